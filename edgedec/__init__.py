@@ -1,0 +1,1 @@
+"""edgedec: the same text, sooner, within the memory you allow."""

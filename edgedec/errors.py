@@ -1,0 +1,146 @@
+"""Every error edgedec raises on purpose.
+
+EdgedecError
+├── ModelError                 the model file or directory cannot be used
+│   ├── ModelNotFoundError     nothing answers to that name or path
+│   ├── ModelFormatError       the file is damaged, truncated or not what its name says
+│   └── UnsupportedModelError  a sound file that this runtime, or edgedec, does not run
+├── PullError                  a model could not be fetched, checked or stored
+│   └── OfflineError           it would have needed the network, which was ruled out
+├── RuntimeUnavailableError    a runtime, device or library is absent or the wrong version
+├── PluginError                a plug-in is missing, does not import or breaks its contract
+├── RequestError               the caller asked for something that cannot be done
+│   ├── PromptTooLongError     the prompt does not fit the context
+│   ├── ContextFullError       the context is full in the middle of a generation
+│   ├── TemplateError          the chat template fails, loops or reaches outside its sandbox
+│   └── BusyError              this thread is already in the middle of a generation
+├── MemoryCapError             the plan is over the memory allowed, or the system refused memory
+├── CapabilityError            the runtime says it cannot do this (trees, layers, fork, ...)
+├── SessionError               a session is used after close, out of order, or after a fork()
+├── CancelledError             the caller cancelled
+├── ConformanceError           a runtime or drafter breaks a contract of the conformance suite
+└── StorageError               no space, no permission, or another failure of the disk
+
+The message says what was found, what was expected and what to do. `exit_code` is what the command
+line returns for it: stable, at most 125, listed in docs/cli.md.
+"""
+
+
+class EdgedecError(Exception):
+    """Base of all errors that edgedec raises on purpose."""
+
+    exit_code = 1
+
+
+class ModelError(EdgedecError):
+    """The model file or directory cannot be used."""
+
+    exit_code = 10
+
+
+class ModelNotFoundError(ModelError):
+    """No path, catalogue entry or cached file answers to the name given."""
+
+    exit_code = 11
+
+
+class ModelFormatError(ModelError):
+    """The file is damaged, truncated or not of the format expected."""
+
+    exit_code = 12
+
+
+class UnsupportedModelError(ModelError):
+    """The file is sound, but holds no text decoder or one that the runtime does not run."""
+
+    exit_code = 13
+
+
+class PullError(EdgedecError):
+    """A model could not be fetched, verified or stored."""
+
+    exit_code = 20
+
+
+class OfflineError(PullError):
+    """The network would have been needed, and was ruled out."""
+
+    exit_code = 21
+
+
+class RuntimeUnavailableError(EdgedecError):
+    """A runtime, device or library is absent or of an untested version."""
+
+    exit_code = 30
+
+
+class PluginError(EdgedecError):
+    """A plug-in is missing, does not import or breaks its contract."""
+
+    exit_code = 31
+
+
+class RequestError(EdgedecError):
+    """The request itself cannot be served: a value out of range, an empty prompt."""
+
+    exit_code = 40
+
+
+class PromptTooLongError(RequestError):
+    """The prompt does not fit the context."""
+
+    exit_code = 41
+
+
+class ContextFullError(RequestError):
+    """The context is full before the generation is finished."""
+
+    exit_code = 42
+
+
+class TemplateError(RequestError):
+    """The chat template fails, runs without end or reaches outside its sandbox."""
+
+    exit_code = 43
+
+
+class BusyError(RequestError):
+    """This thread is in the middle of another generation on the same model."""
+
+    exit_code = 44
+
+
+class MemoryCapError(EdgedecError):
+    """The plan is over the memory allowed, or the system refused the memory."""
+
+    exit_code = 50
+
+
+class CapabilityError(EdgedecError):
+    """The runtime declares that it cannot do what was asked."""
+
+    exit_code = 51
+
+
+class SessionError(EdgedecError):
+    """A session is used after close, out of order, or in a forked child process."""
+
+    exit_code = 52
+
+
+class CancelledError(EdgedecError):
+    """The caller cancelled the work."""
+
+    exit_code = 53
+
+
+class ConformanceError(EdgedecError):
+    """A runtime or a drafter breaks a contract of the conformance suite."""
+
+    exit_code = 54
+
+
+class StorageError(EdgedecError):
+    """No space, no permission, or another failure of the disk."""
+
+    exit_code = 60

@@ -1,0 +1,54 @@
+"""Progress of long work and the means to stop it.
+
+Both are plain: progress is a callback that gets a value, cancellation is a flag that long work looks at
+between two pieces. Neither prints, and neither installs a signal handler.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgedec.errors import CancelledError
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One report of a long piece of work.
+
+    Attributes:
+        phase: What is being done, for a person ("download", "verify", "load", "prefill").
+        done: Units finished.
+        total: Units in all, or None where it is not known.
+        unit: What is counted: "bytes", "tokens" or "%".
+        detail: The thing worked on, such as a file name; may be empty.
+    """
+
+    phase: str
+    done: int
+    total: int | None
+    unit: str
+    detail: str = ""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class CancelToken:
+    """A flag that one thread sets and long work in another looks at."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        """Ask the work to stop at the next opportunity; may be called from any thread, any number of times."""
+        self._event.set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether cancel() was called."""
+        return self._event.is_set()
+
+    def check(self, what: str) -> None:
+        """Raise CancelledError when cancel() was called; `what` names the work for the message."""
+        if self._event.is_set():
+            raise CancelledError(f"{what}: cancelled")

@@ -1,0 +1,1 @@
+"""Catalogue of models, and how they are fetched, verified and cached."""

@@ -1,0 +1,1 @@
+"""Runtimes: implementations of edgedec.model.Model. Each module is reached by entry point."""
