@@ -1,1 +1,85 @@
-"""edgedec: the same text, sooner, within the memory you allow."""
+"""edgedec: the same text, sooner, within the memory you allow.
+
+    import edgedec
+
+    with edgedec.load("model.gguf") as model:
+        print(model.generate("The capital of France is", max_tokens=20).text)
+
+Importing this package is cheap: everything below is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgedec.draft import Draft, DraftContext, Drafter, DrafterNeeds, Verification
+    from edgedec.engine import Engine
+    from edgedec.errors import EdgedecError
+    from edgedec.generate import TokenStream
+    from edgedec.loading import load
+    from edgedec.memory import MemoryPlan, MemoryTerm
+    from edgedec.model import Forward, ForwardItem, LayerSet, LoadOptions, Model, Runtime, Session
+    from edgedec.progress import CancelToken, Progress
+    from edgedec.sampling import SamplingParams
+    from edgedec.sequence import Generation, TokenOutput
+    from edgedec.stats import DecodeStats
+    from edgedec.tokenizer import Tokenizer
+
+_HOMES = {
+    "draft": ("Draft", "DraftContext", "Drafter", "DrafterNeeds", "Verification"),
+    "engine": ("Engine",),
+    "errors": ("EdgedecError",),
+    "generate": ("TokenStream",),
+    "loading": ("load",),
+    "memory": ("MemoryPlan", "MemoryTerm"),
+    "model": ("Forward", "ForwardItem", "LayerSet", "LoadOptions", "Model", "Runtime", "Session"),
+    "progress": ("CancelToken", "Progress"),
+    "sampling": ("SamplingParams",),
+    "sequence": ("Generation", "TokenOutput"),
+    "stats": ("DecodeStats",),
+    "tokenizer": ("Tokenizer",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CancelToken",
+    "DecodeStats",
+    "Draft",
+    "DraftContext",
+    "Drafter",
+    "DrafterNeeds",
+    "EdgedecError",
+    "Engine",
+    "Forward",
+    "ForwardItem",
+    "Generation",
+    "LayerSet",
+    "LoadOptions",
+    "MemoryPlan",
+    "MemoryTerm",
+    "Model",
+    "Progress",
+    "Runtime",
+    "SamplingParams",
+    "Session",
+    "TokenOutput",
+    "TokenStream",
+    "Tokenizer",
+    "Verification",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'edgedec' has no attribute {name!r}")
+    value = getattr(import_module(f"edgedec.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

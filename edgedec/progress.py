@@ -5,7 +5,8 @@ between two pieces. Neither prints, and neither installs a signal handler.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from edgedec.errors import CancelledError
@@ -37,18 +38,35 @@ class CancelToken:
     """A flag that one thread sets and long work in another looks at."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._callbacks: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
-        """Ask the work to stop at the next opportunity; may be called from any thread, any number of times."""
-        self._event.set()
+        """Ask the work to stop at the next opportunity, from any thread, any number of times."""
+        with self._lock:
+            self._cancelled = True
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback()
 
     @property
     def cancelled(self) -> bool:
         """Whether cancel() was called."""
-        return self._event.is_set()
+        return self._cancelled
 
     def check(self, what: str) -> None:
         """Raise CancelledError when cancel() was called; `what` names the work for the message."""
-        if self._event.is_set():
+        if self._cancelled:
             raise CancelledError(f"{what}: cancelled")
+
+    @contextmanager
+    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Also call `callback` when cancel() is called inside the block (it wakes work that does not look)."""
+        with self._lock:
+            self._callbacks.append(callback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.remove(callback)

@@ -1,0 +1,98 @@
+"""The commands and their options. What they do is imported when they are called: --help and completion stay fast."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgedec_apps.cli.options import AsJson, LoadFlags, ModelName, Offline, OutputFlags, SamplingFlags, option
+
+System = Annotated[str | None, option("--system", help="System message.")]
+
+
+def run(
+    model: ModelName,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; without one: --file, standard input, or a chat.")
+    ] = None,
+    *,
+    file: Annotated[Path | None, option("--file", "-f", help="Read the prompt from a file.")] = None,
+    raw: Annotated[bool, option("--raw", help="Continue the text: no chat template.")] = False,
+    system: System = None,
+    load: LoadFlags,
+    sampling: SamplingFlags,
+    output: OutputFlags,
+) -> None:
+    """Run a model on a prompt: text goes to standard output, all else to standard error.
+
+    At a terminal without a prompt it becomes a chat.
+    """
+    from edgedec_apps.cli.chat import converse
+    from edgedec_apps.cli.run import Job, find_prompt, run_prompt
+
+    text = find_prompt(prompt, file)
+    if text is None:
+        converse(model, system, load, sampling, output)
+    else:
+        run_prompt(Job(model, text, raw, system, load, sampling, output))
+
+
+def chat(
+    model: ModelName,
+    *,
+    system: System = None,
+    load: LoadFlags,
+    sampling: SamplingFlags,
+    output: OutputFlags,
+) -> None:
+    """Talk with a model. From a pipe, each line is a message."""
+    from edgedec_apps.cli.chat import converse
+
+    converse(model, system, load, sampling, output)
+
+
+def pull(
+    model: ModelName,
+    *,
+    force: Annotated[bool, option("--force", help="Check the files again, and fetch what is damaged.")] = False,
+    offline: Offline = False,
+    quiet: Annotated[bool, option("--quiet", "-q", help="No progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a model, or resume fetching it, and check it."""
+    from edgedec_apps.cli.models import pull_model
+
+    pull_model(model, force=force, offline=offline, quiet=quiet, as_json=as_json)
+
+
+def list_models(*, as_json: AsJson = False) -> None:
+    """List the models on this machine, and those that the catalogue can fetch."""
+    from edgedec_apps.cli.models import print_models
+
+    print_models(as_json=as_json)
+
+
+def rm(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that edgedec list shows.")],
+) -> None:
+    """Delete a model from the cache; files elsewhere are never touched."""
+    from edgedec_apps.cli.models import delete_model
+
+    delete_model(model)
+
+
+def info(model: ModelName, *, as_json: AsJson = False) -> None:
+    """Show a model's architecture, quantization, context, memory needs, defaults and runtimes.
+
+    Nothing is fetched, and only the file's header is read.
+    """
+    from edgedec_apps.cli.info import print_info
+
+    print_info(model, as_json=as_json)
+
+
+def doctor(*, as_json: AsJson = False) -> None:
+    """Show CPU features, memory, runtimes, devices, plug-ins and versions."""
+    from edgedec_apps.cli.doctor import print_report
+
+    print_report(as_json=as_json)

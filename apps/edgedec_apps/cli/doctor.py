@@ -1,0 +1,116 @@
+"""edgedec doctor: what this machine has, and what works on it."""
+
+import json
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import edgedec
+from edgedec import plugins
+from edgedec.errors import EdgedecError
+from edgedec.memory import format_bytes
+from edgedec_apps.cli.terminal import neutral
+from edgedec_models.folders import models_folder, own_folder
+from edgedec_runtimes.cpu_count import usable_cores
+
+_PACKAGES = ("numpy", "llama-cpp-python", "onnxruntime", "huggingface_hub", "typer", "rich", "jinja2")
+_FEATURES = (
+    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8"),
+    *("asimd", "asimddp", "i8mm", "sve", "bf16"),
+)
+
+
+def print_report(*, as_json: bool) -> None:
+    """Print CPU features, memory, runtimes, devices, plug-ins and versions."""
+    document = {
+        "edgedec": edgedec.__version__,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "cpu": _cpu(),
+        "memory": _memory(),
+        "models": {"cache": str(models_folder()), "EDGEDEC_MODELS": str(own_folder() or "not set")},
+        "runtimes": _runtimes(),
+        "plug-ins": _plugins(),
+        "packages": _packages(),
+    }
+    if as_json:
+        print(json.dumps(document, ensure_ascii=False))
+        return
+    for name, value in document.items():
+        if not isinstance(value, dict):
+            print(neutral(f"{name}: {value}"))
+            continue
+        print(f"{name}:")
+        width = max((len(key) for key in value), default=0)
+        for key, inner in value.items():
+            print(neutral(f"  {key:{width}}  {inner}"))
+
+
+def _cpu() -> dict[str, str]:
+    model, flags = platform.processor() or platform.machine(), ""
+    for line in _lines("/proc/cpuinfo"):
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Model"):
+            model = value.strip()
+        elif key.strip() in ("flags", "Features"):
+            flags = value
+    found = [feature for feature in _FEATURES if feature in flags.split()]
+    return {"model": model, "cores usable": str(usable_cores()), "features": " ".join(found) or "unknown"}
+
+
+def _memory() -> dict[str, str]:
+    sizes = {}
+    for line in _lines("/proc/meminfo"):
+        key, _, value = line.partition(":")
+        if key in ("MemTotal", "MemAvailable"):
+            sizes["total" if key == "MemTotal" else "available"] = format_bytes(int(value.split()[0]) * 1024)
+    for line in _lines("/sys/fs/cgroup/memory.max"):
+        if line.strip().isdigit():
+            sizes["cgroup limit"] = format_bytes(int(line))
+    return sizes or {"total": f"unknown on {sys.platform}"}
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _runtimes() -> dict[str, str]:
+    reports = {}
+    for name, plugin in plugins.plugins(plugins.RUNTIMES).items():
+        try:
+            loaded = plugin.load()
+            report = (loaded() if isinstance(loaded, type) else loaded).report()
+        except EdgedecError as error:
+            reports[name] = f"does not work: {error}"
+            continue
+        devices = f"devices {', '.join(report.devices)}" if report.devices else ""
+        reports[name] = " · ".join(part for part in (report.version, devices, *report.notes) if part)
+    return reports
+
+
+def _plugins() -> dict[str, str]:
+    states: dict[str, Any] = {}
+    for group in plugins.GROUPS:
+        for name, plugin in plugins.plugins(group).items():
+            try:
+                plugin.load()
+                state = "ok"
+            except EdgedecError as error:
+                state = str(error)
+            kind = group.removeprefix("edgedec.").removesuffix("s")
+            states[f"{kind} {name}"] = f"{state} ({plugin.package})"
+    return states
+
+
+def _packages() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions

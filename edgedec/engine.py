@@ -1,0 +1,255 @@
+"""What an application holds: a loaded model that generates, streams and chats."""
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, TypedDict, Unpack
+
+from edgedec import aio
+from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
+from edgedec.curve import CostCurve
+from edgedec.errors import ModelFormatError, RequestError, TemplateError
+from edgedec.generate import Target, TokenStream
+from edgedec.memory import MemoryPlan
+from edgedec.model import Model, ModelCard, Session
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache
+from edgedec.sampling import SamplingParams
+from edgedec.sequence import Generation, Request
+from edgedec.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Reuse = Literal["exact", "longest"]
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The options of SamplingParams, each of which may be left to the model's own default."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    penalty_last_n: int
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    logprobs: int | None
+    ignore_end: bool
+
+
+class Engine:
+    """A loaded model. Made by edgedec.load; may be used from several threads, whose requests then take turns.
+
+    Attributes:
+        plan: The memory plan it was loaded under (without terms where no cap was given).
+    """
+
+    def __init__(self, model: Model, target: Target, template: ChatTemplate | None, plan: MemoryPlan) -> None:
+        self._model = model
+        self._target = target
+        self._template = template
+        self.plan = plan
+
+    @property
+    def card(self) -> ModelCard:
+        """The facts of the model."""
+        return self._model.card
+
+    @property
+    def model(self) -> Model:
+        """The runtime's model, for the level below."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._model.tokenizer
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the context that generations use."""
+        return self._target.session.n_ctx
+
+    @property
+    def curve(self) -> CostCurve:
+        """The measured cost of forwards."""
+        return self._target.curve
+
+    def session(self, n_ctx: int | None = None) -> Session:
+        """Open a session of the runtime: KV cache and forward, without sampling or turns. Close it yourself."""
+        return self._model.session(n_ctx or self.n_ctx)
+
+    def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
+        """Return the parameters that these options mean for this model: its own defaults, then edgedec's.
+
+        Raises:
+            RequestError: An option is unknown or out of range.
+        """
+        unknown = set(options) - set(SamplingParams.names())
+        if unknown:
+            raise RequestError(
+                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SamplingParams.names())}"
+            )
+        return replace(replace(SamplingParams(), **self.card.sampling_defaults), **options)  # type: ignore[arg-type]
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        reuse: Reuse = "exact",
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Generation:
+        """Generate text after a prompt (text, or token ids) and return it whole.
+
+        Cancelling returns what was generated so far, with finish_reason "cancelled".
+
+        Args:
+            reuse: How much of the KV cache of earlier requests is used: "exact" only what leaves the text as a
+                cold start gives it, "longest" all that the prompts share.
+
+        Raises:
+            PromptTooLongError: The prompt does not fit the context.
+            RequestError: An option is out of range, or the prompt is empty.
+        """
+        return _finished(self.stream(prompt, reuse=reuse, cancel=cancel, on_progress=on_progress, **options))
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        reuse: Reuse = "exact",
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> TokenStream:
+        """Generate token by token; as generate(). Dropping the stream stops it."""
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        sampling = self.sampling(**options)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        request = Request(tuple(int(token_id) for token_id in token_ids), sampling, seed, reuse)
+        return TokenStream(self._target, request, cancel, on_progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        reuse: Reuse = "longest",
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Generation:
+        """Answer the last of `messages` ({"role": ..., "content": ...}) and return the answer whole.
+
+        A conversation's KV is reused as far as it goes. Where the runtime is not batch-invariant the text may then
+        differ from a cold start's; reuse="exact" rules that out.
+
+        Raises:
+            TemplateError: The model has no chat template, or it fails.
+            PromptTooLongError: The conversation does not fit the context; see fit_messages.
+        """
+        return _finished(self.chat_stream(messages, reuse=reuse, cancel=cancel, on_progress=on_progress, **options))
+
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        *,
+        reuse: Reuse = "longest",
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> TokenStream:
+        """Answer token by token; as chat()."""
+        return self.stream(self.chat_ids(messages), reuse=reuse, cancel=cancel, on_progress=on_progress, **options)
+
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Return the prompt that the chat template makes of `messages`, as token ids."""
+        if self._template is None:
+            raise TemplateError(
+                f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
+                f"use generate() (--raw), or load it with chat_template=..."
+            )
+        text = self._template.render(messages, add_generation_prompt=True)
+        bos = self.tokenizer.bos_token
+        has_bos = bool(bos) and text.startswith(bos)
+        return self.tokenizer.encode(text, add_special=not has_bos, parse_special=True)
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
+    def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
+        """Leave out the oldest turns until `n_reserved` tokens are free for the answer; also return how many."""
+        return drop_oldest_turns(messages, lambda kept: len(self.chat_ids(kept)), self.n_ctx - 1 - n_reserved)
+
+    async def agenerate(self, prompt: Prompt, **options: Unpack[SamplingOptions]) -> Generation:
+        """Generate without blocking the event loop; cancelling the task stops the generation."""
+        return await aio.finish(lambda cancel: self.stream(prompt, cancel=cancel, **options))
+
+    async def achat(self, messages: Sequence[Message], **options: Unpack[SamplingOptions]) -> Generation:
+        """Answer without blocking the event loop; cancelling the task stops the generation."""
+        return await aio.finish(lambda cancel: self.chat_stream(messages, cancel=cancel, **options))
+
+    def astream(self, prompt: Prompt, **options: Unpack[SamplingOptions]) -> AsyncIterator[aio.TokenOutput]:
+        """Generate token by token without blocking the event loop; leaving the loop stops the generation."""
+        return aio.iterate(lambda cancel: self.stream(prompt, cancel=cancel, **options))
+
+    def achat_stream(
+        self, messages: Sequence[Message], **options: Unpack[SamplingOptions]
+    ) -> AsyncIterator[aio.TokenOutput]:
+        """Answer token by token without blocking the event loop; leaving the loop stops the generation."""
+        return aio.iterate(lambda cancel: self.chat_stream(messages, cancel=cancel, **options))
+
+    def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
+        """Write the KV of the last request to a file, from which load_prompt_cache goes on."""
+        with self._target.turns.turn(CancelToken()):
+            target = self._target
+            n = min(len(target.cached_ids), target.session.n_cached)
+            token_ids = tuple(target.cached_ids[:n])
+            cache = PromptCache(self.card.fingerprint, token_ids, min(target.n_exact, n), target.session.save())
+        write_prompt_cache(Path(path), cache)
+
+    def load_prompt_cache(self, path: str | os.PathLike[str]) -> int:
+        """Restore a prompt cache and return how many tokens it holds.
+
+        Raises:
+            ModelFormatError: It is damaged, or of another model, release or options.
+        """
+        cache = read_prompt_cache(Path(path))
+        if cache.fingerprint != self.card.fingerprint:
+            raise ModelFormatError(
+                f"the prompt cache {path} was made with another model, runtime release or options; delete it"
+            )
+        target = self._target
+        with target.turns.turn(CancelToken()):
+            target.cached_ids, target.n_exact = [], 0
+            target.session.load(cache.payload, len(cache.token_ids))
+            target.cached_ids, target.n_exact = list(cache.token_ids), cache.n_exact
+        return len(cache.token_ids)
+
+    def close(self) -> None:
+        """Free the model and its memory; calling it again does nothing."""
+        self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _finished(stream: TokenStream) -> Generation:
+    for _ in stream:
+        pass
+    return stream.generation

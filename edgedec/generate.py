@@ -1,0 +1,243 @@
+"""One generation from its request to its last token, as a stream."""
+
+import os
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from edgedec.curve import CostCurve
+from edgedec.decode import Decoder, step
+from edgedec.draft import DraftContext, DrafterFactory
+from edgedec.errors import CancelledError, ContextFullError, PromptTooLongError, RequestError, SessionError
+from edgedec.model import Session
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.sampling import Noise
+from edgedec.sequence import Generation, Request, Sequence, TokenOutput
+from edgedec.text import TextStream
+from edgedec.turns import Turns
+
+
+@dataclass(slots=True)
+class Target:
+    """A session with what its KV cache holds, shared by the generations that take turns on it.
+
+    Attributes:
+        session: The target's session.
+        turns: Who may use it.
+        cached_ids: The tokens in its KV cache.
+        n_exact: How many of them, from the start, a cold start would compute to the same bits.
+        curve: Measured cost of its forwards.
+        drafter: Makes a drafter for each generation, or None.
+        n_draft_max: Most nodes of a draft.
+        draft_budget_bytes: Most memory a drafter may hold, or None.
+        pid: The process that opened it.
+    """
+
+    session: Session
+    turns: Turns = field(default_factory=Turns)
+    cached_ids: list[int] = field(default_factory=list)
+    n_exact: int = 0
+    curve: CostCurve = field(default_factory=CostCurve)
+    drafter: DrafterFactory | None = None
+    n_draft_max: int = 0
+    draft_budget_bytes: int | None = None
+    pid: int = field(default_factory=os.getpid)
+
+
+class TokenStream(Iterator[TokenOutput]):
+    """Tokens as they come. Closing or dropping it stops the generation; the state so far can be read at any time."""
+
+    def __init__(
+        self,
+        target: Target,
+        request: Request,
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        _check_request(request, target.session)
+        self._cancel = cancel or CancelToken()
+        self._sequence = Sequence(request, list(request.prompt_ids))
+        self._sequence.stats.seed = request.seed
+        self._sequence.stats.runtime = target.session.model.card.runtime
+        self._sequence.stats.n_prompt_tokens = len(request.prompt_ids)
+        self._outputs: list[TokenOutput] = []
+        self._tokens = _run(target, self._sequence, self._cancel, on_progress)
+
+    def __next__(self) -> TokenOutput:
+        output = next(self._tokens)
+        self._outputs.append(output)
+        return output
+
+    def cancel(self) -> None:
+        """Stop the generation, from any thread; the stream then ends with finish_reason "cancelled"."""
+        self._cancel.cancel()
+
+    def close(self) -> None:
+        """Stop the generation and free its turn; calling it again does nothing."""
+        self._tokens.close()
+
+    @property
+    def generation(self) -> Generation:
+        """What was generated so far; finish_reason is "cancelled" until the stream has ended."""
+        sequence = self._sequence
+        n_prompt = len(sequence.request.prompt_ids)
+        return Generation(
+            text="".join(output.text for output in self._outputs),
+            token_ids=tuple(sequence.token_ids[n_prompt:]),
+            finish_reason=sequence.finish_reason or "cancelled",
+            stats=sequence.stats,
+            outputs=tuple(self._outputs),
+        )
+
+
+def _check_request(request: Request, session: Session) -> None:
+    n_vocab, n_prompt = session.model.card.n_vocab, len(request.prompt_ids)
+    if not n_prompt:
+        raise RequestError("the prompt is empty; give at least one token")
+    if not all(0 <= token_id < n_vocab for token_id in request.prompt_ids):
+        raise RequestError(f"the prompt holds a token id outside the vocabulary of {n_vocab}")
+    if n_prompt >= session.n_ctx:
+        raise PromptTooLongError(
+            f"the prompt takes {n_prompt} tokens; the context of {session.n_ctx} leaves room for {session.n_ctx - 1}. "
+            f"Shorten it, or load the model with a longer context"
+        )
+
+
+def _run(
+    target: Target, sequence: Sequence, cancel: CancelToken, on_progress: OnProgress | None
+) -> Generator[TokenOutput]:
+    """Wait for the turn, then decode until something ends the text."""
+    if os.getpid() != target.pid:
+        raise SessionError("the model was loaded before fork(); a child process must load its own")
+    started = perf_counter()
+    with target.turns.turn(cancel) as granted:
+        try:
+            if granted:
+                with cancel.calling(target.session.cancel):
+                    yield from _decode(target, sequence, cancel, on_progress, started)
+            else:
+                sequence.finish_reason = "cancelled"
+        finally:
+            sequence.stats.total_s = perf_counter() - started
+            sequence.stats.n_generated_tokens = sequence.n_generated
+
+
+def _decode(
+    target: Target, sequence: Sequence, cancel: CancelToken, on_progress: OnProgress | None, started: float
+) -> Iterator[TokenOutput]:
+    _reuse_prefix(target, sequence)
+    decoder = _decoder(target, sequence, on_progress)
+    text = TextStream(sequence.request.sampling.stop)
+    while sequence.finish_reason is None:
+        if cancel.cancelled:
+            sequence.finish_reason = "cancelled"
+            break
+        n_before = len(sequence.token_ids)
+        try:
+            step(sequence, decoder)
+        except CancelledError:
+            sequence.finish_reason = "cancelled"
+            break
+        except ContextFullError:  # other sessions on the same KV pool may have taken the cells
+            if sequence.n_generated == 0:
+                raise
+            sequence.stats.add_reason("the text ends because the KV cache is full")
+            sequence.finish_reason = "length"
+            break
+        finally:
+            _remember_cached(target, sequence)
+        if n_before == len(sequence.request.prompt_ids):
+            sequence.stats.first_token_s = perf_counter() - started
+        yield from _outputs(sequence, decoder, text, n_before)
+    if sequence.finish_reason == "cancelled" and (held := text.finish()):
+        yield TokenOutput(sequence.token_ids[-1], held)
+
+
+def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int) -> Iterator[TokenOutput]:
+    """Give out the tokens that a step added, up to the one that ends the text."""
+    sampling = sequence.request.sampling
+    tokenizer = decoder.session.model.tokenizer
+    n_prompt, n_ctx = len(sequence.request.prompt_ids), decoder.session.n_ctx
+    added = sequence.token_ids[start:]
+    del sequence.token_ids[start:]
+    for index, token_id in enumerate(added):
+        logprobs = decoder.logprobs[index] if decoder.logprobs else None
+        at_end = tokenizer.is_end(token_id) and not sampling.ignore_end
+        if at_end:
+            sequence.finish_reason = "stop"
+            new_text = text.finish()
+        else:
+            sequence.token_ids.append(token_id)
+            new_text = text.feed(tokenizer.piece(token_id))
+            n_generated = len(sequence.token_ids) - n_prompt
+            if text.stopped is not None:
+                sequence.finish_reason = "stop"
+            elif n_generated == sampling.max_tokens or len(sequence.token_ids) >= n_ctx:
+                sequence.finish_reason = "length"
+                new_text += text.finish()
+                if n_generated != sampling.max_tokens:
+                    sequence.stats.add_reason(f"the text ends because the context of {n_ctx} tokens is full")
+        if not at_end or new_text:
+            if logprobs is None:
+                yield TokenOutput(token_id, new_text)
+            else:
+                yield TokenOutput(token_id, new_text, logprobs.logprob, logprobs.top)
+        if sequence.finish_reason is not None:
+            return
+
+
+def _reuse_prefix(target: Target, sequence: Sequence) -> None:
+    """Find how much of the KV cache the prompt shares; its last token is always evaluated, for its logits."""
+    prompt, capabilities = sequence.request.prompt_ids, target.session.model.capabilities
+    limit = min(len(prompt) - 1, len(target.cached_ids), target.session.n_cached)
+    if sequence.request.reuse == "exact":
+        chunk = capabilities.prefill_chunk
+        limit = min(limit, target.n_exact) // chunk * chunk
+    n = 0
+    while n < limit and prompt[n] == target.cached_ids[n]:
+        n += 1
+    if sequence.request.reuse == "exact":
+        n = n // capabilities.prefill_chunk * capabilities.prefill_chunk
+    if not capabilities.rollback and n != target.session.n_cached:
+        n = 0
+    sequence.n_cached = sequence.stats.n_reused_tokens = n
+
+
+def _remember_cached(target: Target, sequence: Sequence) -> None:
+    """Note what the KV cache holds now, and how much of it is as a cold start would have it."""
+    n_start, n_prompt = sequence.stats.n_reused_tokens, len(sequence.request.prompt_ids)
+    chunk = target.session.model.capabilities.prefill_chunk
+    target.cached_ids = sequence.token_ids[: sequence.n_cached]
+    if n_start <= target.n_exact and n_start % chunk == 0:
+        whole = sequence.n_cached if chunk == 1 else min(sequence.n_cached, n_prompt)
+        target.n_exact = whole // chunk * chunk
+    else:
+        target.n_exact = min(target.n_exact, n_start)
+
+
+def _decoder(target: Target, sequence: Sequence, on_progress: OnProgress | None) -> Decoder:
+    noise = Noise(sequence.request.seed)
+    decoder = Decoder(target.session, noise, target.curve, on_progress=on_progress)
+    if target.drafter is None or target.n_draft_max < 1:
+        return decoder
+    context = DraftContext(
+        target.session,
+        target.session.model.tokenizer,
+        sequence.request.sampling,
+        noise,
+        target.draft_budget_bytes,
+    )
+    try:
+        drafter = target.drafter(context)
+        if drafter.needs.taps:
+            target.session.model.capabilities.require("taps", sequence.stats.runtime)
+        held = drafter.memory_bytes()
+        if context.budget_bytes is not None and held > context.budget_bytes:
+            sequence.stats.add_reason(f"drafting off: the drafter holds {held} bytes of {context.budget_bytes} allowed")
+            return decoder
+        drafter.begin(sequence.token_ids)
+    except Exception as error:  # a drafter never ends a generation
+        sequence.stats.add_reason(f"drafting off: the drafter failed ({type(error).__name__}: {error})")
+        return decoder
+    decoder.drafter, decoder.n_draft_max = drafter, target.n_draft_max
+    return decoder

@@ -1,0 +1,207 @@
+"""GGUF files: open one, or the parts of a split one, safely, and say what is in it.
+
+    gguf = read_gguf("model.gguf")
+    gguf.metadata["general.architecture"], gguf.tensors["token_embd.weight"].shape
+
+A file that is no GGUF is refused by name (a web page, a Git LFS pointer, safetensors, ...), a damaged or hostile
+one by what contradicts what; either before memory or time of the size it claims is spent.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
+from edgedec.file_kinds import HEAD_BYTES, name_format
+from edgedec.ggml_types import GGMLType
+from edgedec.gguf_header import Header, TensorInfo, read_header
+from edgedec.gguf_reader import GGUFArray, Value, ValueType, show
+
+__all__ = ["GGUF", "GGMLType", "GGUFArray", "TensorInfo", "Value", "ValueType", "read_gguf"]
+
+_MAGIC = b"GGUF"
+_PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_MAX_PARTS = 2**14
+# What systems say of a name that no file has, or that none can have.
+_NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GGUF:
+    """A model file, or all parts of a split one: what its headers say, checked.
+
+    Attributes:
+        paths: The file, or its parts in order; `TensorInfo.shard` is an index here.
+        version: GGUF version of the first part.
+        metadata: Key to value, of the first part.
+        tensors: Name to tensor, of all parts, in the order of the files.
+        alignment: Tensor data of the first part starts at multiples of this many bytes.
+        n_bytes: Size of all parts together.
+        header_hash: SHA-256 (hex) of the header bytes of all parts: keys, values, names, shapes, offsets.
+    """
+
+    paths: tuple[Path, ...]
+    version: int
+    metadata: Mapping[str, Value] = field(repr=False)
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+    alignment: int
+    n_bytes: int
+    header_hash: str
+
+    def read_tensor_bytes(self, name: str) -> bytes:
+        """Read the bytes of a tensor as the file holds them.
+
+        Raises:
+            ModelFormatError: There is no such tensor, or the file got shorter since it was opened.
+            ModelNotFoundError, StorageError: The file is gone, or cannot be read.
+        """
+        if name not in self.tensors:
+            raise ModelFormatError(f"{self.paths[0]}: it has no tensor {name!r}; another model may be meant")
+        tensor = self.tensors[name]
+        path = self.paths[tensor.shard]
+        try:
+            with _open(path) as file:
+                n_bytes = os.fstat(file.fileno()).st_size
+                # Looked at first: a read allocates what it is asked for.
+                if tensor.offset + tensor.n_bytes > n_bytes:
+                    raise _shrunk(path, name)
+                file.seek(tensor.offset)
+                data = file.read(tensor.n_bytes)
+        except OSError as error:
+            raise _storage_error(path, error) from error
+        if len(data) != tensor.n_bytes:
+            raise _shrunk(path, name)
+        return data
+
+
+def read_gguf(path: str | os.PathLike[str]) -> GGUF:
+    """Read and check the header of a GGUF file, and of the other parts of a split one given its first.
+
+    Raises:
+        ModelNotFoundError: No file is at that path, or a part of a split model is missing.
+        ModelFormatError: It is a directory, another format, truncated or damaged, or not the first part.
+        UnsupportedModelError: Its version, byte order or a tensor's type is not one that edgedec reads.
+        StorageError: It may not be read, or reading failed.
+    """
+    first_path = Path(path).absolute()
+    first, n_bytes = _read_part(first_path, 0)
+    paths = _part_paths(first_path, first)
+    tensors = dict(first.tensors)
+    digest = hashlib.sha256(first.raw)
+    for i, part_path in enumerate(paths[1:], start=1):
+        part, part_bytes = _read_part(part_path, i)
+        _check_part(part_path, part, i, len(paths))
+        twice = tensors.keys() & part.tensors.keys()
+        if twice:
+            raise ModelFormatError(f"{part_path}: tensor {min(twice)!r} is in an earlier part, too; download all again")
+        tensors |= part.tensors
+        digest.update(part.raw)
+        n_bytes += part_bytes
+    n_expected = _whole(first_path, first, "split.tensors.count", default=len(tensors))
+    if len(paths) > 1 and n_expected != len(tensors):
+        raise ModelFormatError(
+            f"{first_path}: its {len(paths)} parts hold {len(tensors)} tensors, expected {n_expected}; "
+            "parts of different models may be mixed: download all of them again"
+        )
+    return GGUF(
+        paths,
+        first.version,
+        MappingProxyType(first.metadata),
+        MappingProxyType(tensors),
+        first.alignment,
+        n_bytes,
+        digest.hexdigest(),
+    )
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file; anything else is refused before it is opened, as opening a pipe would wait for ever."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_SUCH_FILE:
+            raise
+        raise ModelNotFoundError(f"{path}: there is no such file; check the name and the directory") from error
+    if stat.S_ISDIR(mode):
+        raise ModelFormatError(f"{path}: a directory, expected a file; pass the .gguf file inside it")
+    if not stat.S_ISREG(mode):
+        raise ModelFormatError(f"{path}: a device, pipe or socket, expected a regular file; pass a .gguf file")
+    return path.open("rb")
+
+
+def _read_part(path: Path, shard: int) -> tuple[Header, int]:
+    """Return the header and the size of one file."""
+    try:
+        with _open(path) as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            head = file.read(HEAD_BYTES)
+            if not head:
+                raise ModelFormatError(f"{path}: an empty file, expected a GGUF model; download it again")
+            if not head.startswith(_MAGIC[: len(head)]):
+                raise ModelFormatError(f"{path}: expected a GGUF model, found {name_format(head)}")
+            file.seek(0)
+            return read_header(file, n_bytes, str(path), shard=shard), n_bytes
+    except OSError as error:
+        raise _storage_error(path, error) from error
+
+
+def _part_paths(path: Path, header: Header) -> tuple[Path, ...]:
+    """Return the paths of all parts of the model whose first part is `header`."""
+    n_parts = _whole(path, header, "split.count", default=1, at_most=_MAX_PARTS)
+    if n_parts <= 1:
+        return (path,)
+    number = _whole(path, header, "split.no")
+    name = _PART_NAME.fullmatch(path.name)
+    stem = name["stem"] if name else path.stem
+    paths = tuple(path.with_name(f"{stem}-{i:05}-of-{n_parts:05}.gguf") for i in range(1, n_parts + 1))
+    if number != 0:
+        raise ModelFormatError(
+            f"{path}: part {number + 1} of a model in {n_parts} parts, expected the first; pass {paths[0].name}"
+        )
+    if path != paths[0]:
+        raise ModelFormatError(
+            f"{path}: the first part of a model in {n_parts} parts must keep the name it was made with, such as "
+            f"{paths[0].name}, for the others to be found; rename it"
+        )
+    return paths
+
+
+def _check_part(path: Path, part: Header, index: int, n_parts: int) -> None:
+    """Refuse a part that is not the one its file name says."""
+    number = _whole(path, part, "split.no")
+    count = _whole(path, part, "split.count", default=1)
+    if (number, count) != (index, n_parts):
+        raise ModelFormatError(
+            f"{path}: its metadata says part {number + 1} of {count}, expected part {index + 1} of {n_parts}; "
+            "files may be mixed up: download all parts again"
+        )
+
+
+def _whole(path: Path, header: Header, key: str, *, default: int | None = None, at_most: int = 2**31 - 1) -> int:
+    """Return a whole number of the metadata, or the default where the key is absent."""
+    if key not in header.metadata and default is not None:
+        return default
+    value = header.metadata.get(key, "missing")
+    if type(value) is not int or not 0 <= value <= at_most:
+        raise ModelFormatError(f"{path}: {key} is {show(value)}, expected 0 to {at_most}; download the file again")
+    return value
+
+
+def _shrunk(path: Path, name: str) -> ModelFormatError:
+    return ModelFormatError(
+        f"{path}: tensor {name!r} reaches beyond the file's end; the file got shorter since it was opened: "
+        "download or copy it again"
+    )
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    if isinstance(error, PermissionError):
+        return StorageError(f"{path}: no permission to read it ({error.strerror}); change its permissions")
+    return StorageError(f"{path}: reading failed ({error.strerror or error}); check the disk and the connection to it")

@@ -1,0 +1,273 @@
+"""Taking values off the front of a GGUF file within hard bounds.
+
+Nothing the file claims is believed: every count and length is compared with the bytes that are there before
+anything is allocated or looped over. The header is read, never mapped, so that a file that shrinks meanwhile is
+an error and not a SIGBUS. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, all little endian.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError
+
+# No model comes near these; they bound the time and memory that a hostile file can cost.
+MAX_HEADER_BYTES = 128 * 2**20
+MAX_NESTED_ARRAYS = 2**16
+MAX_ARRAY_DEPTH = 4
+
+_AGAIN = "the file is damaged or incomplete; download or copy it again"
+_FIRST_READ_BYTES = 2**18
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+class ValueType(IntEnum):
+    """The type of a metadata value."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+_DTYPES: dict[ValueType, np.dtype[Any]] = {
+    ValueType.UINT8: np.dtype("u1"),
+    ValueType.INT8: np.dtype("i1"),
+    ValueType.UINT16: np.dtype("<u2"),
+    ValueType.INT16: np.dtype("<i2"),
+    ValueType.UINT32: np.dtype("<u4"),
+    ValueType.INT32: np.dtype("<i4"),
+    ValueType.FLOAT32: np.dtype("<f4"),
+    ValueType.BOOL: np.dtype("?"),
+    ValueType.UINT64: np.dtype("<u8"),
+    ValueType.INT64: np.dtype("<i8"),
+    ValueType.FLOAT64: np.dtype("<f8"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFArray:
+    """An array of the metadata, decoded only when asked for; its bounds were checked when the file was read.
+
+    Attributes:
+        element_type: Type of every element.
+        data: The n elements as the file holds them.
+    """
+
+    element_type: ValueType
+    n: int
+    data: bytes = field(repr=False)
+
+    def __len__(self) -> int:
+        """Return the number of elements."""
+        return self.n
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the elements: str, int, float, bool or GGUFArray."""
+        if self.element_type is ValueType.STRING:
+            return self._strings()
+        if self.element_type is ValueType.ARRAY:
+            return self._arrays()
+        return iter(self.numpy().tolist())
+
+    def tolist(self) -> list[Any]:
+        """Return the elements as a list, nested arrays as lists; malformed UTF-8 becomes U+FFFD."""
+        if self.element_type is ValueType.ARRAY:
+            return [array.tolist() for array in self._arrays()]
+        return list(self)
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the numbers or booleans as a read-only array of their own type, without a copy.
+
+        Raises:
+            ModelFormatError: The elements are strings or arrays.
+        """
+        if self.element_type not in _DTYPES:
+            raise ModelFormatError(f"the array holds {self.element_type.name} elements, expected numbers; {_AGAIN}")
+        return np.frombuffer(self.data, _DTYPES[self.element_type])
+
+    def _strings(self) -> Iterator[str]:
+        unpack, data, end = _U64.unpack_from, self.data, 0
+        for _ in range(self.n):
+            start = end + 8
+            end = start + unpack(data, end)[0]
+            yield data[start:end].decode(errors="replace")
+
+    def _arrays(self) -> Iterator["GGUFArray"]:
+        reader = HeaderReader.of_bytes(self.data)
+        for _ in range(self.n):
+            yield reader.array("array", depth=1)
+
+
+Value = int | float | bool | str | GGUFArray
+
+
+def show(value: Value) -> str:
+    """Return a short form of a value for messages, on one line and without control characters."""
+    return repr(value[:60] if isinstance(value, str) else value)
+
+
+class HeaderReader:
+    """Take values off the front of a file, never beyond its end or MAX_HEADER_BYTES.
+
+    Args:
+        file: Open at its start.
+        n_bytes: The file's size.
+        name: The file, for messages.
+    """
+
+    def __init__(self, file: BinaryIO | None, n_bytes: int, name: str) -> None:
+        self.name = name
+        self.position = 0
+        self.buffer = bytearray()
+        self._file = file
+        self._n_file_bytes = n_bytes
+        self._limit = min(n_bytes, MAX_HEADER_BYTES)
+        self._n_nested = 0
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> "HeaderReader":
+        """Return a reader of bytes that are already in memory."""
+        reader = cls(None, len(data), "array")
+        reader.buffer = bytearray(data)
+        return reader
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise ModelFormatError for what was found at the current position."""
+        raise ModelFormatError(f"{self.name}: {message}; {_AGAIN}")
+
+    def require(self, n_bytes: int, what: str) -> None:
+        """Refuse `what` unless its n_bytes are within the file and the largest header."""
+        end = self.position + n_bytes
+        if end > self._n_file_bytes:
+            self.fail(f"{what} needs {n_bytes} bytes at byte {self.position}, but the file has {self._n_file_bytes}")
+        if end > self._limit:
+            self.fail(f"{what} would make the header larger than {MAX_HEADER_BYTES} bytes, more than any model's")
+
+    def take(self, n_bytes: int, what: str) -> int:
+        """Step over n_bytes that are then in `buffer`, and return where they start."""
+        start = self.position
+        self.require(n_bytes, what)
+        self._fill(start + n_bytes)
+        self.position = start + n_bytes
+        return start
+
+    def u32(self, what: str) -> int:
+        """Take an unsigned 32-bit number."""
+        return int(_U32.unpack_from(self.buffer, self.take(4, what))[0])
+
+    def u64(self, what: str) -> int:
+        """Take an unsigned 64-bit number."""
+        return int(_U64.unpack_from(self.buffer, self.take(8, what))[0])
+
+    def name_of(self, what: str, max_bytes: int) -> str:
+        """Take a key or tensor name: UTF-8, printable, not empty, at most max_bytes long."""
+        n_bytes = self.u64(f"the length of {what}")
+        if not 0 < n_bytes <= max_bytes:
+            self.fail(f"{what} is {n_bytes} bytes long, expected 1 to {max_bytes}")
+        start = self.take(n_bytes, what)
+        raw = self._copy(start)
+        try:
+            name = raw.decode()
+        except UnicodeDecodeError:
+            self.fail(f"{what} is {raw[:40]!r}, which is no UTF-8")
+        if not name.isprintable():
+            self.fail(f"{what} is {name[:80]!r}, with characters that no name has")
+        return name
+
+    def value_type(self, what: str) -> ValueType:
+        """Take the type of a metadata value."""
+        number = self.u32(f"the type of {what}")
+        if number > ValueType.FLOAT64:
+            self.fail(f"{what} has value type {number}, expected 0 to {int(ValueType.FLOAT64)}")
+        return ValueType(number)
+
+    def value(self, what: str) -> Value:
+        """Take the type and value of a metadata entry."""
+        value_type = self.value_type(what)
+        if value_type is ValueType.ARRAY:
+            return self.array(what, depth=1)
+        if value_type is ValueType.STRING:
+            n_bytes = self.u64(f"the length of {what}")
+            start = self.take(n_bytes, what)
+            return self._copy(start).decode(errors="replace")
+        data = self._elements(value_type, 1, what)
+        scalar: int | float | bool = np.frombuffer(data, _DTYPES[value_type])[0].item()
+        return scalar
+
+    def array(self, what: str, *, depth: int) -> GGUFArray:
+        """Take an array whose place is `depth` arrays deep (1 is the outermost)."""
+        element_type = self.value_type(what)
+        n = self.u64(f"the length of {what}")
+        start = self.position
+        if element_type is ValueType.STRING:
+            self._skip_strings(n, what)
+        elif element_type is ValueType.ARRAY:
+            self._skip_arrays(n, what, depth=depth)
+        else:
+            return GGUFArray(element_type, n, self._elements(element_type, n, what))
+        return GGUFArray(element_type, n, self._copy(start))
+
+    def _copy(self, start: int) -> bytes:
+        with memoryview(self.buffer) as view:
+            return bytes(view[start : self.position])
+
+    def _elements(self, value_type: ValueType, n: int, what: str) -> bytes:
+        n_bytes = n * _DTYPES[value_type].itemsize
+        start = self.take(n_bytes, what)
+        data = self._copy(start)
+        if value_type is ValueType.BOOL and data.count(0) + data.count(1) != n:
+            self.fail(f"{what} holds a boolean that is neither 0 nor 1")
+        return data
+
+    def _skip_strings(self, n: int, what: str) -> None:
+        """Step over n strings; the loop is the cost of opening a model, so it does one unpack per string."""
+        self.require(n * 8, f"{what} (an array of {n} strings)")
+        unpack, buffer, position = _U64.unpack_from, self.buffer, self.position
+        left = iter(range(n))
+        while True:
+            try:
+                for _ in left:
+                    position += unpack(buffer, position)[0] + 8
+                break
+            except (struct.error, OverflowError):
+                # The buffer ends before this string's length: read on, or find that the file ends, too.
+                self.position = position
+                position += self.u64(f"a string of {what}") + 8
+        self.position = position
+        self.require(0, what)
+        self._fill(position)
+
+    def _skip_arrays(self, n: int, what: str, *, depth: int) -> None:
+        self.require(n * 12, f"{what} (an array of {n} arrays)")
+        self._n_nested += n
+        if depth >= MAX_ARRAY_DEPTH or self._n_nested > MAX_NESTED_ARRAYS:
+            self.fail(f"{what} nests {self._n_nested} arrays, at most {MAX_NESTED_ARRAYS} in {MAX_ARRAY_DEPTH} levels")
+        for _ in range(n):
+            self.array(what, depth=depth + 1)
+
+    def _fill(self, end: int) -> None:
+        """Read so that `buffer` reaches `end`, which is within the limit; in growing pieces, as headers differ."""
+        missing = end - len(self.buffer)
+        if missing <= 0:
+            return
+        assert self._file is not None, "bytes in memory were checked when the file was read"
+        piece = min(max(missing, len(self.buffer), _FIRST_READ_BYTES), self._limit - len(self.buffer))
+        self.buffer += self._file.read(piece)
+        if len(self.buffer) < end:
+            self.fail(f"the file got shorter while it was read: {len(self.buffer)} bytes, expected {end} or more")

@@ -1,0 +1,205 @@
+"""From a model's name to an Engine: resolve, choose a runtime, plan the memory, load, open a session."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgedec import plugins
+from edgedec.chat import ChatTemplate, ChatTemplateFactory
+from edgedec.draft import DrafterFactory
+from edgedec.engine import Engine
+from edgedec.errors import EdgedecError, ModelNotFoundError, RequestError, UnsupportedModelError
+from edgedec.generate import Target
+from edgedec.memory import MemoryPlan, parse_size
+from edgedec.model import LoadOptions, Model, Runtime, default_n_ctx
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.resolver import ResolveOptions
+
+_PREFERRED = ("llamacpp",)
+_NEVER_CHOSEN = ("reference",)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The runtime chosen for a model file.
+
+    Attributes:
+        path: The model file.
+        runtime: The runtime.
+        refusals: Why other runtimes don't take it, by name.
+    """
+
+    path: Path
+    runtime: Runtime
+    refusals: dict[str, str]
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    runtime: str = "auto",
+    n_ctx: int | None = None,
+    memory: int | str | None = None,
+    draft: str | DrafterFactory | None = None,
+    n_draft_max: int = 8,
+    chat_template: str | None = None,
+    n_parallel: int = 1,
+    max_rows: int | None = None,
+    n_threads: int | None = None,
+    kv_type: str = "f16",
+    flash_attention: bool | None = None,
+    mmap: bool = True,
+    repack: bool = True,
+    n_gpu_layers: int | None = None,
+    device: str | None = None,
+    offline: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> Engine:
+    """Load a model.
+
+    Args:
+        model: A path, a catalogue name, hf:owner/repo[:quantization or file][@revision], or ollama:name. What is not
+            on this machine is fetched first, unless `offline`.
+        runtime: Name of a runtime, or "auto".
+        n_ctx: Tokens of the context; None for min(trained, 4,096).
+        memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), the rest of the process not counted; a plan
+            over it is refused before anything is loaded.
+        draft: A drafter: the name of a plug-in, or a factory. None decodes plainly.
+        n_draft_max: Most nodes of a draft; fewer where the runtime's rows are bit-equal only up to fewer.
+        chat_template: Jinja source to use instead of the model's own.
+        n_parallel, max_rows, n_threads, kv_type, flash_attention, mmap, repack, n_gpu_layers, device: As in
+            edgedec.model.LoadOptions.
+        offline: Never touch the network.
+        cache_dir: Root of edgedec's cache; None for the platform's default.
+        on_progress: Called with progress of fetching and loading.
+        cancel: Stops fetching and loading.
+
+    Raises:
+        EdgedecError: edgedec/errors.py draws the tree.
+    """
+    options = LoadOptions(
+        n_ctx=n_ctx,
+        n_parallel=n_parallel,
+        max_rows=max_rows if max_rows is not None else max(16, n_draft_max + 1),
+        n_threads=n_threads,
+        kv_type=kv_type,
+        flash_attention=flash_attention,
+        mmap=mmap,
+        repack=repack,
+        n_gpu_layers=n_gpu_layers,
+        device=device,
+        cache_dir=Path(cache_dir) if cache_dir is not None else None,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
+    resolving = ResolveOptions(options.cache_dir, offline, on_progress, cancel)
+    choice = choose_runtime(resolve(model, resolving), runtime)
+    cap_bytes = parse_size(memory) if isinstance(memory, str) else memory
+    plan = MemoryPlan(())
+    if cap_bytes is not None:
+        terms = choice.runtime.plan(choice.path, options)
+        plan = MemoryPlan(tuple(term for term in terms if term.name != "interpreter and libraries"), cap_bytes)
+        plan.require()
+    return open_engine(choice, options, plan, draft=draft, n_draft_max=n_draft_max, chat_template=chat_template)
+
+
+def open_engine(
+    choice: Choice,
+    options: LoadOptions,
+    plan: MemoryPlan,
+    *,
+    draft: str | DrafterFactory | None = None,
+    n_draft_max: int = 8,
+    chat_template: str | None = None,
+) -> Engine:
+    """Load what choose_runtime chose, under a plan that was found to fit."""
+    drafter: DrafterFactory | None = plugins.load_plugin(plugins.DRAFTERS, draft) if isinstance(draft, str) else draft
+    loaded = choice.runtime.load(choice.path, options)
+    try:
+        session = loaded.session(options.n_ctx or default_n_ctx(loaded.card.n_ctx_train))
+        target = Target(session)
+        if drafter is not None:
+            target.drafter = drafter
+            target.n_draft_max = _draft_limit(loaded, n_draft_max)
+            if plan.cap_bytes is not None:
+                target.draft_budget_bytes = plan.cap_bytes - plan.total_bytes
+        return Engine(loaded, target, _template(loaded, chat_template), plan)
+    except BaseException:
+        loaded.close()
+        raise
+
+
+def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
+    """Return the file that a model's name stands for; an existing path wins over every name.
+
+    Raises:
+        ModelNotFoundError, PullError, OfflineError: Nothing answers to the name, or it can't be fetched.
+    """
+    path = Path(model)
+    if path.exists():
+        return path
+    name = os.fspath(model)
+    if "\0" in name or not name:
+        raise ModelNotFoundError(f"{name!r} is no model name; give a path or a name that edgedec list shows")
+    for plugin in plugins.plugins(plugins.RESOLVERS).values():
+        found: Path | None = plugin.load()(name, options)
+        if found is not None:
+            return found
+    raise ModelNotFoundError(f"no file and no model is called {name!r}; edgedec list shows the names known")
+
+
+def choose_runtime(path: Path, name: str) -> Choice:
+    """Return the runtime of that name, or for "auto" the first that takes the file.
+
+    Raises:
+        PluginError: No runtime has that name, or it does not import.
+        UnsupportedModelError, ModelFormatError: The file can't be run.
+    """
+    if name != "auto":
+        runtime = _runtime(plugins.load_plugin(plugins.RUNTIMES, name))
+        return Choice(path, runtime, {})
+    found = plugins.plugins(plugins.RUNTIMES)
+    order = [*_PREFERRED, *(other for other in found if other not in _PREFERRED + _NEVER_CHOSEN)]
+    refusals: dict[str, str] = {}
+    for candidate in order:
+        try:
+            runtime = _runtime(found[candidate].load())
+            refusal = runtime.accepts(path)
+        except EdgedecError as error:
+            refusal = str(error)
+        if refusal is None:
+            return Choice(path, runtime, refusals)
+        refusals[candidate] = refusal
+    reasons = "; ".join(f"{runtime}: {reason}" for runtime, reason in refusals.items())
+    raise UnsupportedModelError(f"no runtime takes {path}: {reasons}")
+
+
+def _runtime(plugin: Any) -> Runtime:
+    runtime: Runtime = plugin() if isinstance(plugin, type) else plugin
+    return runtime
+
+
+def _draft_limit(model: Model, n_draft_max: int) -> int:
+    """Return the most nodes of a draft whose verification has the bits of single steps."""
+    if n_draft_max < 1:
+        raise RequestError(f"n_draft_max is {n_draft_max}; it must be at least 1")
+    limit = min(n_draft_max, model.capabilities.max_rows - 1)
+    invariant = model.batch_invariant
+    return limit if invariant is True else min(limit, invariant - 1)
+
+
+def _template(model: Model, source: str | None) -> ChatTemplate | None:
+    source = source if source is not None else model.card.chat_template
+    if source is None:
+        return None
+    factory: ChatTemplateFactory = plugins.load_plugin(plugins.TEMPLATES, "jinja")
+    tokenizer = model.tokenizer
+    return factory(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+
+
+def with_memory_cap(choice: Choice, options: LoadOptions, cap_bytes: int | None) -> MemoryPlan:
+    """Return the plan for the whole process, interpreter and libraries included, under a cap; it may not fit."""
+    return MemoryPlan(choice.runtime.plan(choice.path, replace(options)), cap_bytes)

@@ -1,0 +1,131 @@
+"""The memory plan: what will be held, in bytes by name, against what is allowed.
+
+MB is 10^6 bytes and MiB 2^20. "Held" is resident memory as the system counts it: private pages and the pages of
+mapped files that are in memory (VmRSS and VmHWM on Linux, the working set on Windows, resident_size on macOS).
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+
+from edgedec.errors import MemoryCapError, RequestError
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTerm:
+    """One line of a memory plan.
+
+    Attributes:
+        name: What holds the memory ("weights (mapped)", "KV cache", ...).
+        n_bytes: How much.
+        detail: How it comes about, for a person; may be empty.
+    """
+
+    name: str
+    n_bytes: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The terms of a plan, and the cap it must keep to.
+
+    Attributes:
+        terms: What will be held at the peak.
+        cap_bytes: What is allowed, or None.
+    """
+
+    terms: tuple[MemoryTerm, ...]
+    cap_bytes: int | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the terms."""
+        return sum(term.n_bytes for term in self.terms)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the sum is at or under the cap."""
+        return self.cap_bytes is None or self.total_bytes <= self.cap_bytes
+
+    def table(self) -> str:
+        """Return the plan as plain text, a term a line."""
+        rows = [(term.name, format_bytes(term.n_bytes), term.detail) for term in self.terms]
+        rows.append(("total", format_bytes(self.total_bytes), ""))
+        if self.cap_bytes is not None:
+            over = self.total_bytes - self.cap_bytes
+            rows.append(("allowed", format_bytes(self.cap_bytes), f"over by {format_bytes(over)}" if over > 0 else ""))
+        width = max(len(name) for name, _, _ in rows)
+        return "\n".join(f"  {name:{width}}  {size:>9}  {detail}".rstrip() for name, size, detail in rows)
+
+    def require(self) -> None:
+        """Raise MemoryCapError, with the table, when the plan is over its cap."""
+        if not self.fits:
+            raise MemoryCapError(
+                f"the model needs {format_bytes(self.total_bytes)}, allowed are {format_bytes(self.cap_bytes or 0)}:\n"
+                f"{self.table()}\nallow more, or ask for a shorter context or a smaller model"
+            )
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that a size such as "900MB", "1.5GiB" or "123456" names.
+
+    >>> parse_size("900MB"), parse_size("1.5 GiB"), parse_size("2k")
+    (900000000, 1610612736, 2000)
+
+    Raises:
+        RequestError: The text is no size, or not above zero.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower(), flags=re.ASCII)
+    if match is None or match[2] not in _UNITS:
+        raise RequestError(f"{text!r} is no size; write 900MB (10^6 bytes), 1.5GiB (2^30), or a number of bytes")
+    n_bytes = int(float(match[1]) * _UNITS[match[2]])
+    if n_bytes <= 0:
+        raise RequestError(f"{text!r} is no size: it must be above zero")
+    return n_bytes
+
+
+def format_bytes(n_bytes: int) -> str:
+    """Return a size for people, in MB below 10 GB.
+
+    >>> format_bytes(98_362_432), format_bytes(12_345_678_900), format_bytes(1234)
+    ('98.4 MB', '12.3 GB', '1.2 kB')
+    """
+    for unit, scale in (("GB", 10**10), ("MB", 10**6), ("kB", 10**3)):
+        if n_bytes >= scale:
+            divisor = 10**9 if unit == "GB" else scale
+            return f"{n_bytes / divisor:.1f} {unit}"
+    return f"{n_bytes} B"
+
+
+def resident_bytes() -> int | None:
+    """Return what this process holds in memory now, as the system counts it; None where it can't be read."""
+    return _status_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> int | None:
+    """Return the most this process has held so far; None where it can't be read."""
+    peak = _status_bytes("VmHWM")
+    if peak is not None:
+        return peak
+    try:
+        import resource  # absent on Windows
+    except ImportError:
+        return None
+    maximum = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return maximum if sys.platform == "darwin" else maximum * 1024
+
+
+def _status_bytes(key: str) -> int | None:
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            for line in status:
+                if line.startswith(key + ":"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+    return None

@@ -1,0 +1,325 @@
+"""What a runtime is: loaded weights (`Model`), one sequence's KV cache on them (`Session`), one way in (`forward`).
+
+A runtime implements these protocols and is found by entry point (group `edgedec.runtimes`). Names: `n_past` is the
+number of tokens already in a session's KV cache that a forward builds on; a *row* is one new token of a forward.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import CapabilityError
+from edgedec.memory import MemoryTerm
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.tokenizer import Tokenizer
+
+Rows = Literal["all", "last"] | NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSet:
+    """Which half-layers a forward runs; those left out pass the hidden state through unchanged.
+
+    Attributes:
+        attn: bool[n_layer], attention block of each layer.
+        mlp: bool[n_layer], feed-forward block of each layer.
+    """
+
+    attn: NDArray[np.bool_]
+    mlp: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, n_layer: int, keep: Sequence[int]) -> "LayerSet":
+        """Build the set that runs exactly the layers in `keep`, attention and feed-forward alike."""
+        mask = np.zeros(n_layer, dtype=np.bool_)
+        mask[list(keep)] = True
+        return cls(attn=mask, mlp=mask.copy())
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a runtime can do with one model; checked when the engine is built, never found out half-way.
+
+    Attributes:
+        rollback: `n_past` may be any value up to the tokens cached (False for most recurrent models, where it may
+            only be the tokens cached, or 0).
+        trees: `parents` may describe a tree.
+        fork: A session can be forked, sharing its prefix.
+        layers: `layers` may be a subset.
+        taps: Hidden states after given layers can be returned.
+        hidden_input: A forward can start from hidden states instead of tokens.
+        max_rows: Most rows of logits that one forward returns.
+        prefill_chunk: A prefill is evaluated in chunks that end at multiples of this many positions, and a prefix
+            reused up to such a border has a cold start's bits; 1 where the bits don't depend on the chunks at all.
+    """
+
+    rollback: bool = True
+    trees: bool = False
+    fork: bool = False
+    layers: bool = False
+    taps: bool = False
+    hidden_input: bool = False
+    max_rows: int = 64
+    prefill_chunk: int = 512
+
+    def require(self, name: str, runtime: str) -> None:
+        """Raise CapabilityError unless the capability of that name is there."""
+        if not getattr(self, name):
+            raise CapabilityError(
+                f"the {runtime} runtime cannot do '{name}' for this model; "
+                f"choose another runtime (edgedec doctor lists them) or leave the option out"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The facts of a loaded model that the engine needs.
+
+    Attributes:
+        name: As the file calls itself; may be empty.
+        architecture: As in the file ("llama", "qwen2", ...).
+        runtime: Name of the runtime that loaded it.
+        n_vocab: Length of a row of logits.
+        n_embd: Length of a hidden state.
+        n_layer: Number of layers.
+        n_ctx_train: Longest context the model was trained for, in tokens.
+        fingerprint: Identifies the weights and the numerics (file header, library version, options that
+            change a logit); key of every cache.
+        chat_template: Jinja source, or None.
+        sampling_defaults: Options that the file recommends, by the names of SamplingParams.
+    """
+
+    name: str
+    architecture: str
+    runtime: str
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n_ctx_train: int
+    fingerprint: str
+    chat_template: str | None = None
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Result of a forward over n rows; the arrays are views that hold until the model's next forward.
+
+    Attributes:
+        logits: f32[n_rows, n_vocab], for the rows asked for, in their order.
+        hidden: For each tapped layer, f32[n, n_embd]: the hidden state after that layer, for every row.
+    """
+
+    logits: NDArray[np.float32]
+    hidden: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardItem:
+    """One session's part of a forward.
+
+    Attributes:
+        session: Where the rows go.
+        n_past: Cached tokens to build on; whatever the cache holds beyond is dropped.
+        tokens: int32[n], or None when `hidden` is given.
+        hidden: f32[n, n_embd], the hidden state to resume from after layer `resume_after`, or None.
+        resume_after: The layer whose output `hidden` is.
+        parents: int32[n], row index of each row's parent, -1 for the cached prefix; None for a chain. A parent
+            stands before its children.
+        layers: Subset of layers to run; None for all.
+        rows: Which rows' logits to return: "all", "last" or int32 row indices, ascending.
+        taps: Layers whose output to return for every row.
+    """
+
+    session: "Session"
+    n_past: int
+    tokens: NDArray[np.int32] | None = None
+    hidden: NDArray[np.float32] | None = None
+    resume_after: int | None = None
+    parents: NDArray[np.int32] | None = None
+    layers: LayerSet | None = None
+    rows: Rows = "last"
+    taps: tuple[int, ...] = ()
+
+
+class Session(Protocol):
+    """One sequence's KV cache. Used by one thread at a time, but for cancel()."""
+
+    @property
+    def model(self) -> "Model":
+        """The model this session belongs to."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens that the session can hold."""
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens in the KV cache, counted along the prefix (branches of a tree not included)."""
+
+    def forward(
+        self,
+        tokens: NDArray[np.int32] | None = None,
+        *,
+        n_past: int,
+        hidden: NDArray[np.float32] | None = None,
+        resume_after: int | None = None,
+        parents: NDArray[np.int32] | None = None,
+        layers: LayerSet | None = None,
+        rows: Rows = "last",
+        taps: tuple[int, ...] = (),
+        on_progress: OnProgress | None = None,
+    ) -> Forward:
+        """Evaluate new rows on top of the first `n_past` cached tokens; the one-element case of Model.forward.
+
+        After a forward with `parents` the session is branched: call `keep`, or the next forward's n_past must be
+        at or below this one's.
+
+        Raises:
+            ContextFullError: n_past + rows is over n_ctx; nothing was evaluated.
+            SessionError: n_past over n_cached, the session is branched or closed.
+            CapabilityError: Something that the runtime does not declare.
+            RequestError: A token id outside the vocabulary, a malformed `parents`.
+            CancelledError: cancel() was called; n_cached is at the last complete chunk.
+        """
+
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Keep the path `rows` (root first, each the parent of the next) of the last tree and drop its other rows.
+
+        Raises:
+            SessionError: The session is not branched.
+            RequestError: `rows` is no path from the root.
+        """
+
+    def fork(self) -> "Session":
+        """Open a second session that shares this one's cached prefix (CapabilityError where it can't)."""
+
+    def save(self) -> bytes:
+        """Serialize the cached KV; only the same model, runtime version and options can load it."""
+
+    def load(self, data: bytes, n_tokens: int) -> None:
+        """Restore what save() returned for a cache of `n_tokens` tokens (ModelFormatError when it does not fit)."""
+
+    def cancel(self) -> None:
+        """Stop the forward that is running, from any thread; without one, nothing happens."""
+
+    def close(self) -> None:
+        """Free the KV cache; calling it again does nothing."""
+
+
+class Model(Protocol):
+    """Loaded weights, shared by the sessions opened on them."""
+
+    @property
+    def card(self) -> ModelCard:
+        """The facts of the model."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this runtime can do with this model."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own tokenizer."""
+
+    @property
+    def batch_invariant(self) -> int | Literal[True]:
+        """How far the rows of a forward are bit-equal to single steps: True for any n, or the largest n.
+
+        A runtime that has to measure this does so at the first read and remembers the answer.
+        """
+
+    def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+        """Return what the process will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""
+
+    def session(self, n_ctx: int) -> Session:
+        """Open an empty session of that many tokens (MemoryCapError when the system refuses the memory)."""
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Evaluate rows of several sessions together; the one way into a model."""
+
+    def close(self) -> None:
+        """Free the weights and every session; calling it again does nothing."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a runtime loads a model; a runtime refuses what it can't honour.
+
+    Attributes:
+        n_ctx: Tokens of a session that the caller means to open; None for min(trained, 4,096).
+        n_parallel: Sessions of that size that share one forward.
+        max_rows: Most rows of logits that one forward returns: a draft's nodes and one. 1 saves the memory that
+            trees and forks need.
+        n_threads: Threads of a forward; None for the cores this process may use.
+        kv_type: Element type of the KV cache ("f16", "q8_0", ...).
+        flash_attention: True, False, or None to let the runtime decide.
+        mmap: Map the weights from the file instead of copying them.
+        repack: Rearrange weights for speed where the runtime can, at the price of private memory.
+        n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
+        device: Name of the device (`edgedec doctor` lists them), or None.
+        cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None: remember nothing.
+        on_progress: Called while loading; from the calling thread.
+        cancel: Stops the loading.
+    """
+
+    n_ctx: int | None = None
+    n_parallel: int = 1
+    max_rows: int = 16
+    n_threads: int | None = None
+    kv_type: str = "f16"
+    flash_attention: bool | None = None
+    mmap: bool = True
+    repack: bool = True
+    n_gpu_layers: int | None = None
+    device: str | None = None
+    cache_dir: Path | None = None
+    on_progress: OnProgress | None = None
+    cancel: CancelToken | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeReport:
+    """What `edgedec doctor` says of a runtime: version, devices, and anything worth knowing."""
+
+    version: str
+    devices: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Runtime(Protocol):
+    """What an entry point of `edgedec.runtimes` names: a class without arguments, or an object."""
+
+    name: str
+
+    def accepts(self, path: Path) -> str | None:
+        """Return None when this runtime runs the model, else the reason why not; reads only the header."""
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the terms of the memory plan before anything sizeable is loaded."""
+
+    def load(self, path: Path, options: LoadOptions) -> Model:
+        """Load the weights.
+
+        Raises:
+            ModelError: The file can't be used; RuntimeUnavailableError, MemoryCapError, CancelledError likewise.
+        """
+
+    def report(self) -> RuntimeReport:
+        """Describe the runtime on this machine (RuntimeUnavailableError where it does not work)."""
+
+
+def default_n_ctx(n_ctx_train: int) -> int:
+    """Return the context used when none is asked for: what the model was trained for, at most 4,096 tokens."""
+    return min(n_ctx_train, 4096) if n_ctx_train > 0 else 4096

@@ -1,0 +1,134 @@
+"""What kind of thing a GGUF holds, so that what is no text decoder is refused by name.
+
+The names are llama.cpp's (llama-arch.cpp, gguf-py's constants) and, for image, video and speech files, those
+that the tools around ComfyUI, stable-diffusion.cpp and whisper.cpp write.
+"""
+
+from edgedec.errors import UnsupportedModelError
+from edgedec.gguf import GGUF
+from edgedec.gguf_metadata import get_array, get_bool, get_int, get_text, refuse_missing
+from edgedec.gguf_reader import ValueType
+
+_FILE_TYPES = {
+    "adapter": "a LoRA adapter, which changes another model",
+    "mmproj": "the vision or audio encoder (mmproj) of a multimodal model",
+    "clip-vision": "the vision encoder of a multimodal model",
+    "imatrix": "an importance matrix, an input to quantization",
+}
+
+_ENCODER = "an embedding or reranker model (an encoder)"
+_DIFFUSION_TEXT = "a diffusion language model, which does not write left to right"
+_DRAFT_HEAD = "a draft head, which works only on top of its own target model"
+_IMAGE = "an image or video generation model"
+_SPEECH_ARCHITECTURES = ("whisper", "parler-tts", "kokoro", "dia", "snac", "qwen3tts", "pockettts")
+_IMAGE_ARCHITECTURES = (
+    *("sd1", "sd2", "sd3", "sdxl", "flux", "flux2", "aura", "hidream", "cosmos", "ltxv", "ltx2", "hyvid"),
+    *("wan", "lumina2", "qwen_image", "z_image", "pig", "vae"),
+)
+
+_ARCHITECTURES = {
+    "clip": "the vision or audio encoder (mmproj) of a multimodal model",
+    "controlvector": "a control vector, which steers another model",
+    "t5": "an encoder-decoder model",
+    "t5encoder": "a text encoder, as image generation models use",
+    "gemma-embedding": _ENCODER,
+    "llama-embed": _ENCODER,
+    "dream": _DIFFUSION_TEXT,
+    "llada": _DIFFUSION_TEXT,
+    "llada-moe": _DIFFUSION_TEXT,
+    "rnd1": _DIFFUSION_TEXT,
+    "eagle3": _DRAFT_HEAD,
+    "dflash": _DRAFT_HEAD,
+    "gemma4-assistant": _DRAFT_HEAD,
+    "wavtokenizer-dec": "a vocoder, which turns audio codes into sound",
+    **dict.fromkeys(_SPEECH_ARCHITECTURES, "a speech model"),
+    **dict.fromkeys(_IMAGE_ARCHITECTURES, _IMAGE),
+}
+
+_POOLING_RANK = 4
+# First words of tensor names in files whose metadata does not say what they are.
+_TENSOR_PREFIXES = {
+    "model.diffusion_model.": _IMAGE,
+    "first_stage_model.": _IMAGE,
+    "double_blocks.": _IMAGE,
+    "joint_blocks.": _IMAGE,
+    "cond_stage_model.": _IMAGE,
+    "direction.": "a control vector, which steers another model",
+    "v.blk.": "the vision encoder of a multimodal model",
+    "a.blk.": "the audio encoder of a multimodal model",
+}
+_TENSOR_SUFFIXES = {
+    ".lora_a": "a LoRA adapter, which changes another model",
+    ".in_sum2": "an importance matrix, an input to quantization",
+}
+_NO_TOKENIZER = frozenset({"none", "no_vocab"})
+
+
+def require_text_decoder(gguf: GGUF) -> None:
+    """Return if the file holds a text decoder with its tokenizer.
+
+    Raises:
+        UnsupportedModelError: It holds something else; the message names it.
+        ModelFormatError: A value that tells has the wrong type, or the file does not say what it is.
+    """
+    kind = _other_kind(gguf)
+    if kind is not None:
+        raise UnsupportedModelError(
+            f"{gguf.paths[0]}: this is {kind}; edgedec runs text decoders: pass the GGUF of a language model"
+        )
+
+
+def _other_kind(gguf: GGUF) -> str | None:
+    """Name what the file holds if that is no text decoder."""
+    file_type = get_text(gguf, "general.type")
+    if file_type in _FILE_TYPES:
+        return _FILE_TYPES[file_type]
+    if file_type not in (None, "model"):
+        return f"a file of the type {file_type[:60]!r}"
+    architecture = get_text(gguf, "general.architecture")
+    if architecture is None:
+        kind = _kind_by_tensors(gguf)
+        return kind if kind is not None else refuse_missing(gguf, "general.architecture")
+    if architecture in _ARCHITECTURES:
+        return f"{_ARCHITECTURES[architecture]} (architecture {architecture})"
+    if "bert" in architecture:
+        return f"{_ENCODER} (architecture {architecture[:60]!r})"
+    if not gguf.tensors:
+        return "a vocabulary without a model (it has no tensors)"
+    return _encoder_by_metadata(gguf, architecture) or _kind_by_tensors(gguf) or _kind_by_tokenizer(gguf)
+
+
+def _encoder_by_metadata(gguf: GGUF, architecture: str) -> str | None:
+    pooling = get_int(gguf, f"{architecture}.pooling_type", at_least=-1, at_most=2**31 - 1)
+    if pooling == _POOLING_RANK or f"{architecture}.classifier.output_labels" in gguf.metadata:
+        return f"a reranker or classifier (architecture {architecture[:60]!r})"
+    if pooling is not None and pooling > 0:
+        return f"an embedding model (architecture {architecture[:60]!r} with pooling type {pooling})"
+    if get_bool(gguf, f"{architecture}.attention.causal") is False:
+        return f"an encoder (architecture {architecture[:60]!r} without causal attention)"
+    return None
+
+
+def _kind_by_tensors(gguf: GGUF) -> str | None:
+    if "token_embd.weight" in gguf.tensors:
+        return None
+    for name in gguf.tensors:
+        for prefix, kind in _TENSOR_PREFIXES.items():
+            if name.startswith(prefix):
+                return kind
+        for suffix, kind in _TENSOR_SUFFIXES.items():
+            if name.endswith(suffix):
+                return kind
+    if "general.architecture" in gguf.metadata:
+        return "a model without token embeddings (it has no tensor token_embd.weight)"
+    return None
+
+
+def _kind_by_tokenizer(gguf: GGUF) -> str | None:
+    tokenizer = get_text(gguf, "tokenizer.ggml.model")
+    tokens = get_array(gguf, "tokenizer.ggml.tokens", frozenset({ValueType.STRING}))
+    if tokenizer is None or tokenizer in _NO_TOKENIZER:
+        return "a model without a tokenizer"
+    if tokens is None or not len(tokens):
+        return "a model without a vocabulary (tokenizer.ggml.tokens is missing or empty)"
+    return None

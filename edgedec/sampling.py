@@ -1,0 +1,240 @@
+"""From logits to a token: one transform, used everywhere, and random numbers keyed by (seed, position).
+
+The order is llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature. The token is then drawn by
+Gumbel-max: argmax over i of log p_i + G(seed, position, i). The noise depends on nothing but the seed, the absolute
+position of the token and its id; so the text does not depend on how many tokens a forward evaluates, and a drafter
+that draws with the same noise mostly draws the same token (Daliri, Musco and Suresh 2024, arXiv:2408.07978).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import RequestError
+
+_SEED_LIMIT = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn and when the generation ends.
+
+    Attributes:
+        temperature: Divides the logits; 0 is greedy (the most probable token, lowest id on a tie).
+        top_k: Keep the k most probable tokens; 0 keeps all.
+        top_p: Keep the smallest set of most probable tokens whose sum is at least this; 1 keeps all.
+        min_p: Keep tokens at least this times as probable as the most probable one; 0 keeps all.
+        repetition_penalty: Divide a seen token's positive logit by this, multiply a negative one; 1 is off.
+        frequency_penalty: Subtract this times a token's count from its logit; 0 is off.
+        presence_penalty: Subtract this from the logit of every seen token; 0 is off.
+        penalty_last_n: Tokens, prompt included, that count as seen: the last n; -1 for all.
+        logit_bias: Added to the logits of these token ids; -inf rules a token out.
+        seed: 0 to 2^64-1; None draws one, which the result tells.
+        max_tokens: Most tokens to generate; None for as many as the context holds.
+        stop: The text ends before the first of these strings.
+        logprobs: Also return the log-probabilities of the chosen token and of this many most probable ones, as
+            the model gives them (before bias, penalties and truncation); None returns none.
+        ignore_end: Go on past the model's end tokens (for benchmarks).
+    """
+
+    temperature: float = 0.7
+    top_k: int = 0
+    top_p: float = 0.95
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    ignore_end: bool = False
+
+    def __post_init__(self) -> None:
+        _require("temperature", self.temperature, 0 <= self.temperature < float("inf"), "a number from 0")
+        _require("top_k", self.top_k, self.top_k >= 0, "a whole number from 0 (0 is off)")
+        _require("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1 (1 is off)")
+        _require("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1 (0 is off)")
+        penalty = self.repetition_penalty
+        _require("repetition_penalty", penalty, 0 < penalty < float("inf"), "above 0 (1 is off)")
+        for name in ("frequency_penalty", "presence_penalty"):
+            _require(name, getattr(self, name), abs(getattr(self, name)) <= 100, "between -100 and 100 (0 is off)")
+        _require("penalty_last_n", self.penalty_last_n, self.penalty_last_n >= -1, "from -1 (-1 is all)")
+        _require("seed", self.seed, self.seed is None or 0 <= self.seed < _SEED_LIMIT, "0 to 2^64-1, or None")
+        _require("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "from 1, or None")
+        _require("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 100, "0 to 100, or None")
+        if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
+            raise RequestError(f"stop is {self.stop!r}; it must be a tuple of strings, none of them empty")
+        if any(np.isnan(bias) or bias == np.inf for bias in self.logit_bias.values()):
+            raise RequestError("logit_bias must hold numbers or -inf (which rules a token out)")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all options."""
+        return tuple(option.name for option in fields(cls))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the distribution depends on the tokens seen beyond the model's own view."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+def _require(name: str, value: Any, holds: bool, expected: str) -> None:
+    if not holds:  # NaN fails every comparison, and so lands here too
+        raise RequestError(f"{name} is {value!r}; it must be {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A distribution over the vocabulary that is zero but for a few tokens.
+
+    Attributes:
+        token_ids: int64[n], the tokens with a probability above zero, ascending.
+        probs: f64[n], their probabilities; they sum to 1.
+    """
+
+    token_ids: NDArray[np.int64]
+    probs: NDArray[np.float64]
+
+    def dense(self, n_vocab: int) -> NDArray[np.float64]:
+        """Return f64[n_vocab]."""
+        full = np.zeros(n_vocab)
+        full[self.token_ids] = self.probs
+        return full
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Gumbel noise, a pure function of (seed, position, token id).
+
+    A counter-based generator: rounds of the SplitMix64 finalizer (Steele, Lea and Flood 2014) over the key.
+    """
+
+    seed: int
+
+    def gumbel(self, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return f64[n], the noise of these tokens at that absolute position of the sequence."""
+        key = _mix64(np.array([self.seed % _SEED_LIMIT], dtype=np.uint64))
+        key = _mix64(key ^ np.uint64(position))
+        bits = _mix64(_mix64(key ^ token_ids.astype(np.uint64)) + key)
+        # 52 bits, so that the half is exact and no value rounds to 0 or 1.
+        uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+        return -np.log(-np.log(uniform))
+
+
+def _mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble 64-bit words, one to one; arithmetic wraps around as intended."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def distribution(logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int] = ()) -> Distribution:
+    """Apply the transform to one row.
+
+    Args:
+        logits: f32[n_vocab] as the model gives them; not changed.
+        params: The options; at temperature 0 all the probability goes to the most probable token.
+        seen: The sequence so far, prompt included, for the penalties.
+
+    Raises:
+        RequestError: Nothing is left to choose (every token is ruled out, or the model's logits are not finite).
+    """
+    scores = _penalized(logits, params, seen)
+    if params.greedy:
+        best = int(np.argmax(scores))
+        _require_finite(scores[best])
+        return Distribution(np.array([best]), np.ones(1))
+    ids = _top_k(scores, params.top_k)
+    kept = scores[ids].astype(np.float64)
+    _require_finite(kept.max(initial=-np.inf))
+    ids, kept = _top_p(ids, kept, params.top_p)
+    if params.min_p > 0:
+        mask = kept >= kept.max() + np.log(params.min_p)
+        ids, kept = ids[mask], kept[mask]
+    weights = np.exp((kept - kept.max()) / params.temperature)
+    mask = weights > 0
+    ids, weights = ids[mask], weights[mask]
+    return Distribution(ids, weights / weights.sum())
+
+
+def choose(dist: Distribution, noise: Noise, position: int) -> int:
+    """Draw the token for that absolute position by Gumbel-max; one candidate needs no noise."""
+    if len(dist.token_ids) == 1:
+        return int(dist.token_ids[0])
+    keys = np.log(dist.probs) + noise.gumbel(position, dist.token_ids)
+    return int(dist.token_ids[int(np.argmax(keys))])
+
+
+def log_probs(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return f64[n_vocab], the model's own log-probabilities."""
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    result: NDArray[np.float64] = scores - np.log(np.exp(scores).sum())
+    return result
+
+
+def _penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int]) -> NDArray[np.float32]:
+    """Return the logits with bias and penalties applied (Keskar et al. 2019, arXiv:1909.05858, for repetition)."""
+    if not params.logit_bias and not (params.has_penalties and len(seen)):
+        return logits
+    scores = logits.copy()
+    for token_id, bias in params.logit_bias.items():
+        if not 0 <= token_id < len(scores):
+            raise RequestError(f"logit_bias names token {token_id}; the vocabulary holds 0 to {len(scores) - 1}")
+        scores[token_id] += bias
+    if params.has_penalties and params.penalty_last_n != 0:
+        window = seen if params.penalty_last_n < 0 else seen[-params.penalty_last_n :]
+        ids, counts = np.unique(np.asarray(window, dtype=np.int64), return_counts=True)
+        row = scores[ids]
+        row = np.where(row > 0, row / params.repetition_penalty, row * params.repetition_penalty)
+        scores[ids] = row - params.frequency_penalty * counts - params.presence_penalty
+    return scores
+
+
+def _top_k(scores: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
+    """Return the ids of the k highest scores, ascending; among equals at the border the lowest ids stay."""
+    n = len(scores)
+    if not 0 < top_k < n:
+        return np.flatnonzero(scores > -np.inf)
+    border = np.partition(scores, n - top_k)[n - top_k]
+    above = np.flatnonzero(scores > border)
+    ties = np.flatnonzero(scores == border)[: top_k - len(above)]
+    ids = np.sort(np.concatenate([above, ties]))
+    kept: NDArray[np.int64] = ids[scores[ids] > -np.inf]
+    return kept
+
+
+def _top_p(
+    ids: NDArray[np.int64], scores: NDArray[np.float64], top_p: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the nucleus (Holtzman et al. 2020, arXiv:1904.09751), ids ascending.
+
+    Tokens with p <= (1 - top_p) / n sum to at most 1 - top_p, so the nucleus lies among the others: only those
+    few are sorted.
+    """
+    if top_p >= 1:
+        return ids, scores
+    weights = np.exp(scores - scores.max())
+    total = weights.sum()
+    few = np.flatnonzero(weights > (1 - top_p) / len(ids) * total)
+    order = few[np.argsort(-weights[few], kind="stable")]
+    n_kept = int(np.searchsorted(np.cumsum(weights[order]), top_p * total)) + 1
+    kept = np.sort(order[:n_kept])
+    return ids[kept], scores[kept]
+
+
+def _require_finite(score: float) -> None:
+    if not np.isfinite(score):
+        raise RequestError("no token is left to choose: every token is ruled out, or the model's logits are not finite")

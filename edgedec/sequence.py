@@ -1,0 +1,91 @@
+"""A request, and the one mutable object of its generation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edgedec.sampling import SamplingParams
+from edgedec.stats import DecodeStats
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        prompt_ids: Token ids of the prompt.
+        sampling: How tokens are drawn; its seed is set.
+        seed: The seed used.
+        reuse: How much of the KV cache may be reused: "exact" only what a cold start would compute to the same
+            bits, "longest" the longest common prefix (the same where the runtime is batch-invariant).
+    """
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    reuse: Literal["exact", "longest"] = "exact"
+
+
+@dataclass(slots=True)
+class Sequence:
+    """The state of one generation.
+
+    Attributes:
+        request: What was asked for.
+        token_ids: Prompt and accepted tokens.
+        n_cached: How many of them are in the KV cache; the rest is evaluated by the next step.
+        finish_reason: "stop" (end token or stop string), "length" (max_tokens, or the context is full),
+            "cancelled", or None while it runs.
+        stats: Counts and times.
+    """
+
+    request: Request
+    token_ids: list[int]
+    n_cached: int = 0
+    finish_reason: FinishReason | None = None
+    stats: DecodeStats = field(default_factory=DecodeStats)
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One generated token.
+
+    Attributes:
+        token_id: The token.
+        text: Text that has become certain with it; may be empty (half a character, a possible stop string), and
+            the last output may carry what was held back.
+        logprob: The model's own log-probability of the token, where asked for.
+        top_logprobs: Those of the most probable tokens, where asked for.
+    """
+
+    token_id: int
+    text: str
+    logprob: float | None = None
+    top_logprobs: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished generation.
+
+    Attributes:
+        text: The text, without the stop string that ended it.
+        token_ids: The generated tokens, end tokens not included; where a stop string ended the text, up to the
+            token that completed it.
+        finish_reason: As in Sequence.
+        stats: Counts and times.
+        outputs: Every token's output (log-probabilities are there).
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: DecodeStats
+    outputs: tuple[TokenOutput, ...] = ()

@@ -1,0 +1,87 @@
+"""What a generation did and what it cost."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any
+
+
+@dataclass(slots=True)
+class DecodeStats:
+    """Counts and times of one generation; grows while it runs.
+
+    Attributes:
+        runtime: Name of the runtime.
+        seed: The seed used, given or drawn.
+        n_prompt_tokens: Tokens of the prompt.
+        n_reused_tokens: Of these, found in the KV cache.
+        n_generated_tokens: Tokens generated, end tokens not counted.
+        n_steps: Forwards after the prefill.
+        n_drafts: Drafts verified; n_draft_tokens and n_accepted_tokens: their nodes, and those accepted.
+        accepted_by_position: How often the node at each depth of a draft was accepted.
+        draft_s, forward_s, verify_s, prefill_s: Time by phase. Prefill is the forward that ends with the first
+            token; forward the others; verify includes sampling.
+        first_token_s: From the request to the first token.
+        total_s: From the request to the end.
+        reasons: What a person may want to know: why drafting was off, why the text ended early.
+    """
+
+    runtime: str = ""
+    seed: int = 0
+    n_prompt_tokens: int = 0
+    n_reused_tokens: int = 0
+    n_generated_tokens: int = 0
+    n_steps: int = 0
+    n_drafts: int = 0
+    n_draft_tokens: int = 0
+    n_accepted_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    draft_s: float = 0.0
+    forward_s: float = 0.0
+    verify_s: float = 0.0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second after the first one; 0 where there is no second."""
+        seconds = self.total_s - self.first_token_s
+        return (self.n_generated_tokens - 1) / seconds if self.n_generated_tokens > 1 and seconds > 0 else 0.0
+
+    @property
+    def mean_accepted(self) -> float:
+        """Accepted tokens per draft, the bonus token not counted."""
+        return self.n_accepted_tokens / self.n_drafts if self.n_drafts else 0.0
+
+    def add_reason(self, reason: str) -> None:
+        """Note something worth telling, once."""
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+    def count_draft(self, n_nodes: int, n_accepted: int) -> None:
+        """Count one verified draft."""
+        self.n_drafts += 1
+        self.n_draft_tokens += n_nodes
+        self.n_accepted_tokens += n_accepted
+        missing = n_accepted - len(self.accepted_by_position)
+        self.accepted_by_position.extend([0] * max(0, missing))
+        for depth in range(n_accepted):
+            self.accepted_by_position[depth] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, derived values included, as plain types for JSON."""
+        return asdict(self) | {"tokens_per_s": self.tokens_per_s, "mean_accepted": self.mean_accepted}
+
+
+@contextmanager
+def timed(stats: DecodeStats, phase: str) -> Iterator[None]:
+    """Add the time spent inside to `stats.<phase>_s`."""
+    start = perf_counter()
+    try:
+        yield
+    finally:
+        name = f"{phase}_s"
+        setattr(stats, name, getattr(stats, name) + perf_counter() - start)

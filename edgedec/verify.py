@@ -1,0 +1,43 @@
+"""Verification rules: which nodes of a draft stand, and the token that follows them.
+
+The default couples draft and target through the noise: the token at each position is drawn from p exactly as plain
+decoding would draw it, and a drafted node is accepted when it is that token. The text is then a function of the
+target alone, for any draft (Daliri, Musco and Suresh 2024, arXiv:2408.07978; greedy is the temperature-0 case).
+"""
+
+from collections.abc import Callable
+
+from edgedec.draft import Draft, Verification
+
+ChooseToken = Callable[[int, tuple[int, ...]], int]
+
+
+def verify_coupled(draft: Draft, choose_token: ChooseToken) -> Verification:
+    """Walk the draft from its root for as long as it holds the tokens that the target draws.
+
+    Args:
+        draft: What was proposed.
+        choose_token: `(row, accepted tokens)` -> the target's token after that row: row 0 is the last token before
+            the draft, row i + 1 is node i. Called only for rows on the path, once each, in order.
+
+    Of a root 5 with the children 6 and 7, where the target says 5, 7, 9:
+
+    >>> import numpy as np
+    >>> tree = Draft(np.array([5, 6, 7], np.int32), np.array([-1, 0, 0], np.int32), np.ones(3, np.float32))
+    >>> verify_coupled(tree, lambda row, accepted: {0: 5, 1: 7, 3: 9}[row])
+    Verification(path=(0, 2), token_ids=(5, 7, 9))
+    """
+    children: dict[tuple[int, int], int] = {}
+    for node, (parent, token) in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
+        children.setdefault((parent, token), node)
+    path: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    node = -1
+    while True:
+        token = choose_token(node + 1, token_ids)
+        token_ids += (token,)
+        child = children.get((node, token))
+        if child is None:
+            return Verification(path, token_ids)
+        path += (child,)
+        node = child

@@ -1,0 +1,34 @@
+"""URLs: without their passwords, their checksum, and where the cache keeps what they name."""
+
+import hashlib
+import re
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+
+def redact(url: str) -> str:
+    """Return a URL without its user name and password.
+
+    >>> redact("https://me:secret@host/simple")
+    'https://host/simple'
+    """
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def checksum_of(url: str) -> str | None:
+    """Return the SHA-256 in the fragment (#sha256=HEX) of a URL, None where there is none.
+
+    >>> checksum_of("https://host/a.gguf#sha256=" + "AB" * 32) == "ab" * 32
+    True
+    """
+    match = re.fullmatch(r"sha256=([0-9a-fA-F]{64})", urlsplit(url).fragment)
+    return match[1].lower() if match else None
+
+
+def url_path(url: str, models: Path) -> Path:
+    """Return where the cache holds the file of a URL, without its fragment."""
+    url = url.partition("#")[0]
+    digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", urlsplit(url).path.rpartition("/")[2]).removesuffix(".gguf").strip("._")
+    return models / "url" / digest / f"{stem[:100] or 'model'}.gguf"

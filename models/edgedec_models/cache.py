@@ -1,0 +1,219 @@
+"""What is stored: listing models and removing them.
+
+Nothing here turns a name into a path: remove_model deletes files that the listing of the cache found, so a name with
+separators, `..` or links cannot lead anywhere else.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote
+
+from edgedec.errors import ModelNotFoundError, StorageError
+from edgedec_models.addresses import url_path
+from edgedec_models.folders import models_folder, own_folder
+from edgedec_models.hub_spec import HubSpec, choose, parse_hub, shards_of
+from edgedec_models.lock import locked_now
+from edgedec_models.names import did_you_mean
+from edgedec_models.partial import partial_path
+from edgedec_models.record import read_json, read_record
+from edgedec_models.storage import storage_errors
+
+# What else the cache keeps beside FILE.gguf: parts on their way, sidecars, locks, files being written.
+_COMPANION = re.compile(
+    r"(?P<file>.+\.gguf)(?:\.partial|\.part\d+\.whl(?:\.partial)?)?(?:\.json(?:\.\d+-\d+\.tmp)?|\.lock)?", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model on this machine.
+
+    Attributes:
+        name: What resolves to it.
+        path: Its file, the first shard where it is split; absent while it is incomplete.
+        size_bytes: What it takes on the disk, all shards and parts.
+        origin: Whether the cache holds it or the user's own folder.
+        complete: False when only a part was fetched.
+    """
+
+    name: str
+    path: Path
+    size_bytes: int
+    origin: Literal["cache", "EDGEDEC_MODELS"]
+    complete: bool
+
+
+def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
+    """Return the models of the cache and of EDGEDEC_MODELS, by name; `cache_dir` is the cache's root.
+
+    Raises:
+        StorageError: A folder cannot be read.
+    """
+    return [model for model, _ in _stored(cache_dir)] + _own_models()
+
+
+def remove_model(name: str, cache_dir: Path | None = None) -> int:
+    """Delete a model, complete or not, from the cache and return the bytes freed; hf:OWNER/REPO deletes all of it.
+
+    Raises:
+        ModelNotFoundError: The cache holds nothing of this name; near names are given.
+        PullError: It is being pulled at the moment.
+        StorageError: It cannot be deleted.
+    """
+    root = models_folder(cache_dir)
+    stored = _stored(cache_dir)
+    found = _matching(name, stored, root)
+    if not found:
+        raise ModelNotFoundError(_not_stored(name, [model.name for model, _ in stored]))
+    n_freed = 0
+    with ExitStack() as locks:
+        for model, files in found:
+            _refuse_outside(model.path, root)
+            for shard in shards_of(model.path.name):
+                locks.enter_context(locked_now(model.path.with_name(shard), model.name))
+            n_freed += sum(_delete(file) for file in files if not file.name.endswith(".lock"))
+    for model, _ in found:
+        _prune(model.path.parent, root)
+    return n_freed
+
+
+def _stored(cache_dir: Path | None) -> list[tuple[CachedModel, list[Path]]]:
+    """Return the models of the cache, each with all its files, by name."""
+    root = models_folder(cache_dir)
+    groups: dict[Path, list[Path]] = {}
+    for path in _walk(root):
+        if match := _COMPANION.fullmatch(path.name):
+            first = shards_of(match["file"])[0]
+            groups.setdefault(path.with_name(first), []).append(path)
+    models = [(_describe(path, files, root), files) for path, files in groups.items() if not _is_own(path)]
+    return sorted([(model, files) for model, files in models if model.size_bytes], key=lambda pair: pair[0].name)
+
+
+def _describe(path: Path, files: list[Path], root: Path) -> CachedModel:
+    there = {file.name for file in files}
+    return CachedModel(
+        name=_name_of(path, root),
+        path=path,
+        size_bytes=sum(_size_of(file) for file in files if file.suffix not in (".json", ".lock", ".tmp")),
+        origin="cache",
+        complete=there.issuperset(shards_of(path.name)),
+    )
+
+
+def _name_of(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).parts
+    if parts[0] == "hf" and len(parts) > 4:
+        return HubSpec(parts[1], parts[2], revision=unquote(parts[3])).name_of("/".join(parts[4:]))
+    if parts[0] == "url" and len(parts) == 3:
+        record = read_record(path)
+        return record.source if record else str(read_json(_state_of(path)).get("source", path.name))
+    return path.stem
+
+
+def _state_of(path: Path) -> Path:
+    partial = partial_path(path)
+    return partial.with_name(partial.name + ".json")
+
+
+def _matching(
+    name: str, stored: list[tuple[CachedModel, list[Path]]], root: Path
+) -> list[tuple[CachedModel, list[Path]]]:
+    """Return what `name` means among what is stored: a name as listed, a URL, or an hf: name."""
+    if found := [pair for pair in stored if pair[0].name == name]:
+        return found
+    if name.startswith(("http://", "https://")):
+        return [pair for pair in stored if pair[0].path == url_path(name, root)]
+    if not name.startswith("hf:"):
+        return []
+    spec = parse_hub(name)
+    of_repo = {pair[0].name: pair for pair in stored if _is_of(spec, pair[0].name)}
+    if not spec.what:
+        return list(of_repo.values())
+    shards = {model.path.name: shards_of(model.path.name) for model, _ in of_repo.values()}
+    by_file = {parse_hub(each).what: pair for each, pair in of_repo.items()}
+    try:
+        chosen = choose([part for file in by_file for part in _with_shards(file, shards)], spec)
+    except ModelNotFoundError:
+        return []
+    return [by_file[chosen[0]]]
+
+
+def _with_shards(file: str, shards: dict[str, tuple[str, ...]]) -> list[str]:
+    folder, slash, base = file.rpartition("/")
+    return [f"{folder}{slash}{part}" for part in shards[base]]
+
+
+def _is_of(spec: HubSpec, name: str) -> bool:
+    if not name.startswith("hf:"):
+        return False
+    other = parse_hub(name)
+    return (other.owner, other.repo, other.revision) == (spec.owner, spec.repo, spec.revision)
+
+
+def _own_models() -> list[CachedModel]:
+    folder = own_folder()
+    if folder is None or not folder.is_dir():
+        return []
+    with storage_errors("list", folder):
+        paths = sorted(path for path in folder.iterdir() if path.name.endswith(".gguf") and path.is_file())
+    return [CachedModel(path.stem, path, path.stat().st_size, "EDGEDEC_MODELS", True) for path in paths]
+
+
+def _is_own(path: Path) -> bool:
+    """Tell whether a file of the cache is the user's own, because EDGEDEC_MODELS is a folder of the cache."""
+    folder = own_folder()
+    return folder is not None and path.parent.resolve() == folder.resolve()
+
+
+def _not_stored(name: str, known: list[str]) -> str:
+    own = next((model for model in _own_models() if model.name == name), None)
+    if own is not None:
+        return f"{name!r} is {own.path}, in your own folder (EDGEDEC_MODELS), where edgedec deletes nothing"
+    hint = did_you_mean(name, known)
+    return f"the cache holds no model {name!r}{hint or '; `edgedec list` shows what it holds'}"
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """Yield the files below `root`, not following links to folders."""
+
+    def fail(error: OSError) -> None:
+        raise StorageError(f"cannot list {error.filename}: {error.strerror}") from error
+
+    if root.is_dir():
+        for folder, _, files in os.walk(root, onerror=fail):
+            yield from (Path(folder, file) for file in files)
+
+
+def _refuse_outside(path: Path, root: Path) -> None:
+    if not path.parent.resolve().is_relative_to(root.resolve()):
+        raise StorageError(f"{path} leads outside the cache {root}; nothing was deleted")
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0  # a pull that runs beside us has just renamed it
+
+
+def _delete(path: Path) -> int:
+    n_bytes = _size_of(path)
+    with storage_errors("delete", path):
+        path.unlink(missing_ok=True)
+    return n_bytes
+
+
+def _prune(folder: Path, root: Path) -> None:
+    """Remove folders of the cache that hold nothing but a listing of their repository any more."""
+    while folder != root and folder.is_relative_to(root):
+        with storage_errors("delete", folder):
+            if any(child.name != ".files.json" for child in folder.iterdir()):
+                return
+            (folder / ".files.json").unlink(missing_ok=True)
+            folder.rmdir()
+        folder = folder.parent

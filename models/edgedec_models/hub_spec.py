@@ -1,0 +1,154 @@
+"""Names of models on a Hugging Face hub, and the choice of a file from what a repository holds.
+
+    hf:OWNER/REPO                  the quantization of DEFAULTS that the repository has, else its only file
+    hf:OWNER/REPO:Q4_K_M           a quantization, in any case
+    hf:OWNER/REPO:FILE.gguf        a file
+    hf:OWNER/REPO:Q4_K_M@v1.0      the same at a branch, tag or commit
+
+Pure functions: the network is in edgedec_models.hub.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgedec.errors import ModelNotFoundError
+
+DEFAULTS = ("Q4_K_M", "Q4_0", "Q8_0")
+_SPEC = re.compile(
+    r"hf:(?P<owner>\w[\w.-]*)/(?P<repo>\w[\w.-]*)(?::(?P<what>[^@:]+))?(?:@(?P<revision>\w[\w./-]*))?",
+    re.ASCII,
+)
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class HubSpec:
+    """A parsed hf: name.
+
+    Attributes:
+        owner: User or organization.
+        repo: Repository.
+        what: File name, quantization, or "" for the default.
+        revision: Branch, tag or commit.
+    """
+
+    owner: str
+    repo: str
+    what: str = ""
+    revision: str = "main"
+
+    @property
+    def repo_id(self) -> str:
+        """OWNER/REPO, as the hub writes it."""
+        return f"{self.owner}/{self.repo}"
+
+    @property
+    def names_file(self) -> bool:
+        """Whether `what` is a file and not a quantization."""
+        return self.what.lower().endswith(".gguf")
+
+    def name_of(self, file: str) -> str:
+        """Return the hf: name of one file of this repository and revision."""
+        return f"hf:{self.repo_id}:{file}" + ("" if self.revision == "main" else f"@{self.revision}")
+
+
+def parse_hub(name: str) -> HubSpec:
+    """Take an hf: name apart.
+
+    Raises:
+        ModelNotFoundError: It is not of the form described above.
+
+    >>> parse_hub("hf:someone/tiny-GGUF:q8_0@v1")
+    HubSpec(owner='someone', repo='tiny-GGUF', what='q8_0', revision='v1')
+    """
+    match = _SPEC.fullmatch(name)
+    if match is None:
+        raise ModelNotFoundError(
+            f"{name!r} is not the name of a model on a hub: write hf:OWNER/REPO, then :Q4_K_M or :FILE.gguf for "
+            "a quantization or a file, then @REVISION for a branch, tag or commit"
+        )
+    found = match.groupdict(default="")
+    return HubSpec(found["owner"], found["repo"], found["what"], found["revision"] or "main")
+
+
+def is_safe(file: str) -> bool:
+    """Tell whether a hub's file name stays inside the folder it is put into."""
+    parts = file.split("/")
+    return all(part.strip(". ") and not re.search(r'[\\:*?"<>|\x00-\x1f]', part) for part in parts)
+
+
+def choose(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
+    """Choose one model from the files of a repository; all shards, in order, where it is split.
+
+    Raises:
+        ModelNotFoundError: Nothing fits, or several do; the message lists what there is.
+
+    >>> choose(["a-Q4_0.gguf", "a-Q8_0.gguf", "mmproj-Q8_0.gguf"], parse_hub("hf:someone/a:q8_0"))
+    ('a-Q8_0.gguf',)
+    """
+    models = _models_of(files)
+    if not models:
+        kinds = sorted({f".{file.rpartition('.')[2]}" for file in files if "." in file})
+        raise ModelNotFoundError(
+            f"hf:{spec.repo_id}: no GGUF model in this repository (it holds {', '.join(kinds) or 'no files'}); "
+            "look for one whose name ends in -GGUF"
+        )
+    if spec.names_file:
+        fitting = [first for first in models if first == spec.what] or [
+            first for first in models if first.rpartition("/")[2] == spec.what
+        ]
+    elif spec.what:
+        fitting = _of_quantization(spec.what, models)
+    else:
+        by_default = (_of_quantization(quantization, models) for quantization in DEFAULTS)
+        fitting = next((found for found in by_default if found), list(models))
+    if len(fitting) == 1:
+        return models[fitting[0]]
+    wanted = spec.what or f"a default quantization ({', '.join(DEFAULTS)})"
+    problem = f"{len(fitting)} files fit {wanted}" if fitting else f"nothing fits {wanted}"
+    listed = "\n".join(f"  {spec.name_of(first)}" for first in sorted(fitting or models))
+    raise ModelNotFoundError(f"hf:{spec.repo_id}: {problem}; name one of:\n{listed}")
+
+
+def shards_of(file: str) -> tuple[str, ...]:
+    """Return all the files of the model that `file` belongs to, in order; itself where it is not split.
+
+    >>> shards_of("a-00002-of-00002.gguf")
+    ('a-00001-of-00002.gguf', 'a-00002-of-00002.gguf')
+    """
+    match = _SHARD.fullmatch(file)
+    if match is None:
+        return (file,)
+    stem, total = match["stem"], match["total"]
+    extension = file.rpartition(".")[2]
+    return tuple(f"{stem}-{i:05}-of-{total}.{extension}" for i in range(1, int(total) + 1))
+
+
+def _models_of(files: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Group GGUF files by model, keyed by the first shard; projectors of vision models are not models."""
+    there = set(files)
+    models: dict[str, tuple[str, ...]] = {}
+    for file in files:
+        base = file.rpartition("/")[2].lower()
+        if not base.endswith(".gguf") or "mmproj" in base or base.startswith("imatrix") or not is_safe(file):
+            continue
+        shards = shards_of(file)
+        if there.issuperset(shards):
+            models[shards[0]] = shards
+    return models
+
+
+def _of_quantization(quantization: str, models: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return the models with `quantization` in their name; where several, those whose name ends in it.
+
+    >>> _of_quantization("q4_k", dict.fromkeys(["a-Q4_K.gguf", "a-Q4_K_M.gguf", "a-IQ4_K.gguf"]))
+    ['a-Q4_K.gguf']
+    """
+    pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quantization)}(?![A-Za-z0-9_])", re.IGNORECASE)
+    stems = {first: (match["stem"] if (match := _SHARD.fullmatch(first)) else first[:-5]) for first in models}
+    fitting = [first for first, stem in stems.items() if pattern.search(stem)]
+    if len(fitting) > 1:
+        last = [first for first in fitting if stems[first].lower().endswith(quantization.lower())]
+        fitting = last or fitting
+    return fitting

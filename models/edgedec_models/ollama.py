@@ -1,0 +1,90 @@
+"""Models that Ollama has pulled, read in place: ollama:NAME[:TAG].
+
+A manifest, `manifests/HOST/OWNER/NAME/TAG`, lists layers by digest; the one of type MODEL_LAYER is a GGUF file in
+`blobs/`.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError
+from edgedec_models.names import did_you_mean
+from edgedec_models.storage import storage_errors
+
+MODEL_LAYER = "application/vnd.ollama.image.model"
+_HOST = "registry.ollama.ai"
+_SERVICE_FOLDER = Path("/usr/share/ollama/.ollama/models")  # of Ollama's own service on Linux
+_SPEC = re.compile(r"ollama:(?P<path>\w[\w.-]*(?:/\w[\w.-]*){0,2})(?::(?P<tag>\w[\w.-]*))?", re.ASCII)
+
+
+def ollama_folders() -> list[Path]:
+    """Return where Ollama may keep its models: OLLAMA_MODELS alone, else its usual places."""
+    if folder := os.environ.get("OLLAMA_MODELS"):
+        return [Path(folder).expanduser()]
+    return [Path.home() / ".ollama" / "models", _SERVICE_FOLDER]
+
+
+def find_ollama(name: str) -> Path:
+    """Return the blob with the weights of an Ollama model.
+
+    Raises:
+        ModelNotFoundError: The name is not of this form, or Ollama does not have the model.
+        ModelFormatError: Its manifest names no usable weights.
+    """
+    match = _SPEC.fullmatch(name)
+    if match is None:
+        raise ModelNotFoundError(f"{name!r} is not the name of an Ollama model: write ollama:NAME or ollama:NAME:TAG")
+    parts = match["path"].split("/")
+    parts = [*[_HOST, "library"][: 3 - len(parts)], *parts] if len(parts) < 3 else parts
+    folders = ollama_folders()
+    for folder in folders:
+        manifest = folder.joinpath("manifests", *parts, match["tag"] or "latest")
+        if manifest.is_file():
+            return _weights(name, manifest, folder / "blobs")
+    known = [known for folder in folders for known in _names(folder)]
+    raise ModelNotFoundError(
+        f"Ollama has no model {name!r} in {' or '.join(map(str, folders))}{did_you_mean(name, known)}; get it with "
+        f"`ollama pull {name.removeprefix('ollama:')}`, or set OLLAMA_MODELS to the folder that has it"
+    )
+
+
+def _weights(name: str, manifest: Path, blobs: Path) -> Path:
+    with storage_errors("read", manifest):
+        text = manifest.read_bytes()
+    try:
+        layers = [layer for layer in json.loads(text)["layers"] if layer["mediaType"] == MODEL_LAYER]
+        found = [(str(layer["digest"]), layer.get("size")) for layer in layers]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFormatError(f"{name}: the manifest {manifest} is not one of Ollama's: {error!r}") from error
+    if len(found) != 1:
+        raise ModelFormatError(
+            f"{name}: the manifest {manifest} names {len(found)} files of weights where one was expected; this "
+            "model is not stored as one GGUF file"
+        )
+    digest, size_bytes = found[0]
+    if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) is None:
+        raise ModelFormatError(
+            f"{name}: the manifest {manifest} names the digest {digest!r}, not sha256: and 64 digits"
+        )
+    path = blobs / digest.replace(":", "-")
+    if not path.is_file():
+        raise ModelNotFoundError(f"{name}: its weights {path} are not there; get them again with `ollama pull`")
+    if size_bytes not in (None, path.stat().st_size):
+        raise ModelFormatError(
+            f"{name}: its weights {path} have {path.stat().st_size} bytes where {size_bytes} were expected; get them "
+            "again with `ollama pull`"
+        )
+    return path
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the ollama: names of all the models in a folder."""
+    root = folder / "manifests"
+    names = []
+    for path in sorted(root.glob("*/*/*/*")):
+        host, owner, model, tag = path.relative_to(root).parts
+        shown = [part for part, usual in ((host, _HOST), (owner, "library")) if part != usual]
+        names.append("ollama:" + "/".join([*shown, model]) + ("" if tag == "latest" else f":{tag}"))
+    return names

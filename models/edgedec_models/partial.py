@@ -1,0 +1,219 @@
+"""A file on its way: FILE.partial, which a later try takes up, and FILE.partial.json, which says what it is.
+
+The SHA-256 is computed while writing. FILE itself appears only complete, checked and synced.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from edgedec.errors import PullError
+from edgedec.progress import Progress
+from edgedec.resolver import ResolveOptions
+from edgedec_models.record import Wanted, read_json
+from edgedec_models.storage import (
+    BLOCK_BYTES,
+    human_bytes,
+    is_full,
+    make_folder,
+    move_into_place,
+    require_space,
+    storage_errors,
+    write_json,
+)
+
+
+def partial_path(path: Path) -> Path:
+    """Return where a file is kept while it is incomplete."""
+    return path.with_name(path.name + ".partial")
+
+
+class Partial:
+    """What has been fetched of a file; a context manager that leaves it for resuming whenever it is left early.
+
+    Attributes:
+        size_bytes: Bytes that are there.
+        validator: ETag or date of the remote file they belong to; "" when it gave none.
+        n_parts: Complete parts, for a file that comes in parts.
+    """
+
+    def __init__(self, wanted: Wanted, options: ResolveOptions, *, in_parts: bool = False) -> None:
+        """Prepare; with `in_parts` only complete parts (see checkpoint) are taken up."""
+        self._wanted = wanted
+        self._options = options
+        self._in_parts = in_parts
+        self._path = partial_path(wanted.path)
+        self._state = self._path.with_name(self._path.name + ".json")
+        self._digest = hashlib.sha256()
+        self._total_bytes = wanted.size_bytes or 0
+        self.size_bytes = 0
+        self.validator = ""
+        self.n_parts = 0
+
+    def __enter__(self) -> Self:
+        """Open the file and take up what an earlier try left.
+
+        Raises:
+            StorageError, CancelledError.
+        """
+        make_folder(self._path.parent)
+        with storage_errors("write", self._path):
+            self._file = open(self._path, "a+b", buffering=0)
+        try:
+            self._take_up()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file; what is there stays, unless nothing is."""
+        self._file.close()
+        if not self.size_bytes:
+            self.discard()
+
+    def restart(self, validator: str = "") -> None:
+        """Drop what is there and begin anew with a remote file of this validator."""
+        with storage_errors("write", self._path):
+            self._file.truncate(0)
+        self._digest = hashlib.sha256()
+        self.size_bytes = self.n_parts = 0
+        self.validator = validator
+        self._write_state()
+
+    def expect(self, total_bytes: int) -> None:
+        """Check that a file of this size can be completed.
+
+        Raises:
+            StorageError: There is too little space.
+        """
+        self._total_bytes = total_bytes
+        self._require_space(total_bytes - self.size_bytes)
+
+    def write(self, block: bytes) -> None:
+        """Append a block.
+
+        Raises:
+            StorageError: The disk is full or fails; what was written before stays.
+        """
+        rest = memoryview(block)
+        with storage_errors("write", self._path):
+            try:
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError as error:
+                if is_full(error):
+                    self._require_space(max(self._total_bytes - self.size_bytes, len(rest)))
+                raise
+        self._digest.update(block)
+        self.size_bytes += len(block)
+
+    def checkpoint(self) -> None:
+        """Note that one more part is complete."""
+        with storage_errors("write", self._path):
+            os.fsync(self._file.fileno())
+        self.n_parts += 1
+        self._write_state()
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of what is there."""
+        return self._digest.hexdigest()
+
+    def head(self, n_bytes: int) -> bytes:
+        """Return the first bytes of what is there."""
+        with storage_errors("read", self._path):
+            self._file.seek(0)
+            return self._file.read(n_bytes) or b""
+
+    def publish(self) -> str:
+        """Give the file its final name and return its SHA-256.
+
+        Raises:
+            PullError: It is not the file wanted; it is deleted.
+            StorageError: It cannot be stored.
+        """
+        wanted, sha256 = self._wanted, self.sha256()
+        fault = None
+        if wanted.size_bytes not in (None, self.size_bytes):
+            fault = f"{self.size_bytes} bytes came where {wanted.size_bytes} were expected"
+        elif wanted.sha256 not in (None, sha256):
+            fault = f"its SHA-256 is {sha256} where {wanted.sha256} was expected"
+        if fault:
+            self.restart()
+            raise PullError(
+                f"{wanted.name} from {wanted.source} is not the file wanted: {fault}; nothing was kept. It was "
+                "damaged on the way (then try again) or changed at its source"
+            )
+        with storage_errors("write", self._path):
+            os.fsync(self._file.fileno())
+            self._file.close()
+        move_into_place(self._path, wanted.path)
+        self.discard()
+        return sha256
+
+    def discard(self) -> None:
+        """Delete what is there."""
+        with storage_errors("delete", self._path):
+            self._path.unlink(missing_ok=True)
+            self._state.unlink(missing_ok=True)
+
+    def _take_up(self) -> None:
+        state = read_json(self._state)
+        if state.get("identity") != self._identity() or (self._in_parts and "part_bytes" not in state):
+            self.restart()
+            return
+        self.validator = str(state.get("validator", ""))
+        with storage_errors("read", self._path):
+            size_bytes = os.fstat(self._file.fileno()).st_size
+            if self._in_parts:
+                part_bytes, n_parts = state.get("part_bytes"), state.get("n_parts")
+                if not isinstance(part_bytes, int) or not isinstance(n_parts, int) or part_bytes > size_bytes:
+                    part_bytes = n_parts = 0
+                self.n_parts = n_parts
+                size_bytes = part_bytes
+                self._file.truncate(part_bytes)
+            self._file.seek(0)
+        self._hash(size_bytes)
+
+    def _hash(self, size_bytes: int) -> None:
+        options = self._options
+        while self.size_bytes < size_bytes:
+            if options.cancel is not None:
+                options.cancel.check(f"pull {self._wanted.name}")
+            with storage_errors("read", self._path):
+                block = self._file.read(min(BLOCK_BYTES, size_bytes - self.size_bytes))
+            if not block:
+                break
+            self._digest.update(block)
+            self.size_bytes += len(block)
+            if options.on_progress is not None:
+                report = Progress(
+                    "verify", self.size_bytes, size_bytes, "bytes", f"{self._wanted.name}, fetched earlier"
+                )
+                options.on_progress(report)
+
+    def _identity(self) -> str:
+        return self._wanted.sha256 or self._wanted.source
+
+    def _require_space(self, n_bytes: int) -> None:
+        require_space(self._path.parent, max(0, n_bytes), f"pull {self._wanted.name}", self._kept())
+
+    def _kept(self) -> str:
+        if not self.size_bytes:
+            return ""
+        return (
+            f". The {human_bytes(self.size_bytes)} fetched so far stay for resuming; "
+            f"`edgedec rm {self._wanted.name}` deletes them"
+        )
+
+    def _write_state(self) -> None:
+        state: dict[str, object] = {"identity": self._identity(), "source": self._wanted.source}
+        if self._in_parts:
+            state |= {"n_parts": self.n_parts, "part_bytes": self.size_bytes}
+        else:
+            state |= {"validator": self.validator}
+        write_json(self._state, state)

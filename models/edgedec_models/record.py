@@ -1,0 +1,79 @@
+"""What the cache remembers of a file: a sidecar FILE.json, and whether the file is still what it says.
+
+A file is hashed once; afterwards its size and modification time stand for the hash, so that a start costs nothing.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file that should be in the cache.
+
+    Attributes:
+        name: What the user calls it, for messages and progress.
+        path: Where it belongs.
+        source: Where it comes from, without credentials.
+        size_bytes: Its size, where known.
+        sha256: Its SHA-256 in lower case hex, where known.
+        licence: Where known.
+    """
+
+    name: str
+    path: Path
+    source: str
+    size_bytes: int | None = None
+    sha256: str | None = None
+    licence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The sidecar's content; `checked` is when it was written, ISO 8601 in UTC."""
+
+    source: str
+    sha256: str
+    size_bytes: int
+    mtime_ns: int
+    licence: str
+    checked: str
+
+
+def sidecar(path: Path) -> Path:
+    """Return where the record of a file is kept."""
+    return path.with_name(path.name + ".json")
+
+
+def read_record(path: Path) -> Record | None:
+    """Return what is remembered of a file; None when nothing usable is."""
+    value = read_json(sidecar(path))
+    types = {name: int if name in ("size_bytes", "mtime_ns") else str for name in Record.__slots__}
+    if any(type(value.get(name)) is not kind for name, kind in types.items()):
+        return None
+    return Record(**{name: value[name] for name in types})  # type: ignore[arg-type]  # the types were just checked
+
+
+def is_remembered(wanted: Wanted) -> bool:
+    """Tell from the sidecar alone whether the file is there, unchanged, and the one wanted."""
+    try:
+        stat = wanted.path.stat()
+    except OSError:
+        return False
+    record = read_record(wanted.path)
+    return (
+        record is not None
+        and (record.size_bytes, record.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+        and wanted.size_bytes in (None, stat.st_size)
+        and wanted.sha256 in (None, record.sha256)
+    )
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Read a small JSON object; empty when the file is absent or is not one, because it only saves work."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

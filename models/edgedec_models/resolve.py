@@ -1,0 +1,146 @@
+"""From a name to a file on this machine: edgedec's resolver, and pull.
+
+In this order: an existing path; NAME.gguf in EDGEDEC_MODELS; a name of the catalogue or of a file in the cache;
+hf:, ollama:, http://, https:// and file://. This module is imported at each start, so everything that a model that is
+there does not need is imported where it is needed.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedec.errors import ModelNotFoundError, OfflineError
+from edgedec.resolver import ResolveOptions
+from edgedec_models.folders import flat_path, is_plain, models_folder, own_folder
+from edgedec_models.offline import offline_reason
+from edgedec_models.record import Wanted, is_remembered
+
+if TYPE_CHECKING:
+    from edgedec_models.catalogue import Entry
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two characters at least: C: is a drive
+
+
+def resolve(name: str, options: ResolveOptions) -> Path | None:
+    """Return the file that `name` stands for, fetching it where allowed; None for a kind of name not known here.
+
+    A model that is in the cache is taken as it was when it was stored, whatever the catalogue says by now.
+
+    Raises:
+        ModelNotFoundError: Nothing answers to the name; the message has near names.
+        ModelFormatError: A file that was put into the cache is not the one the catalogue describes.
+        PullError, OfflineError, StorageError, CancelledError: Fetching it failed.
+    """
+    if not os.path.exists(name) and is_plain(name):
+        own = own_folder()
+        path = flat_path(name, models_folder(options.cache_dir))
+        if (own is None or not os.path.isfile(flat_path(name, own))) and is_remembered(Wanted(name, path, "")):
+            return path
+    return _find(name, options, force=False)
+
+
+def pull(name: str, options: ResolveOptions, force: bool = False) -> Path:
+    """Fetch a model unless it is there; with `force` check what is there again, and replace what is not right.
+
+    Raises:
+        ModelNotFoundError, ModelFormatError, PullError, OfflineError, StorageError, CancelledError: As resolve().
+    """
+    path = _find(name, options, force=force)
+    if path is None:
+        raise ModelNotFoundError(
+            f"{name!r} is not a kind of name that can be pulled: give a name of the catalogue, hf:OWNER/REPO, "
+            "ollama:NAME or an https:// address"
+        )
+    return path
+
+
+def _find(name: str, options: ResolveOptions, *, force: bool) -> Path | None:
+    if os.path.exists(name):
+        return Path(name)
+    models = models_folder(options.cache_dir)
+    kind = match[0].lower() if (match := _SCHEME.match(name)) else ""
+    if kind == "hf:":
+        return _hub(name, models, options, force=force)
+    if kind == "ollama:":
+        from edgedec_models.ollama import find_ollama
+
+        return find_ollama(name)
+    if kind in ("http:", "https:"):
+        return _url(name, models, options, force=force)
+    if kind == "file:":
+        from edgedec_models.url import local_file
+
+        return local_file(name)
+    return None if kind else _bare(name, models, options, force=force)
+
+
+def _bare(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
+    if not is_plain(name):
+        raise ModelNotFoundError(_no_path(name))
+    own = own_folder()
+    if own is not None and os.path.isfile(path := flat_path(name, own)):
+        return path
+    from edgedec_models.catalogue import load_catalogue
+
+    path = flat_path(name, models)
+    catalogue = load_catalogue()
+    if entry := catalogue.get(name):
+        from edgedec_models.entries import pull_entry
+
+        return pull_entry(entry, path, options, force=force)
+    if os.path.isfile(path):
+        return path
+    raise ModelNotFoundError(_no_path(name) if name.lower().endswith(".gguf") else _unknown(name, catalogue, options))
+
+
+def _hub(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
+    from edgedec_models.hub import endpoint, fetch_hub, find_cached, hub_folder
+    from edgedec_models.hub_spec import parse_hub
+
+    spec = parse_hub(name)
+    folder = hub_folder(spec, models)
+    if not force and (path := find_cached(spec, folder)):
+        return path
+    if reason := offline_reason(options):
+        state = "checking it again needs" if force else f"it is not in the cache {folder} and would have come from"
+        raise OfflineError(f"{reason}; {name}: {state} {endpoint()}/{spec.repo_id}")
+    return fetch_hub(spec, folder, options, rehash=force)
+
+
+def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
+    from edgedec_models.addresses import checksum_of, redact, url_path
+    from edgedec_models.verify import find_fault, remember
+
+    path = url_path(url, models)
+    source = redact(url.partition("#")[0])
+    wanted = Wanted(source, path, source, sha256=checksum_of(url))
+    if not force and is_remembered(wanted):
+        return path
+    if reason := offline_reason(options):
+        state = f"the file is not in the cache {path.parent} as it should be and would have been fetched from"
+        raise OfflineError(f"{reason}, and {state} {source}")
+    from edgedec_models.lock import locked
+    from edgedec_models.url import fetch_url
+
+    with locked(path, source, options):
+        if not path.is_file() or find_fault(wanted, options, rehash=force):
+            remember(wanted, fetch_url(url, wanted, options))
+    return path
+
+
+def _no_path(name: str) -> str:
+    repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) and not name.lower().endswith(".gguf")
+    hint = f"; for a repository of the Hugging Face hub write hf:{name}" if repository else ""
+    return f"the path {name!r} does not exist (from {os.getcwd()}){hint}"
+
+
+def _unknown(name: str, catalogue: "dict[str, Entry]", options: ResolveOptions) -> str:
+    from edgedec_models.cache import list_models
+    from edgedec_models.names import did_you_mean
+
+    hint = did_you_mean(name, {*catalogue, *(model.name for model in list_models(options.cache_dir))})
+    return (
+        f"no model is called {name!r}{hint}{'' if hint else ';'} `edgedec list` shows the names, and a path, "
+        "hf:OWNER/REPO, ollama:NAME or an https:// address work as well"
+    )

@@ -1,0 +1,118 @@
+"""The disk: free space, atomic writes, and its failures as StorageError."""
+
+import errno
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgedec.errors import StorageError
+
+BLOCK_BYTES = 1 << 20
+MARGIN_BYTES = 16 << 20  # left free, so that a pull does not fill the disk to the last byte
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
+_NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def human_bytes(n_bytes: int) -> str:
+    """Write a size for a person, in powers of ten.
+
+    >>> human_bytes(98_362_432)
+    '98.4 MB'
+    """
+    size = float(n_bytes)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{n_bytes} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"
+
+
+@contextmanager
+def storage_errors(doing: str, path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a StorageError that says what was done to which path and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise _explained(error, doing, path) from error
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the space that is free to this user on the disk of `folder`."""
+    return shutil.disk_usage(folder).free
+
+
+def require_space(folder: Path, n_bytes: int, what: str, kept: str = "") -> None:
+    """Check that `n_bytes` more fit into `folder`; `kept` says what stays for a later try.
+
+    Raises:
+        StorageError: They do not, with what is needed and what is free.
+    """
+    with storage_errors("look at the free space of", folder):
+        free = free_bytes(folder)
+    if free < n_bytes + MARGIN_BYTES:
+        raise StorageError(
+            f"{what}: {human_bytes(n_bytes)} more are needed in {folder}, {human_bytes(free)} are free; make room, or "
+            f"set EDGEDEC_CACHE to a folder on a larger disk{kept}"
+        )
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether an error means that the disk, or the user's share of it, is full."""
+    return error.errno in _NO_SPACE
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder of the cache and those above it.
+
+    Raises:
+        StorageError: It cannot be created.
+    """
+    with storage_errors("create the folder", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Write a small JSON file so that readers see the old or the new one, never half.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    with storage_errors("write", path):
+        try:
+            temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def move_into_place(source: Path, target: Path) -> None:
+    """Give a file that was written and synced its final name, and make the name last.
+
+    Raises:
+        StorageError: It cannot be renamed.
+    """
+    with storage_errors("rename", source):
+        os.replace(source, target)
+        if os.name == "posix":
+            folder = os.open(target.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def _explained(error: OSError, doing: str, path: Path) -> StorageError:
+    reason = error.strerror or str(error)
+    if is_full(error):
+        return StorageError(f"cannot {doing} {path}: {reason}; make room, or set EDGEDEC_CACHE to a folder elsewhere")
+    if error.errno in _NO_PERMISSION:
+        return StorageError(
+            f"cannot {doing} {path}: {reason}; change its permissions, or set EDGEDEC_CACHE to a folder of yours"
+        )
+    return StorageError(f"cannot {doing} {path}: {reason}")

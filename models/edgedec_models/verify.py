@@ -1,0 +1,71 @@
+"""Check files against their SHA-256, and remember what was found."""
+
+import hashlib
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edgedec.errors import StorageError
+from edgedec.progress import Progress
+from edgedec.resolver import ResolveOptions
+from edgedec_models.record import Record, Wanted, is_remembered, read_record, sidecar
+from edgedec_models.storage import BLOCK_BYTES, storage_errors, write_json
+
+
+def remember(wanted: Wanted, sha256: str) -> None:
+    """Write the record of a file whose SHA-256 was just established.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    with storage_errors("look at", wanted.path):
+        stat = wanted.path.stat()
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    record = Record(wanted.source, sha256, stat.st_size, stat.st_mtime_ns, wanted.licence, now)
+    write_json(sidecar(wanted.path), asdict(record))
+
+
+def find_fault(wanted: Wanted, options: ResolveOptions, *, rehash: bool = False) -> str | None:
+    """Say what is wrong with an existing file, None when nothing is; hash it where that was not done before.
+
+    With neither a SHA-256 wanted nor one remembered, any content is right, and is remembered.
+
+    Raises:
+        StorageError, CancelledError.
+    """
+    if not rehash and is_remembered(wanted):
+        return None
+    with storage_errors("look at", wanted.path):
+        size_bytes = wanted.path.stat().st_size
+    if wanted.size_bytes not in (None, size_bytes):
+        return f"it has {size_bytes} bytes where {wanted.size_bytes} were expected"
+    record = read_record(wanted.path)
+    expected = wanted.sha256 or (record.sha256 if record else None)
+    found = sha256_of(wanted.path, wanted.name, options)
+    if expected not in (None, found):
+        return f"its SHA-256 is {found} where {expected} was expected"
+    with suppress(StorageError):  # a cache that we may only read is sound; it is hashed at each start
+        remember(wanted, found)
+    return None
+
+
+def sha256_of(path: Path, label: str, options: ResolveOptions) -> str:
+    """Return the SHA-256 of a file as lower case hex, reporting progress under `label`.
+
+    Raises:
+        StorageError, CancelledError.
+    """
+    digest = hashlib.sha256()
+    done = 0
+    with storage_errors("read", path), path.open("rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        while block := file.read(BLOCK_BYTES):
+            if options.cancel is not None:
+                options.cancel.check(f"verify {label}")
+            digest.update(block)
+            done += len(block)
+            if options.on_progress is not None:
+                options.on_progress(Progress("verify", done, total, "bytes", label))
+    return digest.hexdigest()

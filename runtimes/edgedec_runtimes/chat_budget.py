@@ -1,0 +1,111 @@
+"""What one rendering of an untrusted chat template may cost: a budget of bytes and steps, and a deadline.
+
+Every operation of a template pays before it runs, for what it reads and for what it makes. So nothing larger than
+the budget can be built, nothing is read through more often than the budget allows, and no single operation takes
+long, however the template goes about it. A step (an iteration, a call, a comparison) costs 32 bytes.
+"""
+
+from operator import length_hint
+from sys import getsizeof
+from time import perf_counter
+from types import GeneratorType
+from typing import Any
+
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Undefined
+
+LIMIT_BYTES = 32 << 20
+LIMIT_S = 5.0
+STEP_BYTES = 32
+MAX_INT_BITS = 33_219  # 10,000 digits
+
+_ATOMS = (str, int, float, type(None), Undefined)
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_LIST_ITERATOR: type = type(iter([]))
+CONTAINERS: tuple[type, ...] = (list, tuple, dict, range, *_VIEWS)
+
+
+class Budget:
+    """What is left for one rendering, in bytes, and until when."""
+
+    __slots__ = ("_deadline_s", "left_bytes")
+
+    def __init__(self) -> None:
+        self.left_bytes = LIMIT_BYTES
+        self._deadline_s = perf_counter() + LIMIT_S
+
+    def spend(self, n_bytes: int) -> None:
+        """Take `n_bytes` from the budget (SecurityError when it or the time is used up)."""
+        # Written so that a NaN, which is neither below nor above anything, is refused too.
+        if not 0 <= n_bytes <= self.left_bytes:
+            raise SecurityError(
+                f"it needs more than {LIMIT_BYTES >> 20} MiB or {LIMIT_BYTES // STEP_BYTES:,} steps; "
+                f"shorten the conversation or check the template"
+            )
+        self.left_bytes -= n_bytes
+        if perf_counter() > self._deadline_s:
+            raise SecurityError(f"it ran for more than {LIMIT_S:g} s; shorten the conversation or check the template")
+
+    def step(self, n_steps: int = 1) -> None:
+        """Pay for that many steps."""
+        self.spend(STEP_BYTES * n_steps)
+
+    def weigh(self, *values: Any) -> int:
+        """Pay for reading all of the values, what is reached twice counting twice, and return the price.
+
+        Lists that contain a list twice, ten or a hundred levels deep, are small in memory and endless to print,
+        compare or hash. Refuses (SecurityError) anything that is no plain data: macros, namespaces, functions.
+        """
+        before = self.left_bytes
+        pending: list[Any] = list(values)
+        while pending:
+            value = pending.pop()
+            self.spend(STEP_BYTES + getsizeof(value))
+            if isinstance(value, CONTAINERS):
+                self.step(len(value))
+                pending.extend(value)
+                if isinstance(value, dict):
+                    pending.extend(value.values())
+            elif not isinstance(value, _ATOMS):
+                raise SecurityError(f"a {type(value).__name__} is no text or plain data")
+        return before - self.left_bytes
+
+    def made(self, value: Any) -> Any:
+        """Pay for a value just made, not for what it refers to, and return it.
+
+        Generators are run, so that they cannot be chained; what comes back can be iterated once, as they can.
+        """
+        if isinstance(value, GeneratorType):
+            value = list(value)
+            self.spend(getsizeof(value))
+            return iter(value)
+        self.spend(getsizeof(value))
+        return value
+
+
+def listed(value: Any) -> Any:
+    """Return the items that `made` turned into an iterator as a list again; anything else as it is."""
+    return list(value) if isinstance(value, _LIST_ITERATOR) else value
+
+
+def check_key(value: Any) -> Any:
+    """Return a key of a dict or a list; tuples as keys, whose hash can take for ever, are a SecurityError."""
+    if not isinstance(value, _ATOMS):
+        raise SecurityError(f"a {type(value).__name__} cannot be a key")
+    return value
+
+
+def pay_items(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
+    """Pay for one step per item of `value`, and per character of the arguments (dotted attribute names)."""
+    budget.step(1 + sum(map(length_hint, (value, *args, *kwargs.values()))))
+
+
+def pay_all(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
+    """Pay for reading `value` and the arguments to the bottom."""
+    budget.step(sum(map(length_hint, (*args, *kwargs.values()))))
+    budget.weigh(value, *args, *kwargs.values())
+
+
+def pay_step(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
+    """Pay for one step, for operations that take the same time whatever they are given."""
+    budget.step()

@@ -1,0 +1,246 @@
+"""Jinja's sandbox for templates of unknown origin, with everything a template does on a budget.
+
+The syntax tree is rewritten before it is compiled, so that loops, comparisons, `~`, slices and literals go through
+the methods of `Sandbox`, as calls, filters, tests, attributes and arithmetic do by Jinja's own hooks.
+Behaves as the environment of Hugging Face's apply_chat_template otherwise.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from itertools import chain
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType
+from typing import Any, NoReturn
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+from jinja2.utils import Namespace, pass_context
+from jinja2.visitor import NodeTransformer
+
+from edgedec_runtimes.chat_budget import Budget, check_key
+from edgedec_runtimes.chat_filters import FILTERS, METHODS, TESTS, budget_of
+from edgedec_runtimes.chat_operators import compare, pay_arithmetic
+
+MAX_SOURCE_CHARS = 128 * 1024
+MAX_TIME_FORMAT_CHARS = 200
+NAMESPACE_BYTES = 512
+
+# A node that a later Jinja adds is refused until somebody has thought about it.
+_NODES = frozenset(
+    "Template Output TemplateData For If Macro CallBlock FilterBlock With Assign AssignBlock Scope Break Continue "
+    "Name NSRef Const Tuple List Dict Pair Keyword CondExpr Filter Test Call Getitem Getattr Slice Concat Compare "
+    "Operand Mul Div FloorDiv Add Sub Mod Pow Not Neg Pos And Or".split()
+)
+
+def _call(name: str, *args: nodes.Node) -> nodes.Call:
+    """Build the node that calls a method of `Sandbox`."""
+    lineno = args[0].lineno
+    method = nodes.EnvironmentAttribute(name, lineno=lineno)
+    return nodes.Call(method, list(args), [], None, None, lineno=lineno)
+
+
+class _Rewriter(NodeTransformer):
+    """Sends through the sandbox what Jinja would compile to plain Python, and refuses what it does not know."""
+
+    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+        name = type(node).__name__
+        if name not in _NODES:
+            raise TemplateSyntaxError(f"{name} is not available to chat templates", node.lineno)
+        return super().generic_visit(node)
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _call("each", node.iter)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("concatenate", *node.nodes)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        operands = ((nodes.Const(operand.op, lineno=node.lineno), operand.expr) for operand in node.ops)
+        return _call("compare", node.expr, *chain.from_iterable(operands))
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("made", node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        node.key = _call("key", node.key)
+        return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        return _call("made", self.generic_visit(node))
+
+    visit_Dict = visit_List
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("made", node) if node.ctx == "load" else node
+
+    def visit_NSRef(self, node: nodes.NSRef) -> nodes.Node:
+        if node.attr.startswith("_"):
+            raise TemplateSyntaxError(f"names with an underscore in front, as {node.attr!r}, are reserved", node.lineno)
+        return node
+
+
+class _Generation(Extension):
+    """Tolerates {% generation %} blocks, which mark the parts that a training run learns from."""
+
+    tags = {"generation"}  # noqa: RUF012  # as in Extension
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Parse the block as a plain scope."""
+        lineno = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
+
+
+def _raise_exception(message: str = "", /) -> NoReturn:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(time_format: str, /) -> str:
+    if len(time_format) > MAX_TIME_FORMAT_CHARS:
+        raise SecurityError(f"a time format has at most {MAX_TIME_FORMAT_CHARS} characters")
+    return datetime.now().strftime(time_format)
+
+
+def _dict(mapping: Mapping[str, Any] | None = None, /, **items: Any) -> dict[str, Any]:
+    return {**(mapping or {}), **items}
+
+
+def _namespace(mapping: Mapping[str, Any] | None = None, /, **items: Any) -> Namespace:
+    attributes = _dict(mapping, **items)
+    if any(name.startswith("_") for name in attributes):
+        raise SecurityError("names with an underscore in front are reserved")
+    return Namespace(attributes)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "dict": _dict,
+    "namespace": _namespace,
+    "raise_exception": _raise_exception,
+    "range": safe_range,
+    "strftime_now": _strftime_now,
+}
+
+
+@pass_context
+def _printed(context: Context, value: Any) -> Any:
+    budget_of(context).weigh(value)
+    return value
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment, and the budget, of one rendering; Jinja's hooks are its methods."""
+
+    intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, loopcontrols],
+            finalize=_printed,
+            optimized=False,  # constants are folded without paying
+            cache_size=0,
+        )
+        self.filters = FILTERS
+        self.tests = TESTS
+        self.globals = {**_FUNCTIONS}
+        self.budget = Budget()
+
+    def guarded(self, source: str) -> CodeType:
+        """Compile a template (TemplateSyntaxError, and whatever else Jinja or Python raises on odd source)."""
+        if len(source) > MAX_SOURCE_CHARS:
+            raise TemplateSyntaxError(f"it has {len(source):,} characters, more than {MAX_SOURCE_CHARS:,}", 1)
+        tree = _Rewriter().visit(self.parse(source))
+        return self.compile(tree.set_environment(self))
+
+    def render(self, code: CodeType, variables: Mapping[str, Any]) -> str:
+        """Run what `guarded` compiled."""
+        return Template.from_code(self, code, self.globals).render(variables)
+
+    # What the rewritten tree calls.
+
+    def each(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Iterate, one step of the budget per item."""
+        for item in items:
+            self.budget.step()
+            yield item
+
+    def concatenate(self, *parts: Any) -> str:
+        """Compute `a ~ b ~ c`."""
+        self.budget.spend(self.budget.weigh(*parts))
+        return "".join(map(str, parts))
+
+    def compare(self, left: Any, *pairs: Any) -> bool:
+        """Compute `left operator right operator right ...`."""
+        for name, right in zip(pairs[::2], pairs[1::2], strict=True):
+            if not compare(self.budget, left, name, right):
+                return False
+            left = right
+        return True
+
+    def made(self, value: Any) -> Any:
+        """Pay for a slice, a list, a tuple or a dict."""
+        return self.budget.made(value)
+
+    def key(self, value: Any) -> Any:
+        """Check a key of a dict."""
+        return check_key(value)
+
+    # What Jinja calls.
+
+    def concat(self, parts: Iterable[str]) -> str:
+        """Join the output of a template, a macro or a block."""
+        pieces = []
+        for part in parts:
+            self.budget.spend(len(part))
+            pieces.append(part)
+        return "".join(pieces)
+
+    def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call what a template may call: macros, the functions and methods in our tables, recursive loops."""
+        if isinstance(callee, MethodType) and callee.__self__ is self:
+            return callee(*args)
+        self.budget.step(1 + len(args) + len(kwargs))
+        if isinstance(callee, Macro | Undefined):
+            return context.call(callee, *args, **kwargs)
+        kwargs.pop("_loop_vars", None)
+        kwargs.pop("_block_vars", None)
+        if isinstance(callee, LoopContext):
+            return callee(*map(self.each, args))
+        if isinstance(callee, FunctionType) and callee in _FUNCTIONS.values():
+            self.budget.weigh(*args)
+            self.budget.spend(NAMESPACE_BYTES)
+            return self.budget.made(callee(*args, **kwargs))
+        self._pay_method(callee, args, kwargs)
+        return self.budget.made(callee(*args, **kwargs))
+
+    def _pay_method(self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        method = getattr(callee, "__wrapped__", callee)  # Jinja wraps str.format
+        if isinstance(method, BuiltinMethodType | MethodType):
+            for owner, prices in METHODS:
+                if isinstance(method.__self__, owner) and method.__name__ in prices:
+                    return prices[method.__name__](self.budget, method.__self__, *args, **kwargs)
+        raise SecurityError(f"calling {getattr(method, '__qualname__', type(callee).__name__)} is not available")
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Look up `obj[argument]`."""
+        self.budget.step()
+        return super().getitem(obj, check_key(argument))
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:  # type: ignore[override]
+        """Refuse an attribute at once, where Jinja waits for its use."""
+        raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe")
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute `left operator right`."""
+        pay_arithmetic(self.budget, left, operator, right)
+        return self.budget.made(self.binop_table[operator](left, right))

@@ -1,0 +1,132 @@
+"""Chat templates: messages to one prompt, by the Jinja source that comes with a model.
+
+The source is downloaded with the model and not trusted: it runs in a sandbox (edgedec_runtimes.chat_sandbox) on a
+budget of memory, steps and time, and renders as Hugging Face's apply_chat_template does.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from traceback import extract_tb
+from typing import Any
+
+from jinja2.exceptions import TemplateSyntaxError
+
+from edgedec.errors import RequestError, TemplateError
+from edgedec_runtimes.chat_sandbox import Sandbox
+
+MAX_REASON_CHARS = 300
+
+# ChatML, for a model whose file has no template.
+DEFAULT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_PROBE = "edgedec-probe"
+
+
+class ChatTemplate:
+    """A model's chat template, compiled once. May be used from any thread."""
+
+    def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
+        """Compile the template (TemplateError when it is not valid, names the line)."""
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._takes_parts: bool | None = None
+        try:
+            self._code = Sandbox().guarded(source)
+        except Exception as error:  # Jinja's, and Python's own for code nested too deep
+            raise _template_error(error, error.lineno if isinstance(error, TemplateSyntaxError) else None) from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Return the prompt text of a conversation, special tokens spelled out.
+
+        A message has a "role" and a "content": a string, or parts {"type": "text", "text": ...}, which are joined
+        by line breaks unless the template takes parts. An assistant message with "tool_calls" needs no content.
+        `variables` are what this model's template knows besides (`enable_thinking`, ...): plain data.
+
+        Raises:
+            RequestError: There is no message, or one is malformed.
+            TemplateError: The template refuses the messages, fails, or uses more than a rendering may.
+        """
+        checked = check_messages(messages)
+        if tools is not None:
+            _check_mappings(tools, "tool")
+        if any(isinstance(message.get("content"), list) for message in checked) and not self._parts_are_taken():
+            checked = [_joined(message) for message in checked]
+        given = {"documents": None, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        return self._run({**self._tokens, **given, **variables, "messages": checked})
+
+    def _run(self, variables: Mapping[str, Any]) -> str:
+        try:
+            return Sandbox().render(self._code, variables)
+        except Exception as error:  # whatever a hostile template provokes, MemoryError and RecursionError included
+            raise _template_error(error, _failing_line(error)) from error
+
+    def _parts_are_taken(self) -> bool:
+        """Find out, once, whether a content of parts comes out as its text."""
+        if self._takes_parts is None:
+            parts = [{"type": "text", "text": _PROBE}]
+            try:
+                text = self._run({**self._tokens, "messages": [{"role": "user", "content": parts}]})
+            except TemplateError:
+                text = ""
+            self._takes_parts = _PROBE in text and repr(parts) not in text and json.dumps(parts) not in text
+        return self._takes_parts
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages as dicts (RequestError, naming the index, where one is malformed)."""
+    _check_mappings(messages, "message")
+    if not messages:
+        raise RequestError("a chat needs at least one message; found none")
+    for i, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise RequestError(f"message {i}: 'role' must be a string, not {message.get('role')!r:.100}")
+        _check_content(i, message)
+    return [dict(message) for message in messages]
+
+
+def _check_mappings(items: Sequence[Mapping[str, Any]], what: str) -> None:
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise RequestError(f"{what}s must be a sequence of mappings, not {type(items).__name__}")
+    for i, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise RequestError(f"{what} {i} must be a mapping, not {type(item).__name__}")
+
+
+def _check_content(i: int, message: Mapping[str, Any]) -> None:
+    content = message.get("content")
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return
+    if not isinstance(content, list):
+        raise RequestError(f"message {i}: 'content' must be a string or a list of text parts, not {content!r:.100}")
+    for j, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise RequestError(f"message {i}: part {j} of 'content' must be a text part, not {part!r:.100}")
+
+
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def _failing_line(error: Exception) -> int | None:
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    return lines[-1] if lines else None
+
+
+def _template_error(error: Exception, line: int | None) -> TemplateError:
+    where = "chat template" if line is None else f"chat template, line {line}"
+    kind = "" if str(error) else type(error).__name__
+    return TemplateError(f"{where}: {kind}{str(error)[:MAX_REASON_CHARS]}")

@@ -1,0 +1,34 @@
+"""How many threads a forward should use: the cores this process may run on, not the machine's hyper-threads."""
+
+import os
+from pathlib import Path
+
+_CPUS = Path("/sys/devices/system/cpu")
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores() -> int:
+    """Return the physical cores within this process's affinity and cgroup limit; at least 1."""
+    try:
+        allowed = os.sched_getaffinity(0)
+    except AttributeError:  # macOS, Windows
+        allowed = set(range(os.cpu_count() or 1))
+    cores = {_siblings(cpu) for cpu in allowed}
+    return max(1, min(len(cores), _cgroup_cores()))
+
+
+def _siblings(cpu: int) -> str:
+    """Return what names the physical core of a logical one; itself where the system does not tell."""
+    try:
+        return (_CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii").strip()
+    except OSError:
+        return str(cpu)
+
+
+def _cgroup_cores() -> int:
+    """Return the cores that the cgroup's quota pays for, rounded up."""
+    try:
+        quota, period = _CGROUP_LIMIT.read_text(encoding="ascii").split()
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):  # no cgroup v2, or "max"
+        return 1 << 16

@@ -1,0 +1,119 @@
+"""The llamacpp runtime: any GGUF that llama.cpp loads, on its CPU and GPU back ends."""
+
+import hashlib
+import platform
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from edgedec.errors import EdgedecError
+from edgedec.ggml_types import GGMLType
+from edgedec.gguf import GGUF, read_gguf
+from edgedec.memory import MemoryTerm, resident_bytes
+from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
+from edgedec.model_info import describe, require_text_decoder
+from edgedec_runtimes.llamacpp.library import llama, version
+from edgedec_runtimes.llamacpp.loading import check_options, context_options, device_names, dry_run, load
+from edgedec_runtimes.llamacpp.model import LlamaCppModel
+
+_VOCABULARY_BYTES_PER_TOKEN = 350
+_GRAPH_BYTES = 9_000_000
+_REPACKED_X86 = {GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q2_K, GGMLType.IQ4_NL}
+_REPACKED_ARM = _REPACKED_X86 | {GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_0}
+
+
+class LlamaCpp:
+    """Implements edgedec.model.Runtime."""
+
+    name = "llamacpp"
+
+    def accepts(self, path: Path) -> str | None:
+        """Return None when llama.cpp may run the model, else the reason why not."""
+        try:
+            require_text_decoder(read_gguf(path))
+        except EdgedecError as error:
+            return str(error)
+        return None
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the terms of the memory plan, from the header and a dry run."""
+        check_options(options)
+        gguf = read_gguf(path)
+        require_text_decoder(gguf)
+        n_ctx = options.n_ctx or default_n_ctx(describe(gguf).n_ctx_train or 0)
+        return _terms(gguf, options, n_ctx, resident_bytes() or 0)
+
+    def load(self, path: Path, options: LoadOptions) -> Model:
+        """Load the weights."""
+        check_options(options)
+        gguf = read_gguf(path)
+        require_text_decoder(gguf)
+        llama()
+        before = resident_bytes() or 0
+        handle = load(path, options)
+        card = _card(handle, gguf, options)
+        n_ctx = options.n_ctx or default_n_ctx(card.n_ctx_train)
+
+        @lru_cache(maxsize=8)
+        def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+            return _terms(gguf, _with_rows(options, n_rows), n_ctx, before)
+
+        chosen = context_options(handle, options, n_ctx)
+        return LlamaCppModel(handle, path, card, chosen, options.n_parallel, terms, options.cache_dir)
+
+    def report(self) -> RuntimeReport:
+        """Describe llama.cpp on this machine."""
+        features = llama().llama_print_system_info().decode(errors="replace").strip(" |")
+        return RuntimeReport(version(), device_names(), (features,))
+
+
+def _with_rows(options: LoadOptions, n_rows: int) -> LoadOptions:
+    return replace(options, max_rows=n_rows)
+
+
+def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
+    api = llama()
+    info = describe(gguf)
+    template = api.llama_model_chat_template(handle, None)
+    numerics = f"{version()} {options.kv_type} {options.flash_attention} {options.repack} {options.n_threads}"
+    device = f"{options.n_gpu_layers} {options.device} {platform.machine()}"
+    return ModelCard(
+        name=info.name or "",
+        architecture=info.architecture,
+        runtime="llamacpp",
+        n_vocab=api.llama_vocab_n_tokens(api.llama_model_get_vocab(handle)),
+        n_embd=api.llama_model_n_embd(handle),
+        n_layer=api.llama_model_n_layer(handle),
+        n_ctx_train=api.llama_model_n_ctx_train(handle),
+        fingerprint=hashlib.sha256(f"{gguf.header_hash} {numerics} {device}".encode()).hexdigest(),
+        chat_template=template.decode("utf-8", errors="replace") if template else None,
+        sampling_defaults=info.sampling_defaults,
+    )
+
+
+def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tuple[MemoryTerm, ...]:
+    """Return the plan's terms; `base_bytes` is what the process held before."""
+    sizes = dry_run(gguf.paths[0], options, n_ctx)
+    info = describe(gguf)
+    kind = "mapped" if options.mmap else "private"
+    terms = [
+        MemoryTerm("interpreter and libraries", base_bytes, "measured"),
+        MemoryTerm(f"weights ({kind})", gguf.n_bytes, "the whole file"),
+        MemoryTerm("weights (repacked)", _repacked_bytes(gguf) if sizes.repacks else 0, "a private copy"),
+        MemoryTerm("vocabulary", (info.n_vocab or 0) * _VOCABULARY_BYTES_PER_TOKEN, f"{info.n_vocab} tokens"),
+        MemoryTerm("KV cache", sizes.kv_bytes, f"{n_ctx} tokens × {options.n_parallel}, {options.kv_type}"),
+        MemoryTerm("logits", sizes.output_bytes, f"{options.max_rows} rows"),
+        MemoryTerm("activations", sizes.compute_bytes + _GRAPH_BYTES, "compute buffer and graph"),
+    ]
+    return tuple(term for term in terms if term.n_bytes)
+
+
+def _repacked_bytes(gguf: GGUF) -> int:
+    """Return the bytes of the matrices that ggml rearranges for its fast kernels (rows in groups of 8)."""
+    arm = platform.machine().lower() in ("aarch64", "arm64")
+    types = _REPACKED_ARM if arm else _REPACKED_X86
+    return sum(
+        tensor.n_bytes
+        for tensor in gguf.tensors.values()
+        if tensor.type in types and len(tensor.shape) == 2 and tensor.shape[1] % 8 == 0 and "embd" not in tensor.name
+    )

@@ -1,0 +1,240 @@
+"""A llama.cpp context: one KV cache that several sequences share, and the batch that feeds it."""
+
+import ctypes
+import ctypes.util
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import CancelledError, ContextFullError, MemoryCapError, RuntimeUnavailableError
+from edgedec_runtimes.llamacpp.library import last_complaint, llama
+
+N_BATCH = 2048
+N_UBATCH = 512
+_NO_SLOT, _ABORTED = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """What a context is made with.
+
+    Attributes:
+        n_cells: Tokens its KV cache holds, over all sequences.
+        n_sequences: Sequence ids.
+        max_rows: Most rows of logits of one decode.
+        n_threads: Threads of a forward.
+        type_k, type_v: ggml types of the cache.
+        flash_attention: True, False, or None for llama.cpp's choice.
+    """
+
+    n_cells: int
+    n_sequences: int
+    max_rows: int
+    n_threads: int
+    type_k: int
+    type_v: int
+    flash_attention: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one sequence in a decode.
+
+    Attributes:
+        tokens: int32[n].
+        positions: int32[n].
+        sequences: For each row, the sequence ids it belongs to; one tuple for all rows of a chain.
+        wanted: bool[n], the rows whose logits are wanted.
+    """
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    sequences: Sequence[tuple[int, ...]] | tuple[int]
+    wanted: NDArray[np.bool_]
+
+
+def context_params(options: ContextOptions) -> Any:
+    """Return llama.cpp's parameter struct for these options."""
+    api = llama()
+    params = api.llama_context_default_params()
+    params.n_ctx = options.n_cells
+    params.n_batch = N_BATCH
+    params.n_ubatch = N_UBATCH
+    params.n_seq_max = options.n_sequences
+    params.n_outputs_max = max(options.max_rows, options.n_sequences)
+    params.n_outputs_max_per_seq = params.n_outputs_max
+    params.n_threads = params.n_threads_batch = options.n_threads
+    params.type_k, params.type_v = options.type_k, options.type_v
+    params.flash_attn_type = -1 if options.flash_attention is None else int(options.flash_attention)
+    params.kv_unified = True  # coupled sequences (trees, forks) need one stream
+    params.no_perf = True
+    return params
+
+
+class Context:
+    """Owns a llama_context. One decode at a time; abort() may come from any thread."""
+
+    def __init__(self, model: Any, n_vocab: int, options: ContextOptions) -> None:
+        self._api = llama()
+        self.options = options
+        self._n_vocab = n_vocab
+        self._abort_flag = ctypes.create_string_buffer(2)
+        self._lock = threading.Lock()
+        self._running = False
+        params = context_params(options)
+        params.abort_callback = ctypes.cast(_string_length(), type(params.abort_callback))
+        params.abort_callback_data = ctypes.addressof(self._abort_flag)
+        self._handle = self._api.llama_init_from_model(model, params)
+        if not self._handle:
+            raise MemoryCapError(
+                f"llama.cpp could not make a context of {options.n_cells} tokens: {last_complaint()}; "
+                f"ask for a shorter context"
+            )
+        self.n_cells = int(self._api.llama_n_ctx(self._handle))
+        self.n_batch = int(self._api.llama_n_batch(self._handle))  # smaller in a short context
+        self._memory = self._api.llama_get_memory(self._handle)
+        self._make_batch(options.n_sequences)
+
+    def _make_batch(self, n_sequences: int) -> None:
+        """Allocate the batch once: rows of sequence ids at fixed addresses."""
+        self._tokens = np.zeros(N_BATCH, np.int32)
+        self._positions = np.zeros(N_BATCH, np.int32)
+        self._n_ids = np.ones(N_BATCH, np.int32)
+        self._ids = np.zeros((N_BATCH, n_sequences), np.int32)
+        self._id_rows = (self._ids.ctypes.data + self._ids.strides[0] * np.arange(N_BATCH)).astype(np.uintp)
+        self._wanted = np.zeros(N_BATCH, np.int8)
+        id_row = ctypes.POINTER(ctypes.c_int32)
+        self._batch = self._api.llama_batch(
+            n_tokens=0,
+            token=_pointer(self._tokens, ctypes.c_int32),
+            embd=None,
+            pos=_pointer(self._positions, ctypes.c_int32),
+            n_seq_id=_pointer(self._n_ids, ctypes.c_int32),
+            seq_id=ctypes.cast(self._id_rows.ctypes.data, ctypes.POINTER(id_row)),
+            logits=_pointer(self._wanted, ctypes.c_int8),
+        )
+
+    def decode(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
+        """Evaluate the parts together and return each one's wanted logits, views until the next decode.
+
+        Raises:
+            ContextFullError: No free cells; nothing was evaluated.
+            CancelledError: abort() was called; some rows may have been evaluated, drop them.
+        """
+        n = 0
+        spans = []
+        for part in parts:
+            spans.append((n, n + len(part.tokens)))
+            self._fill(part, n)
+            n += len(part.tokens)
+        self._batch.n_tokens = n
+        with self._lock:
+            self._running = True
+        try:
+            code = self._api.llama_decode(self._handle, self._batch)
+        finally:
+            with self._lock:
+                self._running = False
+                self._abort_flag[0] = b"\0"
+        if code == _ABORTED:
+            raise CancelledError("the forward was cancelled")
+        if code == _NO_SLOT:
+            raise ContextFullError(
+                f"the KV cache of {self.n_cells} tokens, shared by every session and fork on it, is full; "
+                f"close sessions or load the model with a longer context"
+            )
+        if code != 0:
+            raise RuntimeUnavailableError(f"llama.cpp failed with code {code}: {last_complaint()}")
+        return [self._logits(start, stop) for start, stop in spans]
+
+    def _fill(self, part: Part, start: int) -> None:
+        stop = start + len(part.tokens)
+        self._tokens[start:stop] = part.tokens
+        self._positions[start:stop] = part.positions
+        self._wanted[start:stop] = part.wanted
+        if isinstance(part.sequences[0], int):
+            self._n_ids[start:stop] = 1
+            self._ids[start:stop, 0] = part.sequences[0]
+            return
+        for row, ids in enumerate(part.sequences, start):
+            assert isinstance(ids, tuple)
+            self._n_ids[row] = len(ids)
+            self._ids[row, : len(ids)] = ids
+
+    def _logits(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return f32[n_wanted, n_vocab]; wanted rows lie in the output buffer one after another."""
+        rows = np.flatnonzero(self._wanted[start:stop]) + start
+        if not len(rows):
+            return np.empty((0, self._n_vocab), np.float32)
+        size = self._n_vocab * 4
+        addresses = [self._address(int(row)) for row in rows]
+        if addresses[-1] - addresses[0] == (len(rows) - 1) * size:
+            return _view(addresses[0], len(rows), self._n_vocab)
+        return np.concatenate([_view(address, 1, self._n_vocab) for address in addresses])
+
+    def _address(self, row: int) -> int:
+        pointer = self._api.llama_get_logits_ith(self._handle, row)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        if not address:
+            raise RuntimeUnavailableError(f"llama.cpp returned no logits for row {row}: {last_complaint()}")
+        return address
+
+    def abort(self) -> None:
+        """Stop the decode that is running; without one, nothing happens."""
+        with self._lock:
+            if self._running:
+                self._abort_flag[0] = b"\1"
+
+    def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
+        """Drop a sequence's positions from `start` up to `stop` (-1: to the end); False where it can't."""
+        return bool(self._api.llama_memory_seq_rm(self._memory, sequence, start, stop))
+
+    def copy(self, source: int, target: int, start: int = 0, stop: int = -1) -> None:
+        """Let `target` share the positions of `source`; no data is copied."""
+        self._api.llama_memory_seq_cp(self._memory, source, target, start, stop)
+
+    def save(self, sequence: int) -> bytes:
+        """Return the KV of a sequence."""
+        size = self._api.llama_state_seq_get_size(self._handle, sequence)
+        buffer = (ctypes.c_uint8 * size)()
+        n = self._api.llama_state_seq_get_data(self._handle, buffer, size, sequence)
+        return bytes(memoryview(buffer)[:n])
+
+    def load(self, sequence: int, data: bytes) -> bool:
+        """Restore what save() returned; False where llama.cpp refuses it."""
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        return bool(self._api.llama_state_seq_set_data(self._handle, buffer, len(data), sequence))
+
+    def last_position(self, sequence: int) -> int:
+        """Return the highest position a sequence holds, -1 when it is empty."""
+        return int(self._api.llama_memory_seq_pos_max(self._memory, sequence))
+
+    def close(self) -> None:
+        """Free the context; calling it again does nothing."""
+        handle, self._handle = self._handle, None
+        if handle:
+            self._api.llama_free(handle)
+
+
+def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(kind))
+
+
+def _view(address: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
+    floats = (ctypes.c_float * (n_rows * n_vocab)).from_address(address)
+    return np.ctypeslib.as_array(floats).reshape(n_rows, n_vocab)
+
+
+def _string_length() -> Any:
+    """Return C's strlen, to serve as the abort callback.
+
+    llama.cpp asks between any two operations of a graph whether to stop. A Python callback would take the
+    interpreter's lock a thousand times a token; strlen of the flag's buffer is 0 or 1 without it.
+    """
+    library = ctypes.CDLL("msvcrt") if sys.platform == "win32" else ctypes.CDLL(None)
+    return library.strlen

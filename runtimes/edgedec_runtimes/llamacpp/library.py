@@ -1,0 +1,114 @@
+"""llama.cpp's shared library through llama-cpp-python: found, checked, and quiet.
+
+Struct layouts change between releases without a version in the ABI, so the defaults that the library writes into its
+own structs are compared with what the tested release writes: a shifted field would show.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from edgedec.errors import RuntimeUnavailableError
+
+logger = logging.getLogger("edgedec.llamacpp")
+logger.addHandler(logging.NullHandler())  # without one, `logging` would print warnings itself
+
+TESTED = "0.3.36"
+# ggml's levels; the binding's own comment lists an older numbering.
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+_WARNING, _ERROR, _CONTINUED = 3, 4, 5
+
+_MODEL_DEFAULTS = {"load_mode": -1, "lazy_mode": 1, "split_mode": 1, "vocab_only": False, "check_tensors": False}
+_MODEL_DEFAULTS |= {"use_extra_bufts": True, "no_host": False, "no_alloc": False, "load_mtp": False}
+_CONTEXT_DEFAULTS = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_outputs_max": 0}
+_CONTEXT_DEFAULTS |= {"pooling_type": -1, "flash_attn_type": -1, "type_k": 1, "type_v": 1, "embeddings": False}
+_CONTEXT_DEFAULTS |= {"offload_kqv": True, "op_offload": True, "swa_full": True, "kv_unified": False, "n_samplers": 0}
+
+_log_lines: deque[tuple[int, str]] = deque(maxlen=4000)
+_log_lock = threading.Lock()
+_keep_alive: list[Any] = []
+
+
+@cache
+def llama() -> ModuleType:
+    """Return llama_cpp's low-level module, checked and initialised.
+
+    Raises:
+        RuntimeUnavailableError: It is not installed, does not load, or is not the release that was tested.
+    """
+    try:
+        import llama_cpp
+        from llama_cpp import llama_cpp as api
+    except Exception as error:  # a missing package, or a library that does not load on this machine
+        raise RuntimeUnavailableError(
+            f"the llamacpp runtime needs llama-cpp-python {TESTED}, which does not import here "
+            f"({type(error).__name__}: {error}); install it with: pip install llama-cpp-python=={TESTED}"
+        ) from error
+    _check_layout(api, llama_cpp.__version__)
+    callback = api.llama_log_callback(_on_log)
+    _keep_alive.append(callback)
+    api.llama_log_set(callback, None)
+    api.llama_backend_init()
+    return api  # type: ignore[no-any-return]  # the package is untyped to us
+
+
+def version() -> str:
+    """Return the versions of the binding and of the library it loads."""
+    api = llama()
+    import llama_cpp
+
+    return f"llama-cpp-python {llama_cpp.__version__} (llama.cpp {api.llama_version().decode()})"
+
+
+def _check_layout(api: ModuleType, found: str) -> None:
+    for params, expected in (
+        (api.llama_model_default_params(), _MODEL_DEFAULTS),
+        (api.llama_context_default_params(), _CONTEXT_DEFAULTS),
+    ):
+        wrong = {name: getattr(params, name, None) for name in expected}
+        wrong = {name: value for name, value in wrong.items() if value != expected[name]}
+        if wrong:
+            raise RuntimeUnavailableError(
+                f"llama-cpp-python {found} lays its structs out unlike the tested {TESTED} (found {wrong}); "
+                f"install the tested release: pip install llama-cpp-python=={TESTED}"
+            )
+
+
+def _on_log(level: int, text: bytes, _user_data: Any) -> None:
+    """Pass llama.cpp's log on to `logging`; called from C, so nothing may escape."""
+    try:
+        line = text.decode("utf-8", errors="replace")
+        with _log_lock:
+            if level == _CONTINUED and _log_lines:
+                level = _log_lines[-1][0]
+            _log_lines.append((level, line))
+        stripped = line.rstrip()
+        if stripped.strip("."):
+            logger.log(_LEVELS.get(level, logging.DEBUG), "%s", stripped)
+    except Exception:  # logging handlers are the application's; their errors must not cross into C
+        return
+
+
+@contextmanager
+def captured_log() -> Iterator[list[str]]:
+    """Collect the lines that llama.cpp logs inside the block; they are in the list when it ends."""
+    with _log_lock:
+        _log_lines.clear()
+    lines: list[str] = []
+    try:
+        yield lines
+    finally:
+        with _log_lock:
+            lines.extend(line.rstrip() for _, line in _log_lines)
+
+
+def last_complaint() -> str:
+    """Return what llama.cpp logged last as a warning or an error, for the message of an exception."""
+    with _log_lock:
+        complaints = [line.strip() for level, line in _log_lines if level in (_WARNING, _ERROR) and line.strip()]
+    return complaints[-1] if complaints else "it gave no reason"

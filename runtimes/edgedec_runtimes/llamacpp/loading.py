@@ -1,0 +1,198 @@
+"""Loading a GGUF with llama.cpp: parameters, the real load, and the dry run that a memory plan is made from."""
+
+import ctypes
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgedec.errors import (
+    CancelledError,
+    MemoryCapError,
+    RequestError,
+    RuntimeUnavailableError,
+    UnsupportedModelError,
+)
+from edgedec.model import LoadOptions
+from edgedec.progress import Progress
+from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
+from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
+
+KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
+_N_FORKS = 3
+_MMAP, _COPY = 1, 0
+_MIB = 2**20
+
+# llama.cpp logs to one place for the whole process; loads that read the log go one at a time.
+_load_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What llama.cpp would allocate for a model and one context, in bytes.
+
+    Attributes:
+        kv_bytes: KV cache or recurrent state.
+        output_bytes: Rows of logits.
+        compute_bytes: Activations of the largest graph.
+        repacks: Whether weights would be rearranged into private memory.
+    """
+
+    kv_bytes: int
+    output_bytes: int
+    compute_bytes: int
+    repacks: bool
+
+
+def check_options(options: LoadOptions) -> None:
+    """Raise RequestError for values that llama.cpp does not take."""
+    if options.kv_type not in KV_TYPES:
+        raise RequestError(f"kv_type is {options.kv_type!r}; the llamacpp runtime takes {', '.join(KV_TYPES)}")
+    for name in ("n_ctx", "n_parallel", "n_threads", "max_rows"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise RequestError(f"{name} is {value}; it must be at least 1")
+
+
+def context_options(model: Any, options: LoadOptions, n_cells: int) -> ContextOptions:
+    """Return how to make this model's contexts.
+
+    Trees and forks need sequence ids beside the sessions' own; a recurrent model holds a state for each id, so
+    there it gets none.
+    """
+    api = llama()
+    recurrent = api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model)
+    spare = 0 if recurrent or options.max_rows == 1 else _N_FORKS + options.max_rows
+    return ContextOptions(
+        n_cells=n_cells,
+        n_sequences=options.n_parallel + spare,
+        max_rows=options.max_rows,
+        n_threads=options.n_threads or usable_cores(),
+        type_k=KV_TYPES[options.kv_type],
+        type_v=KV_TYPES[options.kv_type],
+        flash_attention=options.flash_attention,
+    )
+
+
+@contextmanager
+def _model_params(options: LoadOptions) -> Iterator[Any]:
+    """Yield llama.cpp's parameter struct; what it points to lives as long as the block."""
+    api = llama()
+    params = api.llama_model_default_params()
+    params.use_extra_bufts = options.repack
+    params.load_mode = _MMAP if options.mmap else _COPY
+    if options.n_gpu_layers is not None:
+        params.n_gpu_layers = options.n_gpu_layers
+    if options.device is not None:
+        devices = (ctypes.c_void_p * 2)(_device(options.device), None)
+        params.devices = ctypes.addressof(devices)
+        yield params
+        del devices
+    else:
+        yield params
+
+
+def load(path: Path, options: LoadOptions) -> Any:
+    """Load the weights and return llama.cpp's handle.
+
+    Raises:
+        CancelledError: options.cancel was set.
+        UnsupportedModelError: llama.cpp does not take the file; the message holds its reason.
+    """
+    api = llama()
+    raised: list[BaseException] = []
+
+    def on_progress(fraction: float, _user_data: Any) -> bool:
+        try:
+            if options.on_progress is not None:
+                options.on_progress(Progress("load", int(fraction * 100), 100, "%", path.name))
+        except BaseException as error:  # the application's callback; carried over the C frames
+            raised.append(error)
+            return False
+        return options.cancel is None or not options.cancel.cancelled
+
+    with _load_lock, captured_log(), _model_params(options) as params:
+        callback = type(params.progress_callback)(on_progress)
+        params.progress_callback = callback
+        handle = api.llama_model_load_from_file(os.fsencode(path), params)
+        complaint = last_complaint()
+    if handle:
+        return handle
+    if raised:
+        raise raised[0]
+    if options.cancel is not None and options.cancel.cancelled:
+        raise CancelledError(f"loading {path.name}: cancelled")
+    if "alloc" in complaint or "memory" in complaint:
+        raise MemoryCapError(f"no memory for {path.name}: llama.cpp says: {complaint}; try a smaller model")
+    raise UnsupportedModelError(f"llama.cpp does not load {path}: {complaint}; try another file of this model")
+
+
+def dry_run(path: Path, options: LoadOptions, n_ctx: int) -> DryRun:
+    """Let llama.cpp go through loading and making a context without allocating weights or KV.
+
+    The sizes are in its log only, whose lines are those of the tested release.
+
+    Raises:
+        UnsupportedModelError: llama.cpp does not take the file.
+    """
+    api = llama()
+    with _load_lock, captured_log() as lines, _model_params(options) as params:
+        params.no_alloc = True
+        params.load_mode = _COPY
+        model = api.llama_model_load_from_file(os.fsencode(path), params)
+        if not model:
+            raise UnsupportedModelError(f"llama.cpp does not load {path}: {last_complaint()}")
+        try:
+            chosen = context_options(model, options, n_ctx * options.n_parallel)
+            context = api.llama_init_from_model(model, context_params(chosen))
+            if not context:
+                raise UnsupportedModelError(f"llama.cpp makes no context for {path}: {last_complaint()}")
+            api.llama_free(context)
+        finally:
+            api.llama_model_free(model)
+    return DryRun(
+        kv_bytes=_logged(lines, r"(?:kv_cache|recurrent|memory_\w+).*?: size = +([\d.]+) MiB"),
+        output_bytes=_logged(lines, r"output buffer size = +([\d.]+) MiB"),
+        compute_bytes=_logged(lines, r"compute buffer size = +([\d.]+) MiB"),
+        repacks=any("REPACK model buffer size" in line for line in lines),
+    )
+
+
+def _logged(lines: list[str], pattern: str) -> int:
+    found = [match for line in lines if (match := re.search(pattern, line))]
+    return int(sum(float(match[1]) for match in found) * _MIB)
+
+
+def _device(name: str) -> int:
+    """Return ggml's handle of the named device (RuntimeUnavailableError when there is none)."""
+    library = _ggml()
+    for index in range(library.ggml_backend_dev_count()):
+        device = library.ggml_backend_dev_get(index)
+        if library.ggml_backend_dev_name(device).decode() == name:
+            return int(device)
+    raise RuntimeUnavailableError(
+        f"llama.cpp knows no device {name!r}; it knows {', '.join(device_names())} (edgedec doctor lists them)"
+    )
+
+
+def device_names() -> tuple[str, ...]:
+    """Return the names of ggml's devices, such as "CPU" and "Vulkan0"."""
+    library = _ggml()
+    devices = (library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count()))
+    return tuple(library.ggml_backend_dev_name(device).decode() for device in devices)
+
+
+def _ggml() -> Any:
+    from llama_cpp._ggml import libggml  # loaded by llama_cpp itself; it binds nothing of it
+
+    libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
+    libggml.ggml_backend_dev_name.argtypes = [ctypes.c_void_p]
+    libggml.ggml_backend_dev_name.restype = ctypes.c_char_p
+    return libggml

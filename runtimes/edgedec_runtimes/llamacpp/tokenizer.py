@@ -1,0 +1,79 @@
+"""The vocabulary of a GGUF, through llama.cpp."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edgedec.errors import ModelFormatError, RequestError
+from edgedec_runtimes.llamacpp.library import llama
+
+_PIECE_BYTES = 256
+
+
+class LlamaCppTokenizer:
+    """Implements edgedec.tokenizer.Tokenizer.
+
+    `handle` returns the native vocabulary, or raises once the model is closed.
+    """
+
+    def __init__(self, handle: Callable[[], Any]) -> None:
+        self._handle = handle
+        self._api = llama()
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of token ids."""
+        return int(self._api.llama_vocab_n_tokens(self._handle()))
+
+    @property
+    def bos_token(self) -> str:
+        """Text of the begin-of-sequence token."""
+        return self._text(self._api.llama_vocab_bos(self._handle()))
+
+    @property
+    def eos_token(self) -> str:
+        """Text of the end-of-sequence token."""
+        return self._text(self._api.llama_vocab_eos(self._handle()))
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the token ids of `text` (RequestError for lone surrogates, which no UTF-8 text holds)."""
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text has a lone surrogate at character {error.start}, which is no Unicode text; "
+                f"decode the input as UTF-8 first"
+            ) from error
+        size = len(data) + 8
+        for _ in range(2):
+            buffer = (ctypes.c_int32 * size)()
+            n = self._api.llama_tokenize(self._handle(), data, len(data), buffer, size, add_special, parse_special)
+            if n >= 0:
+                return list(buffer[:n])
+            size = -n
+        raise ModelFormatError("llama.cpp could not tokenize the text with this model's vocabulary")
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes a token adds to the text; control tokens add none."""
+        if not 0 <= token_id < self.n_vocab:
+            raise RequestError(f"token {token_id} is outside the vocabulary of {self.n_vocab}")
+        buffer: Any = ctypes.create_string_buffer(_PIECE_BYTES)
+        n = self._api.llama_token_to_piece(self._handle(), token_id, buffer, _PIECE_BYTES, 0, False)
+        if n < 0:
+            buffer = ctypes.create_string_buffer(-n)
+            n = self._api.llama_token_to_piece(self._handle(), token_id, buffer, -n, 0, False)
+        return bytes(buffer.raw[: max(n, 0)])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of the ids, with U+FFFD where the bytes are not UTF-8."""
+        return b"".join(self.piece(token_id) for token_id in token_ids).decode("utf-8", errors="replace")
+
+    def is_end(self, token_id: int) -> bool:
+        """Return whether the token ends a generation."""
+        return bool(self._api.llama_vocab_is_eog(self._handle(), token_id))
+
+    def _text(self, token_id: int) -> str:
+        if token_id < 0:
+            return ""
+        text: bytes | None = self._api.llama_vocab_get_text(self._handle(), token_id)
+        return (text or b"").decode("utf-8", errors="replace")

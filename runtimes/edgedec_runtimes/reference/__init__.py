@@ -1,0 +1,84 @@
+"""The reference runtime: a small numpy transformer that does everything the contract has, and nothing fast.
+
+The oracle of the tests: float32, one row at a time, so that its results have the same bits however a forward is put
+together. Llama and qwen2 GGUFs with F32 and F16 tensors.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from edgedec.errors import EdgedecError, RequestError
+from edgedec.gguf import read_gguf
+from edgedec.gguf_metadata import get_text
+from edgedec.memory import MemoryTerm, resident_bytes
+from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
+from edgedec.model_info import describe
+from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
+from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
+from edgedec_runtimes.reference.weights import n_weight_bytes, read_hyperparameters, read_weights
+
+_KV_DTYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
+
+
+class Reference:
+    """Implements edgedec.model.Runtime."""
+
+    name = "reference"
+
+    def accepts(self, path: Path) -> str | None:
+        """Return None when the model is a small enough kind of llama or qwen2, else the reason why not."""
+        try:
+            read_hyperparameters(read_gguf(path))
+        except EdgedecError as error:
+            return str(error)
+        return None
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the terms of the memory plan, from the header."""
+        _check_options(options)
+        gguf = read_gguf(path)
+        hyper = read_hyperparameters(gguf)
+        kv_dtype = _KV_DTYPES[options.kv_type]
+        needs = Needs(hyper, n_weight_bytes(gguf), kv_dtype, resident_bytes() or 0, options.n_parallel)
+        return memory_terms(needs, options.n_ctx or default_n_ctx(hyper.n_ctx_train), options.max_rows)
+
+    def load(self, path: Path, options: LoadOptions) -> Model:
+        """Load the weights as float32."""
+        _check_options(options)
+        before = resident_bytes() or 0
+        gguf = read_gguf(path)
+        hyper, info = read_hyperparameters(gguf), describe(gguf)
+        weights = read_weights(gguf, hyper)
+        if options.cancel is not None:
+            options.cancel.check(f"loading {path.name}")
+        card = ModelCard(
+            name=info.name or "",
+            architecture=hyper.architecture,
+            runtime=self.name,
+            n_vocab=hyper.n_vocab,
+            n_embd=hyper.n_embd,
+            n_layer=hyper.n_layer,
+            n_ctx_train=hyper.n_ctx_train,
+            fingerprint=fingerprint(weights, f"reference 1 numpy {np.__version__} {options.kv_type} {hyper}"),
+            chat_template=get_text(gguf, "tokenizer.chat_template"),
+            sampling_defaults=info.sampling_defaults,
+        )
+        needs = Needs(hyper, weights.n_bytes, _KV_DTYPES[options.kv_type], before)
+        return ReferenceModel(weights, ReferenceTokenizer(gguf, hyper.n_vocab), card, needs)
+
+    def report(self) -> RuntimeReport:
+        """Name the numpy that computes."""
+        version = f"numpy {np.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}"
+        return RuntimeReport(version, ("CPU",), ("for tests: slow, float32 weights",))
+
+
+def _check_options(options: LoadOptions) -> None:
+    """Raise RequestError for what the reference can't honour; it copies weights whatever `mmap` says."""
+    if options.kv_type not in _KV_DTYPES:
+        raise RequestError(f"kv_type is {options.kv_type!r}; the reference runtime takes {' and '.join(_KV_DTYPES)}")
+    if options.n_gpu_layers not in (None, 0) or options.device not in (None, "CPU"):
+        raise RequestError("the reference runtime has no GPU; leave device and n_gpu_layers out")
+    if options.flash_attention:
+        raise RequestError("the reference runtime has no flash attention; leave it out")

@@ -1,0 +1,191 @@
+"""The reference model: weights, sessions, and forwards that go row by row."""
+
+import hashlib
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+import numpy as np
+
+from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
+from edgedec.memory import MemoryTerm
+from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
+from edgedec.progress import OnProgress, Progress
+from edgedec_runtimes.reference.network import KVCache, evaluate, logits
+from edgedec_runtimes.reference.requests import Work, check
+from edgedec_runtimes.reference.session import ReferenceSession
+from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
+from edgedec_runtimes.reference.weights import Hyperparameters, Weights
+
+MAX_ROWS = 256
+_VOCABULARY_BYTES_PER_TOKEN = 350
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the memory plan is made from.
+
+    Attributes:
+        weight_bytes: Of all weights as float32.
+        kv_dtype: Element type of the KV cache.
+        base_bytes: What the process held before loading.
+        n_parallel: Sessions of the planned size.
+    """
+
+    hyper: Hyperparameters
+    weight_bytes: int
+    kv_dtype: np.dtype[np.floating]
+    base_bytes: int
+    n_parallel: int = 1
+
+
+class ReferenceModel:
+    """Implements edgedec.model.Model."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        tokenizer: ReferenceTokenizer,
+        card: ModelCard,
+        needs: Needs,
+    ) -> None:
+        self._loaded: Weights | None = weights
+        self._tokenizer = tokenizer
+        self._card = card
+        self._needs = needs
+        self._sessions: weakref.WeakSet[ReferenceSession] = weakref.WeakSet()
+
+    @property
+    def card(self) -> ModelCard:
+        """The facts of the model."""
+        return self._card
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything."""
+        return Capabilities(
+            rollback=True,
+            trees=True,
+            fork=True,
+            layers=True,
+            taps=True,
+            hidden_input=True,
+            max_rows=MAX_ROWS,
+            prefill_chunk=1,
+        )
+
+    @property
+    def tokenizer(self) -> ReferenceTokenizer:
+        """The vocabulary of the file."""
+        return self._tokenizer
+
+    @property
+    def batch_invariant(self) -> Literal[True]:
+        """True by construction: see edgedec_runtimes.reference.network."""
+        return True
+
+    @property
+    def hyper(self) -> Hyperparameters:
+        """The model's shape."""
+        return self._needs.hyper
+
+    def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+        """Return what the process will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""
+        return memory_terms(self._needs, n_ctx, n_rows)
+
+    def session(self, n_ctx: int) -> ReferenceSession:
+        """Open an empty session of that many tokens."""
+        self._weights()
+        if n_ctx < 1:
+            raise RequestError(f"n_ctx is {n_ctx}; a session holds at least 1 token")
+        try:
+            cache = KVCache.empty(self.hyper, n_ctx, self._needs.kv_dtype)
+        except MemoryError as error:
+            raise MemoryCapError(f"no memory for a session of {n_ctx} tokens; ask for a shorter one") from error
+        session = ReferenceSession(self, cache)
+        self._sessions.add(session)
+        return session
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Evaluate rows of several sessions, one after another."""
+        return self.forward_with_progress(items, None)
+
+    def forward_with_progress(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
+        """Evaluate rows of several sessions; `on_progress` is told of every row."""
+        weights = self._weights()
+        if not all(item.session.model is self for item in items):
+            raise SessionError("a forward was given a session of another model")
+        if len({id(item.session) for item in items}) != len(items):
+            raise RequestError("a session stands twice in one forward")
+        work = [check(item, weights, MAX_ROWS) for item in items]
+        if sum(len(w.wanted) for w in work) > MAX_ROWS:
+            raise CapabilityError(f"the items ask for over {MAX_ROWS} rows of logits; a forward returns at most that")
+        with ExitStack() as stack:
+            for w in work:
+                w.session.set_running(True)
+                stack.callback(w.session.set_running, False)
+            return [self._run(weights, w, on_progress) for w in work]
+
+    def _run(self, weights: Weights, work: Work, on_progress: OnProgress | None) -> Forward:
+        item, session, n = work.item, work.session, len(work.rows)
+        session.check_cancelled()
+        session.begin(item, n, work.first_layer)
+        result = np.empty((len(work.wanted), self._card.n_vocab), np.float32)
+        hidden = {tap: np.empty((n, self._card.n_embd), np.float32) for tap in item.taps}
+        for i, row in enumerate(work.rows):
+            session.check_cancelled()
+            output = evaluate(weights, session.cache, work.inputs[i], row)
+            for tap, state in output.tapped.items():
+                hidden[tap][i] = state
+            for j in np.flatnonzero(work.wanted == i):
+                result[j] = logits(weights, output.state)
+            if item.parents is None:
+                session.advance()
+            if on_progress is not None:
+                on_progress(Progress("prefill", i + 1, n, "tokens"))
+        if item.parents is not None:
+            session.become_branched(item.parents)
+        return Forward(result, hidden)
+
+    def _weights(self) -> Weights:
+        if self._loaded is None:
+            raise SessionError("the model is closed; load it again")
+        return self._loaded
+
+    def close(self) -> None:
+        """Free the weights and every session; calling it again does nothing."""
+        self._loaded = None
+        for session in list(self._sessions):
+            session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def memory_terms(needs: Needs, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+    """Return the terms of the memory plan for sessions of `n_ctx` tokens and `n_rows` rows of logits."""
+    hyper, n_vocab = needs.hyper, needs.hyper.n_vocab
+    kv_bytes = n_ctx * hyper.n_layer * (2 * hyper.n_kv * needs.kv_dtype.itemsize + 1)
+    return (
+        MemoryTerm("interpreter and libraries", needs.base_bytes, "measured"),
+        MemoryTerm("weights", needs.weight_bytes, "float32"),
+        MemoryTerm("vocabulary", n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n_vocab} tokens"),
+        MemoryTerm("KV cache", kv_bytes * needs.n_parallel, f"{n_ctx} tokens × {needs.n_parallel}, {needs.kv_dtype}"),
+        MemoryTerm("logits", n_rows * n_vocab * 4, f"{n_rows} rows"),
+    )
+
+
+def fingerprint(weights: Weights, numerics: str) -> str:
+    """Return a SHA-256 (hex) of the weights themselves and of what else changes a logit."""
+    digest = hashlib.sha256(numerics.encode())
+    for array in weights.arrays():
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,110 @@
+"""A tokenizer for vocabularies with byte tokens: one token a character where there is one, else its bytes."""
+
+from collections.abc import Sequence
+
+from edgedec.errors import RequestError, UnsupportedModelError
+from edgedec.gguf import GGUF, ValueType
+from edgedec.gguf_metadata import WHOLE, get_array, get_bool, get_int
+
+_CONTROL, _BYTE = 3, 6
+_SPACE = "\u2581"  # SentencePiece writes a space as this
+_END_KEYS = ("eos", "eot", "eom")
+
+
+class ReferenceTokenizer:
+    """Implements edgedec.tokenizer.Tokenizer; merges nothing, so real vocabularies become long, not wrong."""
+
+    def __init__(self, gguf: GGUF, n_vocab: int) -> None:
+        tokens = get_array(gguf, "tokenizer.ggml.tokens", frozenset({ValueType.STRING}))
+        kinds = get_array(gguf, "tokenizer.ggml.token_type", WHOLE)
+        self._texts: list[str] = tokens.tolist() if tokens is not None else []
+        self._kinds: list[int] = kinds.tolist() if kinds is not None else [1] * len(self._texts)
+        self._n_vocab = n_vocab
+        if not len(self._texts) == len(self._kinds) <= n_vocab:
+            raise UnsupportedModelError(
+                f"{gguf.paths[0]}: {len(self._texts)} tokens of {len(self._kinds)} kinds for {n_vocab} embeddings: "
+                "use the llamacpp runtime"
+            )
+        self._pieces = [_piece(text, kind) for text, kind in zip(self._texts, self._kinds, strict=True)]
+        self._bytes = {self._pieces[i]: i for i, kind in enumerate(self._kinds) if kind == _BYTE}
+        # A byte token stands in for its character only where no normal token does.
+        normal = {text: i for i, text in enumerate(self._texts) if self._kinds[i] == 1 and len(text) == 1}
+        self._characters = normal
+        self._controls = {text: i for i, text in enumerate(self._texts) if self._kinds[i] == _CONTROL}
+        ids = {name: get_int(gguf, f"tokenizer.ggml.{name}_token_id", at_most=n_vocab - 1) for name in _END_KEYS}
+        self._ends = frozenset(i for i in ids.values() if i is not None)
+        self._eos = ids["eos"]
+        self._bos = get_int(gguf, "tokenizer.ggml.bos_token_id", at_most=n_vocab - 1)
+        self._add_bos = bool(get_bool(gguf, "tokenizer.ggml.add_bos_token"))
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of token ids."""
+        return self._n_vocab
+
+    @property
+    def bos_token(self) -> str:
+        """Text of the begin-of-sequence token."""
+        return "" if self._bos is None else self._texts[self._bos]
+
+    @property
+    def eos_token(self) -> str:
+        """Text of the end-of-sequence token."""
+        return "" if self._eos is None else self._texts[self._eos]
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the token ids of `text`.
+
+        Raises:
+            RequestError: It has a lone surrogate, which no Unicode text holds.
+            UnsupportedModelError: The vocabulary has no byte tokens.
+        """
+        if len(self._bytes) != 256:
+            raise UnsupportedModelError(
+                f"the reference tokenizer needs 256 byte tokens, the vocabulary has {len(self._bytes)}; pass token "
+                "ids, or use the llamacpp runtime"
+            )
+        ids = [self._bos] if add_special and self._add_bos and self._bos is not None else []
+        position = 0
+        while position < len(text):
+            control = self._control_at(text, position) if parse_special else ""
+            if control:
+                ids.append(self._controls[control])
+            else:
+                ids += self._character(text[position])
+            position += len(control) or 1
+        return ids
+
+    def _control_at(self, text: str, position: int) -> str:
+        return max((token for token in self._controls if text.startswith(token, position)), key=len, default="")
+
+    def _character(self, character: str) -> list[int]:
+        spelled = _SPACE if character == " " else character
+        if spelled in self._characters:
+            return [self._characters[spelled]]
+        try:
+            return [self._bytes[bytes([byte])] for byte in character.encode()]
+        except UnicodeEncodeError as error:
+            raise RequestError("the text has a lone surrogate; decode the input as UTF-8 first") from error
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes a token adds to the text; control tokens add none."""
+        if not 0 <= token_id < self._n_vocab:
+            raise RequestError(f"token {token_id} is outside the vocabulary of {self._n_vocab}")
+        return self._pieces[token_id] if token_id < len(self._pieces) else b""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of the ids, with U+FFFD where the bytes are not UTF-8."""
+        return b"".join(map(self.piece, token_ids)).decode("utf-8", errors="replace")
+
+    def is_end(self, token_id: int) -> bool:
+        """Return whether the token ends a generation."""
+        return token_id in self._ends
+
+
+def _piece(text: str, kind: int) -> bytes:
+    if kind == _CONTROL:
+        return b""
+    if kind == _BYTE:
+        return bytes([int(text[1:-1], 16)])  # "<0x41>"
+    return text.replace(_SPACE, " ").encode()

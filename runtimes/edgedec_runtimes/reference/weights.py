@@ -1,0 +1,238 @@
+"""Weights and hyperparameters of a llama or qwen2 GGUF, as float32 arrays.
+
+What the reference does not know it refuses: a metadata key or a tensor that it would ignore could change a logit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, UnsupportedModelError
+from edgedec.gguf import GGUF, GGMLType
+from edgedec.gguf_metadata import get_float, get_int, get_text, refuse_missing
+
+ROPE_IS_INTERLEAVED = {"llama": True, "qwen2": False}
+"""By architecture: whether rotary embedding pairs neighbours (NORM in llama.cpp) or halves of a head (NEOX)."""
+
+_KNOWN_KEYS = frozenset(
+    {
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "vocab_size",
+    }
+)
+_DTYPES: dict[GGMLType, np.dtype[np.floating]] = {GGMLType.F32: np.dtype("<f4"), GGMLType.F16: np.dtype("<f2")}
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """The numbers that give a decoder its shape; `n_rot` is how many elements of a head are rotated."""
+
+    architecture: str
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    n_ctx_train: int
+    n_rot: int
+    rope_base: float
+    rms_epsilon: float
+
+    @property
+    def n_kv(self) -> int:
+        """Elements of one token's keys (or values) in one layer."""
+        return self.n_head_kv * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer; matrices are f32[n_out, n_in], norms and biases f32[n]."""
+
+    attn_norm: NDArray[np.float32]
+    q: NDArray[np.float32]
+    k: NDArray[np.float32]
+    v: NDArray[np.float32]
+    q_bias: NDArray[np.float32] | None
+    k_bias: NDArray[np.float32] | None
+    v_bias: NDArray[np.float32] | None
+    attn_output: NDArray[np.float32]
+    ffn_norm: NDArray[np.float32]
+    gate: NDArray[np.float32]
+    up: NDArray[np.float32]
+    down: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All weights of a decoder; `output` is `embedding` where the file ties them."""
+
+    hyper: Hyperparameters
+    embedding: NDArray[np.float32]
+    layers: tuple[Layer, ...]
+    output_norm: NDArray[np.float32]
+    output: NDArray[np.float32]
+
+    def arrays(self) -> Iterator[NDArray[np.float32]]:
+        """Yield every array once, in a fixed order."""
+        yield self.embedding
+        for layer in self.layers:
+            yield from (array for name in fields(layer) if (array := getattr(layer, name.name)) is not None)
+        yield self.output_norm
+        if self.output is not self.embedding:
+            yield self.output
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays())
+
+
+def n_weight_bytes(gguf: GGUF) -> int:
+    """Return the bytes that the weights of a file will take as float32."""
+    return sum(4 * tensor.n_elements for tensor in gguf.tensors.values())
+
+
+def read_hyperparameters(gguf: GGUF) -> Hyperparameters:
+    """Read the hyperparameters, from the header alone.
+
+    Raises:
+        UnsupportedModelError: The reference does not run this file.
+        ModelFormatError: The file contradicts itself.
+    """
+    path = gguf.paths[0]
+    architecture = get_text(gguf, "general.architecture") or "none"
+    if architecture not in ROPE_IS_INTERLEAVED:
+        raise UnsupportedModelError(
+            f"{path}: architecture {architecture!r}; the reference runtime runs {' and '.join(ROPE_IS_INTERLEAVED)}: "
+            "use the llamacpp runtime"
+        )
+    for key in gguf.metadata:
+        prefix, _, rest = key.partition(".")
+        if prefix == architecture and rest not in _KNOWN_KEYS:
+            raise UnsupportedModelError(
+                f"{path}: the reference runtime does not know {key!r}: use the llamacpp runtime"
+            )
+    for tensor in gguf.tensors.values():
+        if tensor.type not in _DTYPES:
+            raise UnsupportedModelError(
+                f"{path}: tensor {tensor.name!r} is {tensor.type.name}, but the reference runtime reads only F32 and "
+                "F16: use the llamacpp runtime"
+            )
+    n_embd, n_head = _whole(gguf, "embedding_length"), _whole(gguf, "attention.head_count")
+    head_dim = _whole(gguf, "attention.key_length", n_embd // n_head)
+    hyper = Hyperparameters(
+        architecture=architecture,
+        n_vocab=_rows(gguf, "token_embd.weight"),
+        n_embd=n_embd,
+        n_layer=_whole(gguf, "block_count"),
+        n_head=n_head,
+        n_head_kv=_whole(gguf, "attention.head_count_kv", n_head),
+        head_dim=head_dim,
+        n_ff=_whole(gguf, "feed_forward_length"),
+        n_ctx_train=_whole(gguf, "context_length"),
+        n_rot=_whole(gguf, "rope.dimension_count", head_dim),
+        rope_base=_number(gguf, "rope.freq_base", 10000.0),
+        rms_epsilon=_number(gguf, "attention.layer_norm_rms_epsilon", None),
+    )
+    if n_head % hyper.n_head_kv or hyper.n_rot % 2 or hyper.n_rot > head_dim:
+        raise ModelFormatError(
+            f"{path}: {n_head} heads on {hyper.n_head_kv} key-value heads, {hyper.n_rot} rotated elements of "
+            f"{head_dim}; expected a multiple and an even number of at most the head: download the file again"
+        )
+    if _whole(gguf, "attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModelError(f"{path}: keys and values differ in length: use the llamacpp runtime")
+    return hyper
+
+
+def read_weights(gguf: GGUF, hyper: Hyperparameters) -> Weights:
+    """Read every tensor as float32.
+
+    Raises:
+        ModelFormatError: A tensor is missing or has another shape than the hyperparameters say.
+        UnsupportedModelError: There is a tensor that the reference has no use for.
+    """
+    left = set(gguf.tensors)
+
+    def take(name: str, *shape: int) -> NDArray[np.float32]:
+        left.discard(name)
+        return _read_tensor(gguf, name, shape)
+
+    def bias(name: str, n: int) -> NDArray[np.float32] | None:
+        return take(name, n) if name in gguf.tensors else None
+
+    h, n_q = hyper, hyper.n_head * hyper.head_dim
+    layers = []
+    for p in (f"blk.{i}" for i in range(h.n_layer)):
+        layer = Layer(
+            attn_norm=take(f"{p}.attn_norm.weight", h.n_embd),
+            q=take(f"{p}.attn_q.weight", n_q, h.n_embd),
+            k=take(f"{p}.attn_k.weight", h.n_kv, h.n_embd),
+            v=take(f"{p}.attn_v.weight", h.n_kv, h.n_embd),
+            q_bias=bias(f"{p}.attn_q.bias", n_q),
+            k_bias=bias(f"{p}.attn_k.bias", h.n_kv),
+            v_bias=bias(f"{p}.attn_v.bias", h.n_kv),
+            attn_output=take(f"{p}.attn_output.weight", h.n_embd, n_q),
+            ffn_norm=take(f"{p}.ffn_norm.weight", h.n_embd),
+            gate=take(f"{p}.ffn_gate.weight", h.n_ff, h.n_embd),
+            up=take(f"{p}.ffn_up.weight", h.n_ff, h.n_embd),
+            down=take(f"{p}.ffn_down.weight", h.n_embd, h.n_ff),
+        )
+        layers.append(layer)
+    embedding = take("token_embd.weight", h.n_vocab, h.n_embd)
+    tied = "output.weight" not in gguf.tensors
+    output_norm = take("output_norm.weight", h.n_embd)
+    output = embedding if tied else take("output.weight", h.n_vocab, h.n_embd)
+    if left:
+        raise UnsupportedModelError(
+            f"{gguf.paths[0]}: the reference runtime has no use for tensor {min(left)!r}: use the llamacpp runtime"
+        )
+    return Weights(hyper, embedding, tuple(layers), output_norm, output)
+
+
+def _read_tensor(gguf: GGUF, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    data = gguf.read_tensor_bytes(name)
+    tensor = gguf.tensors[name]
+    if tensor.shape != shape[::-1]:
+        raise ModelFormatError(
+            f"{gguf.paths[0]}: tensor {name!r} has the shape {tensor.shape}, expected {shape[::-1]}; "
+            "download the file again"
+        )
+    values: NDArray[np.float32] = np.frombuffer(data, _DTYPES[tensor.type]).astype(np.float32)
+    return values.reshape(shape)
+
+
+def _rows(gguf: GGUF, name: str) -> int:
+    if name not in gguf.tensors or len(gguf.tensors[name].shape) != 2:
+        raise ModelFormatError(f"{gguf.paths[0]}: it has no matrix {name!r}; download the file again")
+    return gguf.tensors[name].shape[1]
+
+
+def _whole(gguf: GGUF, key: str, default: int | None = None) -> int:
+    key = f"{gguf.metadata['general.architecture']}.{key}"
+    value = get_int(gguf, key, at_least=1, at_most=_MOST)
+    if value is None and default is None:
+        refuse_missing(gguf, key)
+    return value if value is not None else default or 0
+
+
+def _number(gguf: GGUF, key: str, default: float | None) -> float:
+    key = f"{gguf.metadata['general.architecture']}.{key}"
+    value = get_float(gguf, key)
+    if value is None and default is None:
+        refuse_missing(gguf, key)
+    return value if value is not None else default or 0.0

@@ -1,0 +1,19 @@
+"""Where the tests marked `model` find real model files."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def models_dir() -> Path:
+    """Return $EDGEDEC_MODELS, else ~/.cache/edgedec/models."""
+    return Path(os.environ.get("EDGEDEC_MODELS") or Path.home() / ".cache" / "edgedec" / "models")
+
+
+def real_model(name: str) -> Path:
+    """Return the path of a real model such as "smollm2-135m.gguf", or skip the test where it is absent."""
+    path = models_dir() / name
+    if not path.is_file():
+        pytest.skip(f"no {name} in {models_dir()} (set EDGEDEC_MODELS to the directory that has it)")
+    return path

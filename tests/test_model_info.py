@@ -1,0 +1,288 @@
+"""What describe() says of a model, the size of its KV cache, and which files are refused as no text decoder."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.gguf_writer import RawTensor, Typed, tiny_text_model, write_gguf
+from support.real_models import real_model
+
+from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError
+from edgedec.ggml_types import GGMLType
+from edgedec.gguf import GGUF, ValueType, read_gguf
+from edgedec.model_info import ModelInfo, TypeShare, describe, kv_cache_bytes, require_text_decoder
+from edgedec.sampling import SamplingParams
+
+
+def model(directory: Path, **changes: Any) -> GGUF:
+    """Return the tiny text model with changed metadata: `llama__block_count=3`; None removes a key."""
+    metadata, tensors = tiny_text_model()
+    for name, value in changes.items():
+        metadata[name.replace("__", ".")] = value
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    return read_gguf(write_gguf(directory / "m.gguf", metadata, tensors))
+
+
+def test_a_tiny_model_is_described_exactly(tmp_path: Path) -> None:
+    """Every field is what the metadata and tensors of the tiny model say."""
+    gguf = model(tmp_path)
+    assert describe(gguf) == ModelInfo(
+        architecture="llama",
+        name="Tiny",
+        n_params=40 + 2 * (8 + 64),
+        n_bytes=(tmp_path / "m.gguf").stat().st_size,
+        quantization=(
+            TypeShare(GGMLType.F16, 2, 256, 256 / 480),
+            TypeShare(GGMLType.F32, 3, 224, 224 / 480),
+        ),
+        quantization_label="F32",
+        n_ctx_train=128,
+        n_layer=2,
+        n_embd=8,
+        n_head=(4, 4),
+        n_head_kv=(2, 2),
+        key_length=2,
+        value_length=2,
+        kv_width=(8, 8),
+        has_recurrent_state=False,
+        n_vocab=5,
+        sliding_window=None,
+        n_expert=0,
+        n_expert_used=0,
+        tokenizer_model="gpt2",
+        has_chat_template=True,
+        license="apache-2.0",
+        sampling_defaults={},
+    )
+
+
+def test_what_the_file_does_not_say_is_none(tmp_path: Path) -> None:
+    """Name, license, context, tokenizer and chat template are optional; heads of KV default to the query's."""
+    gone = {"general__name": None, "general__license": None, "general__file_type": None, "tokenizer__chat_template": ""}
+    info = describe(model(tmp_path, llama__context_length=None, llama__attention__head_count_kv=None, **gone))
+    assert (info.name, info.license, info.n_ctx_train, info.has_chat_template) == (None, None, None, False)
+    assert info.n_head_kv == (4, 4)
+    assert info.quantization_label == "F16"
+
+
+@pytest.mark.parametrize(("file_type", "label"), [(15, "Q4_K_M"), (1024 + 18, "Q6_K"), (38, "MXFP4"), (999, "F16")])
+def test_the_label_is_what_the_quantizer_was_asked_for(tmp_path: Path, file_type: int, label: str) -> None:
+    """general.file_type gives the label, with llama.cpp's "guessed" bit or without; unknown: the largest share."""
+    assert describe(model(tmp_path, general__file_type=file_type)).quantization_label == label
+
+
+def test_the_vocabulary_is_counted_as_llama_cpp_does(tmp_path: Path) -> None:
+    """The tokenizer's list comes first, then vocab_size, then the rows of the embedding."""
+    tokens = {"tokenizer__ggml__tokens": None}
+    assert describe(model(tmp_path, llama__vocab_size=7)).n_vocab == 5
+    assert describe(model(tmp_path, llama__vocab_size=7, **tokens)).n_vocab == 7
+    assert describe(model(tmp_path, **tokens)).n_vocab == 5
+
+
+# Changes to a model of 2 layers with 4 heads of length 2, and the numbers per token that each layer then caches.
+KV_WIDTHS: list[tuple[dict[str, Any], tuple[int, ...]]] = [
+    ({}, (8, 8)),
+    ({"llama__attention__key_length": 16}, (36, 36)),
+    ({"llama__attention__key_length": 6, "llama__attention__value_length": 10}, (32, 32)),
+    ({"llama__attention__key_length_swa": 3}, (10, 10)),
+    ({"llama__attention__head_count_kv": [1, 0]}, (4, 0)),
+    ({"llama__attention__head_count_kv": np.array([0, 4], np.uint64)}, (0, 16)),
+    ({"llama__attention__sliding_window": 16}, (8, 8)),
+    ({"llama__attention__shared_kv_layers": 1}, (8, 0)),
+    ({"llama__attention__recurrent_layers": [True, False]}, (0, 8)),
+    ({"llama__full_attention_interval": 2}, (0, 8)),
+    ({"llama__full_attention_interval": 4, "llama__nextn_predict_layers": 1}, (0, 8)),
+]
+
+
+@pytest.mark.parametrize(("changes", "kv_width"), KV_WIDTHS, ids=[str(list(c)) for c, _ in KV_WIDTHS])
+def test_the_kv_cache_counts_attention_layers(
+    tmp_path: Path, changes: dict[str, Any], kv_width: tuple[int, ...]
+) -> None:
+    """Each layer caches heads x (key + value) numbers per token; recurrent and sharing layers none."""
+    info = describe(model(tmp_path, **changes))
+    assert info.kv_width == kv_width
+    assert kv_cache_bytes(info, 100) == sum(kv_width) * 200
+    assert kv_cache_bytes(info, 100, 34 / 32) == sum(kv_width) * 425 // 4
+
+
+def test_a_recurrent_model_has_a_state_and_no_kv_cache(tmp_path: Path) -> None:
+    """Mamba has no heads and no KV cache; a hybrid says that some layers have a state."""
+    metadata = {
+        "general.architecture": "mamba",
+        "mamba.block_count": 3,
+        "mamba.embedding_length": 8,
+        "mamba.ssm.state_size": 16,
+    }
+    info = describe(read_gguf(write_gguf(tmp_path / "s.gguf", metadata, {"token_embd.weight": np.zeros((2, 8), "f4")})))
+    assert (info.has_recurrent_state, info.n_head, kv_cache_bytes(info, 1000)) == (True, (0, 0, 0), 0)
+    assert describe(model(tmp_path, llama__ssm__state_size=16)).has_recurrent_state
+
+
+@pytest.mark.parametrize(("n_ctx", "bytes_per_element"), [(-1, 2.0), (2**31, 2.0), (1, 0.0), (1, float("nan"))])
+def test_a_kv_cache_of_an_impossible_size_is_refused(tmp_path: Path, n_ctx: int, bytes_per_element: float) -> None:
+    """A context or element size that no cache has is a RequestError."""
+    info = describe(model(tmp_path))
+    with pytest.raises(RequestError, match="it must be"):
+        kv_cache_bytes(info, n_ctx, bytes_per_element)
+
+
+def test_recommended_sampling_has_our_names(tmp_path: Path) -> None:
+    """Each sampling key becomes an option of SamplingParams, with the decimals it was made from."""
+    keys = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.05, "penalty_last_n": 64}
+    keys |= {"penalty_freq": 0.1, "penalty_present": 1.5, "mirostat": 0}
+    info = describe(model(tmp_path, **{f"general__sampling__{key}": value for key, value in keys.items()}))
+    assert info.sampling_defaults == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "repetition_penalty": 1.05,
+        "penalty_last_n": 64,
+        "frequency_penalty": 0.1,
+        "presence_penalty": 1.5,
+    }
+    assert SamplingParams(**info.sampling_defaults).top_p == 0.95
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name", "expected"),
+    [
+        ("temp", -1.0, "temperature", 0.0),
+        ("temp", 1, "temperature", 1.0),
+        ("top_k", -1, "top_k", 0),
+        ("top_p", 2.0, "top_p", 1.0),
+        ("min_p", -0.5, "min_p", 0.0),
+        ("temp", Typed(ValueType.FLOAT64, 1e300), "temperature", 1e300),
+        ("temp", Typed(ValueType.FLOAT64, 0.1234567890123), "temperature", 0.1234567890123),
+    ],
+)
+def test_what_llama_cpp_takes_for_off_is_off(tmp_path: Path, key: str, value: Any, name: str, expected: float) -> None:
+    """Values outside of our range that llama.cpp takes for "off" become our "off"."""
+    defaults = describe(model(tmp_path, **{f"general__sampling__{key}": value})).sampling_defaults
+    assert defaults == {name: expected}
+    assert type(defaults[name]) is type(expected)
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("general__architecture", 5, "general.architecture' is 5, expected text"),
+    ("general__name", [1, 2], "general.name' is GGUFArray"),
+    ("general__license", 1.5, "expected text"),
+    ("general__file_type", "Q4", "expected a whole number from 0"),
+    ("llama__block_count", "2", "expected a whole number from 0 to 1024"),
+    ("llama__block_count", 1025, "is 1025, expected a whole number from 0 to 1024"),
+    ("llama__block_count", True, "is True, expected a whole number"),
+    ("llama__block_count", None, "no 'llama.block_count'"),
+    ("llama__embedding_length", 2**40, "expected a whole number"),
+    ("llama__context_length", -5, "expected a whole number"),
+    ("llama__attention__head_count", None, "no 'llama.attention.head_count'"),
+    ("llama__attention__head_count", [4], "or 2 of them"),
+    ("llama__attention__head_count_kv", ["a", "b"], "or 2 of them"),
+    ("llama__attention__head_count_kv", [-1, 1], "or 2 of them"),
+    ("llama__attention__key_length", 0.5, "expected a whole number"),
+    ("llama__attention__sliding_window", "x", "expected a whole number"),
+    ("llama__attention__shared_kv_layers", 3, "expected a whole number from 0 to 2"),
+    ("llama__full_attention_interval", 0, "expected a whole number from 1"),
+    ("llama__expert_count", "8", "expected a whole number"),
+    ("tokenizer__ggml__tokens", [1, 2], "expected an array of STRING"),
+    ("tokenizer__ggml__tokens", "abc", "expected an array of STRING"),
+    ("tokenizer__chat_template", 3, "expected text"),
+    ("general__sampling__temp", "hot", "expected a finite number"),
+    ("general__sampling__temp", float("nan"), "expected a finite number"),
+    ("general__sampling__temp", Typed(ValueType.FLOAT32, float("inf")), "expected a finite number"),
+    ("general__sampling__top_k", 20.5, "expected a whole number"),
+    ("general__sampling__top_p", 0.0, "is 0.0, which is no top_p"),
+    ("general__sampling__penalty_repeat", -1.0, "which is no repetition_penalty"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), WRONG, ids=[f"{k}={v}" for k, v, _ in WRONG])
+def test_a_value_of_the_wrong_type_is_refused(tmp_path: Path, key: str, value: Any, message: str) -> None:
+    """A missing key that every model has, or a value of the wrong type or range, is ModelFormatError."""
+    with pytest.raises(ModelFormatError, match=message):
+        describe(model(tmp_path, **{key: value}))
+
+
+def test_the_tiny_model_is_a_text_decoder(tmp_path: Path) -> None:
+    """A decoder with token embeddings, tokens and a tokenizer passes; so does one that says pooling is none."""
+    require_text_decoder(model(tmp_path, llama__pooling_type=0, llama__attention__causal=True))
+    require_text_decoder(model(tmp_path, general__type=None))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"general__type": "mmproj"}, "the vision or audio encoder"),
+    ({"general__type": "adapter"}, "a LoRA adapter"),
+    ({"general__type": "imatrix"}, "an importance matrix"),
+    ({"general__type": "weather"}, "a file of the type 'weather'"),
+    ({"general__architecture": "clip"}, r"the vision or audio encoder.*architecture clip"),
+    ({"general__architecture": "controlvector"}, "a control vector"),
+    ({"general__architecture": "bert"}, "an embedding or reranker model"),
+    ({"general__architecture": "nomic-bert-moe"}, "an embedding or reranker model"),
+    ({"general__architecture": "jina-bert-v2"}, "an embedding or reranker model"),
+    ({"general__architecture": "modern-bert"}, "an embedding or reranker model"),
+    ({"general__architecture": "gemma-embedding"}, "an embedding or reranker model"),
+    ({"general__architecture": "t5encoder"}, "a text encoder"),
+    ({"general__architecture": "t5"}, "an encoder-decoder model"),
+    ({"general__architecture": "llada"}, "a diffusion language model"),
+    ({"general__architecture": "eagle3"}, "a draft head"),
+    ({"general__architecture": "wavtokenizer-dec"}, "a vocoder"),
+    ({"general__architecture": "whisper"}, "a speech model"),
+    ({"general__architecture": "flux"}, "an image or video generation model"),
+    ({"llama__pooling_type": 3}, "an embedding model .* with pooling type 3"),
+    ({"llama__pooling_type": 4}, "a reranker or classifier"),
+    ({"llama__classifier__output_labels": ["yes", "no"]}, "a reranker or classifier"),
+    ({"llama__attention__causal": False}, "an encoder .* without causal attention"),
+    ({"tokenizer__ggml__model": None}, "without a tokenizer"),
+    ({"tokenizer__ggml__model": "none"}, "without a tokenizer"),
+    ({"tokenizer__ggml__tokens": None}, "without a vocabulary"),
+    ({"tokenizer__ggml__tokens": Typed(ValueType.ARRAY, [], ValueType.STRING)}, "without a vocabulary"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(c) for c, _ in REFUSED])
+def test_what_is_no_text_decoder_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """Each kind of file that is no text decoder is UnsupportedModelError and called what it is."""
+    with pytest.raises(UnsupportedModelError, match=f"this is .*{message}"):
+        require_text_decoder(model(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensor", "error", "message"),
+    [
+        ({"general.architecture": "llama"}, None, UnsupportedModelError, "a vocabulary without a model"),
+        ({"general.architecture": "novel"}, "x.weight", UnsupportedModelError, "without token embeddings"),
+        ({}, "model.diffusion_model.out.weight", UnsupportedModelError, "an image or video"),
+        ({}, "direction.1", UnsupportedModelError, "a control vector"),
+        ({}, "blk.0.attn_q.weight.lora_a", UnsupportedModelError, "a LoRA adapter"),
+        ({}, "blk.0.attn_q.weight.in_sum2", UnsupportedModelError, "an importance matrix"),
+        ({"general.architecture": "novel"}, "v.blk.0.weight", UnsupportedModelError, "the vision encoder"),
+        ({}, "x.weight", ModelFormatError, "no 'general.architecture'"),
+        ({}, None, ModelFormatError, "no 'general.architecture'"),
+        ({"general.architecture": 1}, None, ModelFormatError, "expected text"),
+        ({"general.type": 1}, None, ModelFormatError, "expected text"),
+    ],
+)
+def test_a_file_is_named_by_its_tensors(
+    tmp_path: Path, metadata: dict[str, Any], tensor: str | None, error: type[EdgedecError], message: str
+) -> None:
+    """Where metadata does not say what a file is, its tensors do; describe() then says the same."""
+    tensors = {} if tensor is None else {tensor: RawTensor(GGMLType.F32, (2, 2), bytes(16))}
+    gguf = read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors))
+    for function in (require_text_decoder, describe):
+        with pytest.raises(error, match=message):
+            function(gguf)
+
+
+@pytest.mark.model
+def test_smollm2_is_described_as_its_model_card_does() -> None:
+    """SmolLM2 135M: 134.5M weights, 30 layers, 9 heads of 64 with 3 for keys and values, 8192 tokens of context."""
+    gguf = read_gguf(real_model("smollm2-135m.gguf"))
+    require_text_decoder(gguf)
+    info = describe(gguf)
+    assert (info.architecture, info.n_layer, info.n_embd, info.n_vocab) == ("llama", 30, 576, 49152)
+    assert (info.n_params, info.n_ctx_train, info.quantization_label) == (134_515_008, 8192, "Q4_1")
+    assert (info.n_head, info.n_head_kv, info.key_length) == ((9,) * 30, (3,) * 30, 64)
+    assert kv_cache_bytes(info, 8192) == 30 * 3 * 128 * 2 * 8192
+    assert [share.type.name for share in info.quantization] == ["Q4_1", "Q8_0", "F32"]
+    assert (info.license, info.has_chat_template, info.tokenizer_model) == ("apache-2.0", True, "gpt2")
