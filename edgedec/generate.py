@@ -28,7 +28,7 @@ class Target:
         n_exact: How many of them, from the start, a cold start would compute to the same bits.
         curve: Measured cost of its forwards.
         drafter: Makes a drafter for each generation, or None.
-        n_draft_max: Most nodes of a draft.
+        n_draft_max: Most nodes of a draft; 0 where no draft can be verified with the bits of single steps.
         draft_budget_bytes: Most memory a drafter may hold, or None.
         pid: The process that opened it.
     """
@@ -218,7 +218,10 @@ def _remember_cached(target: Target, sequence: Sequence) -> None:
 def _decoder(target: Target, sequence: Sequence, on_progress: OnProgress | None) -> Decoder:
     noise = Noise(sequence.request.seed)
     decoder = Decoder(target.session, noise, target.curve, on_progress=on_progress)
-    if target.drafter is None or target.n_draft_max < 1:
+    if target.drafter is None:
+        return decoder
+    if target.n_draft_max < 1:
+        sequence.stats.add_reason("drafting off: this model's rows are not bit-equal to single steps on this runtime")
         return decoder
     context = DraftContext(
         target.session,

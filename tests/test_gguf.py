@@ -245,6 +245,21 @@ def test_a_file_that_shrank_is_an_error_not_a_crash(tmp_path: Path) -> None:
         gguf.read_tensor_bytes("other")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="sparse files need a file system that makes them")
+def test_a_lost_tensor_costs_no_memory(tmp_path: Path) -> None:
+    """A tensor of 1 GB that is no longer in the file is refused before memory for it is taken."""
+    path = write_gguf(tmp_path / "m.gguf", {}, {"t": RawTensor(GGMLType.F32, (2**28,), b"")})
+    os.truncate(path, 2**30 + 1000)
+    gguf = read_gguf(path)
+    os.truncate(path, 1000)
+    tracemalloc.start()
+    with pytest.raises(ModelFormatError, match="got shorter"):
+        gguf.read_tensor_bytes("t")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2**20
+
+
 @pytest.mark.parametrize("n_left", [10, 30, 100])
 def test_a_header_that_shrinks_while_it_is_read_is_refused(n_left: int) -> None:
     """When fewer bytes arrive than the size promised at the start, the header is refused."""

@@ -79,10 +79,16 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
-    """A named pipe, whose opening would wait for a writer, is refused at once."""
+    """A named pipe, whose opening could wait for ever, is refused at once."""
     os.mkfifo(tmp_path / "m.gguf")
-    with pytest.raises(ModelFormatError, match="a device, pipe or socket"):
-        read_gguf(tmp_path / "m.gguf")
+    # Enough to read, so that this test would fail and not wait.
+    pipe = os.open(tmp_path / "m.gguf", os.O_RDWR)
+    try:
+        os.write(pipe, b"x" * 4096)
+        with pytest.raises(ModelFormatError, match="a device, pipe or socket"):
+            read_gguf(tmp_path / "m.gguf")
+    finally:
+        os.close(pipe)
 
 
 ZEROS = np.zeros(8, np.float32)

@@ -102,7 +102,7 @@ def choose(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
         fitting = _of_quantization(spec.what, models)
     else:
         by_default = (_of_quantization(quantization, models) for quantization in DEFAULTS)
-        fitting = next((found for found in by_default if found), list(models))
+        fitting = next((found for found in by_default if found), list(models) if len(models) == 1 else [])
     if len(fitting) == 1:
         return models[fitting[0]]
     wanted = spec.what or f"a default quantization ({', '.join(DEFAULTS)})"

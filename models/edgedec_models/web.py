@@ -40,7 +40,7 @@ def open_client() -> httpx.Client:
         PullError: The file of certificates cannot be used.
     """
     headers = {"User-Agent": "edgedec", "Accept-Encoding": "identity"}
-    return httpx.Client(verify=_tls(), headers=headers, timeout=TIMEOUT, follow_redirects=True)
+    return httpx.Client(verify=tls_context(), headers=headers, timeout=TIMEOUT, follow_redirects=True)
 
 
 def retry(attempt: Callable[[], T], what: str, options: ResolveOptions, n_done: Callable[[], int] = lambda: 0) -> T:
@@ -111,7 +111,12 @@ def refusal(status: int, message: str, advice: str) -> EdgedecError:
     return PullError(message)
 
 
-def _tls() -> ssl.SSLContext | bool:
+def tls_context() -> ssl.SSLContext | bool:
+    """Return what to trust: the file or folder that one of _CERTIFICATES names, else (True) httpx's default.
+
+    Raises:
+        PullError: What it names cannot be used.
+    """
     for variable in _CERTIFICATES:
         value = os.environ.get(variable)
         if not value:

@@ -20,9 +20,9 @@ STEP_BYTES = 32
 MAX_INT_BITS = 33_219  # 10,000 digits
 
 _ATOMS = (str, int, float, type(None), Undefined)
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-_LIST_ITERATOR: type = type(iter([]))
-CONTAINERS: tuple[type, ...] = (list, tuple, dict, range, *_VIEWS)
+# Any, for isinstance: types of the standard library that have no public name.
+_LIST_ITERATOR: Any = type(iter([]))
+CONTAINERS: Any = (list, tuple, dict, range, type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Budget:
@@ -36,13 +36,13 @@ class Budget:
 
     def spend(self, n_bytes: int) -> None:
         """Take `n_bytes` from the budget (SecurityError when it or the time is used up)."""
-        # Written so that a NaN, which is neither below nor above anything, is refused too.
-        if not 0 <= n_bytes <= self.left_bytes:
+        left_bytes = self.left_bytes - n_bytes
+        if not 0 <= left_bytes <= self.left_bytes:  # written so that a negative price and a NaN are refused too
             raise SecurityError(
                 f"it needs more than {LIMIT_BYTES >> 20} MiB or {LIMIT_BYTES // STEP_BYTES:,} steps; "
                 f"shorten the conversation or check the template"
             )
-        self.left_bytes -= n_bytes
+        self.left_bytes = left_bytes
         if perf_counter() > self._deadline_s:
             raise SecurityError(f"it ran for more than {LIMIT_S:g} s; shorten the conversation or check the template")
 

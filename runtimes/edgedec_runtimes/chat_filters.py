@@ -10,7 +10,7 @@ from collections.abc import Callable
 from operator import index, length_hint
 from string import Formatter
 from sys import getsizeof
-from typing import Any
+from typing import Any, cast
 
 import markupsafe
 from jinja2 import filters, tests
@@ -149,9 +149,7 @@ def _tojson(
     if not all(map(_is_short, (indent, *(separators or ())))):
         raise SecurityError(f"tojson takes indents and separators of at most {MAX_INDENT} characters")
     _pay_escapes(budget, value)
-    encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     if indent is None:
         return encoder.encode(value)
     chunks = []
@@ -209,9 +207,15 @@ _FILTER_PRICES = _by_name(
     (_pay_title, "title"),
 )
 # There is no automatic escaping, so `safe` has nothing to do, and strings that escape what is added to them no use.
-_OWN_FILTERS: dict[str, Callable[..., Any]] = {"e": _escape, "escape": _escape, "reverse": _reverse, "safe": str, "tojson": _tojson}
-_ALL_FILTERS: dict[str, Callable[..., Any]] = {**filters.FILTERS, **_OWN_FILTERS}
-FILTERS = {name: _priced(_ALL_FILTERS[name], price) for name, price in _FILTER_PRICES.items()}
+_FILTER_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **filters.FILTERS,
+    "e": _escape,
+    "escape": _escape,
+    "reverse": _reverse,
+    "safe": str,
+    "tojson": _tojson,
+}
+FILTERS = {name: _priced(_FILTER_FUNCTIONS[name], price) for name, price in _FILTER_PRICES.items()}
 
 _TEST_PRICES = _by_name(
     (pay_step, "boolean callable defined false float integer iterable mapping none number sameas sequence string"),
@@ -219,7 +223,6 @@ _TEST_PRICES = _by_name(
     (pay_all, "lower upper"),
     (_pay_number, "divisibleby even odd"),
 )
-_ALL_TESTS: dict[str, Callable[..., Any]] = {**tests.TESTS}
 _COMPARISONS = {
     "eq": "== eq equalto",
     "ne": "!= ne",
@@ -230,7 +233,7 @@ _COMPARISONS = {
     "in": "in",
 }
 TESTS = {
-    **{name: _priced(_ALL_TESTS[name], price) for name, price in _TEST_PRICES.items()},
+    **{name: _priced(cast(Callable[..., Any], tests.TESTS[name]), price) for name, price in _TEST_PRICES.items()},
     **{name: _compared(operator) for operator, names in _COMPARISONS.items() for name in names.split()},
 }
 

@@ -3,16 +3,18 @@
 import operator
 import re
 from collections.abc import Callable
+from operator import length_hint
 from sys import getsizeof
 from typing import Any
 
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Undefined
 
-from edgedec_runtimes.chat_budget import CONTAINERS, MAX_INT_BITS, Budget, listed
+from edgedec_runtimes.chat_budget import CONTAINERS, MAX_INT_BITS, STEP_BYTES, Budget, listed
 
 _STAR_WIDTH = re.compile(r"%[-+ #0-9.]*\*")
 _SEQUENCES = (str, list, tuple)
+_NUMBERS = (int, float, Undefined)  # an Undefined says itself what is wrong with it
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
@@ -28,14 +30,13 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 def compare(budget: Budget, left: Any, name: str, right: Any) -> Any:
     """Return `left name right`, `name` as Jinja's parser calls it ("eq", "lteq", "notin", ...)."""
-    budget.step()
     right = listed(right)
     if name in ("in", "notin"):
-        budget.weigh(left) if isinstance(right, dict) else budget.weigh(left, right)
-    elif isinstance(left, str) and isinstance(right, str):
-        budget.spend(min(len(left), len(right)))
+        budget.weigh(left if isinstance(right, dict) else (left, right))
     elif isinstance(left, CONTAINERS) and isinstance(right, CONTAINERS) and left and right:
         budget.weigh(left, right)
+    else:
+        budget.spend(STEP_BYTES + min(length_hint(left), length_hint(right)))
     return _COMPARE[name](left, right)
 
 
@@ -54,16 +55,18 @@ def pay_percent(budget: Budget, text: Any, args: Any) -> None:
 
 
 def pay_arithmetic(budget: Budget, left: Any, name: str, right: Any) -> None:
-    """Pay for `left name right`, `name` one of + - * / // % **."""
+    """Pay for `left name right` and its result, `name` being one of + - * / // % **."""
     if name == "%" and isinstance(left, str):
         pay_percent(budget, left, right)
     elif isinstance(left, _SEQUENCES) or isinstance(right, _SEQUENCES):
-        repeats = [value for value in (left, right) if isinstance(value, int) and name == "*"]
-        budget.spend((getsizeof(left) + getsizeof(right)) * max([0, *repeats] if repeats else [1]))
+        times = max(0, next((n for n in (left, right) if isinstance(n, int)), 1)) if name == "*" else 1
+        budget.spend(STEP_BYTES + times * (getsizeof(left) + getsizeof(right)))
     elif isinstance(left, int) and isinstance(right, int):
         n_bits = left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length()
         if n_bits > MAX_INT_BITS:
             raise SecurityError("integers of more than 10,000 digits are not available")
+        budget.spend(STEP_BYTES + max(0, n_bits) // 8)
+    elif isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
         budget.step()
-    elif not isinstance(left, int | float | Undefined) or not isinstance(right, int | float | Undefined):
+    else:
         raise TypeError(f"unsupported operands of {name}: {type(left).__name__} and {type(right).__name__}")

@@ -1,11 +1,11 @@
 """Jinja's sandbox for templates of unknown origin, with everything a template does on a budget.
 
-The syntax tree is rewritten before it is compiled, so that loops, comparisons, `~`, slices and literals go through
-the methods of `Sandbox`, as calls, filters, tests, attributes and arithmetic do by Jinja's own hooks.
-Behaves as the environment of Hugging Face's apply_chat_template otherwise.
+The syntax tree is rewritten before it is compiled, so that loops, macros, comparisons, `~`, slices and literals go
+through the methods of `Sandbox`, as calls, filters, tests, attributes and arithmetic do by Jinja's own hooks. What a
+template gets is otherwise the environment of Hugging Face's apply_chat_template.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import chain
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType
@@ -20,68 +20,96 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from edgedec_runtimes.chat_budget import Budget, check_key
+from edgedec_runtimes.chat_budget import STEP_BYTES, Budget, check_key
 from edgedec_runtimes.chat_filters import FILTERS, METHODS, TESTS, budget_of
 from edgedec_runtimes.chat_operators import compare, pay_arithmetic
 
-MAX_SOURCE_CHARS = 128 * 1024
+MAX_SOURCE_CHARS = 64 * 1024
 MAX_TIME_FORMAT_CHARS = 200
-NAMESPACE_BYTES = 512
+NODE_BYTES = 16
+NODES_PER_MACRO = 64
+OBJECT_BYTES = 1024  # a namespace, or the wrapper of a str.format, roughly
 
 # A node that a later Jinja adds is refused until somebody has thought about it.
-_NODES = frozenset(
-    "Template Output TemplateData For If Macro CallBlock FilterBlock With Assign AssignBlock Scope Break Continue "
-    "Name NSRef Const Tuple List Dict Pair Keyword CondExpr Filter Test Call Getitem Getattr Slice Concat Compare "
-    "Operand Mul Div FloorDiv Add Sub Mod Pow Not Neg Pos And Or".split()
+_STATEMENTS = (
+    "Template Output TemplateData For If Macro CallBlock FilterBlock With Assign AssignBlock Scope Break Continue"
 )
+_EXPRESSIONS = (
+    "Name NSRef Const Tuple List Dict Pair Keyword CondExpr Filter Test Call Getitem Getattr Slice Concat Compare "
+    "Operand Mul Div FloorDiv Add Sub Mod Pow Not Neg Pos And Or"
+)
+_NODES = frozenset(f"{_STATEMENTS} {_EXPRESSIONS}".split())
 
-def _call(name: str, *args: nodes.Node) -> nodes.Call:
+
+def _call(name: str, *args: nodes.Node, lineno: int) -> nodes.Call:
     """Build the node that calls a method of `Sandbox`."""
-    lineno = args[0].lineno
     method = nodes.EnvironmentAttribute(name, lineno=lineno)
     return nodes.Call(method, list(args), [], None, None, lineno=lineno)
 
 
-class _Rewriter(NodeTransformer):
+def _run(n_nodes: int, lineno: int) -> nodes.ExprStmt:
+    """Build the statement that pays for running that many nodes."""
+    return nodes.ExprStmt(_call("run", nodes.Const(n_nodes), lineno=lineno), lineno=lineno)
+
+
+class _Rewriter(NodeTransformer):  # Jinja is extended by inheritance
     """Sends through the sandbox what Jinja would compile to plain Python, and refuses what it does not know."""
 
+    def __init__(self) -> None:
+        self.n_nodes = 0
+
     def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+        """Visit the children, and count the node."""
         name = type(node).__name__
         if name not in _NODES:
             raise TemplateSyntaxError(f"{name} is not available to chat templates", node.lineno)
+        self.n_nodes += 1
         return super().generic_visit(node)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
+        """Let every iteration pay for the body, and every test for itself."""
+        n_nodes = self.n_nodes
         self.generic_visit(node)
-        node.iter = _call("each", node.iter)
+        node.body.insert(0, _run(self.n_nodes - n_nodes, node.lineno))
+        if node.test is not None:
+            node.test = nodes.And(_call("run", nodes.Const(1), lineno=node.lineno), node.test, lineno=node.lineno)
         return node
+
+    def visit_Macro(self, node: nodes.Macro) -> list[nodes.Node]:
+        """Let every call pay for the body, and every definition for the macro, which can be kept."""
+        n_nodes = self.n_nodes
+        self.generic_visit(node)
+        node.body.insert(0, _run(self.n_nodes - n_nodes, node.lineno))
+        return [_run(NODES_PER_MACRO, node.lineno), node]
+
+    visit_CallBlock = visit_Macro
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _call("concatenate", *node.nodes)
+        return _call("concatenate", *node.nodes, lineno=node.lineno)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        operands = ((nodes.Const(operand.op, lineno=node.lineno), operand.expr) for operand in node.ops)
-        return _call("compare", node.expr, *chain.from_iterable(operands))
+        pairs = ((nodes.Const(operand.op, lineno=node.lineno), operand.expr) for operand in node.ops)
+        return _call("compare", node.expr, *chain.from_iterable(pairs), lineno=node.lineno)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        return _call("made", node) if isinstance(node.arg, nodes.Slice) else node
+        return _call("made", node, lineno=node.lineno) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
-        node.key = _call("key", node.key)
+        node.key = _call("key", node.key, lineno=node.lineno)
         return node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
-        return _call("made", self.generic_visit(node))
+        return _call("made", self.generic_visit(node), lineno=node.lineno)
 
     visit_Dict = visit_List
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
-        return _call("made", node) if node.ctx == "load" else node
+        return _call("made", node, lineno=node.lineno) if node.ctx == "load" else node
 
     def visit_NSRef(self, node: nodes.NSRef) -> nodes.Node:
         if node.attr.startswith("_"):
@@ -136,6 +164,17 @@ def _printed(context: Context, value: Any) -> Any:
     return value
 
 
+def _pay_method(budget: Budget, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Pay for a method of a value (SecurityError when it is not one of ours)."""
+    method = getattr(callee, "__wrapped__", callee)  # Jinja wraps str.format
+    if isinstance(method, (BuiltinMethodType, MethodType)):
+        for owner, prices in METHODS:
+            if isinstance(method.__self__, owner) and method.__name__ in prices:
+                prices[method.__name__](budget, method.__self__, *args, **kwargs)
+                return
+    raise SecurityError(f"calling {getattr(method, '__qualname__', type(callee).__name__)} is not available")
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment, and the budget, of one rendering; Jinja's hooks are its methods."""
 
@@ -152,10 +191,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         self.filters = FILTERS
         self.tests = TESTS
-        self.globals = {**_FUNCTIONS}
+        self.globals = dict[str, Any](_FUNCTIONS)
         self.budget = Budget()
 
-    def guarded(self, source: str) -> CodeType:
+    def guarded_code(self, source: str) -> CodeType:
         """Compile a template (TemplateSyntaxError, and whatever else Jinja or Python raises on odd source)."""
         if len(source) > MAX_SOURCE_CHARS:
             raise TemplateSyntaxError(f"it has {len(source):,} characters, more than {MAX_SOURCE_CHARS:,}", 1)
@@ -163,16 +202,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.compile(tree.set_environment(self))
 
     def render(self, code: CodeType, variables: Mapping[str, Any]) -> str:
-        """Run what `guarded` compiled."""
+        """Run what `guarded_code` compiled."""
         return Template.from_code(self, code, self.globals).render(variables)
 
     # What the rewritten tree calls.
 
-    def each(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Iterate, one step of the budget per item."""
-        for item in items:
-            self.budget.step()
-            yield item
+    def run(self, n_nodes: int) -> bool:
+        """Pay for one run of a piece of template."""
+        self.budget.spend(STEP_BYTES + NODE_BYTES * n_nodes)
+        return True
 
     def concatenate(self, *parts: Any) -> str:
         """Compute `a ~ b ~ c`."""
@@ -197,7 +235,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # What Jinja calls.
 
-    def concat(self, parts: Iterable[str]) -> str:
+    def concat(self, parts: Iterable[str]) -> str:  # in Environment an attribute
         """Join the output of a template, a macro or a block."""
         pieces = []
         for part in parts:
@@ -210,37 +248,34 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(callee, MethodType) and callee.__self__ is self:
             return callee(*args)
         self.budget.step(1 + len(args) + len(kwargs))
-        if isinstance(callee, Macro | Undefined):
+        if isinstance(callee, (Macro, LoopContext, Undefined)):
             return context.call(callee, *args, **kwargs)
         kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
-        if isinstance(callee, LoopContext):
-            return callee(*map(self.each, args))
         if isinstance(callee, FunctionType) and callee in _FUNCTIONS.values():
+            self.budget.spend(OBJECT_BYTES)
             self.budget.weigh(*args)
-            self.budget.spend(NAMESPACE_BYTES)
-            return self.budget.made(callee(*args, **kwargs))
-        self._pay_method(callee, args, kwargs)
+        else:
+            _pay_method(self.budget, callee, args, kwargs)
         return self.budget.made(callee(*args, **kwargs))
 
-    def _pay_method(self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        method = getattr(callee, "__wrapped__", callee)  # Jinja wraps str.format
-        if isinstance(method, BuiltinMethodType | MethodType):
-            for owner, prices in METHODS:
-                if isinstance(method.__self__, owner) and method.__name__ in prices:
-                    return prices[method.__name__](self.budget, method.__self__, *args, **kwargs)
-        raise SecurityError(f"calling {getattr(method, '__qualname__', type(callee).__name__)} is not available")
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Wrap str.format as Jinja does, and pay for the wrapper."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            self.budget.spend(OBJECT_BYTES)
+        return wrapped
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Look up `obj[argument]`."""
         self.budget.step()
         return super().getitem(obj, check_key(argument))
 
-    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:  # type: ignore[override]
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         """Refuse an attribute at once, where Jinja waits for its use."""
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute `left operator right`."""
         pay_arithmetic(self.budget, left, operator, right)
-        return self.budget.made(self.binop_table[operator](left, right))
+        return self.binop_table[operator](left, right)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from traceback import extract_tb
 from typing import Any
 
-from jinja2.exceptions import TemplateSyntaxError
+import jinja2
 
 from edgedec.errors import RequestError, TemplateError
 from edgedec_runtimes.chat_sandbox import Sandbox
@@ -35,9 +35,11 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._takes_parts: bool | None = None
         try:
-            self._code = Sandbox().guarded(source)
+            self._code = Sandbox().guarded_code(source)
         except Exception as error:  # Jinja's, and Python's own for code nested too deep
-            raise _template_error(error, error.lineno if isinstance(error, TemplateSyntaxError) else None) from error
+            raise _template_error(
+                error, error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
+            ) from error
 
     def render(
         self,
@@ -60,6 +62,7 @@ class ChatTemplate:
         checked = check_messages(messages)
         if tools is not None:
             _check_mappings(tools, "tool")
+            tools = [dict(tool) for tool in tools]
         if any(isinstance(message.get("content"), list) for message in checked) and not self._parts_are_taken():
             checked = [_joined(message) for message in checked]
         given = {"documents": None, "tools": tools, "add_generation_prompt": add_generation_prompt}
@@ -128,5 +131,5 @@ def _failing_line(error: Exception) -> int | None:
 
 def _template_error(error: Exception, line: int | None) -> TemplateError:
     where = "chat template" if line is None else f"chat template, line {line}"
-    kind = "" if str(error) else type(error).__name__
-    return TemplateError(f"{where}: {kind}{str(error)[:MAX_REASON_CHARS]}")
+    reason = (error.message if isinstance(error, jinja2.TemplateError) else str(error)) or type(error).__name__
+    return TemplateError(f"{where}: {reason[:MAX_REASON_CHARS]}")

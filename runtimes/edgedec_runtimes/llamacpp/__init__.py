@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError
 from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf import GGUF, GGUFArray, read_gguf
 from edgedec.memory import MemoryTerm, resident_bytes
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_info import describe, require_text_decoder
@@ -16,7 +16,8 @@ from edgedec_runtimes.llamacpp.library import llama, version
 from edgedec_runtimes.llamacpp.loading import check_options, context_options, device_names, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
 
-_VOCABULARY_BYTES_PER_TOKEN = 350
+# Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
+_BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
 _GRAPH_BYTES = 9_000_000
 _REPACKED_X86 = {GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q2_K, GGMLType.IQ4_NL}
 _REPACKED_ARM = _REPACKED_X86 | {GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_0}
@@ -100,12 +101,18 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         MemoryTerm("interpreter and libraries", base_bytes, "measured"),
         MemoryTerm(f"weights ({kind})", gguf.n_bytes, "the whole file"),
         MemoryTerm("weights (repacked)", _repacked_bytes(gguf) if sizes.repacks else 0, "a private copy"),
-        MemoryTerm("vocabulary", (info.n_vocab or 0) * _VOCABULARY_BYTES_PER_TOKEN, f"{info.n_vocab} tokens"),
+        MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),
         MemoryTerm("KV cache", sizes.kv_bytes, f"{n_ctx} tokens × {options.n_parallel}, {options.kv_type}"),
         MemoryTerm("logits", sizes.output_bytes, f"{options.max_rows} rows"),
         MemoryTerm("activations", sizes.compute_bytes + _GRAPH_BYTES, "compute buffer and graph"),
     ]
     return tuple(term for term in terms if term.n_bytes)
+
+
+def _vocabulary_bytes(gguf: GGUF) -> int:
+    merges = gguf.metadata.get("tokenizer.ggml.merges")
+    n_merges = len(merges) if isinstance(merges, GGUFArray) else 0
+    return describe(gguf).n_vocab * _BYTES_PER_TOKEN + n_merges * _BYTES_PER_MERGE
 
 
 def _repacked_bytes(gguf: GGUF) -> int:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,12 +156,21 @@ def dry_run(path: Path, options: LoadOptions, n_ctx: int) -> DryRun:
             api.llama_free(context)
         finally:
             api.llama_model_free(model)
+            _return_free_memory()
     return DryRun(
         kv_bytes=_logged(lines, r"(?:kv_cache|recurrent|memory_\w+).*?: size = +([\d.]+) MiB"),
         output_bytes=_logged(lines, r"output buffer size = +([\d.]+) MiB"),
         compute_bytes=_logged(lines, r"compute buffer size = +([\d.]+) MiB"),
         repacks=any("REPACK model buffer size" in line for line in lines),
     )
+
+
+def _return_free_memory() -> None:
+    """Give freed heap pages back to the system, where the C library can: they would count as held."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; musl has none
+        if trim is not None:
+            trim(0)
 
 
 def _logged(lines: list[str], pattern: str) -> int:

@@ -1,0 +1,99 @@
+"""Running checks: each is a function that returns when its contract holds."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ConformanceError
+
+S = TypeVar("S")
+
+
+class NotApplicableError(Exception):
+    """The check does not apply to this subject; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What one check found.
+
+    Attributes:
+        name: The check's name; stable within a CONFORMANCE_VERSION.
+        holds: What holds when it passes, one sentence.
+        status: "skipped" when it does not apply.
+        detail: What was found instead, or why it was skipped.
+    """
+
+    name: str
+    holds: str
+    status: Literal["passed", "failed", "skipped"]
+    detail: str = ""
+
+
+OnCheck = Callable[[CheckResult], None]
+
+
+def run_check(check: Callable[[S], None], subject: S) -> CheckResult:
+    """Run one check; whatever it raises is its result."""
+    name = check.__name__
+    holds = (check.__doc__ or "").strip().splitlines()[0]
+    try:
+        check(subject)
+    except NotApplicableError as reason:
+        return CheckResult(name, holds, "skipped", str(reason))
+    except Exception as error:  # the subject's, which is what is being tested
+        detail = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
+        return CheckResult(name, holds, "failed", detail)
+    return CheckResult(name, holds, "passed")
+
+
+def raise_failures(results: Iterable[CheckResult]) -> None:
+    """Raise ConformanceError with every failed check, if there is one."""
+    failed = [f"  {result.name}: {result.detail}" for result in results if result.status == "failed"]
+    if failed:
+        raise ConformanceError(f"{len(failed)} conformance checks failed:\n" + "\n".join(failed))
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Fail the check with the message `otherwise` unless `holds`."""
+    if not holds:
+        raise ConformanceError(otherwise)
+
+
+def require_raises(
+    expected: type[Exception] | tuple[type[Exception], ...], what: str, call: Callable[[], object]
+) -> None:
+    """Fail the check unless the call raises one of the errors expected."""
+    names = " or ".join(kind.__name__ for kind in (expected if isinstance(expected, tuple) else (expected,)))
+    try:
+        call()
+    except expected:
+        return
+    except Exception as error:
+        raise ConformanceError(f"{what} raised {type(error).__name__} ({error}), expected {names}") from error
+    raise ConformanceError(f"{what} raised nothing, expected {names}")
+
+
+def require_equal(found: NDArray[np.float32], expected: NDArray[np.float32], what: str) -> None:
+    """Fail the check unless the arrays have the same shape and the same bits."""
+    require(found.shape == expected.shape, f"{what}: shape {found.shape}, expected {expected.shape}")
+    n_other = int(np.count_nonzero(found.view(np.uint32) != expected.view(np.uint32)))
+    if n_other:
+        largest = float(np.nanmax(np.abs(found.astype(np.float64) - expected)))
+        raise ConformanceError(f"{what}: {n_other} of {found.size} values differ, by up to {largest:.3g}")
+
+
+def require_close(found: NDArray[np.float32], expected: NDArray[np.float32], tolerance: float, what: str) -> None:
+    """Fail the check unless each row differs by at most `tolerance` times the spread of the row expected."""
+    require(found.shape == expected.shape, f"{what}: shape {found.shape}, expected {expected.shape}")
+    for i, (row, wanted) in enumerate(zip(found, expected, strict=True)):
+        off = float(np.max(np.abs(row.astype(np.float64) - wanted)) / (float(np.ptp(wanted)) or 1.0))
+        require(off <= tolerance, f"{what}: row {i} is off by {off:.3g} of its spread, allowed {tolerance:.3g}")
+
+
+def names_of(results: Sequence[CheckResult], status: str) -> list[str]:
+    """Return the names of the checks with that status."""
+    return [result.name for result in results if result.status == status]

@@ -1,0 +1,46 @@
+"""The suite for runtimes."""
+
+from collections.abc import Callable, Sequence
+
+from edgedec.conformance import runtime_basics, runtime_life, runtime_structure
+from edgedec.conformance.results import CheckResult, OnCheck, run_check
+from edgedec.conformance.subject import Subject
+from edgedec.model import Model
+
+RUNTIME_CHECKS = runtime_basics.CHECKS + runtime_structure.CHECKS + runtime_life.CHECKS
+
+
+def check_runtime(
+    load: Callable[[], Model],
+    *,
+    on_check: OnCheck | None = None,
+    memory_probe: Sequence[str] | None = None,
+    n_ctx: int = 128,
+    tolerance: float = 0.02,
+) -> list[CheckResult]:
+    """Run every check of a runtime on one model.
+
+    Args:
+        load: Loads the model, for at least 3 sessions of `n_ctx` tokens at once (LoadOptions.n_parallel).
+        on_check: Called with each result as it comes.
+        memory_probe: A command that loads the model in a process of its own and prints
+            `to_json(measure_memory(load))`; without one that check is skipped. For a runtime that is found by entry
+            point: `python -m edgedec.conformance memory NAME MODEL`.
+        n_ctx: Tokens of most sessions, at least 64; a model trained for fewer gets shorter ones.
+        tolerance: How far rows may differ that need not have equal bits, as a share of the spread of a row's logits.
+    """
+    subject = Subject(load, n_ctx, tolerance, memory_probe)
+    results = []
+    try:
+        for check in RUNTIME_CHECKS:
+            result = run_check(check, subject)
+            if result.status == "failed":
+                subject.close()
+            else:
+                subject.close_sessions()
+            results.append(result)
+            if on_check is not None:
+                on_check(result)
+    finally:
+        subject.close()
+    return results

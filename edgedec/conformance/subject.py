@@ -1,0 +1,136 @@
+"""The model under test, and what the checks of a runtime have in common."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.conformance.results import NotApplicableError, require_close, require_equal
+from edgedec.model import Model, Session
+
+N_PREFIX = 24
+MOST_ROWS = 16
+Tokens = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+class Subject:
+    """The model under test; sessions opened through it are closed after each check.
+
+    Args:
+        load: Loads the model; called again after a failed check, so that checks do not spoil each other.
+        n_ctx: Tokens of the sessions that the checks open.
+        tolerance: How far rows may differ that need not have equal bits, as a share of a row's spread.
+        memory_probe: Command that measures the model in a process of its own, or None.
+    """
+
+    def __init__(
+        self, load: Callable[[], Model], n_ctx: int, tolerance: float, memory_probe: Sequence[str] | None
+    ) -> None:
+        self.load = load
+        self.tolerance = tolerance
+        self.memory_probe = memory_probe
+        self._n_ctx = n_ctx
+        self._model: Model | None = None
+        self._sessions: list[Session] = []
+
+    @property
+    def model(self) -> Model:
+        """The model, loaded at the first use."""
+        if self._model is None:
+            self._model = self.load()
+        return self._model
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of a session: what was asked for, or what the model was trained for."""
+        n_ctx_train = self.model.card.n_ctx_train
+        return min(self._n_ctx, n_ctx_train) if n_ctx_train > 0 else self._n_ctx
+
+    def session(self, n_ctx: int | None = None) -> Session:
+        """Open a session that is closed when the check is over."""
+        session = self.model.session(n_ctx or self.n_ctx)
+        self._sessions.append(session)
+        return session
+
+    def prefixed(self, *pieces: Tokens) -> Session:
+        """Open a session that holds the prefix, then these pieces."""
+        session = self.session()
+        for piece in (self.prefix, *pieces):
+            session.forward(piece, n_past=session.n_cached)
+        return session
+
+    def adopt(self, session: Session) -> Session:
+        """Close this session, too, when the check is over."""
+        self._sessions.append(session)
+        return session
+
+    def close_sessions(self) -> None:
+        """Close what the check opened."""
+        sessions, self._sessions = self._sessions, []
+        for session in sessions:
+            session.close()
+
+    def close(self) -> None:
+        """Close the model; the next use loads it again."""
+        model, self._model = self._model, None
+        self._sessions.clear()
+        if model is not None:
+            model.close()
+
+    def tokens(self, n: int, seed: int = 0) -> Tokens:
+        """Return int32[n], the same random token ids for the same arguments."""
+        return np.random.default_rng([n, seed]).integers(0, self.model.card.n_vocab, n).astype(np.int32)
+
+    def require(self, capability: str) -> None:
+        """Skip the check unless the model declares that capability."""
+        if not getattr(self.model.capabilities, capability):
+            raise NotApplicableError(f"the model declares no {capability!r}")
+
+    def require_rows(self, n: int) -> None:
+        """Skip the check unless a forward returns that many rows."""
+        max_rows = self.model.capabilities.max_rows
+        if max_rows < n:
+            raise NotApplicableError(f"needs {n} rows of logits, max_rows is {max_rows}")
+
+    @property
+    def prefix(self) -> Tokens:
+        """The tokens that most checks begin with."""
+        return self.tokens(N_PREFIX)
+
+    def is_invariant(self, n: int) -> bool:
+        """Whether the model claims that rows of a forward of n have the bits of single steps."""
+        claim = self.model.batch_invariant
+        return claim is True or n <= claim
+
+    def is_exact(self) -> bool:
+        """Whether the model claims that nothing around a row changes its bits."""
+        return self.model.batch_invariant is True
+
+    def require_same(self, found: Floats, expected: Floats, what: str, *, exact: bool) -> None:
+        """Compare rows of logits: their bits where `exact`, else within the tolerance."""
+        if exact:
+            require_equal(found, expected, what)
+        else:
+            require_close(found, expected, self.tolerance, what)
+
+    def replay(self, *pieces: Tokens) -> Floats:
+        """Evaluate the pieces one after another in a session of their own; return all rows of the last piece."""
+        session = self.model.session(self.n_ctx)
+        try:
+            return extend(session, *pieces)
+        finally:
+            session.close()
+
+
+def extend(session: Session, *pieces: Tokens) -> Floats:
+    """Evaluate the pieces after what the session holds; return all rows of the last piece, in an array of its own."""
+    *first, last = pieces
+    for piece in first:
+        session.forward(piece, n_past=session.n_cached)
+    return session.forward(last, n_past=session.n_cached, rows="all").logits.copy()
+
+
+def chain(*token_ids: int) -> Tokens:
+    """Return int32[n]."""
+    return np.array(token_ids, dtype=np.int32)

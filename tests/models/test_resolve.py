@@ -1,0 +1,235 @@
+"""The order in which a name is looked up, what unknown names say, and what a start costs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from models.servers import StubServer, model_bytes, sha256  # noqa: TID251 - tests/models
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
+from edgedec.resolver import ResolveOptions
+from edgedec_models import catalogue as catalogue_module
+from edgedec_models import verify
+from edgedec_models.folders import config_folder, models_folder
+from edgedec_models.resolve import pull, resolve
+
+DATA = model_bytes(50_000)
+WriteCatalogue = Callable[[str], None]
+
+
+def entry(server_root: str = "http://127.0.0.1:9", data: bytes = DATA) -> str:
+    """Return a catalogue with one model, `tiny`, behind a URL."""
+    return f"""
+        [[model]]
+        name = "tiny"
+        size_bytes = {len(data)}
+        sha256 = "{sha256(data)}"
+        licence = "MIT"
+        architecture = "llama"
+        note = "A test"
+        [[model.source]]
+        kind = "url"
+        url = "{server_root}/tiny.gguf"
+        """
+
+
+def put(folder: Path, name: str, data: bytes = DATA) -> Path:
+    """Put a file by hand into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(data)
+    return folder / name
+
+
+@pytest.fixture
+def n_hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return the list of files that were hashed."""
+    hashed: list[Path] = []
+    sha256_of = verify.sha256_of
+
+    def counted(path: Path, label: str, options: ResolveOptions) -> str:
+        hashed.append(path)
+        return sha256_of(path, label, options)
+
+    monkeypatch.setattr(verify, "sha256_of", counted)
+    return hashed
+
+
+def test_existing_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """A file or folder of that name is taken before anything else, even before the catalogue."""
+    put(root / "models", "smollm2-135m.gguf")
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, "smollm2-135m")
+    (tmp_path / "exported").mkdir()
+    assert resolve("smollm2-135m", ResolveOptions()) == Path("smollm2-135m")
+    assert resolve("exported", ResolveOptions()) == Path("exported")
+    assert resolve(str(tmp_path / "smollm2-135m"), ResolveOptions()) == tmp_path / "smollm2-135m"
+
+
+def test_own_folder_comes_before_the_cache(
+    tmp_path: Path, root: Path, catalogue: WriteCatalogue, monkeypatch: pytest.MonkeyPatch, n_hashed: list[Path]
+) -> None:
+    """NAME.gguf in EDGEDEC_MODELS answers to NAME, as it is; nothing is written there."""
+    catalogue(entry())
+    put(root / "models", "tiny.gguf")
+    own = put(tmp_path / "mine", "tiny.gguf", b"GGUF of my own")
+    monkeypatch.setenv("EDGEDEC_MODELS", str(own.parent))
+    assert resolve("tiny", ResolveOptions()) == own
+    assert pull("tiny", ResolveOptions(), force=True) == own
+    assert os.listdir(own.parent) == ["tiny.gguf"]
+    assert n_hashed == []
+
+
+def test_file_put_into_the_cache_is_hashed_once(
+    root: Path, catalogue: WriteCatalogue, n_hashed: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flat file that is the catalogue's is checked the first time; later its size and date stand for the hash."""
+    catalogue(entry())
+    path = put(root / "models", "tiny.gguf")
+    assert resolve("tiny", ResolveOptions(offline=True)) == path
+    assert n_hashed == [path]
+    monkeypatch.setattr(catalogue_module, "load_catalogue", None)  # not even read any more
+    assert resolve("tiny", ResolveOptions(offline=True)) == path
+    assert n_hashed == [path]
+
+
+def test_touched_file_is_hashed_again(root: Path, catalogue: WriteCatalogue, n_hashed: list[Path]) -> None:
+    """Another modification time makes the next start look again."""
+    catalogue(entry())
+    path = put(root / "models", "tiny.gguf")
+    resolve("tiny", ResolveOptions())
+    os.utime(path, ns=(1, 1))
+    assert resolve("tiny", ResolveOptions()) == path
+    assert n_hashed == [path, path]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(DATA[:-1], "it has 49999 bytes where 50000 were expected"), (DATA[:-1] + b"?", "its SHA-256 is .* was expected")],
+)
+def test_other_file_of_that_name_is_refused(
+    server: StubServer, root: Path, catalogue: WriteCatalogue, data: bytes, words: str
+) -> None:
+    """A file in the cache that is not the catalogue's is neither used nor overwritten, except with force."""
+    server.add("/tiny.gguf", DATA)
+    catalogue(entry(server.root))
+    path = put(root / "models", "tiny.gguf", data)
+    with pytest.raises(ModelFormatError, match=f"{words}.*pull --force tiny.*EDGEDEC_MODELS"):
+        resolve("tiny", ResolveOptions())
+    with pytest.raises(ModelFormatError):
+        pull("tiny", ResolveOptions())
+    assert path.read_bytes() == data
+    assert pull("tiny", ResolveOptions(), force=True).read_bytes() == DATA
+
+
+def test_newer_entry_is_fetched_by_pull(server: StubServer, catalogue: WriteCatalogue) -> None:
+    """When the catalogue's entry changes, the stored model is used until it is pulled again."""
+    server.add("/tiny.gguf", DATA)
+    catalogue(entry(server.root))
+    path = pull("tiny", ResolveOptions())
+    newer = model_bytes(60_000, seed=1)
+    server.add("/tiny.gguf", newer)
+    catalogue(entry(server.root, newer))
+    assert resolve("tiny", ResolveOptions()) == path
+    assert path.read_bytes() == DATA
+    assert pull("tiny", ResolveOptions()).read_bytes() == newer
+
+
+def test_source_of_another_size_is_refused_at_once(server: StubServer, catalogue: WriteCatalogue, root: Path) -> None:
+    """A source whose file has another size than the catalogue's is not downloaded."""
+    server.add("/tiny.gguf", DATA + b"more")
+    catalogue(entry(server.root))
+    with pytest.raises(PullError, match="has 50004 bytes where 50000 were expected: it is another file"):
+        resolve("tiny", ResolveOptions())
+    assert os.listdir(root / "models") == []
+
+
+def test_file_unknown_to_the_catalogue_answers_to_its_name(root: Path) -> None:
+    """Any NAME.gguf in the cache answers to NAME."""
+    path = put(root / "models", "mein modell.gguf")
+    assert resolve("mein modell", ResolveOptions(offline=True)) == path
+
+
+def test_cache_folder_of_the_options_wins(tmp_path: Path, root: Path) -> None:
+    """ResolveOptions.cache_dir comes before EDGEDEC_CACHE, and that before the platform's default."""
+    path = put(tmp_path / "here" / "models", "a.gguf")
+    assert resolve("a", ResolveOptions(cache_dir=tmp_path / "here")) == path
+    with pytest.raises(ModelNotFoundError):
+        resolve("a", ResolveOptions())
+
+
+def test_platform_folders_without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without variables the platform's folders of `edgedec` are used."""
+    monkeypatch.delenv("EDGEDEC_CACHE")
+    monkeypatch.delenv("EDGEDEC_CONFIG")
+    assert models_folder().parts[-2:] == ("edgedec", "models") or "edgedec" in models_folder().parts
+    assert "edgedec" in config_folder().parts
+
+
+def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the sidecar cannot be written the model is used all the same."""
+    catalogue(entry())
+    path = put(root / "models", "tiny.gguf")
+
+    def refuse(self: Path, *args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert resolve("tiny", ResolveOptions()) == path
+    assert os.listdir(path.parent) == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("smollm-135m", r"no model is called 'smollm-135m'; did you mean smollm2-135m\?.*edgedec list"),
+        ("SmolLM2-135M", "did you mean smollm2-135m"),
+        ("mein modelle", "did you mean mein modell"),
+        ("zzz", "no model is called 'zzz'; `edgedec list` shows the names"),
+        ("", "the path '' does not exist"),
+        ("..x", r"the path '\.\.x' does not exist"),
+        ("a/b/c", "the path 'a/b/c' does not exist"),
+        ("none.gguf", r"the path 'none\.gguf' does not exist"),
+        ("C:\\models\\a.gguf", "the path .* does not exist"),
+        ("someone/tiny", "the path 'someone/tiny' does not exist .*hf:someone/tiny"),
+    ],
+)
+def test_unknown_names_say_what_would_work(root: Path, name: str, words: str) -> None:
+    """Bare names get near ones of catalogue and cache, paths are called paths."""
+    put(root / "models", "mein modell.gguf")
+    with pytest.raises(ModelNotFoundError, match=words):
+        resolve(name, ResolveOptions())
+
+
+def test_other_kinds_of_names_are_left_to_others() -> None:
+    """A scheme that is not ours is for another resolver; pulling it is refused."""
+    assert resolve("s3://bucket/a.gguf", ResolveOptions()) is None
+    with pytest.raises(ModelNotFoundError, match="not a kind of name that can be pulled"):
+        pull("s3://bucket/a.gguf", ResolveOptions())
+
+
+@pytest.mark.parametrize("variable", ["EDGEDEC_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline_by_environment(monkeypatch: pytest.MonkeyPatch, catalogue: WriteCatalogue, variable: str) -> None:
+    """Both variables rule the network out, unless they say no."""
+    catalogue(entry())
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(OfflineError, match=f"{variable} is set"):
+        resolve("tiny", ResolveOptions())
+    monkeypatch.setenv(variable, "0")
+    with pytest.raises(OfflineError, match="offline was asked for"):
+        resolve("tiny", ResolveOptions(offline=True))
+
+
+def test_start_imports_no_http_library(root: Path, catalogue: WriteCatalogue) -> None:
+    """Resolving a model that is there imports neither the HTTP libraries nor the catalogue's parser."""
+    catalogue(entry())
+    put(root / "models", "tiny.gguf")
+    resolve("tiny", ResolveOptions())
+    code = (
+        "import sys; from edgedec.resolver import ResolveOptions; from edgedec_models.resolve import resolve; "
+        "assert resolve('tiny', ResolveOptions()); "
+        "print([m for m in ('httpx', 'huggingface_hub', 'tomllib', 'zipfile', 'shutil') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout == "[]\n"

@@ -1,0 +1,216 @@
+"""The llamacpp runtime against the contract, llama.cpp itself, and the system's own count of memory."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.tiny_models import tiny_llama
+
+import edgedec
+from edgedec.errors import CancelledError, CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
+from edgedec.model import ForwardItem, LoadOptions, Model
+from edgedec.progress import Progress
+from edgedec_runtimes.llamacpp import LlamaCpp
+
+
+def ids(*tokens: int) -> NDArray[np.int32]:
+    """Return int32[n]."""
+    return np.array(tokens, dtype=np.int32)
+
+
+@pytest.fixture
+def model(tiny_path: Path) -> Model:
+    """A tiny model with two sessions to a context."""
+    return LlamaCpp().load(tiny_path, LoadOptions(n_ctx=1024, n_parallel=2))
+
+
+def test_several_sessions_in_one_forward(model: Model) -> None:
+    """Sessions evaluated together give what each gives alone, up to the order of additions."""
+    a, b, alone = model.session(64), model.session(64), model.session(64)
+    expected = [alone.forward(tokens, n_past=0).logits.copy() for tokens in (ids(5, 6, 7), ids(9, 8))]
+    together = model.forward([ForwardItem(a, 0, tokens=ids(5, 6, 7)), ForwardItem(b, 0, tokens=ids(9, 8))])
+    for found, wanted in zip(together, expected, strict=True):
+        np.testing.assert_allclose(found.logits, wanted, atol=2e-2)
+    assert (a.n_cached, b.n_cached) == (3, 2)
+    model.close()
+
+
+def test_long_and_short_prefills_in_one_forward(model: Model) -> None:
+    """A prefill over several micro-batches joins a short one, and only the rows asked for come back."""
+    a, b, alone = model.session(1024), model.session(64), model.session(1024)
+    long = np.arange(700, dtype=np.int32) % 200 + 10
+    rows = ids(3, 511, 512, 699)
+    forwards = model.forward([ForwardItem(a, 0, tokens=long, rows=rows), ForwardItem(b, 0, tokens=ids(1, 2))])
+    expected = alone.forward(long, n_past=0, rows=rows).logits
+    assert forwards[0].logits.shape == (4, model.card.n_vocab)
+    np.testing.assert_allclose(forwards[0].logits, expected, atol=2e-2)
+    assert forwards[1].logits.shape == (1, model.card.n_vocab)
+    model.close()
+
+
+def test_more_rows_than_a_context_batch_holds(tiny_path: Path) -> None:
+    """Forks whose rows together are over the context's batch are evaluated in turn, not refused by an abort."""
+    with LlamaCpp().load(tiny_path, LoadOptions(n_ctx=40)) as model:
+        first = model.session(40)
+        forks = [first.fork(), first.fork()]
+        items = [ForwardItem(s, 0, tokens=ids(*range(5, 35))) for s in (first, *forks)]
+        logits = [forward.logits for forward in model.forward(items)]
+        np.testing.assert_allclose(logits[0], logits[1], atol=2e-2)
+        np.testing.assert_allclose(logits[0], logits[2], atol=2e-2)
+
+
+def test_a_kept_branch_has_the_bits_of_a_chain(model: Model) -> None:
+    """After keep() of a path past rejected nodes, single steps go on with exactly a chain's bits."""
+    tree, chain = model.session(64), model.session(64)
+    for session in (tree, chain):
+        session.forward(ids(10, 11, 12), n_past=0)
+    tree.forward(ids(20, 21, 22, 23), n_past=3, parents=ids(-1, 0, 0, 2), rows="all")
+    tree.keep(ids(0, 2, 3))
+    for i, token in enumerate((20, 22, 23)):
+        chain.forward(ids(token), n_past=3 + i)
+    assert tree.n_cached == chain.n_cached == 6
+    left = tree.forward(ids(30), n_past=6).logits.copy()
+    assert np.array_equal(left, chain.forward(ids(30), n_past=6).logits)
+    model.close()
+
+
+def test_what_was_not_loaded_for_is_refused(tiny_path: Path) -> None:
+    """Rows, trees and options beyond those loaded for are errors before llama.cpp sees them."""
+    with LlamaCpp().load(tiny_path, LoadOptions(n_ctx=64, max_rows=1)) as model:
+        session = model.session(64)
+        assert not model.capabilities.trees
+        assert not model.capabilities.fork
+        with pytest.raises(CapabilityError, match="rows of logits"):
+            session.forward(ids(1, 2), n_past=0, rows="all")
+        with pytest.raises(CapabilityError, match="trees"):
+            session.forward(ids(1, 2), n_past=0, parents=ids(-1, -1))
+        with pytest.raises(CapabilityError, match="fork"):
+            session.fork()
+        with pytest.raises(CapabilityError, match="hidden"):
+            session.forward(n_past=0, hidden=np.zeros((1, 64), np.float32), resume_after=0)
+        assert session.n_cached == 0
+    with pytest.raises(RequestError, match="kv_type"):
+        LlamaCpp().load(tiny_path, LoadOptions(kv_type="q9"))
+    with pytest.raises(EdgedecError, match="no device"):
+        LlamaCpp().load(tiny_path, LoadOptions(device="NoSuchDevice"))
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("flash_attention", [True, None])
+def test_options_load_and_decode(tiny_path: Path, kv_type: str, flash_attention: bool | None) -> None:
+    """KV types, flash attention, threads, copies instead of maps, and no repacking all decode."""
+    options = LoadOptions(
+        n_ctx=64, kv_type=kv_type, flash_attention=flash_attention, mmap=False, repack=False, n_threads=1
+    )
+    path = tiny_path
+    if kv_type == "q8_0":  # quantized blocks hold 32 numbers, so heads must too
+        path = tiny_llama(tiny_path.with_name("wide.gguf"), n_embd=128)
+    with LlamaCpp().load(path, options) as model:
+        assert np.isfinite(model.session(64).forward(ids(1, 2, 3), n_past=0).logits).all()
+
+
+def test_context_full_and_bad_tokens_leave_the_session_usable(model: Model) -> None:
+    """A refused forward evaluates nothing."""
+    session = model.session(8)
+    before = session.forward(ids(1, 2, 3), n_past=0).logits.copy()
+    with pytest.raises(ContextFullError):
+        session.forward(ids(*range(4, 12)), n_past=3)
+    with pytest.raises(RequestError):
+        session.forward(ids(10**6), n_past=3)
+    with pytest.raises(SessionError):
+        session.forward(ids(4), n_past=4)
+    assert session.n_cached == 3
+    assert np.array_equal(session.forward(ids(1, 2, 3), n_past=0).logits, before)
+    model.close()
+
+
+def test_progress_and_cancellation_of_loading(tiny_path: Path) -> None:
+    """Loading reports progress, and an error in the callback or a cancel token ends it."""
+    seen: list[Progress] = []
+    LlamaCpp().load(tiny_path, LoadOptions(on_progress=seen.append)).close()
+    assert seen[-1].done == 100
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+
+    def broken(progress: Progress) -> None:
+        raise ValueError("the application's own")
+
+    with pytest.raises(ValueError, match="own"):
+        LlamaCpp().load(tiny_path, LoadOptions(on_progress=broken))
+    cancel = edgedec.CancelToken()
+    cancel.cancel()
+    with pytest.raises(CancelledError):
+        LlamaCpp().load(tiny_path, LoadOptions(cancel=cancel))
+
+
+@pytest.mark.model
+def test_cancelling_a_long_prefill(smollm: edgedec.Engine) -> None:
+    """cancel() from another thread stops a prefill at a chunk's end, and the session goes on."""
+    session = smollm.session(2048)
+    prompt = np.arange(2000, dtype=np.int32) + 1000
+    reached = threading.Event()
+
+    def on_progress(progress: Progress) -> None:
+        if progress.done >= 512:
+            reached.set()
+
+    def stop() -> None:
+        reached.wait(60)
+        time.sleep(0.05)
+        session.cancel()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(CancelledError):
+        session.forward(prompt, n_past=0, on_progress=on_progress)
+    thread.join()
+    assert session.n_cached in (512, 1024, 1536)
+    assert np.isfinite(session.forward(ids(5), n_past=session.n_cached).logits).all()
+    session.close()
+
+
+@pytest.mark.model
+def test_rows_are_bit_equal_up_to_what_was_measured(smollm: edgedec.Engine) -> None:
+    """The n that the probe reports holds on other tokens too."""
+    n = int(smollm.model.batch_invariant)
+    session = smollm.session(64)
+    prompt, tail = ids(*range(700, 720)), ids(*range(900, 900 + n))
+    session.forward(prompt, n_past=0)
+    single = [session.forward(tail[i : i + 1], n_past=20 + i).logits[0].copy() for i in range(n)]
+    together = session.forward(tail, n_past=20, rows="all").logits
+    assert np.array_equal(together, np.stack(single))
+    session.close()
+
+
+_MEASURE = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from edgedec.memory import peak_resident_bytes
+from edgedec.model import LoadOptions
+from edgedec_runtimes.llamacpp import LlamaCpp
+path, n_ctx = Path(sys.argv[1]), int(sys.argv[2])
+options = LoadOptions(n_ctx=n_ctx, max_rows=4)
+planned = sum(term.n_bytes for term in LlamaCpp().plan(path, options))
+with LlamaCpp().load(path, options) as model:
+    session = model.session(n_ctx)
+    session.forward(np.arange(n_ctx - 8, dtype=np.int32) % 1000 + 300, n_past=0)
+    for i in range(4):
+        session.forward(np.array([7], np.int32), n_past=n_ctx - 8 + i)
+    print(json.dumps([planned, peak_resident_bytes(), sum(t.n_bytes for t in model.memory(n_ctx, 4))]))
+"""
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("n_ctx", [512, 1024])
+def test_the_memory_plan_is_what_the_system_counts(smollm_path: Path, n_ctx: int) -> None:
+    """The plan made before loading is within 5 % or 16 MB of the peak resident size, in a process of its own."""
+    command = [sys.executable, "-c", _MEASURE, str(smollm_path), str(n_ctx)]
+    planned, measured, stated = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    for figure in (planned, stated):
+        assert abs(figure - measured) <= max(0.05 * measured, 16e6)
