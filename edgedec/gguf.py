@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
-from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
+from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.file_kinds import HEAD_BYTES, name_format
 from edgedec.ggml_types import GGMLType
 from edgedec.gguf_header import Header, TensorInfo, read_header
@@ -61,6 +61,7 @@ class GGUF:
         Raises:
             ModelFormatError: There is no such tensor, or the file got shorter since it was opened.
             ModelNotFoundError, StorageError: The file is gone, or cannot be read.
+            MemoryCapError: The system has no memory for it.
         """
         if name not in self.tensors:
             raise ModelFormatError(f"{self.paths[0]}: it has no tensor {name!r}; another model may be meant")
@@ -76,6 +77,11 @@ class GGUF:
                 data = file.read(tensor.n_bytes)
         except OSError as error:
             raise _storage_error(path, error) from error
+        except MemoryError as error:
+            raise MemoryCapError(
+                f"{path}: the system has no {tensor.n_bytes} bytes for tensor {name!r}; close programs, or use a "
+                "smaller model"
+            ) from error
         if len(data) != tensor.n_bytes:
             raise _shrunk(path, name)
         return data

@@ -1,11 +1,13 @@
 """Reading sound GGUF files: values, arrays, tensors, split files, and files that change after they were read."""
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
 import os
 import time
 import tracemalloc
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +17,7 @@ import pytest
 from support.gguf_writer import Claims, RawTensor, Typed, build_gguf, tiny_text_model, write_gguf
 from support.real_models import real_model
 
-from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
+from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.ggml_types import REMOVED_TYPES, GGMLType
 from edgedec.gguf import GGUFArray, TensorInfo, ValueType, read_gguf
 from edgedec.gguf_header import read_header
@@ -268,21 +270,35 @@ def test_a_header_that_shrinks_while_it_is_read_is_refused(n_left: int) -> None:
         read_header(BytesIO(data[:n_left]), len(data), "m.gguf")
 
 
-class BrokenFile(BytesIO):
-    """A file on a disk that fails."""
+@contextlib.contextmanager
+def failing_reads(path: Path, error: Exception) -> Iterator[None]:
+    """Let every read of a file opened meanwhile raise `error`."""
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        raise OSError(5, "Input/output error")
+    class BrokenFile(BytesIO):
+        def fileno(self) -> int:
+            return file.fileno()
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise error
+
+    with path.open("rb") as file, pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Path, "open", lambda self, mode: BrokenFile())
+        yield
 
 
-def test_a_failing_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_is_a_storage_error(tmp_path: Path) -> None:
     """An I/O error while reading becomes a StorageError that says what the system said."""
     path = write_gguf(tmp_path / "m.gguf", {})
-    with path.open("rb") as file:
-        monkeypatch.setattr(BrokenFile, "fileno", lambda self: file.fileno())
-        monkeypatch.setattr(Path, "open", lambda self, mode: BrokenFile())
-        with pytest.raises(StorageError, match="Input/output error"):
-            read_gguf(path)
+    with failing_reads(path, OSError(5, "Input/output error")), pytest.raises(StorageError, match="Input/output error"):
+        read_gguf(path)
+
+
+def test_a_tensor_too_large_for_the_memory_is_a_memory_cap_error(tmp_path: Path) -> None:
+    """When the system has no memory for a tensor, MemoryCapError names it and its size."""
+    path = write_gguf(tmp_path / "m.gguf", {}, {"t": np.zeros(4, np.float32)})
+    gguf = read_gguf(path)
+    with failing_reads(path, MemoryError()), pytest.raises(MemoryCapError, match="16 bytes for tensor 't'"):
+        gguf.read_tensor_bytes("t")
 
 
 def test_a_file_without_permission_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Undefined
 
-LIMIT_BYTES = 32 << 20
+LIMIT_BYTES = 64 << 20
 LIMIT_S = 5.0
 STEP_BYTES = 32
 MAX_INT_BITS = 33_219  # 10,000 digits

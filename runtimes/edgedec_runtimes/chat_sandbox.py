@@ -20,14 +20,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from edgedec_runtimes.chat_budget import STEP_BYTES, Budget, check_key
+from edgedec_runtimes.chat_budget import STEP_BYTES, Budget, check_key, listed
 from edgedec_runtimes.chat_filters import FILTERS, METHODS, TESTS, budget_of
 from edgedec_runtimes.chat_operators import compare, pay_arithmetic
 
-MAX_SOURCE_CHARS = 64 * 1024
+MAX_SOURCE_CHARS = 128 * 1024  # the longest template we know has 40,000
+MAX_NODES = 10_000  # of the syntax tree; 2,000
 MAX_TIME_FORMAT_CHARS = 200
-NODE_BYTES = 16
-NODES_PER_MACRO = 64
+NODE_BYTES = 8
+NODES_PER_MACRO = 128
 OBJECT_BYTES = 1024  # a namespace, or the wrapper of a str.format, roughly
 
 # A node that a later Jinja adds is refused until somebody has thought about it.
@@ -64,6 +65,8 @@ class _Rewriter(NodeTransformer):  # Jinja is extended by inheritance
         if name not in _NODES:
             raise TemplateSyntaxError(f"{name} is not available to chat templates", node.lineno)
         self.n_nodes += 1
+        if self.n_nodes > MAX_NODES:
+            raise TemplateSyntaxError(f"it has more than {MAX_NODES:,} parts", node.lineno)
         return super().generic_visit(node)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
@@ -252,6 +255,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return context.call(callee, *args, **kwargs)
         kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
+        args = tuple(map(listed, args))
         if isinstance(callee, FunctionType) and callee in _FUNCTIONS.values():
             self.budget.spend(OBJECT_BYTES)
             self.budget.weigh(*args)

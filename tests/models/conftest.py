@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from models.servers import StubServer  # noqa: TID251 - tests/models, found through pytest's pythonpath
+from support.servers import StubServer
 
 from edgedec.progress import CancelToken, Progress
 from edgedec.resolver import ResolveOptions

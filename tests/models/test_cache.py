@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from models.servers import StubServer, add_repository, model_bytes  # noqa: TID251 - tests/models
+from support.servers import StubServer, add_repository, model_bytes
 
 from edgedec.errors import CancelledError, ModelNotFoundError, PullError, StorageError
 from edgedec.resolver import ResolveOptions

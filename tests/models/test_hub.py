@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from models.servers import StubServer, add_repository, model_bytes, sha256  # noqa: TID251 - tests/models
+from support.servers import StubServer, add_repository, model_bytes, sha256
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, RequestError
 from edgedec.resolver import ResolveOptions

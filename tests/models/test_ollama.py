@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from models.servers import model_bytes, sha256  # noqa: TID251 - tests/models
+from support.servers import model_bytes, sha256
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError
 from edgedec.resolver import ResolveOptions

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from models.servers import StubServer, model_bytes  # noqa: TID251 - tests/models
+from support.servers import StubServer, model_bytes
 
 from edgedec.errors import CancelledError
 from edgedec.resolver import ResolveOptions

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from models.servers import StubServer, model_bytes, sha256  # noqa: TID251 - tests/models
+from support.servers import StubServer, model_bytes, sha256
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
 from edgedec.resolver import ResolveOptions

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from models.servers import StubServer, add_project, model_bytes, sha256, wheel_bytes  # noqa: TID251 - tests/models
+from support.servers import StubServer, add_project, model_bytes, sha256, wheel_bytes
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, StorageError
 from edgedec.progress import Progress
