@@ -64,7 +64,7 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
     started = perf_counter()
     try:
         forward = _forward(sequence, decoder, pending, draft)
-    except Exception:
+    except BaseException:  # KeyboardInterrupt too: the session says what it holds
         sequence.n_cached = min(session.n_cached, sequence.n_cached + len(pending) - 1)
         raise
     seconds = perf_counter() - started
@@ -76,13 +76,13 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
         decoder.curve.observe(len(pending) + len(draft), seconds)
     with timed(stats, "verify"):
         verification = _verify(sequence, decoder, draft, forward.logits)
+    if not draft.is_chain:
+        rows = [len(pending) - 1] + [len(pending) + node for node in verification.path]
+        session.keep(np.array(rows, dtype=np.int32))
     sequence.token_ids.extend(verification.token_ids)
     sequence.n_cached += len(pending) + len(verification.path)
     if len(draft):
         stats.count_draft(len(draft), len(verification.path))
-        if not draft.is_chain:
-            rows = [len(pending) - 1] + [len(pending) + node for node in verification.path]
-            session.keep(np.array(rows, dtype=np.int32))
     with timed(stats, "draft"):
         _tell_drafter(sequence, decoder, verification, forward, len(pending))
     return verification

@@ -237,8 +237,15 @@ class Engine:
         return len(cache.token_ids)
 
     def close(self) -> None:
-        """Free the model and its memory; calling it again does nothing."""
-        self._model.close()
+        """Stop what is running, then free the model and its memory; calling it again does nothing."""
+        target = self._target
+        target.closing = True
+        target.session.cancel()
+        if target.turns.mine or os.getpid() != target.pid:  # inside a stream's own loop, or in a forked child
+            self._model.close()
+            return
+        with target.turns.turn(CancelToken()):
+            self._model.close()
 
     def __enter__(self) -> Self:
         return self

@@ -31,6 +31,7 @@ class Target:
         n_draft_max: Most nodes of a draft; 0 where no draft can be verified with the bits of single steps.
         draft_budget_bytes: Most memory a drafter may hold, or None.
         pid: The process that opened it.
+        closing: Set once, to end what is running and refuse what comes.
     """
 
     session: Session
@@ -42,6 +43,7 @@ class Target:
     n_draft_max: int = 0
     draft_budget_bytes: int | None = None
     pid: int = field(default_factory=os.getpid)
+    closing: bool = False
 
 
 class TokenStream(Iterator[TokenOutput]):
@@ -112,6 +114,8 @@ def _run(
     started = perf_counter()
     with target.turns.turn(cancel) as granted:
         try:
+            if granted and target.closing:
+                raise SessionError("the model is closed; load it again")
             if granted:
                 with cancel.calling(target.session.cancel):
                     yield from _decode(target, sequence, cancel, on_progress, started)
@@ -129,7 +133,7 @@ def _decode(
     decoder = _decoder(target, sequence, on_progress)
     text = TextStream(sequence.request.sampling.stop)
     while sequence.finish_reason is None:
-        if cancel.cancelled:
+        if cancel.cancelled or target.closing:
             sequence.finish_reason = "cancelled"
             break
         n_before = len(sequence.token_ids)

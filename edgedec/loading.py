@@ -100,8 +100,8 @@ def load(
     cap_bytes = parse_size(memory) if isinstance(memory, str) else memory
     plan = MemoryPlan(())
     if cap_bytes is not None:
-        terms = choice.runtime.plan(choice.path, options)
-        plan = MemoryPlan(tuple(term for term in terms if term.name != "interpreter and libraries"), cap_bytes)
+        whole = plan_memory(choice, options, cap_bytes)
+        plan = replace(whole, terms=tuple(term for term in whole.terms if not term.base))
         plan.require()
     return open_engine(choice, options, plan, draft=draft, n_draft_max=n_draft_max, chat_template=chat_template)
 
@@ -200,6 +200,6 @@ def _template(model: Model, source: str | None) -> ChatTemplate | None:
     return factory(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
 
 
-def with_memory_cap(choice: Choice, options: LoadOptions, cap_bytes: int | None) -> MemoryPlan:
+def plan_memory(choice: Choice, options: LoadOptions, cap_bytes: int | None) -> MemoryPlan:
     """Return the plan for the whole process, interpreter and libraries included, under a cap; it may not fit."""
-    return MemoryPlan(choice.runtime.plan(choice.path, replace(options)), cap_bytes)
+    return MemoryPlan(choice.runtime.plan(choice.path, options), cap_bytes)

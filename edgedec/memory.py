@@ -23,11 +23,13 @@ class MemoryTerm:
         name: What holds the memory ("weights (mapped)", "KV cache", ...).
         n_bytes: How much.
         detail: How it comes about, for a person; may be empty.
+        base: Held by the process already, before a model is loaded (interpreter, libraries, the application).
     """
 
     name: str
     n_bytes: int
     detail: str = ""
+    base: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,11 @@ class Turns:
         self._waiting: deque[object] = deque()
         self._holder: int | None = None
 
+    @property
+    def mine(self) -> bool:
+        """Whether this thread holds the turn."""
+        return self._holder == threading.get_ident()
+
     @contextmanager
     def turn(self, cancel: CancelToken) -> Iterator[bool]:
         """Wait for the turn and hold it inside the block; yields False, without a turn, when cancelled.
@@ -28,7 +33,7 @@ class Turns:
         """
         me, ticket = threading.get_ident(), object()
         with self._changed:
-            if self._holder == me:
+            if self.mine:
                 raise BusyError(
                     "this thread is in the middle of a stream from the same model; finish or close it first, "
                     "or load the model a second time"

@@ -435,3 +435,56 @@ def test_every_public_name_exists() -> None:
     assert issubclass(PromptTooLongError, EdgedecError)
     with pytest.raises(AttributeError):
         _ = edgedec.no_such_name
+
+
+def test_closing_stops_a_stream_in_another_thread(tiny_path: Path) -> None:
+    """close() ends what is running elsewhere before it frees the model; later requests are refused."""
+    engine = edgedec.load(tiny_path, runtime="llamacpp", n_ctx=2048)
+    started = threading.Event()
+    results: list[edgedec.Generation] = []
+
+    def work() -> None:
+        stream = engine.stream(PROMPT, temperature=0, ignore_end=True)
+        for _ in stream:
+            started.set()
+        results.append(stream.generation)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert started.wait(30)
+    engine.close()
+    thread.join(30)
+    assert results[0].finish_reason == "cancelled"
+    with pytest.raises(SessionError, match="closed"):
+        engine.generate([1, 2])
+
+
+def test_leaving_the_with_block_inside_a_stream(tiny_path: Path) -> None:
+    """Breaking out of a stream's loop and the with block frees the model; the stream is over."""
+    with edgedec.load(tiny_path, runtime="llamacpp", n_ctx=256) as engine:
+        stream = engine.stream(PROMPT, temperature=0, ignore_end=True)
+        for _ in stream:
+            break
+    assert list(stream) == []
+    assert stream.generation.finish_reason == "cancelled"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one thread")
+def test_ctrl_c_in_an_application_leaves_the_model_usable(tiny_path: Path) -> None:
+    """A KeyboardInterrupt between native calls ends the request, and the next one gives a cold start's text."""
+    code = (
+        "import _thread, sys, threading, time, edgedec\n"
+        "with edgedec.load(sys.argv[1], runtime='llamacpp', n_ctx=2048) as m:\n"
+        "    cold = m.generate('abc', temperature=0, max_tokens=20, ignore_end=True).text\n"
+        "    for delay in (0.01, 0.02, 0.03, 0.05, 0.08):\n"
+        "        timer = threading.Timer(delay, _thread.interrupt_main); timer.start()\n"
+        "        try:\n"
+        "            m.generate('abcdef' * 200, temperature=0, ignore_end=True)\n"
+        "        except KeyboardInterrupt:\n"
+        "            print('interrupted')\n"
+        "        timer.join()\n"
+        "        assert m.generate('abc', temperature=0, max_tokens=20, ignore_end=True).text == cold\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code, tiny_path], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "interrupted" in result.stdout

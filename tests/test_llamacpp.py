@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.tiny_mamba import tiny_mamba
 from support.tiny_models import tiny_llama
 
 import edgedec
@@ -214,3 +215,24 @@ def test_the_memory_plan_is_what_the_system_counts(smollm_path: Path, n_ctx: int
     planned, measured, stated = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     for figure in (planned, stated):
         assert abs(figure - measured) <= max(0.05 * measured, 16e6)
+
+
+def test_recurrent_models_declare_that_they_cannot_go_back(tmp_path: Path) -> None:
+    """A recurrent model has no rollback, trees or forks, says so, and still gives the same text for the same seed."""
+    path = tiny_mamba(tmp_path / "mamba.gguf")
+    with edgedec.load(path, runtime="llamacpp", n_ctx=128) as engine:
+        capabilities = engine.model.capabilities
+        assert (capabilities.rollback, capabilities.trees, capabilities.fork) == (False, False, False)
+        assert engine.model.batch_invariant == 1
+        first = engine.generate("some text", seed=1, temperature=1.0, max_tokens=12, ignore_end=True)
+        for prompt in ("some text", "some other text"):
+            engine.generate(prompt, seed=2, max_tokens=5, reuse="longest")
+        again = engine.generate("some text", seed=1, temperature=1.0, max_tokens=12, ignore_end=True, reuse="longest")
+        assert again.token_ids == first.token_ids
+        session = engine.session(64)
+        session.forward(ids(5, 6, 7), n_past=0)
+        with pytest.raises(CapabilityError, match="can't go back"):
+            session.forward(ids(8), n_past=2)
+        session.forward(ids(8), n_past=3)
+        session.forward(ids(5), n_past=0)
+        assert session.n_cached == 1

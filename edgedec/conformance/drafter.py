@@ -5,7 +5,7 @@ from dataclasses import replace
 from time import monotonic
 
 from edgedec.conformance.drafting import GREEDY, SEED, DrafterSubject, Proposal, Recorder
-from edgedec.conformance.results import CheckResult, OnCheck, require, run_check
+from edgedec.conformance.results import CheckResult, OnCheck, require, run_checks
 from edgedec.draft import Draft, DrafterFactory, DrafterNeeds
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
@@ -85,15 +85,10 @@ def begin_starts_over(subject: DrafterSubject) -> None:
     drafter, session = subject.open()
     fresh = Recorder(drafter)
     subject.generate(second, session, fresh)
-    found, expected = [_nodes(proposal.draft) for proposal in again.proposals], []
+    found = [_nodes(proposal.draft) for proposal in again.proposals]
     expected = [_nodes(proposal.draft) for proposal in fresh.proposals]
-    first_other = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), None)
-    require(
-        found == expected,
-        f"draft {first_other} is not a new drafter's"
-        if first_other is not None
-        else f"{len(found)} drafts, a new drafter makes {len(expected)}",
-    )
+    other = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), len(expected))
+    require(found == expected, f"of {len(found)} drafts the {other + 1}. is not what a new drafter proposes")
 
 
 def _nodes(draft: Draft) -> tuple[list[int], list[int]]:
@@ -181,15 +176,4 @@ def check_drafter(
         n_tokens: Tokens of each generation.
         budget_bytes: DraftContext.budget_bytes.
     """
-    subject = DrafterSubject(factory, load, n_tokens, budget_bytes)
-    results = []
-    try:
-        for check in DRAFTER_CHECKS:
-            result = run_check(check, subject)
-            subject.close_sessions()
-            results.append(result)
-            if on_check is not None:
-                on_check(result)
-    finally:
-        subject.close()
-    return results
+    return run_checks(DRAFTER_CHECKS, DrafterSubject(factory, load, n_tokens, budget_bytes), on_check)

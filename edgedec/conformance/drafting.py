@@ -88,8 +88,12 @@ class DrafterSubject:
         self.model = load()
         self._sessions: list[Session] = []
 
+    def clean_up(self, *, failed: bool) -> None:
+        """Close the check's sessions."""
+        self.close_sessions()
+
     def close_sessions(self) -> None:
-        """Close what the check opened."""
+        """Close every session opened so far."""
         sessions, self._sessions = self._sessions, []
         for session in sessions:
             session.close()

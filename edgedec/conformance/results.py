@@ -1,15 +1,13 @@
 """Running checks: each is a function that returns when its contract holds."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ConformanceError
-
-S = TypeVar("S")
 
 
 class NotApplicableError(Exception):
@@ -36,18 +34,54 @@ class CheckResult:
 OnCheck = Callable[[CheckResult], None]
 
 
-def run_check(check: Callable[[S], None], subject: S) -> CheckResult:
+class Checkable(Protocol):
+    """What is under test."""
+
+    def clean_up(self, *, failed: bool) -> None:
+        """Make ready for the next check; what a failed one leaves behind is not to be trusted."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+S = TypeVar("S", bound=Checkable)
+
+
+def run_checks(checks: Iterable[Callable[[S], None]], subject: S, on_check: OnCheck | None) -> list[CheckResult]:
+    """Run the checks one after another, and close the subject."""
+    results = []
+    try:
+        for check in checks:
+            result = _run(check, subject)
+            results.append(result)
+            if on_check is not None:
+                on_check(result)
+    finally:
+        subject.close()
+    return results
+
+
+def _run(check: Callable[[S], None], subject: S) -> CheckResult:
     """Run one check; whatever it raises is its result."""
     name = check.__name__
     holds = (check.__doc__ or "").strip().splitlines()[0]
+    result = CheckResult(name, holds, "passed")
     try:
         check(subject)
     except NotApplicableError as reason:
-        return CheckResult(name, holds, "skipped", str(reason))
+        result = CheckResult(name, holds, "skipped", str(reason))
     except Exception as error:  # the subject's, which is what is being tested
-        detail = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
-        return CheckResult(name, holds, "failed", detail)
-    return CheckResult(name, holds, "passed")
+        result = CheckResult(name, holds, "failed", _told(error))
+    try:
+        subject.clean_up(failed=result.status == "failed")
+    except Exception as error:
+        if result.status != "failed":
+            result = CheckResult(name, holds, "failed", f"closing afterwards: {_told(error)}")
+    return result
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
 
 
 def raise_failures(results: Iterable[CheckResult]) -> None:
@@ -92,8 +126,3 @@ def require_close(found: NDArray[np.float32], expected: NDArray[np.float32], tol
     for i, (row, wanted) in enumerate(zip(found, expected, strict=True)):
         off = float(np.max(np.abs(row.astype(np.float64) - wanted)) / (float(np.ptp(wanted)) or 1.0))
         require(off <= tolerance, f"{what}: row {i} is off by {off:.3g} of its spread, allowed {tolerance:.3g}")
-
-
-def names_of(results: Sequence[CheckResult], status: str) -> list[str]:
-    """Return the names of the checks with that status."""
-    return [result.name for result in results if result.status == status]

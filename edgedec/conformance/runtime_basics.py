@@ -48,7 +48,7 @@ def logits_are_finite(subject: Subject) -> None:
     wanted: tuple[tuple[Rows, int], ...] = (("last", 1), ("all", n), (some, len(some)))
     session = subject.session()
     for rows, n_rows in wanted:
-        logits = session.forward(subject.tokens(n), n_past=session.n_cached, rows=rows).logits
+        logits = session.forward(subject.tokens(n), n_past=session.n_cached, rows=rows).logits.copy()
         found = f"rows={rows}: {logits.dtype}{list(logits.shape)}, expected float32[{n_rows}, {n_vocab}]"
         require(logits.dtype == np.float32 and logits.shape == (n_rows, n_vocab), found)
         require(bool(np.isfinite(logits).all()), f"rows={rows}: {np.count_nonzero(~np.isfinite(logits))} not finite")
@@ -66,7 +66,7 @@ def rows_agree(subject: Subject) -> None:
         (chain(0, 2, 4), chain(0, 2, 4)),
     )
     for rows, indices in wanted:
-        found = subject.prefixed().forward(tokens, n_past=N_PREFIX, rows=rows).logits
+        found = subject.prefixed().forward(tokens, n_past=N_PREFIX, rows=rows).logits.copy()
         exact = subject.is_invariant(n)
         subject.require_same(found, everything[indices], f"rows={rows} against 'all'", exact=exact)
         subject.close_sessions()
@@ -76,7 +76,7 @@ def max_rows_are_returned(subject: Subject) -> None:
     """A forward returns max_rows rows of logits, and refuses one more with CapabilityError."""
     max_rows, session = subject.model.capabilities.max_rows, subject.session()
     n = min(max_rows, session.n_ctx)
-    found = session.forward(subject.tokens(n), n_past=0, rows="all").logits
+    found = session.forward(subject.tokens(n), n_past=0, rows="all").logits.copy()
     require(len(found) == n, f"{len(found)} rows came back, expected {n}")
     if max_rows + 1 > session.n_ctx:
         return
@@ -105,13 +105,13 @@ def going_back_forgets(subject: Subject) -> None:
         require_equal(again.logits.copy(), subject.replay(a)[-1:], "n_past=0")
         return
     for n_past, fresh in ((24, subject.replay(a, b, new)), (10, subject.replay(a, new))):
-        found = session.forward(new, n_past=n_past, rows="all").logits
+        found = session.forward(new, n_past=n_past, rows="all").logits.copy()
         require_equal(found, fresh, f"going back to {n_past}")
         require(session.n_cached == n_past + n, f"n_cached is {session.n_cached}, expected {n_past + n}")
     found = session.forward(b, n_past=3).logits.copy()  # inside what one forward evaluated
     other = subject.session()
     other.forward(a[:3], n_past=0)
-    fresh = other.forward(b, n_past=3).logits
+    fresh = other.forward(b, n_past=3).logits.copy()
     subject.require_same(found, fresh, "going back to 3", exact=subject.is_exact())
 
 
@@ -136,7 +136,7 @@ def errors_leave_the_session_usable(subject: Subject) -> None:
     for what, error, call in refused:
         require_raises(error, what, call)
         require(session.n_cached == N_PREFIX, f"after {what}: n_cached is {session.n_cached}, expected {N_PREFIX}")
-    found = session.forward(one, n_past=N_PREFIX, rows="all").logits
+    found = session.forward(one, n_past=N_PREFIX, rows="all").logits.copy()
     require_equal(found, expected, "the forward after the refused ones")
 
 

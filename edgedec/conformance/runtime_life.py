@@ -77,13 +77,13 @@ def _cancelled_forward(session: Session, tokens: Tokens) -> _Attempt:
 def cancel_stops_a_forward(subject: Subject) -> None:
     """cancel() from another thread stops a long forward at the end of a chunk, and the session goes on from there."""
     chunk, n_train = subject.model.capabilities.prefill_chunk, subject.model.card.n_ctx_train
-    n = max(subject.n_ctx, 3 * chunk + 1)
+    n = max(subject.n_ctx, 2 * chunk + 1)
     n = min(n, n_train) if n_train > 0 else n
     tokens = subject.tokens(n)
     session = subject.session(n)
     attempt = _cancelled_forward(session, tokens[:-1])
     if not attempt.cancelled:
-        stoppable = n > 2 * chunk and attempt.n_calls > 10 and attempt.seconds > _PATIENCE_S
+        stoppable = n >= 2 * chunk and attempt.n_calls > 10 and attempt.seconds > _PATIENCE_S
         require(not stoppable, f"{attempt.n_calls} calls of cancel() did not stop {n} rows in {attempt.seconds:.2f} s")
         raise NotApplicableError(f"{n} rows were over in {attempt.seconds * 1000:.0f} ms, before they could be stopped")
     n_cached = session.n_cached
@@ -95,7 +95,7 @@ def cancel_stops_a_forward(subject: Subject) -> None:
     fresh = subject.session(n)
     if n_cached:
         fresh.forward(tokens[:n_cached], n_past=0)
-    require_equal(found, fresh.forward(tokens[n_cached:], n_past=n_cached).logits, "going on after cancel()")
+    require_equal(found, fresh.forward(tokens[n_cached:], n_past=n_cached).logits.copy(), "going on after cancel()")
 
 
 def cancel_alone_is_nothing(subject: Subject) -> None:

@@ -6,11 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.conformance.results import NotApplicableError, require_close, require_equal
+from edgedec.errors import UnsupportedModelError
 from edgedec.model import Model, Session
 
 N_PREFIX = 24
 MOST_ROWS = 16
 Tokens = NDArray[np.int32]
+_TEXT = (
+    "The river was high that morning, and the ferryman had already crossed it twice before the sun came up. He counted "
+    "the coins in his pocket, looked at the sky, and decided that one more trip would be enough. On the other side a "
+    'woman with two children and a goat was waiting. "How much for all of us?" she asked.'
+)
 Floats = NDArray[np.float32]
 
 
@@ -65,8 +71,15 @@ class Subject:
         self._sessions.append(session)
         return session
 
+    def clean_up(self, *, failed: bool) -> None:
+        """Close the check's sessions; after a failed one the whole model, which is then loaded again."""
+        if failed:
+            self.close()
+        else:
+            self.close_sessions()
+
     def close_sessions(self) -> None:
-        """Close what the check opened."""
+        """Close every session opened so far."""
         sessions, self._sessions = self._sessions, []
         for session in sessions:
             session.close()
@@ -79,8 +92,18 @@ class Subject:
             model.close()
 
     def tokens(self, n: int, seed: int = 0) -> Tokens:
-        """Return int32[n], the same random token ids for the same arguments."""
-        return np.random.default_rng([n, seed]).integers(0, self.model.card.n_vocab, n).astype(np.int32)
+        """Return int32[n], a stretch of text that begins somewhere else for each seed.
+
+        Text, because on random tokens some models magnify the rounding of a batch to what a wrong token changes.
+        """
+        return np.resize(np.roll(self._text(), -17 * seed), n)
+
+    def _text(self) -> Tokens:
+        try:
+            ids = self.model.tokenizer.encode(_TEXT, add_special=False)
+        except UnsupportedModelError:  # a vocabulary that the runtime reads only by ids
+            ids = np.random.default_rng(0).integers(0, self.model.card.n_vocab, 200).tolist()
+        return np.array(ids, dtype=np.int32)
 
     def require(self, capability: str) -> None:
         """Skip the check unless the model declares that capability."""

@@ -61,13 +61,13 @@ class Budget:
         while pending:
             value = pending.pop()
             self.spend(STEP_BYTES + getsizeof(value))
-            if isinstance(value, CONTAINERS):
-                self.step(len(value))
-                pending.extend(value)
-                if isinstance(value, dict):
-                    pending.extend(value.values())
-            elif not isinstance(value, _ATOMS):
+            if isinstance(value, _ATOMS):
+                continue
+            if not isinstance(value, CONTAINERS):
                 raise SecurityError(f"a {type(value).__name__} is no text or plain data")
+            pending.extend(value)
+            if isinstance(value, dict):
+                pending.extend(value.values())
         return before - self.left_bytes
 
     def made(self, value: Any) -> Any:

@@ -23,6 +23,7 @@ from edgedec_runtimes.chat_operators import compare, pay_percent, widths
 
 Price = Callable[..., object]  # what it returns does not matter
 
+CHAR_BYTES = 4  # of the widest character
 MAX_INDENT = 16
 MAX_DIGITS = 300
 _LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -46,12 +47,12 @@ def _pay_escapes(budget: Budget, value: Any) -> None:
 
 def _pay_replace(budget: Budget, text: Any, old: Any, new: Any, count: Any = None) -> None:
     budget.weigh(text, old, new)
-    budget.spend(str(text).count(str(old)) * getsizeof(str(new)))
+    budget.spend(str(text).count(str(old)) * len(str(new)) * CHAR_BYTES)
 
 
 def _pay_join(budget: Budget, items: Any, separator: Any = "", attribute: Any = None) -> None:
     pay_all(budget, items, separator, attribute)
-    budget.spend(length_hint(items) * getsizeof(str(separator)))
+    budget.spend(length_hint(items) * len(str(separator)) * CHAR_BYTES)
 
 
 def _pay_join_method(budget: Budget, separator: str, items: Any) -> None:
@@ -60,7 +61,7 @@ def _pay_join_method(budget: Budget, separator: str, items: Any) -> None:
 
 def _pay_width(budget: Budget, text: str, width: Any, *fill: Any) -> None:
     budget.weigh(text, *fill)
-    budget.spend(4 * max(index(width), 0))
+    budget.spend(max(index(width), 0) * CHAR_BYTES)
 
 
 def _pay_product(budget: Budget, text: str, *args: Any) -> None:
@@ -89,8 +90,8 @@ def _pay_lines(budget: Budget, text: str, keepends: Any = False) -> int:
 def _pay_indent(budget: Budget, text: Any, width: Any = 4, first: Any = False, blank: Any = False) -> None:
     if not isinstance(text, str):
         raise TypeError(f"indent takes a string, not a {type(text).__name__}")
-    n_width = getsizeof(width) if isinstance(width, str) else max(index(width), 0)
-    budget.spend(_pay_lines(budget, text) * n_width)
+    n_width = len(width) if isinstance(width, str) else max(index(width), 0)
+    budget.spend(_pay_lines(budget, text) * n_width * CHAR_BYTES)
 
 
 def _pay_title(budget: Budget, value: Any) -> None:

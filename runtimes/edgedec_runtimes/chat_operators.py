@@ -3,7 +3,6 @@
 import operator
 import re
 from collections.abc import Callable
-from operator import length_hint
 from sys import getsizeof
 from typing import Any
 
@@ -14,7 +13,7 @@ from edgedec_runtimes.chat_budget import CONTAINERS, MAX_INT_BITS, STEP_BYTES, B
 
 _STAR_WIDTH = re.compile(r"%[-+ #0-9.]*\*")
 _SEQUENCES = (str, list, tuple)
-_NUMBERS = (int, float, Undefined)  # an Undefined says itself what is wrong with it
+_OPERANDS = (*_SEQUENCES, int, float, Undefined)  # an Undefined says itself what is wrong with it
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
@@ -36,7 +35,7 @@ def compare(budget: Budget, left: Any, name: str, right: Any) -> Any:
     elif isinstance(left, CONTAINERS) and isinstance(right, CONTAINERS) and left and right:
         budget.weigh(left, right)
     else:
-        budget.spend(STEP_BYTES + min(length_hint(left), length_hint(right)))
+        budget.step()
     return _COMPARE[name](left, right)
 
 
@@ -54,19 +53,25 @@ def pay_percent(budget: Budget, text: Any, args: Any) -> None:
     budget.spend(text.count("%") * budget.weigh(args))
 
 
+def _content_bytes(value: Any) -> int:
+    return getsizeof(value) - getsizeof(type(value)()) if isinstance(value, _SEQUENCES) else 0
+
+
 def pay_arithmetic(budget: Budget, left: Any, name: str, right: Any) -> None:
     """Pay for `left name right` and its result, `name` being one of + - * / // % **."""
-    if name == "%" and isinstance(left, str):
+    if name == "+" and isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):  # first, as the most frequent
+        budget.spend(getsizeof(left) + getsizeof(right))
+    elif name == "%" and isinstance(left, str):
         pay_percent(budget, left, right)
+    elif not isinstance(left, _OPERANDS) or not isinstance(right, _OPERANDS):
+        raise TypeError(f"unsupported operands of {name}: {type(left).__name__} and {type(right).__name__}")
     elif isinstance(left, _SEQUENCES) or isinstance(right, _SEQUENCES):
-        times = max(0, next((n for n in (left, right) if isinstance(n, int)), 1)) if name == "*" else 1
-        budget.spend(STEP_BYTES + times * (getsizeof(left) + getsizeof(right)))
+        times = max(0, next((n for n in (left, right) if isinstance(n, int)), 1))
+        budget.spend(2 * STEP_BYTES + times * (_content_bytes(left) + _content_bytes(right)))
     elif isinstance(left, int) and isinstance(right, int):
         n_bits = left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length()
         if n_bits > MAX_INT_BITS:
             raise SecurityError("integers of more than 10,000 digits are not available")
         budget.spend(STEP_BYTES + max(0, n_bits) // 8)
-    elif isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
-        budget.step()
     else:
-        raise TypeError(f"unsupported operands of {name}: {type(left).__name__} and {type(right).__name__}")
+        budget.step()

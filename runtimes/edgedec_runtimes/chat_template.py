@@ -6,7 +6,7 @@ budget of memory, steps and time, and renders as Hugging Face's apply_chat_templ
 
 import json
 from collections.abc import Mapping, Sequence
-from traceback import extract_tb
+from traceback import walk_tb
 from typing import Any
 
 import jinja2
@@ -125,7 +125,7 @@ def _joined(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _failing_line(error: Exception) -> int | None:
-    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == "<template>"]
     return lines[-1] if lines else None
 
 

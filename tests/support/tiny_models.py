@@ -54,7 +54,7 @@ def tiny_llama(
         f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5,
         f"{architecture}.rope.freq_base": 10000.0,
         f"{architecture}.rope.dimension_count": head_dim,
-    } | _vocabulary(n_vocab)
+    } | vocabulary(n_vocab)
     if chat_template is not None:
         metadata["tokenizer.chat_template"] = chat_template
 
@@ -93,7 +93,8 @@ def byte_ids(text: str) -> list[int]:
     return [SPACE if byte == 0x20 else FIRST_BYTE + byte for byte in text.encode()]
 
 
-def _vocabulary(n_vocab: int) -> dict[str, Any]:
+def vocabulary(n_vocab: int) -> dict[str, Any]:
+    """Return the tokenizer's metadata for a vocabulary of that many tokens, at least 260."""
     n_unused = n_vocab - N_VOCAB
     tokens = ["<unk>", "<s>", "</s>", "\u2581"] + [f"<0x{byte:02X}>" for byte in range(256)]
     kinds = [_UNKNOWN, _CONTROL, _CONTROL, _NORMAL] + [_BYTE] * 256

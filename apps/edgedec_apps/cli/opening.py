@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgedec.engine import Engine
 from edgedec.errors import EdgedecError, ModelFormatError, StorageError
-from edgedec.loading import choose_runtime, open_engine, resolve, with_memory_cap
+from edgedec.loading import choose_runtime, open_engine, resolve, plan_memory
 from edgedec.memory import MemoryPlan, parse_size
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken
@@ -41,7 +41,7 @@ def open_model(name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelT
         choice = choose_runtime(path, flags.runtime)
         plan = MemoryPlan(())
         if flags.memory is not None:
-            plan = with_memory_cap(choice, replace(options, on_progress=None), parse_size(flags.memory))
+            plan = plan_memory(choice, replace(options, on_progress=None), parse_size(flags.memory))
             plan.require()
         return open_engine(
             choice, options, plan, draft=flags.draft, n_draft_max=flags.draft_max, chat_template=template

@@ -98,7 +98,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     info = describe(gguf)
     kind = "mapped" if options.mmap else "private"
     terms = [
-        MemoryTerm("interpreter and libraries", base_bytes, "measured"),
+        MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
         MemoryTerm(f"weights ({kind})", gguf.n_bytes, "the whole file"),
         MemoryTerm("weights (repacked)", _repacked_bytes(gguf) if sizes.repacks else 0, "a private copy"),
         MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),

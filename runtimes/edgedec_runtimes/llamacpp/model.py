@@ -1,6 +1,7 @@
 """A GGUF loaded by llama.cpp, and the forwards of its sessions."""
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,8 @@ class LlamaCppModel:
         self._terms = terms
         self._cache_dir = cache_dir
         self._pools: list[Pool] = []
+        # Sessions of one context share native state: whatever touches it goes one at a time.
+        self.lock = threading.RLock()
         self._sessions: weakref.WeakSet[LlamaCppSession] = weakref.WeakSet()
         self._tokenizer = LlamaCppTokenizer(self._vocabulary)
         self._pid = os.getpid()
@@ -105,6 +108,10 @@ class LlamaCppModel:
 
     def session(self, n_ctx: int) -> LlamaCppSession:
         """Open an empty session, in a context with room or in a new one."""
+        with self.lock:
+            return self._open_session(n_ctx)
+
+    def _open_session(self, n_ctx: int) -> LlamaCppSession:
         self._check_open()
         if n_ctx < 1:
             raise RequestError(f"n_ctx is {n_ctx}; a session holds at least 1 token")
@@ -129,6 +136,10 @@ class LlamaCppModel:
 
     def forward_with_progress(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
         """Evaluate rows of several sessions; `on_progress` is told of the tokens of a long prefill."""
+        with self.lock:
+            return self._forward(items, on_progress)
+
+    def _forward(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
         self._check_open()
         work = [self._prepare(item) for item in items]
         if len({id(w.session) for w in work}) != len(work):
@@ -180,14 +191,14 @@ class LlamaCppModel:
                 parts.append(work.session.tree_part(tokens, parents, wanted))
         try:
             results = context.decode(parts)
-        except Exception:
+            for (work, start, stop), logits in zip(group, results, strict=True):
+                work.logits.append(logits if last else logits.copy())
+                if work.item.parents is None:
+                    work.session.advance(stop - start)
+        except BaseException:  # KeyboardInterrupt too, which arrives when the native call returns
             for work, _, _ in group:
                 work.session.abandon()
             raise
-        for (work, start, stop), logits in zip(group, results, strict=True):
-            if work.item.parents is None:
-                work.session.advance(stop - start)
-            work.logits.append(logits if last else logits.copy())
         return _n_rows(group)
 
     def evaluate_again(self, session: LlamaCppSession, tokens: NDArray[np.int32]) -> None:
@@ -196,8 +207,12 @@ class LlamaCppModel:
         for start in range(0, len(tokens), n_piece):
             piece = tokens[start : start + n_piece]
             nothing = np.zeros(len(piece), dtype=np.bool_)
-            session.context.decode([session.chain_part(piece, session.n_cached, nothing)])
-            session.advance(len(piece))
+            try:
+                session.context.decode([session.chain_part(piece, session.n_cached, nothing)])
+                session.advance(len(piece))
+            except BaseException:
+                session.abandon()
+                raise
 
     def take_sequences(self, context: Context, n: int) -> tuple[int, ...]:
         """Reserve `n` sequence ids of a context (CapabilityError when it has no more)."""
@@ -249,10 +264,11 @@ class LlamaCppModel:
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
-        if self._finalizer.alive and os.getpid() == self._pid:
-            for session in list(self._sessions):
-                session.close()
-        self._finalizer()
+        with self.lock:
+            if self._finalizer.alive and os.getpid() == self._pid:
+                for session in list(self._sessions):
+                    session.close()
+            self._finalizer()
 
     def __enter__(self) -> Self:
         return self

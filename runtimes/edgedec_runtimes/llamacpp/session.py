@@ -1,7 +1,9 @@
 """One sequence in a context."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,23 @@ from edgedec_runtimes.llamacpp.context import N_UBATCH, Context, Part
 
 if TYPE_CHECKING:
     from edgedec_runtimes.llamacpp.model import LlamaCppModel
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _exclusive(
+    method: Callable[Concatenate["LlamaCppSession", P], R],
+) -> Callable[Concatenate["LlamaCppSession", P], R]:
+    """Let a method run only while no other call touches the model's native state."""
+
+    @wraps(method)
+    def run(session: "LlamaCppSession", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with session.model.lock:
+            return method(session, *args, **kwargs)
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +187,7 @@ class LlamaCppSession:
             self._context.remove(self._sequence, -1)
             self._n_cached = 0
 
+    @_exclusive
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep one path of the last tree.
 
@@ -196,6 +216,7 @@ class LlamaCppSession:
             self._model.give_sequences(self._context, self._branch.scratch)
             self._branch = None
 
+    @_exclusive
     def fork(self) -> "LlamaCppSession":
         """Open a session that shares the cached prefix."""
         self._model.capabilities.require("fork", "llamacpp")
@@ -209,12 +230,14 @@ class LlamaCppSession:
         self._model.adopt(twin)
         return twin
 
+    @_exclusive
     def save(self) -> bytes:
         """Serialize the cached KV."""
         if self._closed or self._branch is not None:
             raise SessionError("a session that is closed or branched can't be saved; call keep first")
         return self._context.save(self._sequence)
 
+    @_exclusive
     def load(self, data: bytes, n_tokens: int) -> None:
         """Restore what save() returned."""
         if self._closed:
@@ -233,6 +256,7 @@ class LlamaCppSession:
         """Stop the forward that is running."""
         self._context.abort()
 
+    @_exclusive
     def close(self) -> None:
         """Free the sequence; calling it again does nothing."""
         if not self._closed:

@@ -175,7 +175,7 @@ def memory_terms(needs: Needs, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...
     hyper, n_vocab = needs.hyper, needs.hyper.n_vocab
     kv_bytes = n_ctx * hyper.n_layer * (2 * hyper.n_kv * needs.kv_dtype.itemsize + 1)
     return (
-        MemoryTerm("interpreter and libraries", needs.base_bytes, "measured"),
+        MemoryTerm("interpreter and libraries", needs.base_bytes, "measured", base=True),
         MemoryTerm("weights", needs.weight_bytes, "float32"),
         MemoryTerm("vocabulary", n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n_vocab} tokens"),
         MemoryTerm("KV cache", kv_bytes * needs.n_parallel, f"{n_ctx} tokens × {needs.n_parallel}, {needs.kv_dtype}"),

@@ -6,7 +6,7 @@ from edgedec.errors import RequestError, UnsupportedModelError
 from edgedec.gguf import GGUF, ValueType
 from edgedec.gguf_metadata import WHOLE, get_array, get_bool, get_int
 
-_CONTROL, _BYTE = 3, 6
+_UNKNOWN, _CONTROL, _BYTE = 2, 3, 6
 _SPACE = "\u2581"  # SentencePiece writes a space as this
 _END_KEYS = ("eos", "eot", "eom")
 
@@ -103,7 +103,7 @@ class ReferenceTokenizer:
 
 
 def _piece(text: str, kind: int) -> bytes:
-    if kind == _CONTROL:
+    if kind in (_UNKNOWN, _CONTROL):
         return b""
     if kind == _BYTE:
         return bytes([int(text[1:-1], 16)])  # "<0x41>"

@@ -1,0 +1,206 @@
+"""Sound models for fuzz_gguf.py to damage: headers alone, and tiny models that llama.cpp loads."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from support.gguf_writer import RawTensor, Typed, tiny_text_model
+from support.real_models import models_dir
+from support.tiny_models import tiny_llama
+
+from edgedec.gguf import GGUF, GGUFArray, ValueType, read_gguf
+
+MAX_ARRAY = 40
+_N_EXPERT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model as the writer takes it."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Any]
+
+
+def header_sources() -> list[Source]:
+    """Return models whose header is sound, and which llama.cpp would not run."""
+    metadata, tensors = tiny_text_model()
+    odd = {
+        "general.alignment": 64,
+        "nested": [[1, 2], ["x", "yz"], [[True], []]],
+        "wide": Typed(ValueType.UINT64, 2**40),
+        "double": Typed(ValueType.FLOAT64, 0.1),
+        "bytes": np.arange(20, dtype=np.uint8),
+        "flags": [True, False, True],
+        "general.sampling.temp": 0.7,
+        "general.sampling.top_k": 40,
+        "llama.pooling_type": 0,
+        "llama.vocab_size": 5,
+        "llama.full_attention_interval": 2,
+        "llama.attention.causal": True,
+        "llama.attention.key_length": 2,
+        "llama.attention.sliding_window": 16,
+        "llama.attention.recurrent_layers": [True, False],
+    }
+    split = {"split.no": 0, "split.count": 1, "split.tensors.count": 5}
+    found = [
+        Source(metadata, tensors),
+        Source(metadata | odd, tensors),
+        Source(metadata | split, tensors),
+        Source({"general.architecture": "llama"}, {}),
+    ]
+    real = models_dir() / "smollm2-135m.gguf"
+    if real.is_file():
+        found.append(cut_down(real))
+    return found
+
+
+def cut_down(path: Path) -> Source:
+    """Return a real model's metadata with short arrays, and its tensors with one block each."""
+    gguf = read_gguf(path)
+    tensors = {
+        name: RawTensor(t.type, (t.type.block_size, 1)[: len(t.shape)], bytes(t.type.block_bytes))
+        for name, t in gguf.tensors.items()
+    }
+    return Source(_metadata(gguf, MAX_ARRAY), tensors)
+
+
+def loadable_sources() -> list[Source]:
+    """Return models that llama.cpp loads: six architectures, dense and with experts, three kinds of vocabulary."""
+    llama, llama_f16 = _tiny("llama"), _tiny("llama", dtype="f16", tied=True)
+    qwen2, wide = _tiny("qwen2"), _tiny("llama", n_layer=1, n_embd=256, n_ff=256)
+    qwen3 = _with_head_norms(_renamed(llama, "llama", "qwen3"))
+    return [
+        llama,
+        _with_bpe(llama_f16, "gpt-2"),
+        _with_experts(llama),
+        Source(llama.metadata | _scaled("llama"), llama.tensors | {"rope_freqs.weight": _vector(8)}),
+        wide,
+        _with_bpe(qwen2, "qwen2"),
+        qwen2,
+        _with_bpe(qwen3, "qwen2"),
+        _with_experts(_with_bpe(_with_head_norms(_renamed(llama, "llama", "qwen3moe")), "qwen2")),
+        _gemma(llama, "gemma3"),
+        _gemma(llama, "gemma2"),
+        _with_unigrams(llama),
+    ]
+
+
+def _tiny(architecture: Literal["llama", "qwen2"], **options: Any) -> Source:
+    with tempfile.TemporaryDirectory() as directory:
+        gguf = read_gguf(tiny_llama(Path(directory) / "tiny.gguf", architecture=architecture, **options))
+        tensors = {name: RawTensor(t.type, t.shape, gguf.read_tensor_bytes(name)) for name, t in gguf.tensors.items()}
+    return Source(_metadata(gguf), tensors)
+
+
+def _metadata(gguf: GGUF, n_most: int | None = None) -> dict[str, Any]:
+    """Return metadata as the writer takes it, with at most n_most elements of each array."""
+    return {
+        key: Typed(ValueType.ARRAY, v.tolist()[:n_most], v.element_type) if isinstance(v, GGUFArray) else v
+        for key, v in gguf.metadata.items()
+    }
+
+
+def _vector(n: int) -> RawTensor:
+    return RawTensor(0, (n,), np.ones(n, np.float32).tobytes())
+
+
+def _renamed(source: Source, old: str, new: str) -> Source:
+    """Return the model under the name of another architecture."""
+    metadata = {key.replace(f"{old}.", f"{new}.", 1): value for key, value in source.metadata.items()}
+    return Source(metadata | {"general.architecture": new}, source.tensors)
+
+
+def _n_layer(source: Source) -> int:
+    return int(source.metadata[f"{source.metadata['general.architecture']}.block_count"])
+
+
+def _with_head_norms(source: Source) -> Source:
+    """Add what Qwen 3 and Gemma 3 normalize queries and keys with."""
+    names = (f"blk.{i}.attn_{which}_norm.weight" for i in range(_n_layer(source)) for which in "qk")
+    return Source(source.metadata, source.tensors | {name: _vector(16) for name in names})
+
+
+def _with_experts(source: Source) -> Source:
+    """Put four experts in the place of each feed-forward, of which two are used."""
+    name = source.metadata["general.architecture"]
+    counts = {f"{name}.expert_count": _N_EXPERT, f"{name}.expert_used_count": 2}
+    tensors: dict[str, Any] = {}
+    for key, tensor in source.tensors.items():
+        if ".ffn_norm" in key or ".ffn_" not in key:
+            tensors[key] = tensor
+            continue
+        expert = key.replace(".weight", "_exps.weight")
+        tensors[expert] = RawTensor(tensor.type, (*tensor.shape, _N_EXPERT), tensor.data * _N_EXPERT)
+        if "ffn_gate" in key:
+            n_embd = tensor.shape[0]
+            data = np.linspace(-1, 1, n_embd * _N_EXPERT).astype(np.float32).tobytes()
+            tensors[key.replace("ffn_gate", "ffn_gate_inp")] = RawTensor(0, (n_embd, _N_EXPERT), data)
+    n_ff = source.metadata[f"{name}.feed_forward_length"]
+    return Source(source.metadata | counts | {f"{name}.expert_feed_forward_length": n_ff}, tensors)
+
+
+def _gemma(llama: Source, architecture: str) -> Source:
+    """Return a tiny Gemma, with windowed layers."""
+    source = _with_head_norms(_renamed(llama, "llama", architecture)) if architecture == "gemma3" else None
+    source = source or _renamed(llama, "llama", architecture)
+    keys = {"attention.sliding_window": 8, "attention.key_length": 16, "attention.value_length": 16}
+    scales = {"rope.freq_base_swa": 1e4, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
+    metadata = source.metadata | {f"{architecture}.{key}": value for key, value in (keys | scales).items()}
+    names = ("post_attention_norm", "post_ffw_norm")
+    norms = {f"blk.{i}.{name}.weight": _vector(64) for i in range(_n_layer(source)) for name in names}
+    return Source(metadata, {k: t for k, t in source.tensors.items() if k != "output.weight"} | norms)
+
+
+def _scaled(architecture: str) -> dict[str, Any]:
+    """Return optional keys of a model with a stretched context."""
+    keys = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.attn_factor": 1.0,
+        "attention.scale": 0.25,
+        "logit_scale": 1.0,
+        "residual_scale": 1.0,
+        "embedding_scale": 1.0,
+        "vocab_size": 260,
+    }
+    return {f"{architecture}.{key}": value for key, value in keys.items()}
+
+
+def _with_bpe(source: Source, pre: str) -> Source:
+    """Replace the vocabulary with one of bytes, merges and special tokens, of the same size."""
+    n = len(source.metadata["tokenizer.ggml.tokens"].value)
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    tokens = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
+    kinds = [1] * 256
+    while len(tokens) < n:
+        tokens.append(["<|im_start|>", "<|im_end|>", "he", "\u0120w"][len(tokens) - 256] if len(tokens) < 260 else "")
+        kinds.append(3 if len(tokens) < 259 else 1)
+    metadata = {k: v for k, v in source.metadata.items() if not k.startswith("tokenizer.ggml.")}
+    return Source(
+        metadata
+        | {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": Typed(ValueType.ARRAY, kinds, ValueType.INT32),
+            "tokenizer.ggml.merges": ["h e", "\u0120 w"],
+            "tokenizer.ggml.bos_token_id": 256,
+            "tokenizer.ggml.eos_token_id": 257,
+            "tokenizer.ggml.add_bos_token": False,
+        },
+        source.tensors,
+    )
+
+
+def _with_unigrams(source: Source) -> Source:
+    """Say that the vocabulary is one of unigrams, with a table of replaced characters."""
+    table = np.zeros(257, "<u4")
+    table[0] = 1024  # bytes of the table, of one block that matches nothing; what follows are replacements
+    replaced = np.concatenate([table.view(np.uint8), np.zeros(4, np.uint8)])
+    new = {"tokenizer.ggml.model": "t5", "tokenizer.ggml.precompiled_charsmap": replaced}
+    return Source(source.metadata | new, source.tensors)

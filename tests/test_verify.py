@@ -1,0 +1,111 @@
+"""Verification: which nodes stand, and that the text is the target's for any draft."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.errors import PluginError
+from edgedec.verify import verify_coupled
+
+
+def tree(tokens: Sequence[int], parents: Sequence[int]) -> Draft:
+    """Build a draft from its nodes."""
+    return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), np.ones(len(tokens), np.float32))
+
+
+def verify(draft: Draft, text: Sequence[int]) -> tuple[Verification, list[int]]:
+    """Verify against a target that says `text`, and return the rows it was asked for, too."""
+    rows: list[int] = []
+
+    def choose_token(row: int, accepted: tuple[int, ...]) -> int:
+        rows.append(row)
+        assert accepted == tuple(text[: len(accepted)])
+        return text[len(accepted)]
+
+    return verify_coupled(draft, choose_token), rows
+
+
+def test_without_a_draft_the_target_says_one_token() -> None:
+    """An empty draft is the plain step."""
+    assert verify(EMPTY_DRAFT, [4]) == (Verification((), (4,)), [0])
+
+
+def test_a_right_chain_is_accepted_with_a_bonus_token() -> None:
+    """Three tokens and the one after them, asked for row by row."""
+    assert verify(Draft.chain([4, 5, 6]), [4, 5, 6, 7]) == (Verification((0, 1, 2), (4, 5, 6, 7)), [0, 1, 2, 3])
+
+
+def test_a_wrong_first_token_is_corrected() -> None:
+    """Nothing stands, and rows after it are not looked at."""
+    assert verify(Draft.chain([9, 5, 6]), [4, 5, 6, 7]) == (Verification((), (4,)), [0])
+
+
+def test_a_chain_stands_up_to_its_first_wrong_token() -> None:
+    """That the token after the wrong one is right again does not count."""
+    verification, _ = verify(Draft.chain([4, 9, 6]), [4, 5, 6, 7])
+    assert verification == Verification((0,), (4, 5))
+    assert verification.token == 5
+
+
+def test_a_tree_is_walked_along_what_the_target_says() -> None:
+    """The path goes through later siblings and skips whole branches."""
+    draft = tree([3, 4, 5, 5, 6, 7], [-1, -1, 0, 1, 1, 3])
+    assert verify(draft, [4, 5, 7, 8]) == (Verification((1, 3, 5), (4, 5, 7, 8)), [0, 2, 4, 6])
+    assert verify(draft, [3, 5, 7]) == (Verification((0, 2), (3, 5, 7)), [0, 1, 3])
+
+
+def test_of_two_equal_siblings_the_first_stands() -> None:
+    """A token drafted twice after the same node is one chance, not two."""
+    assert verify(tree([4, 4, 5], [-1, -1, 1]), [4, 5, 6])[0] == Verification((0,), (4, 5))
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    """Draw trees over three token ids, so that many nodes are right by chance."""
+    tokens = draw(st.lists(st.integers(0, 2), max_size=12))
+    return tree(tokens, [draw(st.integers(-1, i - 1)) for i in range(len(tokens))])
+
+
+@given(drafts(), st.lists(st.integers(0, 2), min_size=13, max_size=13))
+def test_any_draft_gives_the_targets_text(draft: Draft, text: list[int]) -> None:
+    """The tokens are a start of the text, the path is one of the draft, and it could not go on."""
+    verification, _ = verify(draft, text)
+    path = verification.path
+    assert list(verification.token_ids) == text[: len(path) + 1]
+    assert [int(draft.parents[node]) for node in path] == [-1, *path][: len(path)]
+    assert [int(draft.tokens[node]) for node in path] == text[: len(path)]
+    end = path[-1] if path else -1
+    assert (end, verification.token) not in zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        Draft(np.zeros(2, np.int32), np.array([-1], np.int32), np.ones(2, np.float32)),
+        Draft(np.zeros(2, np.int32), np.array([-1, 0], np.int32), np.ones(1, np.float32)),
+        tree([0, 8], [-1, 0]),
+        tree([-1], [-1]),
+        tree([0, 0], [-1, 1]),
+        tree([0, 0], [1, -1]),
+        tree([0], [-2]),
+        Draft(np.zeros(1, np.int32), np.array([-1], np.int32), np.array([1.5], np.float32)),
+        Draft(np.zeros(1, np.int32), np.array([-1], np.int32), np.array([np.nan], np.float32)),
+    ],
+)
+def test_malformed_drafts_are_refused(draft: Draft) -> None:
+    """Lengths, token ids, parents and estimates are checked."""
+    with pytest.raises(PluginError):
+        draft.check(8)
+
+
+def test_a_sound_draft_passes_and_truncates_to_a_sound_draft() -> None:
+    """As parents stand first, any beginning of a draft is one."""
+    draft = tree([3, 4, 5, 5], [-1, -1, 0, 1])
+    for n_max in range(6):
+        shorter = draft.truncated(n_max)
+        shorter.check(8)
+        assert len(shorter) == min(n_max, 4)
