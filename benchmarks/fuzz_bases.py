@@ -68,7 +68,7 @@ def cut_down(path: Path) -> Source:
 
 
 def loadable_sources() -> list[Source]:
-    """Return models that llama.cpp loads: six architectures, dense and with experts, three kinds of vocabulary."""
+    """Return models that llama.cpp loads: nine architectures, dense and with experts, three kinds of vocabulary."""
     llama, llama_f16 = _tiny("llama"), _tiny("llama", dtype="f16", tied=True)
     qwen2, wide = _tiny("qwen2"), _tiny("llama", n_layer=1, n_embd=256, n_ff=256)
     qwen3 = _with_head_norms(_renamed(llama, "llama", "qwen3"))
@@ -85,6 +85,9 @@ def loadable_sources() -> list[Source]:
         _gemma(llama, "gemma3"),
         _gemma(llama, "gemma2"),
         _with_unigrams(llama),
+        _renamed(Source(llama.metadata | _scaled("granite"), llama.tensors), "llama", "granite"),
+        _with_fused_weights(llama),
+        _mamba(llama),
     ]
 
 
@@ -152,6 +155,33 @@ def _gemma(llama: Source, architecture: str) -> Source:
     names = ("post_attention_norm", "post_ffw_norm")
     norms = {f"blk.{i}.{name}.weight": _vector(64) for i in range(_n_layer(source)) for name in names}
     return Source(metadata, {k: t for k, t in source.tensors.items() if k != "output.weight"} | norms)
+
+
+def _with_fused_weights(llama: Source) -> Source:
+    """Return a tiny Phi 3: queries, keys and values are one matrix, so are the two of the feed-forward."""
+    source = _renamed(llama, "llama", "phi3")
+    tensors = dict(source.tensors)
+    for i in range(_n_layer(source)):
+        for fused, names in (("attn_qkv", ("attn_q", "attn_k", "attn_v")), ("ffn_up", ("ffn_gate", "ffn_up"))):
+            parts = [tensors.pop(f"blk.{i}.{name}.weight") for name in names]
+            n_out = sum(part.shape[1] for part in parts)
+            data = b"".join(part.data for part in parts)
+            tensors[f"blk.{i}.{fused}.weight"] = RawTensor(parts[0].type, (parts[0].shape[0], n_out), data)
+    return Source(source.metadata, tensors)
+
+
+def _mamba(llama: Source) -> Source:
+    """Return a tiny Mamba, whose layers have a recurrent state and no attention."""
+    sizes = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 8, "ssm.time_step_rank": 4}
+    kept = {key: value for key, value in llama.metadata.items() if ".attention.head" not in key and ".rope" not in key}
+    metadata = kept | {f"llama.{key}": value for key, value in sizes.items()}
+    tensors = {name: tensor for name, tensor in llama.tensors.items() if "blk" not in name or "attn_norm" in name}
+    shapes = {"in.weight": (64, 256), "conv1d.weight": (4, 128), "conv1d.bias": (128,), "x.weight": (128, 20)}
+    shapes |= {"dt.weight": (4, 128), "dt.bias": (128,), "a": (8, 128), "d": (128,), "out.weight": (128, 64)}
+    for name, shape in shapes.items():
+        data = np.linspace(-1, 1, int(np.prod(shape))).astype(np.float32)
+        tensors |= {f"blk.{i}.ssm_{name}": RawTensor(0, shape, data.tobytes()) for i in range(2)}
+    return _renamed(Source(metadata, tensors), "llama", "mamba")
 
 
 def _scaled(architecture: str) -> dict[str, Any]:

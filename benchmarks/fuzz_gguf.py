@@ -13,7 +13,6 @@ anything but EdgedecError is a finding, too.
 """
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import os

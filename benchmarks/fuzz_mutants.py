@@ -111,10 +111,37 @@ def _place(data: bytearray, base: Built, rng: random.Random) -> int:
 WHOLE = [0, 1, 2, 3, 5, 6, 7, 8, 16, 31, 33, 64, 65, 128, 255, 257, 512, 513, 1024, 2**16, 2**20, 2**31 - 1, 2**32 - 1]
 REAL = [0.0, -0.0, -1.0, 1e-30, 1e30, 3e38, -3e38, 1e-45, 0.5, float("nan"), float("inf"), float("-inf")]
 TEXTS = ["", "linear", "none", "yarn", "longrope", "mrope", "x" * 5000, b"\xff\xfe", "\n", "{{ x }}" * 2000, "gpt2"]
-TOKENS = ["", "a", " ", "\n", "<0x0A>", "<0x", "<0xZZ>", "\u2581", b"\xff", b"\xe2\x96", "x" * 3000, "<|im_end|>", "\\x"]
+TOKENS = [
+    "",
+    "a",
+    " ",
+    "\n",
+    "<0x0A>",
+    "<0x",
+    "<0xZZ>",
+    "\u2581",
+    b"\xff",
+    b"\xe2\x96",
+    "x" * 3000,
+    "<|im_end|>",
+    "\\x",
+]
+FLAGS: list[Any] = [True, False]
 KINDS = [0, 1, 2, 3, 4, 5, 6, 7, -1, 2**31 - 1]
 TOKENIZERS = ["llama", "gpt2", "t5", "rwkv", "plamo2", "bert", "gemma4", "whitespace", "hybriddna", "test", "none", "x"]
-PRE = ["default", "llama-bpe", "qwen2", "gpt-2", "smollm", "tekken", "deepseek-llm", "kimi-k2", "gemma4", "falcon", "zz"]
+PRE = [
+    "default",
+    "llama-bpe",
+    "qwen2",
+    "gpt-2",
+    "smollm",
+    "tekken",
+    "deepseek-llm",
+    "kimi-k2",
+    "gemma4",
+    "falcon",
+    "zz",
+]
 ARCHITECTURES = [
     *("llama", "llama4", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "gemma3n"),
     *("phi2", "phi3", "falcon", "gptneox", "gpt2", "mpt", "starcoder2", "stablelm", "olmo", "olmo2", "granite"),
@@ -127,10 +154,22 @@ KEYS: dict[str, list[Any]] = {
             *("attention.key_length", "attention.value_length", "attention.key_length_swa", "rope.dimension_count"),
             *("attention.value_length_swa", "rope.dimension_count_swa", "attention.sliding_window", "vocab_size"),
             *("attention.sliding_window_pattern", "expert_count", "expert_used_count", "expert_group_count"),
-            *("expert_group_used_count", "expert_shared_count", "expert_feed_forward_length", "leading_dense_block_count"),
+            *(
+                "expert_group_used_count",
+                "expert_shared_count",
+                "expert_feed_forward_length",
+                "leading_dense_block_count",
+            ),
             *("expert_shared_feed_forward_length", "nextn_predict_layers", "embedding_length_out", "pooling_type"),
-            *("attention.head_count_kv", "attention.head_count", "feed_forward_length", "context_length", "block_count"),
+            *(
+                "attention.head_count_kv",
+                "attention.head_count",
+                "feed_forward_length",
+                "context_length",
+                "block_count",
+            ),
             *("embedding_length", "attention.shared_kv_layers", "rope.scaling.original_context_length"),
+            *("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count"),
             *("expert_gating_func", "token_shift_count", "interleave_moe_layer_step", "attention.group_norm_groups"),
         ],
         WHOLE,
@@ -146,13 +185,15 @@ KEYS: dict[str, list[Any]] = {
         REAL,
     ),
     **dict.fromkeys(["rope.scaling.type", "tensor_data_layout"], TEXTS),
-    **dict.fromkeys(["rope.scaling.finetuned", "attention.causal", "use_parallel_residual"], [True, False]),
+    **dict.fromkeys(["rope.scaling.finetuned", "attention.causal", "use_parallel_residual"], FLAGS),
 }
 TOKENIZER_KEYS: dict[str, list[Any]] = {
-    **dict.fromkeys([f"{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "separator", "seperator")], WHOLE),
+    **dict.fromkeys(
+        [f"{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "separator", "seperator")], WHOLE
+    ),
     **dict.fromkeys([f"{name}_token_id" for name in ("padding", "mask", "cls", "fim_pre", "fim_pad", "prefix")], WHOLE),
-    **dict.fromkeys([f"add_{name}" for name in ("bos_token", "eos_token", "sep_token", "space_prefix")], [True, False]),
-    "remove_extra_whitespaces": [True, False],
+    **dict.fromkeys([f"add_{name}" for name in ("bos_token", "eos_token", "sep_token", "space_prefix")], FLAGS),
+    "remove_extra_whitespaces": FLAGS,
     "model": TOKENIZERS,
     "pre": PRE,
     "token_type_count": WHOLE,
@@ -172,7 +213,7 @@ def set_known_key(source: Source, rng: random.Random) -> Source:
     value = rng.choice(values if rng.random() < 0.9 else VALUES)
     if isinstance(old, int) and not isinstance(old, bool) and rng.random() < 0.5:
         value = max(0, rng.choice([old - 1, old + 1, old * 2, old // 2]))
-    if type(value) is int and value < 2**32 and rng.random() < 0.15:
+    if type(value) is int and 0 <= value < 2**32 and rng.random() < 0.15:
         n_layer = source.metadata.get(f"{name}.block_count")
         n = n_layer if isinstance(n_layer, int) and 0 < n_layer < 9 else 2
         numbers = [rng.choice([value, 0, 2, 4]) for _ in range(n + rng.choice([0, 0, 0, 1, -1]))]

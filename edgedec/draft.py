@@ -67,8 +67,11 @@ class Draft:
         return Draft(self.tokens[:n_max], self.parents[:n_max], self.p_accept[:n_max], q)
 
     def check(self, n_vocab: int) -> None:
-        """Raise PluginError unless shapes agree, parents stand first and every token is in the vocabulary."""
+        """Raise PluginError unless types and shapes agree, parents stand first and every token is in the vocabulary."""
         n = len(self.tokens)
+        dtypes = (self.tokens.dtype.name, self.parents.dtype.name, self.p_accept.dtype.name)
+        if dtypes != ("int32", "int32", "float32"):
+            raise PluginError(f"a draft's tokens, parents and p_accept must be int32, int32, float32, found {dtypes}")
         shapes = (self.tokens.shape, self.parents.shape, self.p_accept.shape)
         if shapes != ((n,), (n,), (n,)):
             raise PluginError(f"a draft's tokens, parents and p_accept must have one length, found {shapes}")

@@ -11,6 +11,7 @@ from edgedec.draft import DrafterFactory
 from edgedec.engine import Engine
 from edgedec.errors import EdgedecError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec.generate import Target
+from edgedec.gguf import read_gguf
 from edgedec.memory import MemoryPlan, parse_size
 from edgedec.model import LoadOptions, Model, Runtime, default_n_ctx
 from edgedec.progress import CancelToken, OnProgress
@@ -138,10 +139,9 @@ def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
     Raises:
         ModelNotFoundError, PullError, OfflineError: Nothing answers to the name, or it can't be fetched.
     """
-    path = Path(model)
-    if path.exists():
-        return path
     name = os.fspath(model)
+    if os.path.exists(name):  # unlike Path's, False for "" and for what can be no path
+        return Path(model)
     if "\0" in name or not name:
         raise ModelNotFoundError(f"{name!r} is no model name; give a path or a name that edgedec list shows")
     for plugin in plugins.plugins(plugins.RESOLVERS).values():
@@ -173,6 +173,8 @@ def choose_runtime(path: Path, name: str) -> Choice:
         if refusal is None:
             return Choice(path, runtime, refusals)
         refusals[candidate] = refusal
+    if path.suffix != ".onnx":
+        read_gguf(path)  # a file that is no model at all is told as such, not as one that no runtime takes
     reasons = "; ".join(f"{runtime}: {reason}" for runtime, reason in refusals.items())
     raise UnsupportedModelError(f"no runtime takes {path}: {reasons}")
 

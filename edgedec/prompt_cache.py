@@ -54,7 +54,7 @@ def write_prompt_cache(path: Path, cache: PromptCache) -> None:
     ).encode()
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        _refuse_foreign(path)
+        require_prompt_cache(path)
         with partial.open("wb") as file:
             file.write(_MAGIC + _LENGTHS.pack(_VERSION, len(header)) + header)
             file.write(cache.payload)
@@ -99,9 +99,19 @@ def read_prompt_cache(path: Path) -> PromptCache:
     return cache
 
 
-def _refuse_foreign(path: Path) -> None:
-    """Never overwrite a file that is not a prompt cache."""
-    if path.exists():
+def require_prompt_cache(path: Path) -> None:
+    """Return if the path is free or a prompt cache stands there; nothing else is ever overwritten.
+
+    Raises:
+        StorageError: Something else stands there, or it can't be read.
+    """
+    try:
+        if not path.exists():
+            return
+        if not path.is_file():
+            raise StorageError(f"{path} is no regular file; name another one for the prompt cache")
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) not in (_MAGIC, b""):
                 raise StorageError(f"{path} exists and is no prompt cache; name another file")
+    except OSError as error:
+        raise StorageError(f"the prompt cache {path} could not be read: {error.strerror or error}") from error

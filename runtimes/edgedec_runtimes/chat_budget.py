@@ -106,6 +106,12 @@ def pay_all(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
     budget.weigh(value, *args, *kwargs.values())
 
 
+def pay_sorted(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
+    """Pay as pay_all, and for a list of keys, one for each item (of a string too)."""
+    budget.step(4 * length_hint(value))
+    pay_all(budget, value, *args, **kwargs)
+
+
 def pay_step(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
     """Pay for one step, for operations that take the same time whatever they are given."""
     budget.step()

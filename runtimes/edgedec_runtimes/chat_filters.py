@@ -18,7 +18,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext
 from jinja2.utils import pass_context
 
-from edgedec_runtimes.chat_budget import Budget, check_key, listed, pay_all, pay_items, pay_step
+from edgedec_runtimes.chat_budget import Budget, check_key, listed, pay_all, pay_items, pay_sorted, pay_step
 from edgedec_runtimes.chat_operators import compare, pay_percent, widths
 
 Price = Callable[..., object]  # what it returns does not matter
@@ -51,7 +51,7 @@ def _pay_replace(budget: Budget, text: Any, old: Any, new: Any, count: Any = Non
 
 
 def _pay_join(budget: Budget, items: Any, separator: Any = "", attribute: Any = None) -> None:
-    pay_all(budget, items, separator, attribute)
+    pay_sorted(budget, items, separator, attribute)
     budget.spend(length_hint(items) * len(str(separator)) * CHAR_BYTES)
 
 
@@ -121,7 +121,7 @@ def _pay_round(budget: Budget, value: Any, precision: Any = 0, method: Any = "co
 
 def _pay_sum(budget: Budget, items: Any, attribute: Any = None, start: Any = 0) -> None:
     _pay_number(budget, start)
-    pay_all(budget, items, attribute)
+    pay_sorted(budget, items, attribute)
 
 
 def _escape(value: Any) -> str:
@@ -196,7 +196,8 @@ def _by_name(*groups: tuple[Price, str]) -> dict[str, Price]:
 _FILTER_PRICES = _by_name(
     (pay_step, "count d default first last length tojson"),
     (pay_items, "items list map reject rejectattr reverse select selectattr"),
-    (pay_all, "abs capitalize dictsort float int lower max min safe sort string unique upper"),
+    (pay_all, "abs capitalize float int lower safe string upper"),
+    (pay_sorted, "dictsort max min sort unique"),
     (_pay_escapes, "e escape"),
     (_pay_percent_filter, "format"),
     (_pay_indent, "indent"),

@@ -46,10 +46,11 @@ def widths(text: str) -> int:
 
 def pay_percent(budget: Budget, text: Any, args: Any) -> None:
     """Pay for `text % args`: any % may print all of the arguments."""
+    budget.weigh(text)
     text = str(text)
     if _STAR_WIDTH.search(text):
         raise SecurityError("'*' as a width is not available")
-    budget.spend(getsizeof(text) + widths(text))
+    budget.spend(widths(text))
     budget.spend(text.count("%") * budget.weigh(args))
 
 

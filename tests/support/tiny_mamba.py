@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from support.gguf_writer import write_gguf
 from support.tiny_models import N_VOCAB, vocabulary
 

@@ -5,82 +5,66 @@ Generated text goes to standard output, all else to standard error; exit codes a
 
 import os
 import sys
-from typing import Annotated
 
-import typer
+from edgedec.errors import CancelledError, EdgedecError, MemoryCapError, StorageError
+from edgedec_apps.cli.terminal import abandon_output, prepare_streams, say
 
-import edgedec
-from edgedec.errors import EdgedecError
-from edgedec_apps.cli import commands
-from edgedec_apps.cli.options import flattened
-from edgedec_apps.cli.terminal import prepare_streams, say
-
-_INTERNAL_ERROR = 70
-_INTERRUPTED = 53
-
-app = typer.Typer(
-    name="edgedec",
-    help="Run language models on your own machine: the same text, sooner, within the memory you allow.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
-    """Run language models on your own machine: the same text, sooner, within the memory you allow."""
-    if version:
-        print(edgedec.__version__)
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-app.command("run")(flattened(commands.run))
-app.command("chat")(flattened(commands.chat))
-app.command("pull")(commands.pull)
-app.command("list")(commands.list_models)
-app.command("rm")(commands.rm)
-app.command("info")(commands.info)
-app.command("show", hidden=True, help="The same as info.")(commands.info)
-app.command("doctor")(commands.doctor)
+INTERNAL_ERROR = 70
+USAGE_ERROR = 2
 
 
 def main() -> None:
     """Run the command line; never lets a traceback out, unless EDGEDEC_DEBUG is set."""
-    prepare_streams()
+    sys.exit(_run())
+
+
+def _run() -> int:
+    """Run and return the exit code."""
     try:
-        code = app(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except EdgedecError as error:
-        _fail(error, error.exit_code)
-    except typer.Exit as error:
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        say("edgedec: interrupted")
-        sys.exit(_INTERRUPTED)
-    except BrokenPipeError:
-        # The reader has had enough. What is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        prepare_streams()
+        from edgedec_apps.cli.app import run_app  # here, so that Ctrl-C during the imports is caught below
+        from edgedec_apps.cli.interrupts import terminable
+
+        with terminable():
+            code = run_app()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _failed("interrupted", CancelledError.exit_code)
+    except BrokenPipeError:  # the reader has had enough
+        abandon_output()
+        return 0
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer saw it first
+            abandon_output()
+            return 0
+        return error.code if isinstance(error.code, int) else 0
     except Exception as error:
-        _fail_unexpected(error)
+        if os.environ.get("EDGEDEC_DEBUG"):
+            raise
+        return _explained(error)
+    return code
 
 
-def _fail_unexpected(error: Exception) -> None:
-    if hasattr(error, "show") and hasattr(error, "exit_code"):  # a usage error, with its own way to say so
-        error.show()
-        sys.exit(error.exit_code)
-    _fail(error, _INTERNAL_ERROR, f"internal error: {type(error).__name__}: ")
+def _explained(error: Exception) -> int:
+    """Say what went wrong in one line, and return its exit code."""
+    if isinstance(error, EdgedecError):
+        return _failed(str(error), error.exit_code)
+    if hasattr(error, "format_message"):  # typer's usage errors
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "edgedec"
+        return _failed(f"{error.format_message().rstrip('.')} ({command} --help lists what there is)", USAGE_ERROR)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else "standard output: "
+        return _failed(f"{where}{error.strerror or error}", StorageError.exit_code)
+    if isinstance(error, MemoryError):
+        return _failed("out of memory; try a shorter context or a smaller model", MemoryCapError.exit_code)
+    return _failed(f"internal error: {type(error).__name__}: {error} (EDGEDEC_DEBUG=1 shows where)", INTERNAL_ERROR)
 
 
-def _fail(error: Exception, code: int, prefix: str = "") -> None:
-    if os.environ.get("EDGEDEC_DEBUG"):
-        raise error
-    say(f"edgedec: {prefix}{error}")
-    sys.exit(code)
+def _failed(message: str, code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):  # what can't be written can't be written at exit either
+        abandon_output()
+    say(f"edgedec: {message}")
+    return code

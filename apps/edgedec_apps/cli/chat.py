@@ -1,19 +1,24 @@
 """edgedec chat: a conversation at the terminal, or one message a line from a pipe."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgedec.chat import Message
 from edgedec.engine import Engine
-from edgedec.errors import EdgedecError, PromptTooLongError, RequestError, TemplateError
+from edgedec.errors import CancelledError, EdgedecError, PromptTooLongError, RequestError, TemplateError
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
-from edgedec_apps.cli.opening import open_model, restore_prompt_cache, store_prompt_cache
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.keyboard import typed_messages
+from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
-from edgedec_apps.cli.terminal import interruptible, say, summary, write_text
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.prompt import piped_lines
+from edgedec_apps.cli.run import print_stream
+from edgedec_apps.cli.terminal import one_line, say, say_summary
 
 _HELP = """/clear          forget the conversation
 /system TEXT    set the system message and forget the conversation
@@ -23,6 +28,7 @@ _HELP = """/clear          forget the conversation
 /bye            leave (so does Ctrl-D)
 \"\"\"             begin and end a message of several lines
 Ctrl-C          stop the answer"""
+_LEAVE = ("/bye", "/exit", "/quit")
 
 
 @dataclass(slots=True)
@@ -32,25 +38,39 @@ class Conversation:
     engine: Engine
     options: dict[str, Any]
     quiet: bool
-    system: str | None
+    typed: bool
     messages: list[Message] = field(default_factory=list)
     last: Generation | None = None
 
     def reset(self, system: str | None) -> None:
-        """Forget what was said."""
-        self.system = system
+        """Forget what was said, and set the system message or leave it out."""
         self.messages = [{"role": "system", "content": system}] if system is not None else []
         self.last = None
 
+    @property
+    def system(self) -> str | None:
+        """The system message."""
+        first = self.messages[0] if self.messages else None
+        return str(first["content"]) if first and first["role"] == "system" else None
 
-def converse(model: str, system: str | None, load: LoadFlags, sampling: SamplingFlags, output: OutputFlags) -> None:
+
+def converse(
+    model: str, raw: bool, system: str | None, load: LoadFlags, sampling: SamplingFlags, output: OutputFlags
+) -> None:
     """Load the model and answer until the input ends."""
     if output.as_json or output.json_out is not None:
         raise RequestError("--json and --json-out are for a single prompt; give one, or pipe it in")
+    if raw:
+        raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
+    options = sampling_options(sampling)
 
     def opened(cancel: CancelToken) -> Engine:
         engine = open_model(model, load, output, cancel)
-        restore_prompt_cache(engine, load.prompt_cache)
+        try:
+            restore_prompt_cache(engine, load.prompt_cache)
+        except BaseException:
+            engine.close()
+            raise
         return engine
 
     with interruptible(opened) as engine:
@@ -58,113 +78,115 @@ def converse(model: str, system: str | None, load: LoadFlags, sampling: Sampling
             raise TemplateError(
                 f"{model} has no chat template; give a prompt to continue (edgedec run), or --chat-template FILE"
             )
-        conversation = Conversation(engine, sampling.as_options(), output.quiet, system)
+        conversation = Conversation(engine, options, output.quiet, sys.stdin.isatty())
         conversation.reset(system)
-        if sys.stdin.isatty() and not output.quiet:
-            say(f"{engine.card.name or model} · {engine.n_ctx} tokens of context · /help for help")
-        for message in _typed_messages() if sys.stdin.isatty() else _piped_messages():
+        for message in _messages(conversation, model):
             _handle(conversation, message)
         store_prompt_cache(engine, load.prompt_cache)
 
 
-def _piped_messages() -> Any:
-    for line in sys.stdin.buffer:
-        try:
-            text = line.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise RequestError(f"standard input is not UTF-8: {error}") from error
-        if text:
-            yield text
-
-
-def _typed_messages() -> Any:
-    """Yield what the person types; three quotation marks hold lines together."""
-    with suppress(ImportError):  # absent on Windows
-        import readline  # noqa: F401  # gives input() editing and history
-    while True:
-        try:
-            text = input(">>> ")
-            if text.startswith('"""'):
-                lines = [text[3:]]
-                while not lines[-1].endswith('"""'):
-                    lines.append(input("... "))
-                text = "\n".join(lines).removesuffix('"""')
-        except EOFError:
-            say("")
+def _messages(conversation: Conversation, model: str) -> Iterator[str]:
+    """Yield messages and commands until one asks to leave."""
+    engine = conversation.engine
+    if conversation.typed and not conversation.quiet:
+        say(f"{one_line(engine.card.name or model)} · {engine.n_ctx} tokens of context · /help for help")
+    for text in typed_messages() if conversation.typed else piped_lines():
+        if text.strip() in _LEAVE:
             return
-        except KeyboardInterrupt:
-            say("\n(Ctrl-D or /bye leaves)")
-            continue
-        if text.strip() in ("/bye", "/exit", "/quit"):
-            return
-        if text.strip():
-            yield text
+        yield text
 
 
 def _handle(conversation: Conversation, text: str) -> None:
     """Do what a line asks for: a command, or an answer."""
-    command, _, rest = text.partition(" ")
+    command, _, rest = text.strip().partition(" ")
     commands: dict[str, Callable[[], None]] = {
         "/help": lambda: say(_HELP),
-        "/clear": lambda: conversation.reset(conversation.system),
-        "/system": lambda: conversation.reset(rest or None),
+        "/clear": lambda: _clear(conversation, conversation.system),
+        "/system": lambda: _clear(conversation, rest.strip() or None),
         "/stats": lambda: _show_stats(conversation),
         "/regen": lambda: _regenerate(conversation),
     }
     if command in commands:
         commands[command]()
-    elif command.startswith("/") and sys.stdin.isatty():
-        say(f"no such command: {command} (/help lists them)")
+    elif command.startswith("/") and conversation.typed:
+        say(f"no such command: {one_line(command)} (/help lists them)")
     else:
-        conversation.messages.append({"role": "user", "content": text})
-        _answer(conversation)
+        _ask(conversation, text)
+
+
+def _clear(conversation: Conversation, system: str | None) -> None:
+    conversation.reset(system)
+    if not conversation.quiet:
+        say(f"(forgotten; {'no system message' if system is None else f'system message: {one_line(system)}'})")
 
 
 def _regenerate(conversation: Conversation) -> None:
     if conversation.messages and conversation.messages[-1]["role"] == "assistant":
         conversation.messages.pop()
     if conversation.messages and conversation.messages[-1]["role"] == "user":
-        _answer(conversation)
+        _ask(conversation, str(conversation.messages.pop()["content"]))
     else:
-        say("nothing to answer again")
+        say("(nothing to answer again)")
+
+
+def _ask(conversation: Conversation, text: str) -> None:
+    """Answer a message. One that can't be answered is taken back; from a pipe, that ends the conversation."""
+    before = list(conversation.messages)
+    conversation.messages.append({"role": "user", "content": text})
+    try:
+        _answer(conversation)
+    except EdgedecError as error:
+        conversation.messages = before
+        if not conversation.typed or not isinstance(error, RequestError):
+            raise
+        say(f"edgedec: {error}")
 
 
 def _answer(conversation: Conversation) -> None:
-    """Answer the last message; one that can't be answered is taken back."""
-    engine, options = conversation.engine, conversation.options
-    n_reserved = min(options.get("max_tokens") or engine.n_ctx // 4, engine.n_ctx // 2)
-    try:
-        conversation.messages, n_dropped = engine.fit_messages(conversation.messages, n_reserved)
-    except PromptTooLongError as error:
-        conversation.messages.pop()
-        say(f"edgedec: {error}")
-        return
-    if n_dropped:
-        say(f"(the context is full: the {n_dropped} oldest messages were left out)")
+    """Answer the last message."""
+    _make_room(conversation)
+    progress = ProgressLine(quiet=conversation.quiet)
 
     def work(cancel: CancelToken) -> Generation:
-        stream = engine.chat_stream(conversation.messages, cancel=cancel, **options)
-        try:
-            for token in stream:
-                write_text(token.text)
-        finally:
-            stream.close()
-        write_text("\n")
+        with progress as on_progress:
+            stream = conversation.engine.chat_stream(
+                conversation.messages, cancel=cancel, on_progress=on_progress, **conversation.options
+            )
+            print_stream(stream, progress, show=True)
         return stream.generation
 
-    try:
-        conversation.last = interruptible(work)
-    except EdgedecError:
-        conversation.messages.pop()
-        raise
-    conversation.messages.append({"role": "assistant", "content": conversation.last.text})
+    generation = conversation.last = interruptible(work)
     if not conversation.quiet:
-        say(summary(conversation.last))
+        say_summary(generation)
+    if generation.finish_reason == "cancelled":
+        if not conversation.typed:
+            raise CancelledError("interrupted")
+        if not generation.text:
+            conversation.messages.pop()
+            return
+    conversation.messages.append({"role": "assistant", "content": generation.text})
+
+
+def _make_room(conversation: Conversation) -> None:
+    """Leave out the oldest turns when the context is full, and enough of them that the next turns fit too.
+
+    Every turn left out makes the rest be evaluated again, so it is done seldom and not a turn at a time.
+    """
+    engine = conversation.engine
+    n_answer = conversation.options.get("max_tokens") or engine.n_ctx // 4
+    messages, n_dropped = engine.fit_messages(conversation.messages, min(n_answer, engine.n_ctx // 2))
+    if n_dropped:
+        with suppress(PromptTooLongError):  # which the last message is, where it takes more than half
+            messages, n_dropped = engine.fit_messages(conversation.messages, engine.n_ctx // 2)
+        s = "" if n_dropped == 1 else "s"
+        say(f"(the context of {engine.n_ctx} tokens is full: the oldest {n_dropped} message{s} left out)")
+    conversation.messages = messages
 
 
 def _show_stats(conversation: Conversation) -> None:
     if conversation.last is None:
-        say("nothing was answered yet")
+        say("(nothing was answered yet)")
         return
     for name, value in conversation.last.stats.as_dict().items():
-        say(f"{name:20} {value}")
+        shown = f"{value:.3f}" if isinstance(value, float) else value
+        say(f"{name:20} {shown}")

@@ -5,19 +5,32 @@ from typing import Annotated
 
 import typer
 
-from edgedec_apps.cli.options import AsJson, LoadFlags, ModelName, Offline, OutputFlags, SamplingFlags, option
-
-System = Annotated[str | None, option("--system", help="System message.")]
+from edgedec_apps.cli.options import (
+    AsJson,
+    LoadFlags,
+    ModelName,
+    Offline,
+    OutputFlags,
+    Quiet,
+    SamplingFlags,
+    System,
+    model_option,
+    prompt_option,
+)
 
 
 def run(
     model: ModelName,
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; without one: --file, standard input, or a chat.")
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The prompt; without one: --file, standard input, or a chat."),
     ] = None,
     *,
-    file: Annotated[Path | None, option("--file", "-f", help="Read the prompt from a file.")] = None,
-    raw: Annotated[bool, option("--raw", help="Continue the text: no chat template.")] = False,
+    file: Annotated[
+        Path | None,
+        prompt_option("--file", "-f", help="Read the prompt from a file; - is standard input.", metavar="FILE"),
+    ] = None,
+    raw: Annotated[bool, prompt_option("--raw", help="Continue the text: no chat template.")] = False,
     system: System = None,
     load: LoadFlags,
     sampling: SamplingFlags,
@@ -28,11 +41,12 @@ def run(
     At a terminal without a prompt it becomes a chat.
     """
     from edgedec_apps.cli.chat import converse
-    from edgedec_apps.cli.run import Job, find_prompt, run_prompt
+    from edgedec_apps.cli.prompt import argument_text, find_prompt
+    from edgedec_apps.cli.run import Job, run_prompt
 
-    text = find_prompt(prompt, file)
+    text, system = find_prompt(prompt, file), argument_text(system, "--system")
     if text is None:
-        converse(model, system, load, sampling, output)
+        converse(model, raw, system, load, sampling, output)
     else:
         run_prompt(Job(model, text, raw, system, load, sampling, output))
 
@@ -47,16 +61,17 @@ def chat(
 ) -> None:
     """Talk with a model. From a pipe, each line is a message."""
     from edgedec_apps.cli.chat import converse
+    from edgedec_apps.cli.prompt import argument_text
 
-    converse(model, system, load, sampling, output)
+    converse(model, False, argument_text(system, "--system"), load, sampling, output)
 
 
 def pull(
     model: ModelName,
     *,
-    force: Annotated[bool, option("--force", help="Check the files again, and fetch what is damaged.")] = False,
+    force: Annotated[bool, model_option("--force", help="Check the files again, and fetch what is damaged.")] = False,
     offline: Offline = False,
-    quiet: Annotated[bool, option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a model, or resume fetching it, and check it."""
@@ -82,7 +97,7 @@ def rm(
 
 
 def info(model: ModelName, *, as_json: AsJson = False) -> None:
-    """Show a model's architecture, quantization, context, memory needs, defaults and runtimes.
+    """Show a model's architecture, quantization, context, memory, defaults and runtimes.
 
     Nothing is fetched, and only the file's header is read.
     """

@@ -1,17 +1,15 @@
 """edgedec doctor: what this machine has, and what works on it."""
 
-import json
 import platform
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import edgedec
 from edgedec import plugins
 from edgedec.errors import EdgedecError
 from edgedec.memory import format_bytes
-from edgedec_apps.cli.terminal import neutral
+from edgedec_apps.cli.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.cpu_count import usable_cores
 
@@ -35,16 +33,13 @@ def print_report(*, as_json: bool) -> None:
         "packages": _packages(),
     }
     if as_json:
-        print(json.dumps(document, ensure_ascii=False))
+        write_json(document)
         return
+    write_facts([(name, value) for name, value in document.items() if isinstance(value, str)])
     for name, value in document.items():
-        if not isinstance(value, dict):
-            print(neutral(f"{name}: {value}"))
-            continue
-        print(f"{name}:")
-        width = max((len(key) for key in value), default=0)
-        for key, inner in value.items():
-            print(neutral(f"  {key:{width}}  {inner}"))
+        if isinstance(value, dict):
+            write_line(f"\n{name}")
+            write_facts(list(value.items()), indent="  ")
 
 
 def _cpu() -> dict[str, str]:
@@ -87,22 +82,25 @@ def _runtimes() -> dict[str, str]:
         except EdgedecError as error:
             reports[name] = f"does not work: {error}"
             continue
+        except Exception as error:  # a plug-in's own; never fatal here
+            reports[name] = f"does not work: {type(error).__name__}: {error} ({plugin.package})"
+            continue
         devices = f"devices {', '.join(report.devices)}" if report.devices else ""
         reports[name] = " · ".join(part for part in (report.version, devices, *report.notes) if part)
     return reports
 
 
 def _plugins() -> dict[str, str]:
-    states: dict[str, Any] = {}
+    states: dict[str, str] = {}
     for group in plugins.GROUPS:
         for name, plugin in plugins.plugins(group).items():
             try:
                 plugin.load()
-                state = "ok"
+                state = f"ok ({plugin.package})"
             except EdgedecError as error:
                 state = str(error)
             kind = group.removeprefix("edgedec.").removesuffix("s")
-            states[f"{kind} {name}"] = f"{state} ({plugin.package})"
+            states[f"{kind} {name}"] = state
     return states
 
 

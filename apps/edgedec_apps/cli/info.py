@@ -1,6 +1,5 @@
 """edgedec info: what a model file says about itself; reads only its header."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from edgedec.model import default_n_ctx
 from edgedec.model_info import ModelInfo, describe, kv_cache_bytes
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
-from edgedec_apps.cli.terminal import neutral
+from edgedec_apps.cli.terminal import write_facts, write_json
 from edgedec_models.catalogue import load_catalogue
 
-_SHOWN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_CONTEXTS = (512, 2048, 4096, 8192, 32768)
+_ALWAYS_SHOWN = ("temperature", "top_p")
 
 
 def print_info(model: str, *, as_json: bool) -> None:
@@ -25,9 +25,11 @@ def print_info(model: str, *, as_json: bool) -> None:
     try:
         path = resolve(model, ResolveOptions(offline=True))
     except OfflineError:
-        _print(_catalogue_entry(model), as_json)
+        entry = _catalogue_entry(model)
+        write_json(entry) if as_json else write_facts(_catalogue_facts(entry))
         return
-    _print(_document(path), as_json)
+    document = _document(path)
+    write_json(document) if as_json else write_facts(_facts(document))
 
 
 def _catalogue_entry(name: str) -> dict[str, Any]:
@@ -36,82 +38,133 @@ def _catalogue_entry(name: str) -> dict[str, Any]:
         raise OfflineError(f"{name} is not on this machine; fetch it with: edgedec pull {name}")
     return {
         "name": entry.name,
-        "size": format_bytes(entry.size_bytes),
+        "path": None,
         "architecture": entry.architecture,
+        "size_bytes": entry.size_bytes,
         "license": entry.licence,
         "note": entry.note,
-        "recommended drafters": list(entry.drafters),
-        "state": f"not on this machine; edgedec pull {name}",
+        "drafters": list(entry.drafters),
     }
+
+
+def _catalogue_facts(entry: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("name", entry["name"]),
+        ("file", f"not on this machine; edgedec pull {entry['name']}"),
+        ("architecture", entry["architecture"]),
+        ("size", format_bytes(entry["size_bytes"])),
+        ("license", entry["license"]),
+        ("note", entry["note"]),
+        ("drafters", ", ".join(entry["drafters"]) or "none recommended"),
+    ]
 
 
 def _document(path: Path) -> dict[str, Any]:
     gguf = read_gguf(path)
     found = describe(gguf)
     return {
-        "path": str(path),
         "name": found.name,
+        "path": str(path),
         "architecture": found.architecture,
-        "parameters": found.n_params,
-        "size": format_bytes(found.n_bytes),
+        "n_params": found.n_params,
+        "size_bytes": found.n_bytes,
         "quantization": found.quantization_label,
-        "tensors": {
-            share.type.name: f"{share.n_tensors} tensors, {format_bytes(share.n_bytes)}, {share.share:.0%}"
+        "tensors": [
+            {"type": share.type.name, "n_tensors": share.n_tensors, "n_bytes": share.n_bytes, "share": share.share}
             for share in found.quantization
-        },
-        "layers": found.n_layer,
-        "width": found.n_embd,
-        "vocabulary": found.n_vocab,
-        "context trained": found.n_ctx_train,
-        "context default": default_n_ctx(found.n_ctx_train or 0),
-        "weights and KV cache": _memory(found),
-        "sampling defaults": _sampling(found),
-        "chat template": "yes" if found.has_chat_template else "no",
+        ],
+        "n_layer": found.n_layer,
+        "n_embd": found.n_embd,
+        "n_vocab": found.n_vocab,
+        "n_ctx_train": found.n_ctx_train,
+        "n_ctx_default": default_n_ctx(found.n_ctx_train or 0),
+        "memory_bytes": _memory(found),
+        "sampling_defaults": asdict(SamplingParams(**found.sampling_defaults)),
+        "sampling_defaults_from": "the model file" if found.sampling_defaults else "edgedec",
+        "has_chat_template": found.has_chat_template,
         "license": found.license,
         "runtimes": _runtimes(path),
+        "runtime_chosen": _chosen(path),
     }
 
 
-def _memory(found: ModelInfo) -> dict[str, str]:
-    """Return the size of the weights and an f16 KV cache at several contexts, as text."""
+def _memory(found: ModelInfo) -> dict[str, int]:
+    """Return the bytes of the weights and an f16 KV cache at several contexts."""
     trained = found.n_ctx_train or 4096
-    contexts = sorted({n for n in (512, 2048, 4096, 8192, 32768) if n <= trained} | {default_n_ctx(trained)})
-    return {f"{n} tokens": format_bytes(found.n_bytes + kv_cache_bytes(found, n)) for n in contexts}
+    contexts = sorted({n for n in _CONTEXTS if n <= trained} | {default_n_ctx(trained)})
+    return {str(n): found.n_bytes + kv_cache_bytes(found, n) for n in contexts}
 
 
-def _sampling(found: ModelInfo) -> dict[str, Any]:
-    params = asdict(SamplingParams(**found.sampling_defaults))
-    source = "the model file" if found.sampling_defaults else "edgedec"
-    return {name: params[name] for name in _SHOWN_SAMPLING} | {"from": source}
-
-
-def _runtimes(path: Path) -> dict[str, str]:
-    """Return for each runtime whether it takes the file, and what "auto" chooses."""
-    verdicts: dict[str, str] = {}
+def _runtimes(path: Path) -> dict[str, str | None]:
+    """Return for each runtime why it does not take the file; None where it does."""
+    verdicts: dict[str, str | None] = {}
     for name, plugin in plugins.plugins(plugins.RUNTIMES).items():
         try:
             loaded = plugin.load()
-            runtime = loaded() if isinstance(loaded, type) else loaded
-            verdicts[name] = runtime.accepts(path) or "yes"
+            verdicts[name] = (loaded() if isinstance(loaded, type) else loaded).accepts(path)
         except PluginError as error:
             verdicts[name] = str(error)
+    return verdicts
+
+
+def _chosen(path: Path) -> str | None:
     try:
-        chosen = choose_runtime(path, "auto").runtime.name
+        return choose_runtime(path, "auto").runtime.name
     except EdgedecError:
-        return verdicts
-    return verdicts | {"auto": chosen}
+        return None
 
 
-def _print(document: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(document, ensure_ascii=False))
-        return
-    for name, value in document.items():
-        if isinstance(value, dict):
-            print(f"{name}:")
-            width = max((len(str(key)) for key in value), default=0)
-            for key, inner in value.items():
-                print(neutral(f"  {key:{width}}  {inner}"))
-        else:
-            shown = ", ".join(value) if isinstance(value, list) else value
-            print(neutral(f"{name + ':':22} {'-' if shown is None else shown}"))
+def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the document as lines for a person."""
+    trained = document["n_ctx_train"]
+    rows = [
+        ("name", document["name"] or "-"),
+        ("file", document["path"]),
+        ("architecture", _shape(document)),
+        ("size", f"{format_bytes(document['size_bytes'])}, {_count(document['n_params'])} parameters"),
+        ("quantization", f"{document['quantization']}: {_mix(document['tensors'])}"),
+        (
+            "context",
+            f"{document['n_ctx_default']} tokens by default, trained for {'unknown' if trained is None else trained}",
+        ),
+        ("memory", ", ".join(f"{format_bytes(size)} at {n} tokens" for n, size in document["memory_bytes"].items())),
+        ("sampling", f"{_sampling(document['sampling_defaults'])} (from {document['sampling_defaults_from']})"),
+        ("chat template", "yes" if document["has_chat_template"] else "none: it continues text"),
+        ("license", document["license"] or "-"),
+    ]
+    for name, reason in document["runtimes"].items():
+        chosen = " (chosen by auto)" if name == document["runtime_chosen"] else ""
+        verdict = f"yes{chosen}" if reason is None else f"no: {reason.removeprefix(document['path'] + ': ')}"
+        rows.append((f"on {name}", verdict))
+    return rows
+
+
+def _shape(document: dict[str, Any]) -> str:
+    layers, width, vocabulary = (document[key] for key in ("n_layer", "n_embd", "n_vocab"))
+    return f"{document['architecture']}, {layers} layers of {width}, vocabulary {vocabulary}"
+
+
+def _mix(tensors: list[dict[str, Any]]) -> str:
+    """Return the share of each tensor type by bytes.
+
+    >>> _mix([{"type": "Q4_K", "share": 0.7}, {"type": "F32", "share": 0.0001}])
+    'Q4_K 70 %, F32 <1 %'
+    """
+    return ", ".join(f"{t['type']} {'<1' if t['share'] < 0.01 else round(t['share'] * 100)} %" for t in tensors)
+
+
+def _sampling(params: dict[str, Any]) -> str:
+    off = asdict(SamplingParams())
+    shown = [name for name in params if name in _ALWAYS_SHOWN or params[name] != off[name]]
+    return ", ".join(f"{name} {params[name]}" for name in shown)
+
+
+def _count(n: int) -> str:
+    """Return a count for people.
+
+    >>> _count(134_515_008), _count(1_543_714_304), _count(107_328)
+    ('134.5 million', '1.54 billion', '107328')
+    """
+    if n < 10**6:
+        return str(n)
+    return f"{n / 1e9:.2f} billion" if n >= 10**9 else f"{n / 1e6:.1f} million"

@@ -1,15 +1,19 @@
 """edgedec pull, list and rm: the models on this machine."""
 
-import json
 import os
+from typing import Any
 
 from edgedec.memory import format_bytes
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
-from edgedec_apps.cli.terminal import ProgressLine, interruptible, neutral, say
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
 from edgedec_models.cache import CachedModel, list_models, remove_model
 from edgedec_models.catalogue import load_catalogue
 from edgedec_models.resolve import pull
+
+Row = tuple[str, int, str]
 
 
 def pull_model(model: str, *, force: bool, offline: bool, quiet: bool, as_json: bool) -> None:
@@ -22,7 +26,7 @@ def pull_model(model: str, *, force: bool, offline: bool, quiet: bool, as_json: 
 
     path = interruptible(work)
     if as_json:
-        print(json.dumps({"model": model, "path": path}))
+        write_json({"model": model, "path": path})
     elif not quiet:
         say(f"{model}: {path}")
 
@@ -31,36 +35,36 @@ def print_models(*, as_json: bool) -> None:
     """Print the models on this machine, and those that the catalogue can fetch."""
     models = list_models()
     here = {model.name for model in models if model.complete}
-    catalogue = load_catalogue()
+    entries = [entry for entry in load_catalogue().values() if entry.name not in here]
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "models": [_document(model) for model in models],
-                    "catalogue": [
-                        {"name": entry.name, "size_bytes": entry.size_bytes, "note": entry.note}
-                        for entry in catalogue.values()
-                    ],
-                },
-                ensure_ascii=False,
-            )
-        )
+        to_pull = [{"name": entry.name, "size_bytes": entry.size_bytes, "note": entry.note} for entry in entries]
+        write_json({"models": [_document(model) for model in models], "to_pull": to_pull})
         return
-    rows: list[tuple[str, str, str]] = [
-        (model.name, format_bytes(model.size_bytes), model.origin if model.complete else "incomplete; pull resumes")
-        for model in models
-    ]
-    rows += [
-        (entry.name, format_bytes(entry.size_bytes), f"to pull: {entry.note}")
-        for entry in catalogue.values()
-        if entry.name not in here
-    ]
-    width = max((len(name) for name, _, _ in rows), default=0)
-    for name, size, note in rows:
-        print(neutral(f"{name:{width}}  {size:>9}  {note}"))
+    there: list[Row] = [(model.name, model.size_bytes, _where(model)) for model in models]
+    to_pull_rows: list[Row] = [(entry.name, entry.size_bytes, entry.note) for entry in entries]
+    width = max((len(one_line(name)) for name, _, _ in there + to_pull_rows), default=0)
+    if not there:
+        write_line("no models on this machine yet")
+    for row in there:
+        _print_row(row, width)
+    if to_pull_rows:
+        write_line("\nto pull:")
+        for row in to_pull_rows:
+            _print_row(row, width)
 
 
-def _document(model: CachedModel) -> dict[str, object]:
+def _print_row(row: Row, width: int) -> None:
+    name, size, note = row
+    write_line(f"{one_line(name):{width}}  {format_bytes(size):>9}  {one_line(note)}")
+
+
+def _where(model: CachedModel) -> str:
+    if not model.complete:
+        return "incomplete; pull goes on with it"
+    return "in the cache" if model.origin == "cache" else "in EDGEDEC_MODELS"
+
+
+def _document(model: CachedModel) -> dict[str, Any]:
     return {
         "name": model.name,
         "path": os.fspath(model.path),

@@ -3,23 +3,28 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from edgedec.engine import Engine
-from edgedec.errors import EdgedecError, ModelFormatError, StorageError
-from edgedec.loading import choose_runtime, open_engine, resolve, plan_memory
+from edgedec.errors import EdgedecError, ModelFormatError
+from edgedec.loading import choose_runtime, open_engine, plan_memory, resolve
 from edgedec.memory import MemoryPlan, parse_size
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken
+from edgedec.prompt_cache import require_prompt_cache
 from edgedec.resolver import ResolveOptions
-from edgedec_apps.cli.options import LoadFlags, OutputFlags
-from edgedec_apps.cli.terminal import ProgressLine, say
+from edgedec.sampling import SamplingParams
+from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.prompt import read_text
+from edgedec_apps.cli.terminal import say
 from edgedec_models.folders import models_folder
 
 
 def open_model(name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelToken) -> Engine:
     """Resolve, plan and load; shows progress. Raises what edgedec.load raises."""
     if output.verbose:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        _show_log()
     root = models_folder().parent
     with ProgressLine(quiet=output.quiet) as on_progress:
         options = LoadOptions(
@@ -37,6 +42,8 @@ def open_model(name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelT
             cancel=cancel,
         )
         template = None if flags.chat_template is None else read_text(flags.chat_template)
+        if flags.prompt_cache is not None:
+            require_prompt_cache(flags.prompt_cache)
         path = resolve(name, ResolveOptions(root, flags.offline, on_progress, cancel))
         choice = choose_runtime(path, flags.runtime)
         plan = MemoryPlan(())
@@ -48,9 +55,16 @@ def open_model(name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelT
         )
 
 
+def sampling_options(flags: SamplingFlags) -> dict[str, Any]:
+    """Return the sampling options given (RequestError, before anything is loaded, when one is out of range)."""
+    options = flags.as_options()
+    SamplingParams(**options)
+    return options
+
+
 def restore_prompt_cache(engine: Engine, path: Path | None) -> None:
-    """Load the prompt cache where there is one; one that does not fit is said and left behind."""
-    if path is None or not path.exists():
+    """Load the prompt cache where there is one; one that does not fit is said, and replaced later."""
+    if path is None or not path.exists() or not path.stat().st_size:
         return
     try:
         engine.load_prompt_cache(path)
@@ -68,13 +82,16 @@ def store_prompt_cache(engine: Engine, path: Path | None) -> None:
         say(f"edgedec: {error}")
 
 
-def read_text(path: Path) -> str:
-    """Return a text file's content.
+class _SayingHandler(logging.Handler):
+    """Passes log records on to the person; a model's metadata among them can't reach the terminal as it is."""
 
-    Raises:
-        StorageError: It can't be read, or is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} can't be read as UTF-8 text: {error}") from error
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        say(f"{record.name}: {record.getMessage()}")
+
+
+def _show_log() -> None:
+    logger = logging.getLogger("edgedec")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_SayingHandler()]
+    logger.propagate = False

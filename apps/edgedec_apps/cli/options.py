@@ -14,15 +14,35 @@ import typer
 
 from edgedec.errors import RequestError
 
-_MODEL, _SAMPLING, _OUTPUT = "Model and memory", "Sampling", "Output"
+_MODEL, _PROMPT, _SAMPLING, _OUTPUT = "Model and memory", "Prompt", "Sampling", "Output"
 
 
-def option(*flags: str, help: str, panel: str | None = None, metavar: str | None = None) -> Any:
+def option(*flags: str, help: str, panel: str, metavar: str | None = None) -> Any:
     """Declare an option with its environment variable (EDGEDEC_MAX_TOKENS for --max-tokens)."""
     name = flags[0].split("/")[0].strip("-").replace("-", "_").upper()
     return typer.Option(
         *flags, help=help, rich_help_panel=panel, envvar=f"EDGEDEC_{name}", show_envvar=False, metavar=metavar
     )
+
+
+def model_option(*flags: str, help: str, metavar: str | None = None) -> Any:
+    """Declare an option on how the model is loaded."""
+    return option(*flags, help=help, metavar=metavar, panel=_MODEL)
+
+
+def prompt_option(*flags: str, help: str, metavar: str | None = None) -> Any:
+    """Declare an option on what the model is given."""
+    return option(*flags, help=help, metavar=metavar, panel=_PROMPT)
+
+
+def sampling_option(*flags: str, help: str, metavar: str | None = None) -> Any:
+    """Declare an option on how tokens are drawn."""
+    return option(*flags, help=help, metavar=metavar, panel=_SAMPLING)
+
+
+def output_option(*flags: str, help: str, metavar: str | None = None) -> Any:
+    """Declare an option on what is printed."""
+    return option(*flags, help=help, metavar=metavar, panel=_OUTPUT)
 
 
 ModelName = Annotated[
@@ -33,51 +53,57 @@ ModelName = Annotated[
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, option("--json", help="Print one JSON object to standard output.", panel=_OUTPUT)]
-Offline = Annotated[bool, option("--offline", help="Never touch the network.", panel=_MODEL)]
+AsJson = Annotated[bool, output_option("--json", help="Print one JSON object to standard output.")]
+Offline = Annotated[bool, model_option("--offline", help="Never touch the network.")]
+Quiet = Annotated[bool, output_option("--quiet", "-q", help="No progress and no summary.")]
+System = Annotated[str | None, prompt_option("--system", help="System message.", metavar="TEXT")]
 
 
 @dataclass(frozen=True)
 class LoadFlags:
     """How the model is loaded."""
 
-    runtime: Annotated[str, option("--runtime", help="Runtime, or auto.", panel=_MODEL)] = "auto"
+    runtime: Annotated[str, model_option("--runtime", help="Runtime, or auto.", metavar="NAME")] = "auto"
     context: Annotated[
         int | None,
-        option("--context", "-c", help="Tokens of context (default: as trained, at most 4096).", panel=_MODEL),
+        model_option("--context", "-c", help="Tokens of context (default: as trained, at most 4096).", metavar="N"),
     ] = None
     memory: Annotated[
         str | None,
-        option("--memory", help="Cap on the process, such as 900MB or 1.5GiB; over it, refuse.", panel=_MODEL),
+        model_option("--memory", help="Most the process may hold, as 900MB or 1.5GiB; else refuse.", metavar="SIZE"),
     ] = None
-    threads: Annotated[int | None, option("--threads", help="Threads (default: the cores usable).", panel=_MODEL)] = (
-        None
-    )
-    draft: Annotated[str | None, option("--draft", help="Drafter (edgedec doctor lists them).", panel=_MODEL)] = None
-    draft_max: Annotated[int, option("--draft-max", help="Most tokens of a draft.", panel=_MODEL)] = 8
-    kv_type: Annotated[str, option("--kv-type", help="Element type of the KV cache.", panel=_MODEL)] = "f16"
+    threads: Annotated[
+        int | None, model_option("--threads", help="Threads (default: the cores usable).", metavar="N")
+    ] = None
+    draft: Annotated[
+        str | None, model_option("--draft", help="Drafter (edgedec doctor lists them).", metavar="NAME")
+    ] = None
+    draft_max: Annotated[int, model_option("--draft-max", help="Most tokens of a draft.", metavar="N")] = 8
+    kv_type: Annotated[
+        str, model_option("--kv-type", help="Element type of the KV cache, such as q8_0.", metavar="TYPE")
+    ] = "f16"
     flash_attention: Annotated[
         bool | None,
-        option(
-            "--flash-attention/--no-flash-attention",
-            help="Fused attention (default: the runtime decides).",
-            panel=_MODEL,
-        ),
+        model_option("--flash-attention/--no-flash-attention", help="Fused attention (default: the runtime decides)."),
     ] = None
-    mmap: Annotated[bool, option("--mmap/--no-mmap", help="Map the weights from the file.", panel=_MODEL)] = True
+    mmap: Annotated[bool, model_option("--mmap/--no-mmap", help="Map the weights from the file (default: yes).")] = True
     repack: Annotated[
-        bool, option("--repack/--no-repack", help="Rearrange weights for speed, at a cost in memory.", panel=_MODEL)
+        bool,
+        model_option("--repack/--no-repack", help="Rearrange weights for speed, at a cost in memory (default: yes)."),
     ] = True
-    gpu_layers: Annotated[int | None, option("--gpu-layers", help="Layers on the GPU, -1 for all.", panel=_MODEL)] = (
-        None
-    )
-    device: Annotated[str | None, option("--device", help="Device (edgedec doctor lists them).", panel=_MODEL)] = None
+    gpu_layers: Annotated[
+        int | None, model_option("--gpu-layers", help="Layers on the GPU, -1 for all.", metavar="N")
+    ] = None
+    device: Annotated[
+        str | None, model_option("--device", help="Device (edgedec doctor lists them).", metavar="NAME")
+    ] = None
     chat_template: Annotated[
-        Path | None, option("--chat-template", help="Jinja file to use instead of the model's own.", panel=_MODEL)
+        Path | None,
+        model_option("--chat-template", help="Jinja file to use instead of the model's own.", metavar="FILE"),
     ] = None
     prompt_cache: Annotated[
         Path | None,
-        option("--prompt-cache", help="File to restore the KV cache from, and to save it to.", panel=_MODEL),
+        model_option("--prompt-cache", help="File to restore the KV cache from, and to save it to.", metavar="FILE"),
     ] = None
     offline: Offline = False
 
@@ -87,36 +113,50 @@ class SamplingFlags:
     """How tokens are drawn; what is not given is left to the model's own defaults."""
 
     max_tokens: Annotated[
-        int | None, option("--max-tokens", "-n", help="Most tokens to generate.", panel=_SAMPLING)
+        int | None, sampling_option("--max-tokens", "-n", help="Most tokens to generate.", metavar="N")
     ] = None
     temperature: Annotated[
-        float | None, option("--temperature", "-t", help="0 takes the most probable token.", panel=_SAMPLING)
+        float | None, sampling_option("--temperature", "-t", help="0 takes the most probable token.", metavar="X")
     ] = None
-    top_k: Annotated[int | None, option("--top-k", help="Keep the k most probable tokens.", panel=_SAMPLING)] = None
-    top_p: Annotated[float | None, option("--top-p", help="Keep this much probability.", panel=_SAMPLING)] = None
+    top_k: Annotated[
+        int | None, sampling_option("--top-k", help="Keep the N most probable tokens; 0 is off.", metavar="N")
+    ] = None
+    top_p: Annotated[
+        float | None, sampling_option("--top-p", help="Keep this much probability; 1 is off.", metavar="X")
+    ] = None
     min_p: Annotated[
-        float | None, option("--min-p", help="Keep tokens this probable, relative to the best.", panel=_SAMPLING)
+        float | None,
+        sampling_option("--min-p", help="Keep tokens this probable, relative to the best; 0 is off.", metavar="X"),
     ] = None
-    repetition_penalty: Annotated[float | None, option("--repetition-penalty", help="1 is off.", panel=_SAMPLING)] = (
+    repetition_penalty: Annotated[
+        float | None, sampling_option("--repetition-penalty", help="1 is off.", metavar="X")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, sampling_option("--frequency-penalty", help="0 is off.", metavar="X")
+    ] = None
+    presence_penalty: Annotated[float | None, sampling_option("--presence-penalty", help="0 is off.", metavar="X")] = (
         None
     )
-    frequency_penalty: Annotated[float | None, option("--frequency-penalty", help="0 is off.", panel=_SAMPLING)] = None
-    presence_penalty: Annotated[float | None, option("--presence-penalty", help="0 is off.", panel=_SAMPLING)] = None
     penalty_last_n: Annotated[
-        int | None, option("--penalty-last-n", help="Tokens that the penalties look at; -1 for all.", panel=_SAMPLING)
+        int | None,
+        sampling_option("--penalty-last-n", help="Tokens that the penalties look at; -1 for all.", metavar="N"),
     ] = None
     logit_bias: Annotated[
         list[str] | None,
-        option("--logit-bias", help="TOKEN_ID=BIAS; -inf rules it out. Repeatable.", panel=_SAMPLING, metavar="ID=B"),
+        sampling_option(
+            "--logit-bias", help="Add B to a token's logit; -inf rules it out. Repeatable.", metavar="ID=B"
+        ),
     ] = None
-    seed: Annotated[int | None, option("--seed", help="Same seed, same text.", panel=_SAMPLING)] = None
+    seed: Annotated[int | None, sampling_option("--seed", help="Same seed, same text.", metavar="N")] = None
     stop: Annotated[
-        list[str] | None, option("--stop", help="End the text before this string. Repeatable.", panel=_SAMPLING)
+        list[str] | None,
+        sampling_option("--stop", help="End the text before this string. Repeatable.", metavar="TEXT"),
     ] = None
     logprobs: Annotated[
-        int | None, option("--logprobs", help="With --json: log-probabilities of the N best.", panel=_SAMPLING)
+        int | None,
+        sampling_option("--logprobs", help="With --json: log-probabilities of the N best.", metavar="N"),
     ] = None
-    ignore_end: Annotated[bool, option("--ignore-end", help="Go on past end tokens.", panel=_SAMPLING)] = False
+    ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Go on past end tokens.")] = False
 
     def as_options(self) -> dict[str, Any]:
         """Return what was given, by the names of SamplingParams."""
@@ -132,10 +172,10 @@ class OutputFlags:
 
     as_json: AsJson = False
     json_out: Annotated[
-        Path | None, option("--json-out", help="Also write the JSON object to this file.", panel=_OUTPUT)
+        Path | None, output_option("--json-out", help="Also write the JSON object to this file.", metavar="FILE")
     ] = None
-    quiet: Annotated[bool, option("--quiet", "-q", help="No progress and no summary.", panel=_OUTPUT)] = False
-    verbose: Annotated[bool, option("--verbose", "-v", help="Show the runtimes' log.", panel=_OUTPUT)] = False
+    quiet: Quiet = False
+    verbose: Annotated[bool, output_option("--verbose", "-v", help="Show the runtimes' log.")] = False
 
 
 def _bias(text: str) -> tuple[int, float]:

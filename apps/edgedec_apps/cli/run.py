@@ -1,19 +1,19 @@
 """edgedec run: a prompt in, text out."""
 
-import json
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgedec.engine import Engine
-from edgedec.errors import CancelledError, RequestError, StorageError
+from edgedec.errors import CancelledError, RequestError
 from edgedec.generate import TokenStream
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
-from edgedec_apps.cli.opening import open_model, read_text, restore_prompt_cache, store_prompt_cache
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.json_file import require_json_file, write_json_file
+from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
-from edgedec_apps.cli.terminal import interruptible, say, summary, write_text
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.terminal import say, say_summary, write_json, write_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,19 @@ def run_prompt(job: Job) -> None:
     """Load, generate, print and report (CancelledError after an interrupted generation was reported)."""
     if job.raw and job.system is not None:
         raise RequestError("--system needs the chat template; leave out --raw")
+    if not job.raw and not job.prompt.strip():
+        raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
+    if job.output.json_out is not None:
+        require_json_file(job.output.json_out)
+    options = sampling_options(job.sampling)
 
     def work(cancel: CancelToken) -> Generation:
         with open_model(job.model, job.load, job.output, cancel) as engine:
             restore_prompt_cache(engine, job.load.prompt_cache)
-            stream = _stream(engine, job, cancel)
-            try:
-                _write(stream, show=not job.output.as_json)
-            finally:
-                stream.close()
+            progress = ProgressLine(quiet=job.output.quiet)
+            with progress as on_progress:
+                stream = _stream(engine, job, options | {"cancel": cancel, "on_progress": on_progress})
+                print_stream(stream, progress, show=not job.output.as_json)
             store_prompt_cache(engine, job.load.prompt_cache)
             return stream.generation
 
@@ -51,30 +55,22 @@ def run_prompt(job: Job) -> None:
         raise CancelledError("interrupted")
 
 
-def find_prompt(prompt: str | None, file: Path | None) -> str | None:
-    """Return the prompt, or None where a chat is meant."""
-    if prompt is not None and file is not None:
-        raise RequestError("give the prompt as an argument or with --file, not both")
-    if prompt is not None:
-        return prompt
-    if file is not None:
-        return read_text(file)
-    if sys.stdin is None or sys.stdin.isatty():
-        return None
-    return read_stdin()
-
-
-def read_stdin() -> str:
-    """Return all of standard input (RequestError unless it is UTF-8)."""
-    data = sys.stdin.buffer.read()
+def print_stream(stream: TokenStream, progress: ProgressLine, *, show: bool) -> None:
+    """Print the text as it comes, ended by a line end, and close the stream."""
+    last = ""
     try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"standard input is not UTF-8: byte {error.start} is {data[error.start]:#04x}") from error
+        for token in stream:
+            if show and token.text:
+                progress.stop()
+                write_text(token.text)
+                last = token.text
+    finally:
+        stream.close()
+    if show and not last.endswith("\n"):
+        write_text("\n")
 
 
-def _stream(engine: Engine, job: Job, cancel: CancelToken) -> TokenStream:
-    options = job.sampling.as_options()
+def _stream(engine: Engine, job: Job, options: dict[str, Any]) -> TokenStream:
     raw = job.raw
     if not raw and not engine.can_chat:
         if job.system is not None:
@@ -83,31 +79,21 @@ def _stream(engine: Engine, job: Job, cancel: CancelToken) -> TokenStream:
             say("edgedec: the model has no chat template; continuing the text as with --raw")
         raw = True
     if raw:
-        return engine.stream(job.prompt, cancel=cancel, **options)
+        return engine.stream(job.prompt, **options)
     messages = [{"role": "system", "content": job.system}] if job.system is not None else []
-    return engine.chat_stream([*messages, {"role": "user", "content": job.prompt}], cancel=cancel, **options)
-
-
-def _write(stream: TokenStream, *, show: bool) -> None:
-    last = "\n"
-    for token in stream:
-        if show and token.text:
-            write_text(token.text)
-            last = token.text
-    if show and not last.endswith("\n"):
-        write_text("\n")
+    return engine.chat_stream([*messages, {"role": "user", "content": job.prompt}], **options)
 
 
 def _report(generation: Generation, model: str, output: OutputFlags) -> None:
     if not output.quiet:
-        say(summary(generation))
+        say_summary(generation)
     if not output.as_json and output.json_out is None:
         return
-    document = json.dumps(as_document(generation, model), ensure_ascii=False)
+    document = as_document(generation, model)
     if output.as_json:
-        print(document, flush=True)
+        write_json(document)
     if output.json_out is not None:
-        write_document(output.json_out, document)
+        write_json_file(output.json_out, document)
 
 
 def as_document(generation: Generation, model: str) -> dict[str, Any]:
@@ -125,14 +111,3 @@ def as_document(generation: Generation, model: str) -> dict[str, Any]:
             for output in generation.outputs
         ]
     return document
-
-
-def write_document(path: Path, document: str) -> None:
-    """Write a JSON file, whole or not at all (StorageError when it can't be)."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(document + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StorageError(f"{path} could not be written: {error}") from error

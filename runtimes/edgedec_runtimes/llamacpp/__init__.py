@@ -2,6 +2,8 @@
 
 import hashlib
 import platform
+import re
+from collections import deque
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +13,7 @@ from edgedec.ggml_types import GGMLType
 from edgedec.gguf import GGUF, GGUFArray, read_gguf
 from edgedec.memory import MemoryTerm, resident_bytes
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
+from edgedec.model_checks import require_consistent
 from edgedec.model_info import describe, require_text_decoder
 from edgedec_runtimes.llamacpp.library import llama, version
 from edgedec_runtimes.llamacpp.loading import check_options, context_options, device_names, dry_run, load
@@ -22,6 +25,9 @@ _GRAPH_BYTES = 9_000_000
 _REPACKED_X86 = {GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q2_K, GGMLType.IQ4_NL}
 _REPACKED_ARM = _REPACKED_X86 | {GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_0}
 
+# Hashes of headers that passed: a load asks three times, to accept the file, to plan and to load it.
+_consistent: deque[str] = deque(maxlen=16)
+
 
 class LlamaCpp:
     """Implements edgedec.model.Runtime."""
@@ -31,7 +37,7 @@ class LlamaCpp:
     def accepts(self, path: Path) -> str | None:
         """Return None when llama.cpp may run the model, else the reason why not."""
         try:
-            require_text_decoder(read_gguf(path))
+            _read_runnable(path)
         except EdgedecError as error:
             return str(error)
         return None
@@ -39,16 +45,14 @@ class LlamaCpp:
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the header and a dry run."""
         check_options(options)
-        gguf = read_gguf(path)
-        require_text_decoder(gguf)
+        gguf = _read_runnable(path)
         n_ctx = options.n_ctx or default_n_ctx(describe(gguf).n_ctx_train or 0)
         return _terms(gguf, options, n_ctx, resident_bytes() or 0)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Load the weights."""
         check_options(options)
-        gguf = read_gguf(path)
-        require_text_decoder(gguf)
+        gguf = _read_runnable(path)
         llama()
         before = resident_bytes() or 0
         handle = load(path, options)
@@ -64,8 +68,18 @@ class LlamaCpp:
 
     def report(self) -> RuntimeReport:
         """Describe llama.cpp on this machine."""
-        features = llama().llama_print_system_info().decode(errors="replace").strip(" |")
-        return RuntimeReport(version(), device_names(), (features,))
+        features = re.findall(r"(\w+) = 1", llama().llama_print_system_info().decode(errors="replace"))
+        return RuntimeReport(version(), device_names(), (f"built with {' '.join(features)}",))
+
+
+def _read_runnable(path: Path) -> GGUF:
+    """Return the header of a text decoder that llama.cpp does not die of."""
+    gguf = read_gguf(path)
+    require_text_decoder(gguf)
+    if gguf.header_hash not in _consistent:  # a large vocabulary takes 0.2 s
+        require_consistent(gguf)
+        _consistent.append(gguf.header_hash)
+    return gguf
 
 
 def _with_rows(options: LoadOptions, n_rows: int) -> LoadOptions:
@@ -86,10 +100,16 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
         n_embd=api.llama_model_n_embd(handle),
         n_layer=api.llama_model_n_layer(handle),
         n_ctx_train=api.llama_model_n_ctx_train(handle),
-        fingerprint=hashlib.sha256(f"{gguf.header_hash} {numerics} {device}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(f"{_identity(gguf)} {numerics} {device}".encode()).hexdigest(),
         chat_template=template.decode("utf-8", errors="replace") if template else None,
         sampling_defaults=info.sampling_defaults,
     )
+
+
+def _identity(gguf: GGUF) -> str:
+    """Name the weights without reading them: the header's hash, and each part's size and time of change."""
+    parts = [path.stat() for path in gguf.paths]
+    return f"{gguf.header_hash} {[(part.st_size, part.st_mtime_ns) for part in parts]}"
 
 
 def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tuple[MemoryTerm, ...]:

@@ -16,6 +16,7 @@ from edgedec_runtimes.llamacpp.library import last_complaint, llama
 
 N_BATCH = 2048
 N_UBATCH = 512
+_CELLS_STEP = 256
 _NO_SLOT, _ABORTED = 1, 2
 
 
@@ -62,7 +63,8 @@ def context_params(options: ContextOptions) -> Any:
     """Return llama.cpp's parameter struct for these options."""
     api = llama()
     params = api.llama_context_default_params()
-    params.n_ctx = options.n_cells
+    # llama.cpp rounds the cells up to this anyway, but would cap the batch at what was asked for.
+    params.n_ctx = -(-options.n_cells // _CELLS_STEP) * _CELLS_STEP
     params.n_batch = N_BATCH
     params.n_ubatch = N_UBATCH
     params.n_seq_max = options.n_sequences

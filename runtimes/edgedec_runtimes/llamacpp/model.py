@@ -316,7 +316,7 @@ def _groups(work: list[Work]) -> list[list[tuple[Work, int, int]]]:
         if _n_rows(batches[-1]) + len(w.tokens) - start > w.session.context.n_batch:
             batches.append([])
         batches[-1].append((w, start, len(w.tokens)))
-    return groups + [batch for batches in ends.values() for batch in batches]
+    return groups + [batch for batches in ends.values() for batch in batches if batch]
 
 
 def _n_rows(group: list[tuple[Work, int, int]]) -> int:

@@ -1,0 +1,52 @@
+"""The commands put together, and how one is run."""
+
+from typing import Annotated
+
+import typer
+
+import edgedec
+from edgedec_apps.cli import commands
+from edgedec_apps.cli.help_text import Command, Group
+from edgedec_apps.cli.options import flattened
+
+_TYPERS_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="edgedec",
+    cls=Group,
+    help="Run language models on your own machine: the same text, sooner, within the memory you allow.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """Run language models on your own machine: the same text, sooner, within the memory you allow."""
+    if version:
+        print(edgedec.__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+app.command("run", cls=Command)(flattened(commands.run))
+app.command("chat", cls=Command)(flattened(commands.chat))
+app.command("pull", cls=Command)(commands.pull)
+app.command("list", cls=Command)(commands.list_models)
+app.command("rm", cls=Command)(commands.rm)
+app.command("info", cls=Command)(commands.info)
+app.command("show", cls=Command, hidden=True, help="The same as info.")(commands.info)
+app.command("doctor", cls=Command)(commands.doctor)
+
+
+def run_app() -> int:
+    """Run what the command line asks for and return the exit code; errors come out as exceptions."""
+    code = app(prog_name="edgedec", standalone_mode=False)
+    if code == _TYPERS_INTERRUPTED:
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else 0

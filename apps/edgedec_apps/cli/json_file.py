@@ -1,0 +1,45 @@
+"""--json-out: a file that is written whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from edgedec.errors import StorageError
+
+
+def require_json_file(path: Path) -> None:
+    """Find out before the work whether the file could be written (StorageError when it can't)."""
+    if path.is_dir():
+        raise StorageError(f"{path} is a directory; name a file for the JSON object")
+    if not path.parent.is_dir():
+        raise StorageError(f"{path} can't be written: there is no directory {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise StorageError(f"{path} can't be written: no permission")
+
+
+def write_json_file(path: Path, document: Any) -> None:
+    """Write a JSON file, whole or not at all (StorageError when it can't be).
+
+    What is no regular file, or one of our own output (/dev/stderr), is added to; of a link, the file it names counts.
+    """
+    text = json.dumps(document) + "\n"
+    partial: Path | None = None
+    try:
+        if path.exists() and (not path.is_file() or _is_own_output(path)):
+            with path.open("a", encoding="ascii") as file:
+                file.write(text)
+            return
+        target = Path(os.path.realpath(path))
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        partial.write_text(text, encoding="ascii")
+        partial.replace(target)
+    except OSError as error:
+        raise StorageError(f"{path} could not be written: {error.strerror or error}") from error
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+
+
+def _is_own_output(path: Path) -> bool:
+    return any(os.path.samestat(path.stat(), os.fstat(descriptor)) for descriptor in (1, 2))

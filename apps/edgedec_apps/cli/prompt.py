@@ -1,0 +1,72 @@
+"""Where a prompt comes from: the argument, a file, or standard input."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgedec.errors import RequestError, StorageError
+
+_STANDARD_INPUT = "standard input"
+
+
+def find_prompt(prompt: str | None, file: Path | None) -> str | None:
+    """Return the prompt, or None where a chat is meant.
+
+    Of a file or a pipe, a mark of UTF-8 at the start and one line end at the end don't count.
+
+    Raises:
+        RequestError: Both were given, or it is not UTF-8.
+        StorageError: The file can't be read.
+    """
+    if prompt is not None:
+        if file is not None and os.environ.get("EDGEDEC_FILE") != str(file):  # the argument wins over the environment
+            raise RequestError("give the prompt as an argument or with --file, not both")
+        return argument_text(prompt, "the prompt")
+    if file is not None and str(file) != "-":
+        return _without_line_end(read_text(file))
+    if file is None and sys.stdin.isatty():
+        return None
+    return _without_line_end(_decoded(sys.stdin.buffer.read(), _STANDARD_INPUT))
+
+
+def piped_lines() -> Iterator[str]:
+    """Yield the lines of standard input that say something."""
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        if text := _decoded(line, f"{_STANDARD_INPUT}, line {number}").strip():
+            yield text
+
+
+def read_text(path: Path) -> str:
+    """Return a text file's content.
+
+    Raises:
+        StorageError: It can't be read.
+        RequestError: It is not UTF-8.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
+    return _decoded(data, str(path))
+
+
+def argument_text(text: str | None, name: str) -> str | None:
+    """Return a text from the command line, decoded again where the locale could not (RequestError unless UTF-8)."""
+    if text is None or not any("\ud800" <= character <= "\udfff" for character in text):
+        return text
+    try:
+        return _decoded(os.fsencode(text), name)
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{name} is not UTF-8: it has a lone surrogate") from error
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{name} is not UTF-8: byte {error.start} is {data[error.start]:#04x}") from error
+
+
+def _without_line_end(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")

