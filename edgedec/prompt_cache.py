@@ -106,6 +106,8 @@ def require_prompt_cache(path: Path) -> None:
         StorageError: Something else stands there, or it can't be read.
     """
     try:
+        if not path.parent.is_dir():
+            raise StorageError(f"the prompt cache {path} can't be written: there is no directory {path.parent}")
         if not path.exists():
             return
         if not path.is_file():

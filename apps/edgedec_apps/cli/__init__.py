@@ -52,7 +52,7 @@ def _explained(error: Exception) -> int:
     if hasattr(error, "format_message"):  # typer's usage errors
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "edgedec"
-        return _failed(f"{error.format_message().rstrip('.')} ({command} --help lists what there is)", USAGE_ERROR)
+        return _failed(f"{error.format_message().rstrip('.')} (see {command} --help)", USAGE_ERROR)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else "standard output: "
         return _failed(f"{where}{error.strerror or error}", StorageError.exit_code)
