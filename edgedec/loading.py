@@ -175,6 +175,8 @@ def choose_runtime(path: Path, name: str) -> Choice:
         refusals[candidate] = refusal
     if path.suffix != ".onnx":
         read_gguf(path)  # a file that is no model at all is told as such, not as one that no runtime takes
+    if len(refusals) == 1:
+        raise UnsupportedModelError(*refusals.values())
     reasons = "; ".join(f"{runtime}: {reason}" for runtime, reason in refusals.items())
     raise UnsupportedModelError(f"no runtime takes {path}: {reasons}")
 

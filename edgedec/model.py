@@ -231,7 +231,9 @@ class Model(Protocol):
     def batch_invariant(self) -> int | Literal[True]:
         """How far the rows of a forward are bit-equal to single steps: True for any n, or the largest n.
 
-        A runtime that has to measure this does so at the first read and remembers the answer.
+        A runtime that has to measure this does so at the first read, with forwards of its own (which end the validity
+        of earlier views), and remembers the answer. A number covers chains, trees and keep(); forks and several
+        sessions in one forward only where it is True.
         """
 
     def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:

@@ -37,6 +37,7 @@ _WHOLE_HEADS = frozenset(
         *("starcoder2", "talkie", "xverse"),
     }
 )
+_NO_ROTATION = frozenset({"glm5-next"})
 _QKV = {"attn_q": "eq", "attn_k": "ek", "attn_v": "ev", "attn_output": "qe", "attn_norm": "e", "ffn_norm": "e"}
 _DENSE = {"ffn_gate": "ef", "ffn_up": "ef", "ffn_down": "fe"}
 _HEAD_NORMS = {"attn_q_norm": "h", "attn_k_norm": "h"}
@@ -133,9 +134,11 @@ def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
         if length < 1:
             _refuse(gguf, f"{name}.attention.{which} is {length}", "1 or more")
     n_key = lengths["key_length"]
-    n_rotated = _check_rotation(gguf, f"{name}.rope.dimension_count", n_key, n_key)
+    # Without a rotation llama.cpp would loop for ever; architectures that have none say 0.
+    at_least = 0 if info.has_recurrent_state or name in _NO_ROTATION else 2
+    n_rotated = _check_rotation(gguf, f"{name}.rope.dimension_count", n_key, n_key, at_least)
     n_key_swa = get_int(gguf, f"{name}.attention.key_length_swa", at_most=_MAX_COUNT) or n_key
-    _check_rotation(gguf, f"{name}.rope.dimension_count_swa", n_rotated, n_key_swa)
+    _check_rotation(gguf, f"{name}.rope.dimension_count_swa", n_rotated, n_key_swa, at_least)
     if name in _WHOLE_HEADS and not n_key == lengths["value_length"] == n_rotated:
         found = f"a key has the length {n_key}, a value {lengths['value_length']}, and {n_rotated} are rotated"
         _refuse(gguf, found, f"the same three times for the architecture {name}")
@@ -146,12 +149,12 @@ def _head_length(gguf: GGUF, info: ModelInfo, which: str) -> int:
     return info.n_embd // info.n_head[0] if length is None else length
 
 
-def _check_rotation(gguf: GGUF, key: str, default: int, n_key: int) -> int:
+def _check_rotation(gguf: GGUF, key: str, default: int, n_key: int, at_least: int) -> int:
     """Return how many numbers of a key are rotated, which they are in pairs."""
     n_rotated = get_int(gguf, key, at_most=_MAX_COUNT)
     n_rotated = default if n_rotated is None else n_rotated
-    if n_rotated % 2 or n_rotated > n_key:
-        _refuse(gguf, f"{key} is {n_rotated}", f"an even number up to the key length {n_key}")
+    if n_rotated % 2 or not at_least <= n_rotated <= n_key:
+        _refuse(gguf, f"{key} is {n_rotated}", f"an even number from {at_least} up to the key length {n_key}")
     return n_rotated
 
 

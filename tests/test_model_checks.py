@@ -82,8 +82,16 @@ METADATA = [
     ({"llama.attention.key_length": 32}, "a key has the length 32, a value 16, and 16 are rotated"),
     ({"llama.attention.value_length": 8}, "a key has the length 16, a value 8, and 16 are rotated"),
     ({"llama.rope.dimension_count": 8}, "a value 16, and 8 are rotated, expected the same three times"),
-    ({"llama.rope.dimension_count": 15}, "dimension_count is 15, expected an even number up to the key length 16"),
-    ({"llama.rope.dimension_count": 32}, "dimension_count is 32, expected an even number up to the key length 16"),
+    (
+        {"llama.rope.dimension_count": 15},
+        "dimension_count is 15, expected an even number from 2 up to the key length 16",
+    ),
+    (
+        {"llama.rope.dimension_count": 32},
+        "dimension_count is 32, expected an even number from 2 up to the key length 16",
+    ),
+    ({"llama.rope.dimension_count_swa": 0}, "dimension_count_swa is 0, expected an even number from 2"),
+    ({"llama.attention.key_length_swa": 8}, "dimension_count_swa is 16, expected an even number from 2 up to .* 8"),
     ({"llama.rope.dimension_count_swa": 18}, "dimension_count_swa is 18, expected an even number"),
     ({"llama.rope.freq_base": 0.0}, "freq_base is 0.0, expected more than 0"),
     ({"llama.rope.freq_base": float("nan")}, "'llama.rope.freq_base' is nan, expected a finite number"),
@@ -261,6 +269,7 @@ def test_other_architectures_keep_their_ways(llama: GGUF) -> None:
     more = info("blk.7.id_map.weight", shape=(3, 5), type=GGMLType.I32) | {"blk.1.attn_v.weight": None}
     require_consistent(changed(odd, {}, more))
     require_consistent(renamed(llama, "nemotron", rope__dimension_count=8))
+    require_consistent(renamed(llama, "granitehybrid", rope__dimension_count=0, ssm__state_size=16))
     with pytest.raises(ModelFormatError, match="and 8 are rotated"):
         require_consistent(renamed(llama, "granite", rope__dimension_count=8))
 

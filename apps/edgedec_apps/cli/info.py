@@ -6,7 +6,7 @@ from typing import Any
 
 from edgedec import plugins
 from edgedec.errors import EdgedecError, OfflineError, PluginError
-from edgedec.gguf import read_gguf
+from edgedec.gguf import GGUF, read_gguf
 from edgedec.loading import choose_runtime, resolve
 from edgedec.memory import format_bytes
 from edgedec.model import default_n_ctx
@@ -83,7 +83,7 @@ def _document(path: Path) -> dict[str, Any]:
         "sampling_defaults_from": "the model file" if found.sampling_defaults else "edgedec",
         "has_chat_template": found.has_chat_template,
         "license": found.license,
-        "runtimes": _runtimes(path),
+        "runtimes": {name: _without_path(reason, gguf) for name, reason in _runtimes(path).items()},
         "runtime_chosen": _chosen(path),
     }
 
@@ -105,6 +105,11 @@ def _runtimes(path: Path) -> dict[str, str | None]:
         except PluginError as error:
             verdicts[name] = str(error)
     return verdicts
+
+
+def _without_path(reason: str | None, gguf: GGUF) -> str | None:
+    """Return a refusal without the file's name at its start."""
+    return None if reason is None else reason.removeprefix(f"{gguf.paths[0]}: ")
 
 
 def _chosen(path: Path) -> str | None:
@@ -134,8 +139,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     for name, reason in document["runtimes"].items():
         chosen = " (chosen by auto)" if name == document["runtime_chosen"] else ""
-        verdict = f"yes{chosen}" if reason is None else f"no: {reason.removeprefix(document['path'] + ': ')}"
-        rows.append((f"on {name}", verdict))
+        rows.append((f"on {name}", f"yes{chosen}" if reason is None else f"no: {reason}"))
     return rows
 
 

@@ -34,7 +34,7 @@ def pull_model(model: str, *, force: bool, offline: bool, quiet: bool, as_json: 
 def print_models(*, as_json: bool) -> None:
     """Print the models on this machine, and those that the catalogue can fetch."""
     models = list_models()
-    here = {model.name for model in models if model.complete}
+    here = {model.name for model in models}
     entries = [entry for entry in load_catalogue().values() if entry.name not in here]
     if as_json:
         to_pull = [{"name": entry.name, "size_bytes": entry.size_bytes, "note": entry.note} for entry in entries]

@@ -56,7 +56,7 @@ def run_prompt(job: Job) -> None:
 
 
 def print_stream(stream: TokenStream, progress: ProgressLine, *, show: bool) -> None:
-    """Print the text as it comes, ended by a line end, and close the stream."""
+    """Print the text as it comes, a line end after it, and close the stream."""
     last = ""
     try:
         for token in stream:
@@ -66,7 +66,7 @@ def print_stream(stream: TokenStream, progress: ProgressLine, *, show: bool) -> 
                 last = token.text
     finally:
         stream.close()
-    if show and not last.endswith("\n"):
+    if last and not last.endswith("\n"):
         write_text("\n")
 
 

@@ -111,9 +111,10 @@ def summary(generation: "Generation") -> str:
     if stats.tokens_per_s:
         parts.append(f"{stats.tokens_per_s:.1f} tokens/s")
     parts.append(f"{n} token{'' if n == 1 else 's'} ({generation.finish_reason})")
-    parts.append(f"drafted {stats.n_draft_tokens}, accepted {stats.n_accepted_tokens}")
+    drafted = f"drafted {stats.n_draft_tokens}, accepted {stats.n_accepted_tokens}"
+    parts.append(drafted if stats.n_drafts else "nothing drafted")
     if stats.n_reused_tokens:
-        parts.append(f"{stats.n_reused_tokens} of {stats.n_prompt_tokens} prompt tokens reused")
+        parts.append(f"reused {stats.n_reused_tokens} of {stats.n_prompt_tokens}")
     return " · ".join([*parts, *stats.reasons])
 
 
