@@ -30,7 +30,7 @@ _MAGIC = b"GGUF"
 _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _MAX_PARTS = 2**14
 # What systems say of a name that no file has, or that none can have.
-_NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
+NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +76,7 @@ class GGUF:
                 file.seek(tensor.offset)
                 data = file.read(tensor.n_bytes)
         except OSError as error:
-            raise _storage_error(path, error) from error
+            raise storage_error(path, error) from error
         except MemoryError as error:
             raise MemoryCapError(
                 f"{path}: the system has no {tensor.n_bytes} bytes for tensor {name!r}; close programs, or use a "
@@ -132,7 +132,7 @@ def _open(path: Path) -> BinaryIO:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno not in _NO_SUCH_FILE:
+        if isinstance(error, OSError) and error.errno not in NO_SUCH_FILE:
             raise
         raise ModelNotFoundError(f"{path}: there is no such file; check the name and the directory") from error
     if stat.S_ISDIR(mode):
@@ -155,7 +155,7 @@ def _read_part(path: Path, shard: int) -> tuple[Header, int]:
             file.seek(0)
             return read_header(file, n_bytes, str(path), shard=shard), n_bytes
     except OSError as error:
-        raise _storage_error(path, error) from error
+        raise storage_error(path, error) from error
 
 
 def _part_paths(path: Path, header: Header) -> tuple[Path, ...]:
@@ -207,7 +207,8 @@ def _shrunk(path: Path, name: str) -> ModelFormatError:
     )
 
 
-def _storage_error(path: Path, error: OSError) -> StorageError:
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """Return the error to raise for what the system said of reading a file."""
     if isinstance(error, PermissionError):
         return StorageError(f"{path}: no permission to read it ({error.strerror}); change its permissions")
     return StorageError(f"{path}: reading failed ({error.strerror or error}); check the disk and the connection to it")

@@ -5,6 +5,7 @@ anything is allocated or looped over. The header is read, never mapped, so that 
 an error and not a SIGBUS. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, all little endian.
 """
 
+import itertools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
+from edgedec.gguf_strings import string_offsets
 
 # No model comes near these; they bound the time and memory that a hostile file can cost.
 MAX_HEADER_BYTES = 128 * 2**20
@@ -101,12 +103,14 @@ class GGUFArray:
             raise ModelFormatError(f"the array holds {self.element_type.name} elements, expected numbers; {_AGAIN}")
         return np.frombuffer(self.data, _DTYPES[self.element_type])
 
+    def string_offsets(self) -> NDArray[np.int64]:
+        """Return int64[n + 1]: where in `data` the length of each string begins, 8 bytes before it, and the end."""
+        return string_offsets(self.data, 0, self.n)
+
     def _strings(self) -> Iterator[str]:
-        unpack, data, end = _U64.unpack_from, self.data, 0
-        for _ in range(self.n):
-            start = end + 8
-            end = start + unpack(data, end)[0]
-            yield data[start:end].decode(errors="replace")
+        offsets = self.string_offsets().tolist()
+        for start, end in itertools.pairwise(offsets):
+            yield self.data[start + 8 : end].decode(errors="replace")
 
     def _arrays(self) -> Iterator["GGUFArray"]:
         reader = HeaderReader.of_bytes(self.data)
@@ -236,22 +240,16 @@ class HeaderReader:
         return data
 
     def _skip_strings(self, n: int, what: str) -> None:
-        """Step over n strings; the loop is the cost of opening a model, so it does one unpack per string."""
+        """Step over n strings."""
         self.require(n * 8, f"{what} (an array of {n} strings)")
-        unpack, buffer, position = _U64.unpack_from, self.buffer, self.position
-        left = iter(range(n))
-        while True:
-            try:
-                for _ in left:
-                    position += unpack(buffer, position)[0] + 8
-                break
-            except (struct.error, OverflowError):
-                # The buffer ends before this string's length: read on, or find that the file ends, too.
-                self.position = position
-                position += self.u64(f"a string of {what}") + 8
-        self.position = position
-        self.require(0, what)
-        self._fill(position)
+        left = n
+        while left:
+            offsets = string_offsets(self.buffer, self.position, left)
+            self.position, left = int(offsets[-1]), left - len(offsets) + 1
+            if left:  # the buffer ends before the next one does: read on, or find that the file ends, too
+                string = f"a string of {what}"
+                self.take(self.u64(string), string)
+                left -= 1
 
     def _skip_arrays(self, n: int, what: str, *, depth: int) -> None:
         self.require(n * 12, f"{what} (an array of {n} arrays)")

@@ -175,7 +175,7 @@ def patched(key: str, kind: str, index: int, value: int) -> bytes:
         (patched("texts", "length", 0, 2**61), "array of 2305843009213693952 strings"),
         (patched("texts", "length", 0, 3), "array of 3 strings"),
         (patched("texts", "length", 1, 2**63), "the file has"),
-        (patched("texts", "length", 2, 2), "metadata 'k' needs 0 bytes"),
+        (patched("texts", "length", 2, 2), "a string of metadata 'k' needs 2 bytes"),
         (patched("numbers", "length", 0, 2**62), "needs 18446744073709551616 bytes"),
         (patched("nested", "length", 0, 2**60), "array of 1152921504606846976 arrays"),
         (patched("nested", "type", 2, 50), "value type 50"),

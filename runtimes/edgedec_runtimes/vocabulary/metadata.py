@@ -1,0 +1,222 @@
+"""What the metadata of a GGUF say of its vocabulary, checked."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, UnsupportedModelError
+from edgedec.gguf import GGUF, ValueType
+from edgedec.gguf_metadata import get_array, get_bool, get_int, get_text, refuse_missing
+from edgedec_runtimes.vocabulary.pretokenizers import NAMES
+from edgedec_runtimes.vocabulary.special import KIND_OF_TYPE, ROLE_KEYS, Ambiguity, Kind, assign_roles, find_ambiguity
+from edgedec_runtimes.vocabulary.string_table import StringTable, read_strings
+
+BPE, SPM = "gpt2", "llama"
+_STRINGS = frozenset({ValueType.STRING})
+_INT32 = frozenset({ValueType.INT32})
+_SPECIAL = Kind.CONTROL | Kind.UNKNOWN | Kind.USER_DEFINED
+# llama.cpp takes spaces off around some tokens of these models; which ones is known by name only.
+_STRIPPING_NAMES = ("phi-3", "phi3", "modern-bert")
+_STRIPPING_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
+
+
+class UncoveredError(UnsupportedModelError):
+    """A vocabulary of a kind that is not covered; `reason` says which, without the file and the remedy."""
+
+    def __init__(self, gguf: GGUF, reason: str) -> None:
+        super().__init__(f"{gguf.paths[0]}: {reason}; use the llamacpp runtime")
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """The tokens of a model and their roles.
+
+    Attributes:
+        model: BPE or SPM.
+        pre: Name of the pre-tokenizer; an empty one for none. SPM has none.
+        kinds: For each token its Kind, or two of them together.
+        ends: Tokens that end a generation.
+        special: Tokens that are recognised where they are spelled out, id to text.
+    """
+
+    model: str
+    pre: str
+    tokens: StringTable
+    kinds: bytearray
+    ends: frozenset[int]
+    special: dict[int, str]
+
+
+def metadata_refusal(gguf: GGUF) -> str | None:
+    """Return why a vocabulary's algorithm is not covered, from single values only; None where it is."""
+    model = get_text(gguf, "tokenizer.ggml.model")
+    if model is None:
+        refuse_missing(gguf, "tokenizer.ggml.model")
+    if model not in (BPE, SPM):
+        return f"its vocabulary is of the kind {model[:40]!r}; covered are {BPE!r} (BPE) and {SPM!r} (SentencePiece)"
+    pre = get_text(gguf, "tokenizer.ggml.pre") or ""
+    if model == BPE and pre not in NAMES:
+        return f"its pre-tokenizer is {pre[:40]!r}; covered are " + ", ".join(sorted(NAMES - {""}))
+    name = (get_text(gguf, "general.name") or "").lower()
+    architecture = get_text(gguf, "general.architecture") or ""
+    for known in (
+        *(n for n in _STRIPPING_NAMES if n in name),
+        *(a for a in _STRIPPING_ARCHITECTURES if a in architecture),
+    ):
+        return f"models named {known!r} take spaces off around special tokens, which is not covered"
+    return None
+
+
+def read_vocabulary(gguf: GGUF) -> Vocabulary:
+    """Read and check the tokens of a GGUF and their roles.
+
+    Raises:
+        ModelFormatError: The vocabulary is missing, damaged or contradicts itself.
+        UnsupportedModelError: It is of a kind that is not covered.
+    """
+    reason = metadata_refusal(gguf)
+    if reason is not None:
+        raise UncoveredError(gguf, reason)
+    model = get_text(gguf, "tokenizer.ggml.model") or ""
+    tokens = _read_tokens(gguf)
+    kinds = _read_kinds(gguf, tokens.n)
+    named = {key: token_id(gguf, key, tokens.n) for key in (*ROLE_KEYS, "eot_token_id", "eom_token_id")}
+    known = {key: i for key, i in named.items() if i is not None}
+    eos = named_token(gguf, "eos", tokens.n, default=DEFAULT_IDS[model]["eos"])
+    ends = [i for i in (eos, known.get("eot_token_id"), known.get("eom_token_id")) if i is not None]
+    roles = assign_roles(tokens, kinds, known, ends)
+    if isinstance(roles, Ambiguity):
+        raise UncoveredError(gguf, roles.reason)
+    special = {i: _text(gguf, tokens, i) for i in _with(kinds, _SPECIAL)}
+    ambiguity = find_ambiguity(special.values())
+    if ambiguity is not None:
+        raise UncoveredError(gguf, ambiguity.reason)
+    _check_bytes(gguf, tokens, kinds)
+    if model == SPM:
+        _require_every_byte(gguf, tokens)
+    return Vocabulary(model, get_text(gguf, "tokenizer.ggml.pre") or "", tokens, kinds, roles, special)
+
+
+# The tokens that llama.cpp takes where the metadata name none.
+DEFAULT_IDS = {BPE: {"bos": 11, "eos": 11}, SPM: {"bos": 1, "eos": 2}}
+
+
+def named_token(gguf: GGUF, role: str, n_vocab: int, *, default: int | None) -> int | None:
+    """Return the token of a role, or the default where the metadata name none that exists."""
+    named = token_id(gguf, f"{role}_token_id", n_vocab)
+    if named is not None:
+        return named
+    return default if default is not None and default < n_vocab else None
+
+
+def token_id(gguf: GGUF, key: str, n_vocab: int) -> int | None:
+    """Return the token that a key of tokenizer.ggml names, or None where there is no such key or token."""
+    number = get_int(gguf, f"tokenizer.ggml.{key}", at_least=-(2**63), at_most=2**64 - 1)
+    return number if number is not None and 0 <= number < n_vocab else None
+
+
+def flag(gguf: GGUF, key: str, *, default: bool) -> bool:
+    """Return a boolean of tokenizer.ggml."""
+    value = get_bool(gguf, f"tokenizer.ggml.{key}")
+    return default if value is None else value
+
+
+def damaged(gguf: GGUF, found: str) -> ModelFormatError:
+    """Return the error for a vocabulary that contradicts itself."""
+    return ModelFormatError(
+        f"{gguf.paths[0]}: {found}; the file is damaged or was converted wrongly: download another GGUF of the model"
+    )
+
+
+def read_merges(gguf: GGUF) -> StringTable:
+    """Return the merges of a BPE vocabulary, "left right" in order of priority."""
+    merges = get_array(gguf, "tokenizer.ggml.merges", _STRINGS)
+    if merges is None:
+        refuse_missing(gguf, "tokenizer.ggml.merges")
+    return StringTable(read_strings(merges))
+
+
+def read_scores(gguf: GGUF, n_vocab: int) -> NDArray[np.float32]:
+    """Return float32[n_vocab], the score of each token; zeros where the metadata have none."""
+    scores = get_array(gguf, "tokenizer.ggml.scores", _INT32 | {ValueType.FLOAT32})
+    if scores is None:
+        return np.zeros(n_vocab, np.float32)
+    if len(scores) < n_vocab:
+        raise damaged(gguf, f"it has {len(scores)} scores for {n_vocab} tokens")
+    values: NDArray[np.float32] = scores.numpy()[:n_vocab].astype(np.float32)
+    if np.isnan(values).any():
+        raise damaged(gguf, f"the score of token {int(np.argmax(np.isnan(values)))} is no number")
+    return values
+
+
+def _read_tokens(gguf: GGUF) -> StringTable:
+    array = get_array(gguf, "tokenizer.ggml.tokens", _STRINGS)
+    if array is None:
+        refuse_missing(gguf, "tokenizer.ggml.tokens")
+    strings = read_strings(array)
+    if not strings:
+        raise damaged(gguf, "its vocabulary has no tokens")
+    # What llama.cpp calls them.
+    strings = [string or f"[EMPTY_{i}]".encode() for i, string in enumerate(strings)] if b"" in strings else strings
+    table = StringTable(strings)
+    repeated = table.repeated()
+    if repeated is not None:
+        shown = table[repeated[0]].decode(errors="replace")[:60]
+        raise damaged(gguf, f"tokens {repeated[0]} and {repeated[1]} are both {shown!r}")
+    return table
+
+
+def _read_kinds(gguf: GGUF, n_vocab: int) -> bytearray:
+    array = get_array(gguf, "tokenizer.ggml.token_type", _INT32)
+    if array is None:
+        return bytearray([Kind.NORMAL]) * n_vocab
+    if len(array) < n_vocab:
+        raise damaged(gguf, f"it has {len(array)} token types for {n_vocab} tokens")
+    types = array.numpy()[:n_vocab]
+    kinds = np.full(n_vocab, Kind.UNUSED, np.uint8)
+    for number, kind in KIND_OF_TYPE.items():
+        kinds[types == number] = kind
+    return bytearray(kinds.tobytes())
+
+
+def _with(kinds: bytearray, wanted: int) -> list[int]:
+    """Return the tokens of any of the wanted kinds."""
+    numbers: list[int] = np.flatnonzero(np.frombuffer(kinds, np.uint8) & np.uint8(wanted)).tolist()
+    return numbers
+
+
+def _text(gguf: GGUF, tokens: StringTable, number: int) -> str:
+    try:
+        return tokens[number].decode()
+    except UnicodeDecodeError as error:
+        raise damaged(gguf, f"special token {number} is {tokens[number][:40]!r}, which is no UTF-8") from error
+
+
+def _check_bytes(gguf: GGUF, tokens: StringTable, kinds: bytearray) -> None:
+    """Refuse byte tokens that do not say which byte they are."""
+    for number in _with(kinds, Kind.BYTE):
+        if byte_of(tokens[number]) is None:
+            shown = tokens[number].decode(errors="replace")[:40]
+            raise damaged(gguf, f"byte token {number} is {shown!r}, expected one such as '<0x0A>'")
+
+
+def _require_every_byte(gguf: GGUF, tokens: StringTable) -> None:
+    lacking = [byte for byte in range(256) if byte_token(tokens, byte) < 0]
+    if lacking:
+        raise UncoveredError(gguf, f"its vocabulary has no token for byte 0x{lacking[0]:02X}, so not for every text")
+
+
+def byte_token(tokens: StringTable, byte: int) -> int:
+    """Return the token that a SentencePiece vocabulary has for a byte, or -1."""
+    named = tokens.find(f"<0x{byte:02X}>".encode())
+    return named if named >= 0 else tokens.find(bytes([byte]))
+
+
+def byte_of(token: bytes) -> int | None:
+    """Return the byte that a byte token such as b"<0x0A>" stands for, or None for other tokens."""
+    if len(token) != 6 or not token.startswith(b"<0x") or not token.endswith(b">"):
+        return None
+    digits = token[3:5]
+    return int(digits, 16) if all(digit in b"0123456789abcdefABCDEF" for digit in digits) else None

@@ -1,0 +1,161 @@
+"""Where byte-pair encoding first cuts a text: the regular expressions behind `tokenizer.ggml.pre`.
+
+Each entry is a list of stages: a stage keeps what it matches and what lies between as pieces, and the next one cuts
+each piece by itself, as if nothing were around it. Expressions in bytes run on `collapse`d text, others on the text.
+"""
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+from edgedec_runtimes.vocabulary.unicode_classes import LETTER, MARK, NUMBER, PUNCTUATION, SYMBOL, collapse
+
+Stage = re.Pattern[bytes] | re.Pattern[str]
+
+# What stands for \p{L} and its like between brackets, on collapsed text.
+_CLASSES = {
+    "L": f"A-Za-z\\x{LETTER:x}",
+    "N": f"0-9\\x{NUMBER:x}",
+    "P": f"!-#%-*,-/:;?@\\[-\\]_{{}}\\x{PUNCTUATION:x}",
+    "S": f"$+<=>^`|~\\x{SYMBOL:x}",
+    "M": f"\\x{MARK:x}",
+    "upper": f"A-Z\\x{LETTER:x}",  # llama.cpp takes letters beyond ASCII for both
+    "lower": f"a-z\\x{LETTER:x}",
+}
+_CONTRACTION = "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LINES = r"[\r\n]"
+_NUMBER = "[<N>]"
+_GPT2 = r"'(?:[stmd]|re|ve|ll)| ?[<L>]+| ?[<N>]+| ?[^\s<L><N>]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n<L><N>]?[<L>]+"
+_OTHERS = r" ?[^\s<L><N>]+[\r\n]*"
+_CASED_WORDS = (
+    r"[^\r\n<L><N>]?[<upper>]*[<lower>]+{tail}|[^\r\n<L><N>]?[<upper>]+[<lower>]*{tail}"
+    r"|[<N>]{digits}| ?[^\s<L><N>]+[\r\n/]*|" + _SPACES
+)
+_DEEPSEEK3 = r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n<L><P><S>]?[<L><M>]+| ?[<P><S>]+[\r\n]*|" + _SPACES
+# U+0800 to U+9FA5 but for white space.
+_IDEOGRAPHS = (
+    "[\u0800-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e\u2060-\u2fff\u3001-\u9fa5\uac00-\ud7ff]+"
+)
+_IDEOGRAPHS_AND_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+
+
+def _words_and(numbers: str, *, contraction: str = _CONTRACTION, word: str = _WORD, others: str = _OTHERS) -> str:
+    return "|".join(filter(None, (contraction, word, numbers, others, _SPACES)))
+
+
+_STAGES: dict[str, tuple[str, ...]] = {
+    "default": (r"[<P>$+<=>^~|]+", _GPT2, "[<N>]+", "[0-9][0-9][0-9]"),
+    "gpt-2": (_GPT2,),
+    "smollm": (_NUMBER, _GPT2),
+    "falcon": (r"[<P>$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]"),
+    "llama3": (_words_and("[<N>]{1,3}"),),
+    "qwen2": (_words_and(_NUMBER),),
+    "qwen35": (_words_and(_NUMBER, word=r"[^\r\n<L><N>]?[<L><M>]+", others=r" ?[^\s<L><M><N>]+[\r\n]*"),),
+    "ufakzeka": (_words_and(_NUMBER, contraction=""),),
+    "minicpm5": ("[<N>]{1,3}", _words_and("[<N>]+")),
+    "seed-coder": (_words_and(_NUMBER, others=r" ?[^\s<L><N>\r\n]+"),),
+    "bailingmoe": ("|".join((_CONTRACTION, _WORD, _NUMBER, _OTHERS, r"\s*[\r\n]|\s+(?!\S)|\s+")),),
+    "tekken": (_CASED_WORDS.replace("{tail}", "").replace("{digits}", ""),),
+    "gpt-4o": (_CASED_WORDS.replace("{tail}", f"(?:{_CONTRACTION})?").replace("{digits}", "{1,3}"),),
+    "deepseek-coder": (_LINES, r"\s?[<L>]+", r"\s?[<P>]+", _IDEOGRAPHS, _NUMBER),
+    "deepseek-v3": ("[<N>]{1,3}", _IDEOGRAPHS_AND_KANA, _DEEPSEEK3),
+}
+
+# The names of `tokenizer.ggml.pre` whose cuts are those of an entry above.
+_SAME_CUTS = {
+    "default": ("", "default"),
+    "gpt-2": (
+        *("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "mpt", "olmo", "jais", "trillion"),
+        "granite-docling",
+    ),
+    "smollm": ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
+    "falcon": ("falcon",),
+    "llama3": (
+        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "dbrx"),
+        *("smaug-bpe", "chatglm-bpe", "glm4", "glm5"),
+    ),
+    "qwen2": (
+        *("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
+    ),
+    "qwen35": ("qwen35",),
+    "ufakzeka": ("ufakzeka",),
+    "minicpm5": ("minicpm5",),
+    "seed-coder": ("seed-coder",),
+    "bailingmoe": ("bailingmoe", "bailingmoe2", "llada-moe"),
+    "tekken": ("tekken",),
+    "gpt-4o": ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
+    "deepseek-coder": ("deepseek-coder",),
+    "deepseek-v3": ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
+}
+_LLAMA3 = frozenset(_SAME_CUTS["llama3"]) - {"dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "glm5"}
+_IGNORE_MERGES = _LLAMA3 | {"glm4", "glm5", "minicpm5", "tekken"}
+_ADD_BOS = _LLAMA3 | {"tekken"}
+_NO_BOS = frozenset({"chatglm-bpe", "glm4", "glm5"})
+_CUTS = {name: cuts for cuts, names in _SAME_CUTS.items() for name in names}
+
+DIFFERENT_CUTS = frozenset(_STAGES)
+"""One name for each way to cut that there is."""
+
+NAMES = frozenset(_CUTS)
+"""The values of `tokenizer.ggml.pre` that are covered; an empty one stands for an absent key."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """How a text is cut, and what else llama.cpp ties to the same name.
+
+    Attributes:
+        ignore_merges: A piece that is a token is that token, whatever the merges make of it.
+        add_bos: Whether BOS is put first where the metadata does not say.
+        has_bos: Whether token 11 is BOS where the metadata names none.
+    """
+
+    stages: tuple[Stage, ...]
+    ignore_merges: bool
+    add_bos: bool
+    has_bos: bool
+
+    def split(self, text: str) -> list[str]:
+        """Return the pieces of a text, which together are the text."""
+        collapsed = collapse(text)
+        cuts = [0, len(text)] if text else [0]
+        for stage in self.stages:
+            cuts = _cut(stage, text, collapsed, cuts)
+        return [text[start:end] for start, end in pairwise(cuts)]
+
+
+def pre_tokenizer(name: str) -> PreTokenizer:
+    """Return the pre-tokenizer of a name in NAMES."""
+    stages = tuple(_compile(stage) for stage in _STAGES[_CUTS[name]])
+    return PreTokenizer(stages, name in _IGNORE_MERGES, name in _ADD_BOS, name not in _NO_BOS)
+
+
+def _compile(expression: str) -> Stage:
+    if not expression.isascii():
+        return re.compile(expression)
+    for name, members in _CLASSES.items():
+        expression = expression.replace(f"<{name}>", members)
+    return re.compile(expression.encode("ascii"))
+
+
+def _cut(stage: Stage, text: str, collapsed: bytes, cuts: list[int]) -> list[int]:
+    """Add the borders of a stage's matches to the sorted borders that there are."""
+    borders = [cuts[0]]
+    for start, end in pairwise(cuts):
+        matches = (
+            stage.finditer(collapsed, start, end)
+            if isinstance(stage.pattern, bytes)
+            else stage.finditer(text, start, end)
+        )
+        last = start
+        for match in matches:
+            first, last_end = match.span()
+            if first > last:
+                borders.append(first)
+            borders.append(last_end)
+            last = last_end
+        if last < end:
+            borders.append(end)
+    return borders

@@ -1,0 +1,201 @@
+"""Tokens with a role: what kinds they are, which of them end a text, and finding them where they are spelled out."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from edgedec_runtimes.vocabulary.string_table import StringTable
+
+
+class Kind(IntEnum):
+    """What a token is, as bits: one whose role was recognised by its text keeps its kind and is CONTROL as well."""
+
+    UNUSED = 0  # also undefined: adds nothing to a text
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 4
+    USER_DEFINED = 8
+    BYTE = 16
+
+
+# By the number in tokenizer.ggml.token_type.
+KIND_OF_TYPE = {
+    1: Kind.NORMAL,
+    2: Kind.UNKNOWN,
+    3: Kind.CONTROL,
+    4: Kind.USER_DEFINED,
+    6: Kind.BYTE,
+}
+
+# Texts that end a generation whatever the metadata say.
+_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+)
+# Roles in code infilling: the metadata keys that name the token (the last one counts), and texts that it may have.
+_INFILL_ROLES = {
+    "pre": (
+        ("fim_pre_token_id", "prefix_token_id"),
+        (
+            *(
+                "<|fim_prefix|>",
+                "<fim-prefix>",
+                "<fim_prefix>",
+                "<｜fim▁begin｜>",
+                "<PRE>",
+                "▁<PRE>",
+                "<|code_prefix|>",
+            ),
+            "<|prefix|>",
+        ),
+    ),
+    "suf": (
+        ("fim_suf_token_id", "suffix_token_id"),
+        (
+            *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"),
+            "<|suffix|>",
+        ),
+    ),
+    "mid": (
+        ("fim_mid_token_id", "middle_token_id"),
+        (
+            *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
+            "<|middle|>",
+        ),
+    ),
+    "pad": (("fim_pad_token_id",), ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]")),
+    "rep": (("fim_rep_token_id",), ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")),
+    "sep": (("fim_sep_token_id",), ("<|file_sep|>",)),
+}
+_INFILL_ENDS = ("pad", "rep", "sep")  # these end a generation, too
+ROLE_KEYS = tuple(key for keys, _ in _INFILL_ROLES.values() for key in keys)
+_ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+_OVERLAP_BUDGET = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Ambiguity:
+    """Why llama.cpp's own answer depends on the order of a hash table or of an unstable sort."""
+
+    reason: str
+
+
+def assign_roles(
+    table: StringTable, kinds: bytearray, named: Mapping[str, int], ends: Iterable[int]
+) -> frozenset[int] | Ambiguity:
+    """Find the tokens that end a generation, and correct `kinds` where a text contradicts its type.
+
+    Args:
+        table: The tokens.
+        kinds: For each token its Kind, or two of them together; changed in place.
+        named: Metadata key of a role (ROLE_KEYS) to the token it names.
+        ends: Tokens that the metadata name as end of text, turn or message.
+    """
+    found: set[int] = set()
+    for role, (keys, texts) in _INFILL_ROLES.items():
+        ids = [named[key] for key in keys if key in named][-1:]
+        if not ids:
+            ids = _ids(table, texts)
+            plain = [i for i in ids if not kinds[i] & Kind.CONTROL]
+            if len(ids) > 1 and (plain or role in _INFILL_ENDS):
+                shown = " and ".join(repr(table[i].decode(errors="replace")) for i in ids[:2])
+                return Ambiguity(f"{shown} could both be its token for code infilling")
+            for i in plain:
+                kinds[i] |= Kind.CONTROL
+        if role in _INFILL_ENDS:
+            found.update(ids)
+    spelled = _ids(table, _ENDS)
+    for i in spelled:
+        kinds[i] |= Kind.CONTROL
+    for i in _ids(table, _ALWAYS_SHOWN):
+        kinds[i] = Kind.USER_DEFINED
+    found.update(spelled, ends)
+    _correct_ends(table, kinds, found)
+    return frozenset(found)
+
+
+def _correct_ends(table: StringTable, kinds: bytearray, ends: set[int]) -> None:
+    """Take out tokens that end nothing in the company of certain others."""
+    texts = {table[i]: i for i in ends}
+    calls = b"<|call|>" in texts or b"<|calls|>" in texts
+    if b"<|end|>" in texts and calls and (b"<|return|>" in texts or b"<|flush|>" in texts):
+        ends.discard(texts[b"<|end|>"])
+        kinds[texts[b"<|end|>"]] = Kind.USER_DEFINED
+    if b"</s>" in texts and (b"<|tool_response>" in texts or b"<|plamo:eos|>" in texts):
+        ends.discard(texts[b"</s>"])
+        kinds[texts[b"</s>"]] = Kind.NORMAL
+
+
+def _ids(table: StringTable, texts: Iterable[str]) -> list[int]:
+    return [i for i in (table.find(text.encode()) for text in texts) if i >= 0]
+
+
+class SpecialTokens:
+    """Cuts a text at the tokens that are spelled out in it: longer ones first, each from the left.
+
+    Args:
+        texts: Token id to text, none empty.
+    """
+
+    def __init__(self, texts: Mapping[int, str]) -> None:
+        # A token can only be in a text where its first two characters are.
+        self._by_start: dict[str, list[tuple[int, str, int]]] = defaultdict(list)
+        for token_id, text in texts.items():
+            self._by_start[text[:2]].append((-len(text.encode()), text, token_id))
+
+    def cut(self, text: str) -> list[str | int]:
+        """Return the token ids and the texts between them in order; no text is empty."""
+        there: list[tuple[int, str, int]] = []
+        for start, tokens in self._by_start.items():
+            if start in text:
+                there += [token for token in tokens if token[1] in text]
+        fragments: list[str | int] = [text] if text else []
+        for _, token, token_id in sorted(there):
+            fragments = [part for fragment in fragments for part in _cut_one(fragment, token, token_id)]
+        return fragments
+
+
+def _cut_one(fragment: str | int, token: str, token_id: int) -> list[str | int]:
+    if isinstance(fragment, int) or token not in fragment:
+        return [fragment]
+    parts: list[str | int] = []
+    for text in fragment.split(token):
+        parts += [token_id, text] if text else [token_id]
+    return parts[1:]
+
+
+def find_ambiguity(texts: Iterable[str]) -> Ambiguity | None:
+    """Return why cutting at these tokens would depend on the order of equally long ones, or None.
+
+    It does where one ends as another of its length begins.
+    """
+    by_length: dict[int, list[str]] = defaultdict(list)
+    for text in texts:
+        by_length[len(text.encode())].append(text)
+    budget = _OVERLAP_BUDGET
+    for group in by_length.values():
+        inside = set("".join(text[1:] for text in group)) if len(group) > 1 else set()
+        # Only these can begin as another ends; and only those that hold such a beginning can end so.
+        beginning = [text for text in group if text[0] in inside]
+        letters = {text[0] for text in beginning}
+        ending = [text for text in group if any(letter in text[1:] for letter in letters)]
+        budget -= sum(len(text) ** 2 for text in beginning + ending)
+        if budget < 0:
+            return Ambiguity("its special tokens are too many and too long to tell whether they overlap")
+        starts = _beginnings(beginning)
+        for text in ending:
+            for n in range(1, len(text)):
+                if starts.get(text[-n:], text) != text:
+                    return Ambiguity(f"its special tokens overlap: one ends with {text[-n:]!r}, another begins so")
+    return None
+
+
+def _beginnings(texts: Iterable[str]) -> dict[str, str]:
+    """Return the proper beginnings of texts, each with the text that begins so, or "" where several do."""
+    starts: dict[str, str] = {}
+    for text in texts:
+        for n in range(1, len(text)):
+            starts[text[:n]] = text if starts.get(text[:n], text) == text else ""
+    return starts

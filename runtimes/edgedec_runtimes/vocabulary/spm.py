@@ -1,0 +1,60 @@
+"""SentencePiece's merging by score: any two neighbours that together are a token, the best score first."""
+
+import re
+
+import numpy as np
+
+from edgedec.gguf import GGUF
+from edgedec_runtimes.vocabulary.merging import merge
+from edgedec_runtimes.vocabulary.metadata import Vocabulary, byte_token, flag, read_scores
+from edgedec_runtimes.vocabulary.string_table import StringTable
+
+SPACE = "\u2581"  # stands for a space
+_SPACE_BYTES = SPACE.encode()
+
+
+class SentencePieces:
+    """The part of a SentencePiece tokenizer between special tokens."""
+
+    def __init__(self, gguf: GGUF, vocabulary: Vocabulary) -> None:
+        self._tokens = vocabulary.tokens
+        self._scores = read_scores(gguf, self._tokens.n).data
+        self._space_first = flag(gguf, "add_space_prefix", default=True)
+        self._bytes = [byte_token(self._tokens, byte) for byte in range(256)]
+        # No token goes from another character on to a space, but for these, so that no merge crosses there.
+        joined = "".join(re.escape(character) for character in _before_spaces(self._tokens))
+        self._border = re.compile(f"(?<![{SPACE}{joined}])(?={SPACE})")
+
+    def words(self, text: str, *, after_special: bool) -> list[str]:
+        """Return the parts of a text that are encoded each by itself."""
+        text = " " + text if after_special and self._space_first else text
+        return [word for word in self._border.split(text.replace(" ", SPACE)) if word]
+
+    def encode_word(self, word: str) -> tuple[int, ...]:
+        """Return the token ids of a word."""
+        ids: list[int] = []
+        for symbol in merge([character.encode() for character in word], self._loss):
+            token_id = self._tokens.find(symbol)
+            ids += [token_id] if token_id >= 0 else [self._bytes[byte] for byte in symbol]
+        return tuple(ids)
+
+    def _loss(self, left: bytes, right: bytes) -> float | None:
+        token_id = self._tokens.find(left + right)
+        return -self._scores[token_id] if token_id >= 0 else None
+
+    def piece(self, token: bytes) -> bytes:
+        """Return the bytes that a normal token stands for."""
+        return token.replace(_SPACE_BYTES, b" ")
+
+
+def _before_spaces(tokens: StringTable) -> set[str]:
+    """Return the characters that come right before a space within some token."""
+    blob = np.frombuffer(tokens.blob, np.uint8)
+    first, second, third = _SPACE_BYTES
+    spaces = np.flatnonzero((blob[:-2] == first) & (blob[1:-1] == second) & (blob[2:] == third))
+    # Spaces at the beginning of a token or after another space do not count.
+    follows = np.zeros(len(blob) + 3, np.bool_)
+    follows[tokens.starts] = True
+    follows[spaces + 3] = True
+    inner = spaces[~follows[spaces]].tolist()
+    return {tokens.blob[max(0, at - 4) : at].decode(errors="replace")[-1] for at in inner}

@@ -1,0 +1,119 @@
+"""Many byte strings in one block of memory, found by number and by content.
+
+A vocabulary has up to 262,144 tokens; as Python objects in a dictionary they would take some 35 MB and a third of a
+second. Here they take their own bytes and about 14 more each.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgedec.gguf import GGUFArray
+
+_LENGTH_TAIL = bytes(7)  # a length is 8 bytes, little endian; that of a string below 256 bytes ends in these
+_MAX_BLOB_BYTES = 2**31 - 1
+_MAX_ODD_PIECES = 64
+
+
+class StringTable:
+    """Byte strings numbered from 0; `find` is the inverse of `[]`.
+
+    Args:
+        strings: Their order is their number.
+    """
+
+    def __init__(self, strings: Sequence[bytes]) -> None:
+        self.n = len(strings)
+        self.blob = b"".join(strings)
+        assert len(self.blob) <= _MAX_BLOB_BYTES, "a GGUF header is smaller"
+        self.starts = np.zeros(self.n + 1, np.int32)
+        np.cumsum(np.fromiter(map(len, strings), np.int32, self.n), out=self.starts[1:])
+        # Strings are kept sorted by bucket, the low bits of Python's own hash; equal hashes lie next to each other.
+        n_bits = max(self.n, 2).bit_length()
+        hashes = np.fromiter(map(hash, strings), np.int64, self.n).view(np.uint64)
+        turned = (hashes << np.uint64(64 - n_bits)) | (hashes >> np.uint64(n_bits))
+        order = np.argsort(turned, kind="stable").astype(np.int32)
+        turned = turned[order]
+        counts = np.bincount((turned >> np.uint64(64 - n_bits)).astype(np.int64), minlength=1 << n_bits)
+        buckets = np.zeros((1 << n_bits) + 1, np.int32)
+        np.cumsum(counts, out=buckets[1:])
+        self._alike = order[:-1][turned[:-1] == turned[1:]], order[1:][turned[:-1] == turned[1:]]
+        self._mask = (1 << n_bits) - 1
+        # Read one element at a time, which a memoryview does three times as fast as an array.
+        self._starts, self._order, self._buckets = self.starts.data, order.data, buckets.data
+
+    def __len__(self) -> int:
+        """Return the number of strings."""
+        return self.n
+
+    def __getitem__(self, number: int) -> bytes:
+        """Return a string by its number, which must be 0 to n - 1."""
+        return self.blob[self._starts[number] : self._starts[number + 1]]
+
+    def find(self, string: bytes) -> int:
+        """Return the lowest number of a string, or -1."""
+        bucket = hash(string) & self._mask
+        blob, starts = self.blob, self._starts
+        for number in self._order[self._buckets[bucket] : self._buckets[bucket + 1]]:
+            if blob[starts[number] : starts[number + 1]] == string:
+                return number
+        return -1
+
+    def repeated(self) -> tuple[int, int] | None:
+        """Return the numbers of two equal strings, or None where all differ."""
+        for first, second in zip(*self._alike, strict=True):
+            if self[first] == self[second]:
+                return int(first), int(second)
+        return None
+
+
+def read_strings(array: GGUFArray) -> list[bytes]:
+    """Return the strings of a GGUF array as the file holds them, valid UTF-8 or not."""
+    if len(array) == 0:
+        return []
+    strings = _split_at_lengths(array.data, len(array))
+    return _walk(array.data, len(array)) if strings is None else strings
+
+
+def _split_at_lengths(data: bytes, n: int) -> list[bytes] | None:
+    """Cut all strings out in few calls; None where one is empty or holds zeros, or many are long.
+
+    Between two strings lie the low byte of the second one's length and seven zeros, where that is below 256. Each piece
+    is used only if it is as long as the byte before it says, so the result is what `_walk` returns.
+    """
+    pieces = data.split(_LENGTH_TAIL)
+    pieces[-1] += b"\0"  # as if another length followed
+    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    if lengths[0] != 1 or not lengths.all():
+        return None
+    last_bytes = np.frombuffer(b"".join(pieces), np.uint8)[np.cumsum(lengths) - 1]
+    odd = np.flatnonzero(lengths[1:] != last_bytes[:-1].astype(np.int64) + 1) + 1
+    if len(odd) > _MAX_ODD_PIECES:
+        return None
+    for i in reversed(odd.tolist()):
+        parts = _split_at_long_lengths(pieces[i], pieces[i - 1][-1])
+        if parts is None:
+            return None
+        pieces[i : i + 1] = parts
+    strings = [piece[:-1] for piece in pieces[1:]]
+    return strings if len(strings) == n else None
+
+
+def _split_at_long_lengths(piece: bytes, n_bytes: int) -> list[bytes] | None:
+    """Cut a piece where a length of 256 or more ends in fewer zeros; n_bytes is the length of the first string."""
+    parts = []
+    while len(piece) != n_bytes + 1:
+        if len(piece) < n_bytes + 9:
+            return None
+        parts.append(piece[: n_bytes + 1])
+        piece, n_bytes = piece[n_bytes + 8 :], int.from_bytes(piece[n_bytes : n_bytes + 8], "little")
+    return [*parts, piece]
+
+
+def _walk(data: bytes, n: int) -> list[bytes]:
+    strings, end = [], 0
+    for _ in range(n):
+        start = end + 8
+        end = start + int.from_bytes(data[end:start], "little")
+        strings.append(data[start:end])
+    return strings

@@ -1,0 +1,141 @@
+"""The tokenizer of a GGUF's vocabulary: special tokens, BOS and EOS around BPE or SentencePiece."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from edgedec.errors import RequestError
+from edgedec.gguf import GGUF
+from edgedec_runtimes.vocabulary.bpe import BytePairs
+from edgedec_runtimes.vocabulary.metadata import (
+    BPE,
+    DEFAULT_IDS,
+    UncoveredError,
+    Vocabulary,
+    byte_of,
+    damaged,
+    flag,
+    named_token,
+    read_vocabulary,
+)
+from edgedec_runtimes.vocabulary.pretokenizers import PreTokenizer, pre_tokenizer
+from edgedec_runtimes.vocabulary.special import Kind, SpecialTokens
+from edgedec_runtimes.vocabulary.spm import SentencePieces
+
+_N_REMEMBERED_WORDS = 2**14
+_MAX_REMEMBERED_CHARACTERS = 32
+
+
+class VocabularyTokenizer:
+    """Implements edgedec.tokenizer.Tokenizer; `open_tokenizer` makes one."""
+
+    def __init__(self, gguf: GGUF, vocabulary: Vocabulary) -> None:
+        self._tokens = vocabulary.tokens
+        self._kinds = vocabulary.kinds
+        self._ends = vocabulary.ends
+        defaults: dict[str, int | None] = dict(DEFAULT_IDS[vocabulary.model])
+        cuts: PreTokenizer | None = None
+        if vocabulary.model == BPE:
+            cuts = pre_tokenizer(vocabulary.pre)
+            defaults["bos"] = defaults["bos"] if cuts.has_bos else None
+        self._method = BytePairs(gguf, vocabulary, cuts) if cuts is not None else SentencePieces(gguf, vocabulary)
+        self._encode_word = lru_cache(_N_REMEMBERED_WORDS)(self._method.encode_word)
+        self._bos = named_token(gguf, "bos", self.n_vocab, default=defaults["bos"])
+        self._eos = named_token(gguf, "eos", self.n_vocab, default=defaults["eos"])
+        self._first = _added(gguf, "bos", self._bos, default=cuts.add_bos if cuts is not None else True)
+        self._last = _added(gguf, "eos", self._eos, default=False)
+        shown = {i: text for i, text in vocabulary.special.items() if not self._kinds[i] & _HIDDEN}
+        self._spelled = SpecialTokens(vocabulary.special)
+        self._always_spelled = SpecialTokens(shown)
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of token ids."""
+        return self._tokens.n
+
+    @property
+    def bos_token(self) -> str:
+        """Text of the begin-of-sequence token."""
+        return "" if self._bos is None else self._tokens[self._bos].decode(errors="replace")
+
+    @property
+    def eos_token(self) -> str:
+        """Text of the end-of-sequence token."""
+        return "" if self._eos is None else self._tokens[self._eos].decode(errors="replace")
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the token ids of `text` (RequestError for lone surrogates, which no UTF-8 text holds)."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text has a lone surrogate at character {error.start}, which is no Unicode text; "
+                f"decode the input as UTF-8 first"
+            ) from error
+        ids = list(self._first) if add_special else []
+        after_special = True  # as is the beginning
+        for fragment in (self._spelled if parse_special else self._always_spelled).cut(text):
+            if isinstance(fragment, int):
+                ids.append(fragment)
+            else:
+                for word in self._method.words(fragment, after_special=after_special):
+                    short = len(word) <= _MAX_REMEMBERED_CHARACTERS
+                    ids += self._encode_word(word) if short else self._method.encode_word(word)
+            after_special = isinstance(fragment, int)
+        return ids + list(self._last) if add_special else ids
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes a token adds to the text; control tokens add none."""
+        if not 0 <= token_id < self.n_vocab:
+            raise RequestError(f"token {token_id} is outside the vocabulary of {self.n_vocab}")
+        kind, token = self._kinds[token_id], self._tokens[token_id]
+        if kind & _HIDDEN:
+            return b""
+        if kind & Kind.USER_DEFINED:
+            return token
+        if kind & Kind.NORMAL:
+            return self._method.piece(token)
+        byte = byte_of(token) if kind & Kind.BYTE else None
+        return b"" if byte is None else bytes([byte])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of the ids, with U+FFFD where the bytes are not UTF-8."""
+        return b"".join(map(self.piece, token_ids)).decode("utf-8", errors="replace")
+
+    def is_end(self, token_id: int) -> bool:
+        """Return whether the token ends a generation."""
+        return token_id in self._ends
+
+
+_HIDDEN = Kind.CONTROL | Kind.UNKNOWN
+
+
+def open_tokenizer(gguf: GGUF) -> VocabularyTokenizer:
+    """Build the tokenizer of a model from its metadata.
+
+    Raises:
+        ModelFormatError: The vocabulary is missing, damaged or contradicts itself.
+        UnsupportedModelError: It is not covered; `refusal` says so beforehand.
+    """
+    return VocabularyTokenizer(gguf, read_vocabulary(gguf))
+
+
+def refusal(gguf: GGUF) -> str | None:
+    """Return why the vocabulary of a model is not covered, or None where `open_tokenizer` covers it.
+
+    Raises:
+        ModelFormatError: The vocabulary is missing, damaged or contradicts itself.
+    """
+    try:
+        read_vocabulary(gguf)
+    except UncoveredError as error:
+        return error.reason
+    return None
+
+
+def _added(gguf: GGUF, role: str, token_id: int | None, *, default: bool) -> tuple[int, ...]:
+    """Return the token that is put around every text, if there is one."""
+    if not flag(gguf, f"add_{role}_token", default=default):
+        return ()
+    if token_id is None:
+        raise damaged(gguf, f"texts are to have the {role.upper()} token, but there is none")
+    return (token_id,)

@@ -1,0 +1,113 @@
+"""The tokenizers of edgedec_runtimes.vocabulary give llama.cpp's ids, bytes and roles, token for token."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.real_models import real_model
+from vocabulary.corpus import CODE, SENTENCES, random_texts, spelled, written
+from vocabulary.oracle import differing_texts, differing_tokens, oracle
+from vocabulary.vocabularies import CONTROL, NORMAL, SPACE, USER_DEFINED, bpe, spm, write
+
+from edgedec.gguf import read_gguf
+from edgedec_runtimes.vocabulary import open_tokenizer, refusal
+from edgedec_runtimes.vocabulary.pretokenizers import DIFFERENT_CUTS, NAMES
+
+MODELS = ("smollm2-135m.gguf", "qwen2.5-coder-0.5b.gguf", "qwen2.5-coder-1.5b.gguf", "gemma3-270m.gguf")
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<table>", "<s>")
+OWN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<tool>", "<unk>", "<s>", "</s>", "<start>")
+
+
+def assert_equal(path: Path, n_random: int, special: tuple[str, ...] = OWN_SPECIAL, n_long: int = 0) -> None:
+    """Compare ids of the corpus, of n_long texts that join all of it and of random texts, and every token."""
+    gguf = read_gguf(path)
+    assert refusal(gguf) is None
+    ours = open_tokenizer(gguf)
+    corpus = written()[: len(SENTENCES) + len(CODE) + n_long]
+    texts = [*corpus, *spelled(corpus, special), *random_texts(n_random, special)]
+    with oracle(path) as theirs:
+        assert differing_texts(ours, theirs, texts) == []
+        assert differing_tokens(ours, theirs) == []
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", MODELS)
+def test_real_models(name: str) -> None:
+    """Ids, bytes and roles are llama.cpp's for the models that the project measures."""
+    assert_equal(real_model(name), 600, SPECIAL, n_long=4)
+
+
+@pytest.mark.parametrize("pre", sorted(DIFFERENT_CUTS))
+def test_every_way_to_cut(pre: str, tmp_path: Path) -> None:
+    """Texts are cut as llama.cpp cuts them."""
+    assert_equal(write(tmp_path / "m.gguf", bpe(None if pre == "default" else pre)), 100)
+
+
+def test_every_name_of_a_pre_tokenizer(tmp_path: Path) -> None:
+    """Each name that is covered stands for the cuts, the merging and the BOS token that it has in llama.cpp."""
+    for pre in NAMES - {""}:
+        path = write(tmp_path / "m.gguf", bpe(pre, n_merges=100) | {"tokenizer.ggml.merges": ["t h", "Ġ t", "1 2"]})
+        ours = open_tokenizer(read_gguf(path))
+        with oracle(path) as theirs:
+            assert differing_texts(ours, theirs, (*SENTENCES[:4], *SENTENCES[19:24])) == [], pre
+            assert ours.bos_token == theirs.bos_token, pre
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True},
+        {"tokenizer.ggml.bos_token_id": 2**31, "tokenizer.ggml.eos_token_id": 10**6},
+        {
+            "tokenizer.ggml.eot_token_id": 300,
+            "tokenizer.ggml.eom_token_id": 301,
+            "tokenizer.ggml.fim_pad_token_id": 302,
+        },
+        {"tokenizer.ggml.merges": ["a b", "a b", "nospace", " x", "ab c d", "a  b", "x y z", "q u", "zz zz", "a b"]},
+        {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.merges": ["t h", "th e", "q u", "un known"]},
+    ],
+)
+def test_byte_pair_settings(changes: dict[str, Any], tmp_path: Path) -> None:
+    """BOS, EOS and odd merges have the effect that they have in llama.cpp."""
+    assert_equal(write(tmp_path / "m.gguf", bpe() | changes), 100)
+
+
+def test_a_vocabulary_without_some_letters(tmp_path: Path) -> None:
+    """Bytes that no token covers are left out, as llama.cpp does."""
+    metadata = bpe(n_merges=30)
+    metadata["tokenizer.ggml.tokens"] = [
+        f"gone{i}" if i % 3 == 0 else t for i, t in enumerate(metadata["tokenizer.ggml.tokens"])
+    ]
+    assert_equal(write(tmp_path / "m.gguf", metadata), 200)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tokenizer.ggml.add_space_prefix": False},
+        {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": True},
+        {"tokenizer.ggml.remove_extra_whitespaces": True},
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sentence_piece_settings(changes: dict[str, Any], seed: int, tmp_path: Path) -> None:
+    """Merging by score, ties, byte fallback and the space in front are llama.cpp's."""
+    assert_equal(write(tmp_path / "m.gguf", spm(seed=seed) | changes), 250)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"<|end|>": CONTROL, "<|return|>": CONTROL, "<|call|>": CONTROL, "<|channel|>": CONTROL},
+        {"<|end|>": NORMAL, "<|calls|>": CONTROL, "<|flush|>": NORMAL, "<|message|>": NORMAL},
+        {"</s>": CONTROL, "<|tool_response>": CONTROL, "<turn|>": NORMAL},
+        {"<|fim_pad|>": NORMAL, "<|repo_name|>": NORMAL, "<|file_sep|>": CONTROL, "<PRE>": NORMAL, "[EOS]": NORMAL},
+        {"<|eom_id|>": USER_DEFINED, "<|eot_id|>": CONTROL, "<|unused1|>": CONTROL, "": CONTROL, "[e~[": 9},
+        {f"a{SPACE}b": USER_DEFINED, "ab": CONTROL, "abc": USER_DEFINED, "bcde": CONTROL, "cdefg": NORMAL},
+    ],
+)
+def test_roles(extra: dict[str, int], tmp_path: Path) -> None:
+    """Roles that llama.cpp gives to tokens by their text are the same here."""
+    metadata = bpe(n_merges=40, extra=extra)
+    assert_equal(write(tmp_path / "m.gguf", metadata), 60, (*extra, "abcdefg", "xabcdabx"))
