@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgedec.errors import StorageError
+from edgedec.shared_files import publish
 
 BLOCK_BYTES = 1 << 20
 MARGIN_BYTES = 16 << 20  # left free, so that a pull does not fill the disk to the last byte
@@ -98,13 +99,7 @@ def move_into_place(source: Path, target: Path) -> None:
         StorageError: It cannot be renamed.
     """
     with storage_errors("rename", source):
-        os.replace(source, target)
-        if os.name == "posix":
-            folder = os.open(target.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        publish(source, target)
 
 
 def _explained(error: OSError, doing: str, path: Path) -> StorageError:

@@ -1,0 +1,108 @@
+"""Files that several processes share: a lock that is gone with its holder, and giving a whole file its name."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Self
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(fd: int) -> bool:
+        try:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+else:
+    import fcntl
+
+    def _try_lock(fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+class FileLock:
+    """A lock that is held, between threads as well as processes; a context manager that gives it back.
+
+    Attributes:
+        path: The lock file, `FILE.lock`; it exists while somebody holds the lock or has died with it.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        """Wrap what try_lock took."""
+        self.path = path
+        self._fd = fd
+
+    def __enter__(self) -> Self:
+        """Return the lock, which is held already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the lock back."""
+        self.release()
+
+    def release(self) -> None:
+        """Give the lock back and remove its file."""
+        if sys.platform == "win32":
+            os.close(self._fd)  # an open file cannot be removed there; nor can one that another process has just opened
+            try:
+                self.path.unlink(missing_ok=True)
+            except PermissionError:
+                return
+        else:
+            try:
+                self.path.unlink(missing_ok=True)
+            finally:
+                os.close(self._fd)
+
+
+def lock_path(path: Path) -> Path:
+    """Return the lock file of a file."""
+    return path.with_name(path.name + ".lock")
+
+
+def try_lock(path: Path) -> FileLock | None:
+    """Take the lock of the file `path`, which need not exist; None while another holds it.
+
+    Raises:
+        OSError: The lock file cannot be made, or the disk knows no locks.
+    """
+    lock = lock_path(path)
+    while True:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if not _try_lock(fd):
+                os.close(fd)
+                return None
+        except OSError:
+            os.close(fd)
+            raise
+        if _is_current(fd, lock):
+            return FileLock(lock, fd)
+        os.close(fd)  # its former holder removed the file between our open and our lock
+
+
+def publish(source: Path, target: Path) -> None:
+    """Give a file that was written and synced its final name, and make the name last.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    os.replace(source, target)
+    if os.name == "posix":
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _is_current(fd: int, lock: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(lock))
+    except FileNotFoundError:
+        return False
