@@ -11,13 +11,13 @@ from edgedec.draft import DrafterFactory
 from edgedec.engine import Engine
 from edgedec.errors import EdgedecError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec.generate import Target
-from edgedec.gguf import read_gguf
+from edgedec.gguf import NO_SUCH_FILE, read_gguf, storage_error
 from edgedec.memory import MemoryPlan, parse_size
 from edgedec.model import LoadOptions, Model, Runtime, default_n_ctx
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.resolver import ResolveOptions
 
-_PREFERRED = ("llamacpp",)
+_PREFERRED = ("cpu", "llamacpp")
 _NEVER_CHOSEN = ("reference",)
 
 
@@ -52,6 +52,7 @@ def load(
     flash_attention: bool | None = None,
     mmap: bool = True,
     repack: bool = True,
+    tile_cache: bool = True,
     n_gpu_layers: int | None = None,
     device: str | None = None,
     offline: bool = False,
@@ -71,8 +72,8 @@ def load(
         draft: A drafter: the name of a plug-in, or a factory. None decodes plainly.
         n_draft_max: Most nodes of a draft; fewer where the runtime's rows are bit-equal only up to fewer.
         chat_template: Jinja source to use instead of the model's own.
-        n_parallel, max_rows, n_threads, kv_type, flash_attention, mmap, repack, n_gpu_layers, device: As in
-            edgedec.model.LoadOptions.
+        n_parallel, max_rows, n_threads, kv_type, flash_attention, mmap, repack, tile_cache, n_gpu_layers, device: As
+            in edgedec.model.LoadOptions.
         offline: Never touch the network.
         cache_dir: Root of edgedec's cache; None for the platform's default.
         on_progress: Called with progress of fetching and loading.
@@ -90,6 +91,7 @@ def load(
         flash_attention=flash_attention,
         mmap=mmap,
         repack=repack,
+        tile_cache=tile_cache,
         n_gpu_layers=n_gpu_layers,
         device=device,
         cache_dir=Path(cache_dir) if cache_dir is not None else None,
@@ -97,7 +99,7 @@ def load(
         cancel=cancel,
     )
     resolving = ResolveOptions(options.cache_dir, offline, on_progress, cancel)
-    choice = choose_runtime(resolve(model, resolving), runtime)
+    choice = choose_runtime(resolve(model, resolving), runtime, options)
     cap_bytes = parse_size(memory) if isinstance(memory, str) else memory
     plan = MemoryPlan(())
     if cap_bytes is not None:
@@ -138,12 +140,27 @@ def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
 
     Raises:
         ModelNotFoundError, PullError, OfflineError: Nothing answers to the name, or it can't be fetched.
+        StorageError: Whether there is such a file can't be found out, and it is no name of another kind.
     """
     name = os.fspath(model)
-    if os.path.exists(name):  # unlike Path's, False for "" and for what can be no path
-        return Path(model)
     if "\0" in name or not name:
         raise ModelNotFoundError(f"{name!r} is no model name; give a path or a name that edgedec list shows")
+    try:
+        os.stat(name)
+        return Path(model)
+    except OSError as error:
+        unknown = None if error.errno in NO_SUCH_FILE else storage_error(Path(model), error)
+    except ValueError:  # what can be no path
+        unknown = None
+    try:
+        return _resolve_name(name, options)
+    except ModelNotFoundError as error:
+        if unknown is not None:
+            raise unknown from error
+        raise
+
+
+def _resolve_name(name: str, options: ResolveOptions) -> Path:
     for plugin in plugins.plugins(plugins.RESOLVERS).values():
         found: Path | None = plugin.load()(name, options)
         if found is not None:
@@ -151,8 +168,8 @@ def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
     raise ModelNotFoundError(f"no file and no model is called {name!r}; edgedec list shows the names known")
 
 
-def choose_runtime(path: Path, name: str) -> Choice:
-    """Return the runtime of that name, or for "auto" the first that takes the file.
+def choose_runtime(path: Path, name: str, options: LoadOptions | None = None) -> Choice:
+    """Return the runtime of that name, or for "auto" the first that takes the file (and these options).
 
     Raises:
         PluginError: No runtime has that name, or it does not import.
@@ -168,8 +185,12 @@ def choose_runtime(path: Path, name: str) -> Choice:
         try:
             runtime = _runtime(found[candidate].load())
             refusal = runtime.accepts(path)
+            if refusal is None and options is not None and candidate != order[-1]:
+                refusal = _declined(runtime, path, options)
         except EdgedecError as error:
             refusal = str(error)
+        except Exception as error:  # one plug-in's fault must not end the search
+            refusal = f"{type(error).__name__}: {error} (report it to {found[candidate].package})"
         if refusal is None:
             return Choice(path, runtime, refusals)
         refusals[candidate] = refusal
@@ -179,6 +200,15 @@ def choose_runtime(path: Path, name: str) -> Choice:
         raise UnsupportedModelError(*refusals.values())
     reasons = "; ".join(f"{runtime}: {reason}" for runtime, reason in refusals.items())
     raise UnsupportedModelError(f"no runtime takes {path}: {reasons}")
+
+
+def _declined(runtime: Runtime, path: Path, options: LoadOptions) -> str | None:
+    """Return what the runtime has against the options, when that is something."""
+    try:
+        runtime.plan(path, replace(options, on_progress=None))
+    except RequestError as error:
+        return str(error)
+    return None
 
 
 def _runtime(plugin: Any) -> Runtime:

@@ -269,6 +269,8 @@ class LoadOptions:
         flash_attention: True, False, or None to let the runtime decide.
         mmap: Map the weights from the file instead of copying them.
         repack: Rearrange weights for speed where the runtime can, at the price of private memory.
+        tile_cache: Keep weights that a runtime rearranged on the disk, below `cache_dir` (None there: the platform's
+            default), so that the next start maps them.
         n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
         device: Name of the device (`edgedec doctor` lists them), or None.
         cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None: remember nothing.
@@ -284,6 +286,7 @@ class LoadOptions:
     flash_attention: bool | None = None
     mmap: bool = True
     repack: bool = True
+    tile_cache: bool = False
     n_gpu_layers: int | None = None
     device: str | None = None
     cache_dir: Path | None = None

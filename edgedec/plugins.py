@@ -18,6 +18,7 @@ TEMPLATES = "edgedec.templates"
 
 _BUILT_IN = {
     RUNTIMES: {
+        "cpu": "edgedec_runtimes.cpu.runtime:Cpu",
         "llamacpp": "edgedec_runtimes.llamacpp:LlamaCpp",
         "reference": "edgedec_runtimes.reference:Reference",
     },

@@ -15,13 +15,21 @@ CHATML = (
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what models are loaded for the tests from filling the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEDEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny llama model with a chat template."""
     return tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", chat_template=CHATML, n_ctx_train=2048)
 
 
-@pytest.fixture(scope="module", params=["reference", "llamacpp"])
+@pytest.fixture(scope="module", params=["reference", "llamacpp", "cpu"])
 def tiny(request: pytest.FixtureRequest, tiny_path: Path) -> Iterator[edgedec.Engine]:
     """The tiny model loaded by each runtime, with 256 tokens of context."""
     with edgedec.load(tiny_path, runtime=request.param, n_ctx=256) as engine:

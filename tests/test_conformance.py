@@ -17,8 +17,10 @@ from edgedec.conformance.runtime import RUNTIME_CHECKS
 from edgedec.conformance.subject import Subject
 from edgedec.errors import CancelledError, ConformanceError, ModelFormatError
 from edgedec.model import Capabilities, Forward, ForwardItem, LoadOptions, Model
+from edgedec_runtimes import bookkeeping
+from edgedec_runtimes.bookkeeping import Checked, SessionState, Stop
 from edgedec_runtimes.llamacpp import LlamaCpp
-from edgedec_runtimes.reference import Reference, network, requests
+from edgedec_runtimes.reference import Reference, network
 from edgedec_runtimes.reference import model as reference
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
@@ -64,14 +66,14 @@ def patched(target: object, name: str, make: Callable[[Any], Any]) -> Patch:
     return lambda monkeypatch: monkeypatch.setattr(target, name, make(getattr(target, name)))
 
 
-def _with_logits(change: Callable[[int, requests.Work], float]) -> Callable[[Any], Any]:
+def _with_logits(change: Callable[[int, Checked], float]) -> Callable[[Any], Any]:
     """Add to every logit of a forward what `change` says of its number and its item."""
     counter = iter(range(10**6))
 
     def make(original: Any) -> Any:
-        def run(self: Any, weights: Any, work: requests.Work, on_progress: Any) -> Forward:
-            forward: Forward = original(self, weights, work, on_progress)
-            return replace(forward, logits=forward.logits + np.float32(change(next(counter), work)))
+        def run(self: Any, weights: Any, session: Any, checked: Checked, on_progress: Any) -> Forward:
+            forward: Forward = original(self, weights, session, checked, on_progress)
+            return replace(forward, logits=forward.logits + np.float32(change(next(counter), checked)))
 
         return run
 
@@ -95,7 +97,7 @@ def _doubles(original: Any) -> Any:
 
 
 def _clipped(original: Any) -> Any:
-    return lambda item, weights: original(replace(item, tokens=item.tokens.clip(0, 259)), weights)
+    return lambda tokens, shape: original(tokens.clip(0, 259), shape)
 
 
 def _last_is_first(original: Any) -> Any:
@@ -103,7 +105,7 @@ def _last_is_first(original: Any) -> Any:
 
 
 def _chained(_: Any) -> Any:
-    return lambda item, n: list(range(-1, n - 1))
+    return lambda parents, n: None if parents is None else np.arange(-1, n - 1)
 
 
 def _stale(original: Any) -> Any:
@@ -126,7 +128,7 @@ def _tap_too_early(original: Any) -> Any:
 
 def _shared_fork(self: ReferenceSession) -> ReferenceSession:
     twin = self.model.session(self.n_ctx)
-    twin._cache, twin._n_cached = self._cache, self._n_cached
+    twin.cache, twin.state.n_cached = self.cache, self.n_cached
     return twin
 
 
@@ -135,15 +137,15 @@ def _trusting_load(original: Any) -> Any:
         try:
             original(self, data, n_tokens)
         except ModelFormatError:
-            self._n_cached = n_tokens
+            self.state.n_cached = n_tokens
 
     return load
 
 
 def _miscounting_branch(original: Any) -> Any:
-    def become_branched(self: ReferenceSession, parents: Any) -> None:
-        original(self, parents)
-        self._n_cached += len(parents)
+    def become_branched(self: SessionState) -> None:
+        original(self)
+        self.n_cached += 1
 
     return become_branched
 
@@ -171,17 +173,20 @@ def _ignored_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _lossy_cancel(_: Any) -> Any:
-    def check_cancelled(self: ReferenceSession) -> None:
-        if self._cancelled:
-            self._n_cached += 1  # a row that was not evaluated
+    def check(self: Stop) -> None:
+        if self.flag.value:
+            for session in self._running:
+                session.state.n_cached += 1  # type: ignore[attr-defined]  # a row that was not evaluated
             raise CancelledError("cancelled")
 
-    return check_cancelled
+    return check
 
 
-def _sticky_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReferenceSession, "cancel", lambda self: setattr(self, "_cancelled", True))
-    monkeypatch.setattr(ReferenceSession, "set_running", lambda self, running: None)
+def _sticky_cancel(_: Any) -> Any:
+    def cancel(self: Stop, session: Any) -> None:
+        self.flag.value = 1
+
+    return cancel
 
 
 def declares(capabilities: Capabilities) -> Patch:
@@ -193,35 +198,35 @@ MODEL, SESSION = reference.ReferenceModel, ReferenceSession
 RUNTIME_FAULTS: dict[str, tuple[str, Patch]] = {
     "an empty fingerprint": ("card_is_sane", patched(MODEL, "card", _nameless)),
     "text in capitals": ("tokenizer_is_sane", patched(ReferenceTokenizer, "decode", _shouting)),
-    "NaN": ("logits_are_finite", patched(MODEL, "_run", _with_logits(lambda i, work: np.nan))),
+    "NaN": ("logits_are_finite", patched(MODEL, "_run", _with_logits(lambda i, checked: np.nan))),
     "float64": ("logits_are_finite", patched(MODEL, "_run", _doubles)),
-    "the wrong row": ("rows_agree", patched(requests, "_wanted", _last_is_first)),
+    "the wrong row": ("rows_agree", patched(bookkeeping, "_wanted", _last_is_first)),
     "more rows than declared": ("max_rows_are_returned", declares(replace(EVERYTHING, max_rows=32))),
-    "logits that drift": ("repeats_are_equal", patched(MODEL, "_run", _with_logits(lambda i, work: i * 1e-3))),
+    "logits that drift": ("repeats_are_equal", patched(MODEL, "_run", _with_logits(lambda i, checked: i * 1e-3))),
     "stale slots": ("going_back_forgets", patched(reference, "evaluate", _stale)),
-    "bad tokens let through": ("errors_leave_the_session_usable", patched(requests, "_inputs", _clipped)),
-    "an n_past let through": ("errors_leave_the_session_usable", patched(requests, "_check_past", _nothing)),
+    "bad tokens let through": ("errors_leave_the_session_usable", patched(bookkeeping, "_tokens", _clipped)),
+    "an n_past let through": ("errors_leave_the_session_usable", patched(bookkeeping, "_check_past", _nothing)),
     "a false claim": (
         "batch_invariance_holds",
-        patched(MODEL, "_run", _with_logits(lambda i, work: 1e-4 * (len(work.rows) > 3))),
+        patched(MODEL, "_run", _with_logits(lambda i, checked: 1e-4 * (checked.n_rows > 3))),
     ),
-    "trees taken for chains": ("trees_equal_their_chains", patched(requests, "_parents", _chained)),
+    "trees taken for chains": ("trees_equal_their_chains", patched(bookkeeping, "_parents", _chained)),
     "a path that is not compacted": ("kept_paths_go_on_as_chains", patched(network.KVCache, "move", _nothing)),
     "branches counted as cached": (
         "branches_must_be_settled",
-        patched(SESSION, "become_branched", _miscounting_branch),
+        patched(SessionState, "become_branched", _miscounting_branch),
     ),
     "a fork on the same memory": ("forks_share_and_diverge", patched(SESSION, "fork", lambda _: _shared_fork)),
     "items that touch": ("sessions_share_a_forward", patched(MODEL, "forward", _mixed_items)),
-    "layers ignored": ("layer_subsets_skip", patched(requests, "_layers", _nothing)),
-    "holes read": ("layer_subsets_skip", patched(requests, "_check_written", _nothing)),
+    "layers ignored": ("layer_subsets_skip", patched(bookkeeping, "_layers", _nothing)),
+    "holes read": ("layer_subsets_skip", patched(SessionState, "check_written", _nothing)),
     "a tap before its layer": ("hidden_states_resume", patched(reference, "evaluate", _tap_too_early)),
     "undeclared abilities": ("undeclared_capabilities_raise", declares(Capabilities(prefill_chunk=1))),
     "any bytes loaded": ("saved_sessions_load", patched(SESSION, "load", _trusting_load)),
     "cancel ignored": ("cancel_stops_a_forward", _ignored_cancel),
-    "cancel miscounted": ("cancel_stops_a_forward", patched(SESSION, "check_cancelled", _lossy_cancel)),
-    "cancel remembered": ("cancel_alone_is_nothing", _sticky_cancel),
-    "use after close": ("closing_is_final", patched(SESSION, "check_open", _nothing)),
+    "cancel miscounted": ("cancel_stops_a_forward", patched(Stop, "check", _lossy_cancel)),
+    "cancel remembered": ("cancel_alone_is_nothing", patched(Stop, "cancel", _sticky_cancel)),
+    "use after close": ("closing_is_final", patched(SessionState, "check_open", _nothing)),
 }
 
 

@@ -19,6 +19,7 @@ from edgedec.progress import Progress
 from edgedec.sampling import Noise, SamplingParams, log_probs
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
+from edgedec_runtimes.bookkeeping import SessionState
 from edgedec_runtimes.reference import Reference
 from edgedec_runtimes.reference.model import ReferenceModel
 
@@ -388,7 +389,7 @@ def test_a_cancelled_tree_is_dropped(
         raise CancelledError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(session), "become_branched", cancelled)
+        patch.setattr(SessionState, "become_branched", cancelled)
         with pytest.raises(CancelledError):
             step(sequence, decoder)
     assert (sequence.token_ids, sequence.n_cached) == (before, len(PROMPT))

@@ -1,6 +1,8 @@
 """The llamacpp runtime against the contract, llama.cpp itself, and the system's own count of memory."""
 
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
-from edgedec.model import ForwardItem, LoadOptions, Model
+from edgedec.model import ForwardItem, LoadOptions, Model, Session
 from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp import LlamaCpp
 
@@ -102,6 +104,13 @@ def test_what_was_not_loaded_for_is_refused(tiny_path: Path) -> None:
         LlamaCpp().load(tiny_path, LoadOptions(device="NoSuchDevice"))
 
 
+def test_more_rows_than_llama_cpp_has_sequences(tiny_path: Path) -> None:
+    """300 rows of logits are returned for a chain, though there are only 256 sequences for trees and forks."""
+    with LlamaCpp().load(tiny_path, LoadOptions(n_ctx=512, max_rows=300)) as model:
+        tokens = np.arange(300, dtype=np.int32) % 200 + 10
+        assert model.session(512).forward(tokens, n_past=0, rows="all").logits.shape == (300, model.card.n_vocab)
+
+
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize("flash_attention", [True, None])
 def test_options_load_and_decode(tiny_path: Path, kv_type: str, flash_attention: bool | None) -> None:
@@ -147,6 +156,58 @@ def test_progress_and_cancellation_of_loading(tiny_path: Path) -> None:
     cancel.cancel()
     with pytest.raises(CancelledError):
         LlamaCpp().load(tiny_path, LoadOptions(cancel=cancel))
+
+
+def test_cancelling_between_two_micro_batches(model: Model) -> None:
+    """cancel() of any session that falls between two decodes of a forward stops it there."""
+    first, second = model.session(1024), model.session(1024)
+    second.forward(ids(1, 2, 3), n_past=0)
+    long = np.arange(700, dtype=np.int32) % 200 + 10
+    for session in (first, second):
+        seen: list[int] = []
+
+        def cancel(progress: Progress, session: Session = session, seen: list[int] = seen) -> None:
+            seen.append(progress.done)
+            session.cancel()
+
+        items = [ForwardItem(first, 0, tokens=long), ForwardItem(second, 3, tokens=ids(4))]
+        with pytest.raises(CancelledError, match="512 and 3 tokens are cached"):
+            model.forward_with_progress(items, cancel)  # type: ignore[attr-defined]  # llamacpp's own
+        assert (seen, first.n_cached, second.n_cached) == ([512], 512, 3)
+    found = first.forward(long[512:], n_past=512).logits.copy()
+    np.testing.assert_allclose(found, second.forward(long, n_past=0).logits, atol=2e-2)
+    model.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_a_thread_it_does_not_have(model: Model) -> None:
+    """A fork while another thread is in a forward: the child is told to load its own model, and can close it."""
+    session, inside, go_on = model.session(1024), threading.Event(), threading.Event()
+
+    def wait(progress: Progress) -> None:
+        inside.set()
+        go_on.wait(60)
+
+    def child() -> None:
+        with pytest.raises(SessionError, match="before fork"):
+            session.forward(ids(1), n_past=0)
+        model.close()
+
+    thread = threading.Thread(
+        target=lambda: session.forward(np.arange(700, dtype=np.int32) % 200, n_past=0, on_progress=wait)
+    )
+    thread.start()
+    inside.wait(60)
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    hangs = process.exitcode is None
+    process.kill()
+    go_on.set()
+    thread.join()
+    assert (hangs, process.exitcode, session.n_cached) == (False, 0, 700)
+    model.close()
 
 
 @pytest.mark.model

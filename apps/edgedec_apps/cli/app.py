@@ -43,6 +43,12 @@ app.command("info", cls=Command)(commands.info)
 app.command("show", cls=Command, hidden=True, help="The same as info.")(commands.info)
 app.command("doctor", cls=Command)(commands.doctor)
 
+cache = typer.Typer(cls=Group, help="Look at the tile cache, and delete from it.", rich_markup_mode=None)
+cache.command("list", cls=Command)(commands.cache_list)
+cache.command("prune", cls=Command)(commands.cache_prune)
+cache.command("verify", cls=Command)(commands.cache_verify)
+app.add_typer(cache, name="cache")
+
 
 def run_app() -> int:
     """Run what the command line asks for and return the exit code; errors come out as exceptions."""

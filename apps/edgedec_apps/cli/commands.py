@@ -16,6 +16,7 @@ from edgedec_apps.cli.options import (
     System,
     model_option,
     prompt_option,
+    tiles_option,
 )
 
 
@@ -90,7 +91,7 @@ def list_models(*, as_json: AsJson = False) -> None:
 def rm(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that edgedec list shows.")],
 ) -> None:
-    """Delete a model from the cache; files elsewhere are never touched."""
+    """Delete a model and its tiles from the cache; files elsewhere are never touched."""
     from edgedec_apps.cli.models import delete_model
 
     delete_model(model)
@@ -111,3 +112,27 @@ def doctor(*, as_json: AsJson = False) -> None:
     from edgedec_apps.cli.doctor import print_report
 
     print_report(as_json=as_json)
+
+
+def cache_list(*, as_json: AsJson = False) -> None:
+    """List the tile files: whose they are, what they take, and whether their model is still there."""
+    from edgedec_apps.cli.cache import print_tiles
+
+    print_tiles(as_json=as_json)
+
+
+def cache_prune(
+    *,
+    everything: Annotated[bool, tiles_option("--all", help="Delete all tile files, the current ones, too.")] = False,
+) -> None:
+    """Delete the tile files whose model is gone or has changed, and what interrupted work left."""
+    from edgedec_apps.cli.cache import delete_tiles
+
+    delete_tiles(everything=everything)
+
+
+def cache_verify(*, quiet: Quiet = False) -> None:
+    """Read all tile files, and delete those that are damaged: the next start writes them anew."""
+    from edgedec_apps.cli.cache import verify_tiles
+
+    verify_tiles(quiet=quiet)

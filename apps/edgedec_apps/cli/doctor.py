@@ -9,6 +9,8 @@ import edgedec
 from edgedec import plugins
 from edgedec.errors import EdgedecError
 from edgedec.memory import format_bytes
+from edgedec.model import RuntimeReport
+from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.cpu_count import usable_cores
@@ -74,20 +76,14 @@ def _lines(path: str) -> list[str]:
 
 
 def _runtimes() -> dict[str, str]:
-    reports = {}
-    for name, plugin in plugins.plugins(plugins.RUNTIMES).items():
-        try:
-            loaded = plugin.load()
-            report = (loaded() if isinstance(loaded, type) else loaded).report()
-        except EdgedecError as error:
-            reports[name] = f"does not work: {error}"
-            continue
-        except Exception as error:  # a plug-in's own; never fatal here
-            reports[name] = f"does not work: {type(error).__name__}: {error} ({plugin.package})"
-            continue
-        devices = f"devices {', '.join(report.devices)}" if report.devices else ""
-        reports[name] = " · ".join(part for part in (report.version, devices, *report.notes) if part)
-    return reports
+    return {name: _described(report) for name, report in ask_runtimes(lambda runtime: runtime.report()).items()}
+
+
+def _described(report: RuntimeReport | EdgedecError) -> str:
+    if isinstance(report, EdgedecError):
+        return f"does not work: {report}"
+    devices = f"devices {', '.join(report.devices)}" if report.devices else ""
+    return " · ".join(part for part in (report.version, devices, *report.notes) if part)
 
 
 def _plugins() -> dict[str, str]:

@@ -4,8 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgedec import plugins
-from edgedec.errors import EdgedecError, OfflineError, PluginError
+from edgedec.errors import EdgedecError, OfflineError
 from edgedec.gguf import GGUF, read_gguf
 from edgedec.loading import choose_runtime, resolve
 from edgedec.memory import format_bytes
@@ -13,6 +12,7 @@ from edgedec.model import default_n_ctx
 from edgedec.model_info import ModelInfo, describe, kv_cache_bytes
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
+from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json
 from edgedec_models.catalogue import load_catalogue
 
@@ -97,14 +97,8 @@ def _memory(found: ModelInfo) -> dict[str, int]:
 
 def _runtimes(path: Path) -> dict[str, str | None]:
     """Return for each runtime why it does not take the file; None where it does."""
-    verdicts: dict[str, str | None] = {}
-    for name, plugin in plugins.plugins(plugins.RUNTIMES).items():
-        try:
-            loaded = plugin.load()
-            verdicts[name] = (loaded() if isinstance(loaded, type) else loaded).accepts(path)
-        except PluginError as error:
-            verdicts[name] = str(error)
-    return verdicts
+    verdicts = ask_runtimes(lambda runtime: runtime.accepts(path))
+    return {name: None if verdict is None else str(verdict) for name, verdict in verdicts.items()}
 
 
 def _without_path(reason: str | None, gguf: GGUF) -> str | None:

@@ -57,7 +57,7 @@ def interruptible(work: Callable[[CancelToken], T]) -> T:
         thread.start()
         while thread.is_alive():
             thread.join(0.2)  # a limit, so that Windows sees Ctrl-C too
-            watch.tell()
+            watch.insist()
     if errors:
         raise errors[0]
     if watch.terminated:
@@ -84,9 +84,12 @@ class _Watch:
         self.terminated = number in _TERMINATE
         self._cancel.cancel()
 
-    def tell(self) -> None:
-        """Say what is going on when the work takes its time to stop."""
-        if self._since is not None and not self._told and time.monotonic() - self._since > _PATIENCE_S:
+    def insist(self) -> None:
+        """Cancel again while the work goes on, and say what is going on when it takes its time to stop."""
+        if self._since is None:
+            return
+        self._cancel.cancel()  # what came between two forwards of a prefill stopped neither
+        if not self._told and time.monotonic() - self._since > _PATIENCE_S:
             self._told = True
             say("edgedec: stopping; Ctrl-C again ends at once")
 

@@ -11,7 +11,9 @@ from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
 from edgedec_models.cache import CachedModel, list_models, remove_model
 from edgedec_models.catalogue import load_catalogue
+from edgedec_models.folders import models_folder
 from edgedec_models.resolve import pull
+from edgedec_runtimes.cpu.tile_listing import remove_tiles_of
 
 Row = tuple[str, int, str]
 
@@ -75,5 +77,10 @@ def _document(model: CachedModel) -> dict[str, Any]:
 
 
 def delete_model(model: str) -> None:
-    """Delete a model from the cache and say what that freed."""
-    say(f"{model}: {format_bytes(remove_model(model))} freed")
+    """Delete a model and its tiles from the cache and say what that freed."""
+    before = {stored.path for stored in list_models() if stored.origin == "cache"}
+    n_freed = remove_model(model)
+    gone = before - {stored.path for stored in list_models()}
+    n_tiles = sum(remove_tiles_of(models_folder().parent, path) for path in gone)
+    tiles = f", {format_bytes(n_tiles)} of them tiles" if n_tiles else ""
+    say(f"{model}: {format_bytes(n_freed + n_tiles)} freed{tiles}")

@@ -35,6 +35,7 @@ def open_model(name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelT
             flash_attention=flags.flash_attention,
             mmap=flags.mmap,
             repack=flags.repack,
+            tile_cache=flags.tile_cache,
             n_gpu_layers=flags.gpu_layers,
             device=flags.device,
             cache_dir=root,
@@ -45,7 +46,7 @@ def open_model(name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelT
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)
         path = resolve(name, ResolveOptions(root, flags.offline, on_progress, cancel))
-        choice = choose_runtime(path, flags.runtime)
+        choice = choose_runtime(path, flags.runtime, options)
         plan = MemoryPlan(())
         if flags.memory is not None:
             plan = plan_memory(choice, replace(options, on_progress=None), parse_size(flags.memory))

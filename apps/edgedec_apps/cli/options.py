@@ -15,6 +15,7 @@ import typer
 from edgedec.errors import RequestError
 
 _MODEL, _PROMPT, _SAMPLING, _OUTPUT = "Model and memory", "Prompt", "Sampling", "Output"
+_TILES = "Tiles"
 
 
 def option(*flags: str, help: str, panel: str, metavar: str | None = None) -> Any:
@@ -43,6 +44,11 @@ def sampling_option(*flags: str, help: str, metavar: str | None = None) -> Any:
 def output_option(*flags: str, help: str, metavar: str | None = None) -> Any:
     """Declare an option on what is printed."""
     return option(*flags, help=help, metavar=metavar, panel=_OUTPUT)
+
+
+def tiles_option(*flags: str, help: str) -> Any:
+    """Declare an option on the tile files."""
+    return option(*flags, help=help, panel=_TILES)
 
 
 ModelName = Annotated[
@@ -90,6 +96,13 @@ class LoadFlags:
     repack: Annotated[
         bool,
         model_option("--repack/--no-repack", help="Rearrange weights for speed, at a cost in memory (default: yes)."),
+    ] = True
+    tile_cache: Annotated[
+        bool,
+        model_option(
+            "--tile-cache/--no-tile-cache",
+            help="Keep weights rearranged for the cpu runtime on the disk (default: yes).",
+        ),
     ] = True
     gpu_layers: Annotated[
         int | None, model_option("--gpu-layers", help="Layers on the GPU, -1 for all.", metavar="N")

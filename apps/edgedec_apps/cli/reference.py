@@ -57,11 +57,21 @@ def reference() -> str:
     """Return the page."""
     group: Any = typer.main.get_command(app)
     parts, seen = [_STREAMS, _VARIABLES, "## Commands\n"], set[str]()
-    for name in visible_commands(group):
-        parts.extend(_command(name, group.commands[name], seen))
+    for name, command in _commands(group):
+        parts.extend(_command(name, command, seen))
         if name == "chat":
             parts.append(_CHAT)
     return "\n".join([*parts, _exit_codes()])
+
+
+def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the visible commands by full name, those of a group below it as well."""
+    for name in visible_commands(group):
+        command = group.commands[name]
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
 
 
 def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:

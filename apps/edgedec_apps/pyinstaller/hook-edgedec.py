@@ -8,4 +8,4 @@ hiddenimports = [
     for name in collect_submodules(package, filter=lambda name: not name.startswith("llama_cpp.server"))
 ]
 datas = collect_data_files("edgedec_models") + copy_metadata("edgedec")
-binaries = collect_dynamic_libs("llama_cpp")
+binaries = collect_dynamic_libs("llama_cpp") + collect_dynamic_libs("edgedec_runtimes")

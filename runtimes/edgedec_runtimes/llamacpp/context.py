@@ -3,7 +3,6 @@
 import ctypes
 import ctypes.util
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CancelledError, ContextFullError, MemoryCapError, RuntimeUnavailableError
+from edgedec_runtimes.bookkeeping import Stop
 from edgedec_runtimes.llamacpp.library import last_complaint, llama
 
 N_BATCH = 2048
@@ -79,18 +79,16 @@ def context_params(options: ContextOptions) -> Any:
 
 
 class Context:
-    """Owns a llama_context. One decode at a time; abort() may come from any thread."""
+    """Owns a llama_context. One decode at a time, which the model's Stop ends early."""
 
-    def __init__(self, model: Any, n_vocab: int, options: ContextOptions) -> None:
+    def __init__(self, model: Any, n_vocab: int, options: ContextOptions, stop: Stop) -> None:
         self._api = llama()
         self.options = options
         self._n_vocab = n_vocab
-        self._abort_flag = ctypes.create_string_buffer(2)
-        self._lock = threading.Lock()
-        self._running = False
+        self._stop = stop  # its flag is read at its address
         params = context_params(options)
         params.abort_callback = ctypes.cast(_string_length(), type(params.abort_callback))
-        params.abort_callback_data = ctypes.addressof(self._abort_flag)
+        params.abort_callback_data = ctypes.addressof(stop.flag)
         self._handle = self._api.llama_init_from_model(model, params)
         if not self._handle:
             raise MemoryCapError(
@@ -126,7 +124,7 @@ class Context:
 
         Raises:
             ContextFullError: No free cells; nothing was evaluated.
-            CancelledError: abort() was called; some rows may have been evaluated, drop them.
+            CancelledError: The model's Stop was set; some rows may have been evaluated, drop them.
         """
         n = 0
         spans = []
@@ -135,14 +133,7 @@ class Context:
             self._fill(part, n)
             n += len(part.tokens)
         self._batch.n_tokens = n
-        with self._lock:
-            self._running = True
-        try:
-            code = self._api.llama_decode(self._handle, self._batch)
-        finally:
-            with self._lock:
-                self._running = False
-                self._abort_flag[0] = b"\0"
+        code = self._api.llama_decode(self._handle, self._batch)
         if code == _ABORTED:
             raise CancelledError("the forward was cancelled")
         if code == _NO_SLOT:
@@ -185,12 +176,6 @@ class Context:
         if not address:
             raise RuntimeUnavailableError(f"llama.cpp returned no logits for row {row}: {last_complaint()}")
         return address
-
-    def abort(self) -> None:
-        """Stop the decode that is running; without one, nothing happens."""
-        with self._lock:
-            if self._running:
-                self._abort_flag[0] = b"\1"
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
         """Drop a sequence's positions from `start` up to `stop` (-1: to the end); False where it can't."""
@@ -236,7 +221,7 @@ def _string_length() -> Any:
     """Return C's strlen, to serve as the abort callback.
 
     llama.cpp asks between any two operations of a graph whether to stop. A Python callback would take the
-    interpreter's lock a thousand times a token; strlen of the flag's buffer is 0 or 1 without it.
+    interpreter's lock a thousand times a token; strlen of Stop.flag is 0 or 1 without it.
     """
     library = ctypes.CDLL("msvcrt") if sys.platform == "win32" else ctypes.CDLL(None)
     return library.strlen

@@ -69,9 +69,12 @@ def context_options(model: Any, options: LoadOptions, n_cells: int) -> ContextOp
     api = llama()
     recurrent = api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model)
     spare = 0 if recurrent or options.max_rows == 1 else _N_FORKS + options.max_rows
+    n_sequences = options.n_parallel + spare
+    if options.n_parallel <= (n_most := int(api.llama_max_parallel_sequences())):
+        n_sequences = min(n_sequences, n_most)  # rows of a chain need none: only trees and forks are fewer
     return ContextOptions(
         n_cells=n_cells,
-        n_sequences=options.n_parallel + spare,
+        n_sequences=n_sequences,
         max_rows=options.max_rows,
         n_threads=options.n_threads or usable_cores(),
         type_k=KV_TYPES[options.kv_type],

@@ -1,7 +1,6 @@
 """A GGUF loaded by llama.cpp, and the forwards of its sessions."""
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from edgedec.errors import CapabilityError, ModelFormatError, RequestError, Sess
 from edgedec.memory import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Rows
 from edgedec.progress import OnProgress, Progress
+from edgedec_runtimes.bookkeeping import ModelLock, Stop
 from edgedec_runtimes.llamacpp.context import N_UBATCH, Context, ContextOptions, Part
 from edgedec_runtimes.llamacpp.invariance import measured_invariance
 from edgedec_runtimes.llamacpp.library import llama
@@ -65,13 +65,13 @@ class LlamaCppModel:
         self._cache_dir = cache_dir
         self._pools: list[Pool] = []
         # Sessions of one context share native state: whatever touches it goes one at a time.
-        self.lock = threading.RLock()
+        self.lock = ModelLock()
+        self.stop = Stop()
         self._sessions: weakref.WeakSet[LlamaCppSession] = weakref.WeakSet()
         self._tokenizer = LlamaCppTokenizer(self._vocabulary)
-        self._pid = os.getpid()
         self._file = path.open("rb")
         self._n_file_bytes = os.fstat(self._file.fileno()).st_size
-        self._finalizer = weakref.finalize(self, _free, handle, self._pools, self._file, self._pid)
+        self._finalizer = weakref.finalize(self, _free, handle, self._pools, self._file, os.getpid())
 
     @property
     def card(self) -> ModelCard:
@@ -125,7 +125,7 @@ class LlamaCppModel:
 
     def _new_pool(self, n_cells: int) -> Pool:
         options = replace(self._options, n_cells=n_cells)
-        context = Context(self._handle, self._card.n_vocab, options)
+        context = Context(self._handle, self._card.n_vocab, options, self.stop)
         pool = Pool(context, list(range(options.n_sequences)))
         self._pools.append(pool)
         return pool
@@ -144,13 +144,15 @@ class LlamaCppModel:
         work = [self._prepare(item) for item in items]
         if len({id(w.session) for w in work}) != len(work):
             raise RequestError("a session stands twice in one forward")
-        for w in work:
-            w.session.rewind(w.item.n_past)
-        n_total, n_done = sum(len(w.tokens) for w in work), 0
-        for group in _groups(work):
-            n_done += self._run(group, last=n_done + _n_rows(group) == n_total)
-            if on_progress is not None and n_total > N_UBATCH:
-                on_progress(Progress("prefill", n_done, n_total, "tokens"))
+        with self.stop.running([w.session for w in work]):
+            for w in work:
+                w.session.rewind(w.item.n_past)
+            n_total, n_done = sum(len(w.tokens) for w in work), 0
+            for group in _groups(work):
+                self.stop.check()
+                n_done += self._run(group, last=n_done + _n_rows(group) == n_total)
+                if on_progress is not None and n_total > N_UBATCH:
+                    on_progress(Progress("prefill", n_done, n_total, "tokens"))
         return [Forward(_joined(w.logits, self._card.n_vocab)) for w in work]
 
     def _prepare(self, item: ForwardItem) -> Work:
@@ -254,8 +256,7 @@ class LlamaCppModel:
     def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise SessionError("the model is closed; load it again")
-        if os.getpid() != self._pid:
-            raise SessionError("the model was loaded before fork(); a child process must load its own")
+        self.lock.check_process()
         if os.fstat(self._file.fileno()).st_size < self._n_file_bytes:
             raise ModelFormatError(
                 f"{self._file.name} has become shorter since it was loaded; its weights are mapped from there, "
@@ -265,7 +266,7 @@ class LlamaCppModel:
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
         with self.lock:
-            if self._finalizer.alive and os.getpid() == self._pid:
+            if self._finalizer.alive and self.lock.is_ours:
                 for session in list(self._sessions):
                     session.close()
             self._finalizer()

@@ -253,8 +253,8 @@ class LlamaCppSession:
         self._n_cached = n_tokens
 
     def cancel(self) -> None:
-        """Stop the forward that is running."""
-        self._context.abort()
+        """Stop the forward that is running; without one, nothing happens."""
+        self._model.stop.cancel(self)
 
     @_exclusive
     def close(self) -> None:

@@ -3,19 +3,18 @@
 import hashlib
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
 
-from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
+from edgedec.errors import MemoryCapError, RequestError, SessionError
 from edgedec.memory import MemoryTerm
-from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
+from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Session
 from edgedec.progress import OnProgress, Progress
-from edgedec_runtimes.reference.network import KVCache, evaluate, logits
-from edgedec_runtimes.reference.requests import Work, check
+from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items
+from edgedec_runtimes.reference.network import KVCache, Row, evaluate, logits
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import Hyperparameters, Weights
@@ -43,7 +42,12 @@ class Needs:
 
 
 class ReferenceModel:
-    """Implements edgedec.model.Model."""
+    """Implements edgedec.model.Model.
+
+    Attributes:
+        lock: Held by whatever touches weights and sessions.
+        stop: What cancels a forward.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,9 @@ class ReferenceModel:
         self._tokenizer = tokenizer
         self._card = card
         self._needs = needs
+        self._shape = Shape(card.n_vocab, card.n_embd, card.n_layer, MAX_ROWS)
+        self.lock = ModelLock()
+        self.stop = Stop()
         self._sessions: weakref.WeakSet[ReferenceSession] = weakref.WeakSet()
 
     @property
@@ -115,39 +122,36 @@ class ReferenceModel:
 
     def forward_with_progress(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
         """Evaluate rows of several sessions; `on_progress` is told of every row."""
-        weights = self._weights()
-        if not all(item.session.model is self for item in items):
-            raise SessionError("a forward was given a session of another model")
-        if len({id(item.session) for item in items}) != len(items):
-            raise RequestError("a session stands twice in one forward")
-        work = [check(item, weights, MAX_ROWS) for item in items]
-        if sum(len(w.wanted) for w in work) > MAX_ROWS:
-            raise CapabilityError(f"the items ask for over {MAX_ROWS} rows of logits; a forward returns at most that")
-        with ExitStack() as stack:
-            for w in work:
-                w.session.set_running(True)
-                stack.callback(w.session.set_running, False)
-            return [self._run(weights, w, on_progress) for w in work]
+        with self.lock:
+            weights = self._weights()
+            checked = check_items(items, self, self._shape)
+            sessions = [item.session for item in items]
+            with self.stop.running(sessions):
+                work = zip(sessions, checked, strict=True)
+                return [self._run(weights, session, c, on_progress) for session, c in work]
 
-    def _run(self, weights: Weights, work: Work, on_progress: OnProgress | None) -> Forward:
-        item, session, n = work.item, work.session, len(work.rows)
-        session.check_cancelled()
-        session.begin(item, n, work.first_layer)
-        result = np.empty((len(work.wanted), self._card.n_vocab), np.float32)
-        hidden = {tap: np.empty((n, self._card.n_embd), np.float32) for tap in item.taps}
-        for i, row in enumerate(work.rows):
-            session.check_cancelled()
-            output = evaluate(weights, session.cache, work.inputs[i], row)
-            for tap, state in output.tapped.items():
-                hidden[tap][i] = state
-            for j in np.flatnonzero(work.wanted == i):
+    def _run(self, weights: Weights, session: Session, checked: Checked, on_progress: OnProgress | None) -> Forward:
+        assert isinstance(session, ReferenceSession), "a session of this model is one of this class"
+        n, state = checked.n_rows, session.state
+        self.stop.check()
+        state.begin(checked)
+        result = np.empty((len(checked.wanted), self._card.n_vocab), np.float32)
+        hidden = {tap: np.empty((n, self._card.n_embd), np.float32) for tap in checked.taps}
+        inputs = checked.hidden if checked.tokens is None else weights.embedding[checked.tokens]
+        assert inputs is not None, "a forward has tokens or hidden states"
+        for i, row in enumerate(_rows(checked)):
+            self.stop.check()
+            output = evaluate(weights, session.cache, inputs[i], row)
+            for tap, tapped in output.tapped.items():
+                hidden[tap][i] = tapped
+            for j in np.flatnonzero(checked.wanted == i):
                 result[j] = logits(weights, output.state)
-            if item.parents is None:
-                session.advance()
+            if checked.parents is None:
+                state.advance(1)
             if on_progress is not None:
                 on_progress(Progress("prefill", i + 1, n, "tokens"))
-        if item.parents is not None:
-            session.become_branched(item.parents)
+        if checked.parents is not None:
+            state.become_branched()
         return Forward(result, hidden)
 
     def _weights(self) -> Weights:
@@ -157,9 +161,10 @@ class ReferenceModel:
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
-        self._loaded = None
-        for session in list(self._sessions):
-            session.close()
+        with self.lock:
+            self._loaded = None
+            for session in list(self._sessions):
+                session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -168,6 +173,15 @@ class ReferenceModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _rows(checked: Checked) -> list[Row]:
+    """Return how to evaluate each row: what it sees are the cached prefix, its ancestors and itself."""
+    n, n_past = checked.n_rows, checked.n_past
+    paths: list[list[int]] = []
+    for row, parent in enumerate(range(-1, n - 1) if checked.parents is None else checked.parents.tolist()):
+        paths.append([*(paths[parent] if parent >= 0 else range(n_past)), n_past + row])
+    return [Row(np.array(path, np.intp), checked.taps, checked.first_layer, checked.layers) for path in paths]
 
 
 def memory_terms(needs: Needs, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:

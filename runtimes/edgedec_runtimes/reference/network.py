@@ -27,24 +27,22 @@ class KVCache:
 
     Attributes:
         keys, values: f16 or f32[n_layer, n_ctx, n_kv]; keys are rotated to their position.
-        written: bool[n_layer, n_ctx], whether a slot holds anything in that layer.
     """
 
     keys: NDArray[np.floating]
     values: NDArray[np.floating]
-    written: NDArray[np.bool_]
 
     @classmethod
     def empty(cls, hyper: Hyperparameters, n_ctx: int, dtype: np.dtype[np.floating]) -> "KVCache":
         """Make a cache of `n_ctx` slots with nothing in it."""
         shape = (hyper.n_layer, n_ctx, hyper.n_kv)
-        return cls(np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros(shape[:2], dtype=np.bool_))
+        return cls(np.zeros(shape, dtype), np.zeros(shape, dtype))
 
-    def arrays(self) -> tuple[NDArray[np.generic], ...]:
-        """Return its three arrays."""
-        return self.keys, self.values, self.written
+    def arrays(self) -> tuple[NDArray[np.floating], ...]:
+        """Return both arrays."""
+        return self.keys, self.values
 
-    def move(self, source: NDArray[np.intp], start: int) -> None:
+    def move(self, source: NDArray[np.int32], start: int) -> None:
         """Put the slots `source` where `start` and the next ones are."""
         for array in self.arrays():
             array[:, start : start + len(source)] = array[:, source]
@@ -104,7 +102,6 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible:
     q = _rotate(_project(layer.q, layer.q_bias, x), position, hyper)
     cache.keys[i, slot] = _rotate(_project(layer.k, layer.k_bias, x), position, hyper)
     cache.values[i, slot] = _project(layer.v, layer.v_bias, x)
-    cache.written[i, slot] = True
     heads = (len(visible), hyper.n_head_kv, hyper.head_dim)
     keys = cache.keys[i, visible].astype(np.float32).reshape(heads)
     values = cache.values[i, visible].astype(np.float32).reshape(heads)

@@ -1,0 +1,253 @@
+"""A model as its file means it: weights dequantized to float32, everything else in float32 or float64, in numpy.
+
+    truth = FloatModel(read_gguf(path))
+    states = truth.states([tokens, other_tokens])     # the layers, one after another, over all texts
+    logits = truth.logits(states[0][:64])
+
+Nothing is shared with the runtimes that are compared with it but the header's reader: neither kernels nor the
+arrangement of weights. One layer's matrices are held at a time, and the vocabulary's.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.ggml_types import GGMLType
+from edgedec.gguf import GGUF
+from edgedec_runtimes.cpu.network import Network, read_network
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+U8 = NDArray[np.uint8]
+
+_PIECE_BLOCKS = 1 << 18
+
+
+class FloatModel:
+    """Evaluates whole texts; every token sees those before it in its text."""
+
+    def __init__(self, gguf: GGUF) -> None:
+        self._gguf = gguf
+        self._network = read_network(gguf)
+        self._output: F32 | None = None
+
+    @property
+    def network(self) -> Network:
+        """Shape and switches."""
+        return self._network
+
+    def states(self, texts: Sequence[NDArray[np.int32]]) -> list[F64]:
+        """Return f64[n, n_embd] for each text of int32[n]: the state after the last layer and norm, of every token."""
+        n = self._network
+        bounds = np.cumsum([0, *(len(text) for text in texts)])
+        spans = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+        x = self._rows("token_embd.weight", np.concatenate(texts)).astype(np.float64) * n.embedding_scale
+        for layer in range(n.n_layer):
+            x = x + self._attention(layer, x, spans)
+            x = x + self._feed_forward(layer, x)
+        x = self._norm("output_norm.weight", x)
+        return [x[span] for span in spans]
+
+    def logits(self, states: F64) -> F32:
+        """Return f32[n, n_vocab] for states f64[n, n_embd]."""
+        if self._output is None:
+            tied = "output.weight" not in self._gguf.tensors
+            self._output = self.matrix("token_embd.weight" if tied else "output.weight")
+        result: F32 = states.astype(np.float32) @ self._output.T
+        return result
+
+    def matrix(self, name: str) -> F32:
+        """Return f32[n_rows, n_columns]."""
+        tensor = self._gguf.tensors[name]
+        return dequantize(tensor.type, self._gguf.read_tensor_bytes(name)).reshape(tensor.shape[::-1])
+
+    def _rows(self, name: str, rows: NDArray[np.int32]) -> F32:
+        tensor = self._gguf.tensors[name]
+        data = np.frombuffer(self._gguf.read_tensor_bytes(name), np.uint8).reshape(tensor.shape[1], -1)
+        return dequantize(tensor.type, data[rows].tobytes()).reshape(len(rows), -1)
+
+    def _vector(self, name: str) -> F32 | None:
+        return self.matrix(name) if name in self._gguf.tensors else None
+
+    def _times(self, name: str, x: F64, bias: str = "") -> F64:
+        product = (x.astype(np.float32) @ self.matrix(name).T).astype(np.float64)
+        added = self._vector(bias)
+        return product if added is None else product + added
+
+    def _norm(self, name: str, x: F64) -> F64:
+        """Normalize the last axis; leave it alone where the model has no such norm."""
+        weight = self._vector(name)
+        if weight is None:
+            return x
+        mean: F64 = np.mean(x * x, axis=-1, keepdims=True)
+        result: F64 = x / np.sqrt(mean + self._network.rms_epsilon) * weight
+        return result
+
+    def _attention(self, layer: int, x: F64, spans: list[slice]) -> F64:
+        n, blk = self._network, f"blk.{layer}"
+        sliding = n.sliding_pattern > 0 and (layer + 1) % n.sliding_pattern != 0
+        x = self._norm(f"{blk}.attn_norm.weight", x)
+        q, k, v = (
+            self._times(f"{blk}.attn_{name}.weight", x, f"{blk}.attn_{name}.bias").reshape(len(x), -1, n.head_dim)
+            for name in "qkv"
+        )
+        q, k = self._norm(f"{blk}.attn_q_norm.weight", q), self._norm(f"{blk}.attn_k_norm.weight", k)
+        mixed = np.empty((len(x), n.n_head * n.head_dim))
+        for span in spans:
+            angles = self._angles(span.stop - span.start, sliding=sliding)
+            turned = [_turn(heads[span], angles, interleaved=n.rope_interleaved) for heads in (q, k)]
+            mixed[span] = self._attend(turned[0], turned[1], v[span], n.sliding_window if sliding else 0)
+        return self._norm(f"{blk}.post_attention_norm.weight", self._times(f"{blk}.attn_output.weight", mixed))
+
+    def _attend(self, q: F64, k: F64, v: F64, window: int) -> F64:
+        """Return f64[n, n_head * head_dim]; `window` is how many tokens are seen, 0 for all."""
+        n, group = len(q), self._network.n_head // self._network.n_head_kv
+        hidden = np.triu(np.ones((n, n), np.bool_), 1)
+        if window:
+            hidden |= np.tril(np.ones((n, n), np.bool_), -window)
+        out = np.empty_like(q)
+        for head in range(q.shape[1]):
+            scores = q[:, head] @ k[:, head // group].T * self._network.attention_scale
+            weights = np.exp(log_softmax(np.where(hidden, -np.inf, scores)))
+            out[:, head] = weights @ v[:, head // group]
+        return out.reshape(n, -1)
+
+    def _angles(self, n: int, *, sliding: bool) -> F64:
+        network = self._network
+        base, scale = (network.rope_base_sliding, 1.0) if sliding else (network.rope_base, network.rope_scale)
+        frequencies = base ** (-2.0 * np.arange(network.n_rot // 2) / network.n_rot) * scale
+        factors = self._vector("rope_freqs.weight")
+        if factors is not None and not sliding:
+            frequencies = frequencies / factors
+        result: F64 = np.arange(n)[:, None] * frequencies
+        return result
+
+    def _feed_forward(self, layer: int, x: F64) -> F64:
+        blk = f"blk.{layer}"
+        x = self._norm(f"{blk}.ffn_norm.weight", x)
+        gate, up = self._times(f"{blk}.ffn_gate.weight", x), self._times(f"{blk}.ffn_up.weight", x)
+        down = self._times(f"{blk}.ffn_down.weight", (_gelu if self._network.gelu else _silu)(gate) * up)
+        return self._norm(f"{blk}.post_ffw_norm.weight", down)
+
+
+def log_softmax(x: F64) -> F64:
+    """Return the logarithm of the softmax of the last axis."""
+    shifted = x - x.max(axis=-1, keepdims=True)
+    result: F64 = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def _silu(x: F64) -> F64:
+    result: F64 = x / (1 + np.exp(-x))
+    return result
+
+
+def _gelu(x: F64) -> F64:
+    """Return the tanh form, which gemma was trained with."""
+    result: F64 = 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    return result
+
+
+def _turn(heads: F64, angles: F64, *, interleaved: bool) -> F64:
+    """Rotate f64[n, n_heads, head_dim] by f64[n, n_rot / 2] (Su et al. 2021, arXiv:2104.09864)."""
+    n_rot = 2 * angles.shape[1]
+    first, second = (
+        (slice(0, n_rot, 2), slice(1, n_rot, 2)) if interleaved else (slice(n_rot // 2), slice(n_rot // 2, n_rot))
+    )
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    turned = heads.copy()
+    turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
+    turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
+    return turned
+
+
+def dequantize(kind: GGMLType, data: bytes) -> F32:
+    """Return the numbers that a tensor's bytes stand for."""
+    if kind is GGMLType.F32:
+        return np.frombuffer(data, "<f4").astype(np.float32)
+    if kind is GGMLType.F16:
+        return np.frombuffer(data, "<f2").astype(np.float32)
+    if kind is GGMLType.BF16:
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, kind.block_bytes)
+    out = np.empty((len(blocks), kind.block_size), np.float32)
+    for begin in range(0, len(blocks), _PIECE_BLOCKS):
+        piece = blocks[begin : begin + _PIECE_BLOCKS]
+        out[begin : begin + _PIECE_BLOCKS] = _DEQUANTIZED[kind](piece).reshape(len(piece), -1)
+    return out.reshape(-1)
+
+
+def _half(blocks: U8, at: int) -> F32:
+    """Return f32[n, 1], the half-precision number at byte `at` of each block."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(data: U8) -> U8:
+    """Return the low halves of all bytes, then the high halves."""
+    return np.concatenate((data & 15, data >> 4), axis=-1)
+
+
+def _fifth_bits(blocks: U8, at: int) -> U8:
+    """Return 16 where a bit of the 4 bytes at `at` is set, uint8[n, 32]."""
+    bits: U8 = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") * np.uint8(16)
+    return bits
+
+
+def _q4_0(blocks: U8) -> F32:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+
+
+def _q4_1(blocks: U8) -> F32:
+    return _half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2)
+
+
+def _q5_0(blocks: U8) -> F32:
+    return _half(blocks, 0) * ((_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)).astype(np.float32) - 16)
+
+
+def _q5_1(blocks: U8) -> F32:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)) + _half(blocks, 2)
+
+
+def _q8_0(blocks: U8) -> F32:
+    return _half(blocks, 0) * blocks[:, 2:].view(np.int8)
+
+
+def _k_scales(blocks: U8) -> tuple[F32, F32]:
+    """Return scales and minima, f32[n, 8, 1]: 6 bits each in bytes 4 to 15, the upper four's high bits apart."""
+    s = blocks[:, 4:16]
+    scales = np.concatenate((s[:, :4] & 63, (s[:, 8:] & 15) | (s[:, :4] >> 6 << 4)), axis=1)
+    minima = np.concatenate((s[:, 4:8] & 63, (s[:, 8:] >> 4) | (s[:, 4:8] >> 6 << 4)), axis=1)
+    return (_half(blocks, 0) * scales)[..., None], (_half(blocks, 2) * minima)[..., None]
+
+
+def _q4_k(blocks: U8) -> F32:
+    scales, minima = _k_scales(blocks)
+    return scales * _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32) - minima
+
+
+def _q5_k(blocks: U8) -> F32:
+    scales, minima = _k_scales(blocks)
+    high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 4
+    return scales * (_nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32) | high) - minima
+
+
+def _q6_k(blocks: U8) -> F32:
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    scales = _half(blocks, 208) * np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
+    return scales[..., None] * ((low | high << 4).astype(np.float32).reshape(-1, 16, 16) - 32)
+
+
+_DEQUANTIZED: dict[GGMLType, Callable[[U8], F32]] = {
+    GGMLType.Q4_0: _q4_0,
+    GGMLType.Q4_1: _q4_1,
+    GGMLType.Q5_0: _q5_0,
+    GGMLType.Q5_1: _q5_1,
+    GGMLType.Q8_0: _q8_0,
+    GGMLType.Q4_K: _q4_k,
+    GGMLType.Q5_K: _q5_k,
+    GGMLType.Q6_K: _q6_k,
+}

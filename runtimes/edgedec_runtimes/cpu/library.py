@@ -1,0 +1,165 @@
+"""The native library: found, loaded and described to ctypes. Its interface is native/edgedec_cpu.h."""
+
+import ctypes
+import os
+import sys
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError
+
+ABI_VERSION = 1
+OK, INVALID, NO_MEMORY, CANCELLED = range(4)
+KV_TYPES = {"f16": 0, "q8_0": 1}
+
+_NAME = {"win32": "edgedec_cpu.dll", "darwin": "libedgedec_cpu.dylib"}.get(sys.platform, "libedgedec_cpu.so")
+
+
+class Config(ctypes.Structure):
+    """ec_config: the switches by which architectures differ."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "n_head", "n_head_kv", "head_dim", "n_ff")),
+        *((name, c_int32) for name in ("n_rot", "rope_interleaved", "gelu", "sliding_window", "sliding_pattern")),
+        *((name, c_float) for name in ("rms_epsilon", "embedding_scale", "attention_scale")),
+        *((name, c_float) for name in ("rope_base", "rope_base_sliding", "rope_scale")),
+    )
+
+
+class Item(ctypes.Structure):
+    """ec_item: one session's rows of a forward."""
+
+    _fields_ = (
+        ("session", c_void_p),
+        ("n_past", c_int32),
+        ("n_rows", c_int32),
+        ("tokens", c_void_p),
+        ("hidden", c_void_p),
+        ("first_layer", c_int32),
+        ("n_wanted", c_int32),
+        ("wanted", c_void_p),
+        ("parents", c_void_p),
+        ("attn", c_void_p),
+        ("mlp", c_void_p),
+        ("taps", c_void_p),
+        ("tapped", c_void_p),
+        ("n_taps", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ec_abi_version": (c_int32, ()),
+    "ec_last_error": (c_char_p, ()),
+    "ec_instruction_sets": (c_char_p, ()),
+    "ec_read_bandwidth": (c_double, (c_int32, c_uint64)),
+    "ec_tile_bytes": (c_uint64, (c_int32, c_int64, c_int64)),
+    "ec_tile_pack": (
+        c_int32,
+        (c_int32, c_int64, c_int64, c_int64, c_int64, c_void_p, c_uint64, c_void_p, c_uint64),
+    ),
+    "ec_tile_unpack": (c_int32, (c_int32, c_int64, c_int64, c_void_p, c_uint64, c_void_p, c_uint64)),
+    "ec_model_create": (c_int32, (POINTER(Config), c_int32, c_int32, c_char_p, POINTER(c_void_p))),
+    "ec_model_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
+    "ec_model_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
+    "ec_model_finish": (c_int32, (c_void_p,)),
+    "ec_model_instruction_set": (c_char_p, (c_void_p,)),
+    "ec_model_scratch_bytes": (c_uint64, (c_void_p,)),
+    "ec_model_destroy": (None, (c_void_p,)),
+    "ec_kv_bytes": (c_uint64, (c_void_p, c_int32, c_int32)),
+    "ec_session_open": (c_int32, (c_void_p, c_int32, c_int32, POINTER(c_void_p))),
+    "ec_session_fork": (c_int32, (c_void_p, c_int32, POINTER(c_void_p))),
+    "ec_session_move": (c_int32, (c_void_p, c_void_p, c_int32, c_int32)),
+    "ec_session_saved_bytes": (c_uint64, (c_void_p, c_int32)),
+    "ec_session_save": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
+    "ec_session_load": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
+    "ec_session_close": (None, (c_void_p,)),
+    "ec_forward": (c_int32, (c_void_p, POINTER(Item), c_int32, c_void_p, c_void_p)),
+}
+
+
+@cache
+def native() -> Any:
+    """Load the library (RuntimeUnavailableError where this installation has none that fits)."""
+    path = _find()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise RuntimeUnavailableError(
+            f"the cpu runtime's library {path} does not load ({error}); install edgedec again"
+        ) from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name, None)
+        if function is None:
+            raise RuntimeUnavailableError(f"{path} has no {name}: it is of another version; install edgedec again")
+        function.restype, function.argtypes = result, arguments
+    if library.ec_abi_version() != ABI_VERSION:
+        raise RuntimeUnavailableError(
+            f"{path} has interface {library.ec_abi_version()}, expected {ABI_VERSION}; install edgedec again"
+        )
+    return library
+
+
+def _find() -> Path:
+    """Return the library's path: beside this file, or where an editable install keeps what it built."""
+    override = os.environ.get("EDGEDEC_CPU_LIBRARY")
+    if override:
+        return Path(override)
+    beside = Path(__file__).with_name(_NAME)
+    if beside.exists():
+        return beside
+    try:
+        installed = Path(str(metadata.distribution("edgedec").locate_file(f"edgedec_runtimes/cpu/{_NAME}")))
+    except metadata.PackageNotFoundError:
+        installed = beside
+    if not installed.exists():
+        raise RuntimeUnavailableError(
+            f"the cpu runtime's library {_NAME} is not installed; install edgedec with pip, which builds it"
+        )
+    return installed
+
+
+def check(code: int, what: str) -> None:
+    """Raise the error that a call's code stands for."""
+    if code == OK:
+        return
+    reason = native().ec_last_error().decode(errors="replace")
+    if code == NO_MEMORY:
+        raise MemoryCapError(f"{what}: {reason}; close programs, or use a shorter context or a smaller model")
+    if code == CANCELLED:
+        raise CancelledError(f"{what}: {reason}")
+    raise SessionError(f"{what}: {reason}; this should have been refused earlier, please report it")
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Return the instruction sets of this processor that the library has kernels for, best first."""
+    return tuple(native().ec_instruction_sets().decode().split())
+
+
+def forced_instruction_set() -> bytes | None:
+    """Return what EDGEDEC_CPU_ISA asks for, or None for the best.
+
+    Raises:
+        RuntimeUnavailableError: This processor or this build does not have it.
+    """
+    name = os.environ.get("EDGEDEC_CPU_ISA")
+    if not name:
+        return None
+    if name not in instruction_sets():
+        raise RuntimeUnavailableError(
+            f"EDGEDEC_CPU_ISA is {name!r}; here the cpu runtime has {', '.join(instruction_sets())}"
+        )
+    return name.encode()
+
+
+def read_bandwidth(n_threads: int, n_bytes: int = 1 << 30) -> float:
+    """Measure how many bytes per second `n_threads` read from memory."""
+    return float(native().ec_read_bandwidth(n_threads, n_bytes))
+
+
+def address(array: Any) -> int:
+    """Return where a numpy array's data lies."""
+    return int(array.ctypes.data)

@@ -1,0 +1,245 @@
+// The C interface: checks, and exceptions turned into error codes.
+#include <string.h>
+
+#include <new>
+#include <string>
+
+#include "model.h"
+#include "tensor_types.h"
+#include "tiles.h"
+
+using namespace edgedec;
+
+namespace {
+
+thread_local std::string last_error;
+
+template <class Body>
+int32_t guarded(Body body) {
+  try {
+    return body();
+  } catch (const Invalid &error) {
+    last_error = error.what();
+    return EC_INVALID;
+  } catch (const std::bad_alloc &) {
+    last_error = "the system refused memory";
+    return EC_NO_MEMORY;
+  } catch (const std::exception &error) {
+    last_error = error.what();
+    return EC_INVALID;
+  }
+}
+
+void require(bool holds, const char *message) {
+  if (!holds) throw Invalid(message);
+}
+
+const Kernels *const *all_kernels() {
+  static const Kernels *const kernels[] = {
+#if defined(EDGEDEC_HAS_X86)
+      avx512_kernels(), avx2_kernels(),
+#endif
+#if defined(EDGEDEC_HAS_NEON)
+      neon_kernels(),
+#endif
+      portable_kernels(), nullptr};
+  return kernels;
+}
+
+const Kernels *find_kernels(const char *name) {
+  for (const Kernels *const *k = all_kernels(); *k != nullptr; ++k)
+    if ((*k)->supported() && (name == nullptr || strcmp(name, (*k)->name) == 0)) return *k;
+  throw Invalid(std::string("no instruction set '") + name + "' here; there is: " + ec_instruction_sets());
+}
+
+void check_tiles(int32_t type, int64_t n_rows, int64_t n_cols, uint64_t n_bytes) {
+  const uint64_t expected = tile_bytes(type, n_rows, n_cols);
+  require(expected != 0, "a matrix of this type or shape has no tiles");
+  if (n_bytes != expected)
+    throw Invalid("the tiles have " + std::to_string(n_bytes) + " bytes, expected " + std::to_string(expected));
+}
+
+uint64_t row_bytes(int32_t type, int64_t n_cols) {
+  const BlockLayout block = block_layout(type);
+  return (uint64_t)(n_cols / block.columns) * (uint64_t)block.bytes;
+}
+
+}  // namespace
+
+int32_t ec_abi_version(void) { return EC_ABI_VERSION; }
+
+const char *ec_last_error(void) { return last_error.c_str(); }
+
+const char *ec_instruction_sets(void) {
+  static const std::string names = [] {
+    std::string all;
+    for (const Kernels *const *k = all_kernels(); *k != nullptr; ++k)
+      if ((*k)->supported()) all += (all.empty() ? "" : " ") + std::string((*k)->name);
+    return all;
+  }();
+  return names.c_str();
+}
+
+uint64_t ec_tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols) { return tile_bytes(type, n_rows, n_cols); }
+
+int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_begin, int64_t row_end,
+                     const void *source, uint64_t source_bytes, void *tiles, uint64_t n_tile_bytes) {
+  return guarded([&] {
+    check_tiles(type, n_rows, n_cols, n_tile_bytes);
+    require(row_begin >= 0 && row_begin < row_end && row_end <= n_rows && row_begin % TILE_ROWS == 0 &&
+                (row_end % TILE_ROWS == 0 || row_end == n_rows),
+            "the rows to pack are out of range");
+    require(source_bytes == row_bytes(type, n_cols) * (uint64_t)(row_end - row_begin), "the rows have another size");
+    pack_tiles(type, n_cols, row_begin, row_end, (const uint8_t *)source, (uint8_t *)tiles);
+    return EC_OK;
+  });
+}
+
+int32_t ec_tile_unpack(int32_t type, int64_t n_rows, int64_t n_cols, const void *tiles, uint64_t n_tile_bytes,
+                       void *target, uint64_t target_bytes) {
+  return guarded([&] {
+    check_tiles(type, n_rows, n_cols, n_tile_bytes);
+    require(target_bytes == row_bytes(type, n_cols) * (uint64_t)n_rows, "the target has another size");
+    unpack_tiles(type, n_rows, n_cols, (const uint8_t *)tiles, (uint8_t *)target);
+    return EC_OK;
+  });
+}
+
+int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32_t max_rows, const char *instruction_set,
+                        ec_model **model) {
+  return guarded([&] {
+    require(n_threads >= 1 && n_threads <= 256, "the number of threads is out of range");
+    require(max_rows >= 1 && max_rows <= 4096, "the number of rows is out of range");
+    *model = new ec_model(*config, n_threads, max_rows, find_kernels(instruction_set));
+    return EC_OK;
+  });
+}
+
+int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows, int64_t n_cols,
+                            const void *tiles, uint64_t n_tile_bytes) {
+  return guarded([&] {
+    require(!model->finished && which >= 0 && which < EC_N_MATRICES, "no such matrix");
+    require(which < EC_Q || (layer >= 0 && layer < model->config.n_layer), "no such layer");
+    check_tiles(type, n_rows, n_cols, n_tile_bytes);
+    Matrix &matrix = which == EC_TOKEN_EMBD ? model->token_embd
+                     : which == EC_OUTPUT   ? model->output
+                                            : model->layers[(size_t)layer].matrices[which];
+    matrix = {type, n_rows, n_cols, (const uint8_t *)tiles};
+    return EC_OK;
+  });
+}
+
+int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n) {
+  return guarded([&] {
+    require(!model->finished && which >= 0 && which < EC_N_VECTORS && n >= 0 && n <= 1 << 20, "no such vector");
+    require(which < EC_ATTN_NORM || (layer >= 0 && layer < model->config.n_layer), "no such layer");
+    std::vector<float> &vector = which == EC_OUTPUT_NORM    ? model->output_norm
+                                 : which == EC_ROPE_FACTORS ? model->rope_factors
+                                                            : model->layers[(size_t)layer].vectors[which];
+    vector.assign(values, values + n);
+    return EC_OK;
+  });
+}
+
+int32_t ec_model_finish(ec_model *model) {
+  return guarded([&] {
+    require(!model->finished, "the model is finished already");
+    model->finish();
+    return EC_OK;
+  });
+}
+
+const char *ec_model_instruction_set(const ec_model *model) { return model->kernels->name; }
+
+uint64_t ec_model_scratch_bytes(const ec_model *model) { return model->scratch_bytes(); }
+
+void ec_model_destroy(ec_model *model) { delete model; }
+
+namespace {
+
+KVShape kv_shape(const ec_model *model, int32_t kv_type) {
+  require(kv_type == EC_KV_F16 || kv_type == EC_KV_INT8, "no such KV type");
+  const ec_config &c = model->config;
+  require(kv_type == EC_KV_F16 || c.head_dim % 32 == 0, "int8 keys and values need a head_dim that is a multiple of 32");
+  return {c.n_layer, c.n_head_kv, c.head_dim, kv_type == EC_KV_INT8};
+}
+
+void check_tokens(const ec_session *session, int32_t n_tokens) {
+  require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
+  for (int32_t i = 0; i < (n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; ++i)
+    require(session->cache.pages()[i] != nullptr, "the session does not hold so many tokens");
+}
+
+}  // namespace
+
+uint64_t ec_kv_bytes(const ec_model *model, int32_t n_ctx, int32_t kv_type) {
+  try {
+    const int64_t pages = ((int64_t)n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    return n_ctx < 1 ? 0 : (uint64_t)(pages * kv_shape(model, kv_type).page_bytes());
+  } catch (const Invalid &) {
+    return 0;
+  }
+}
+
+int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session) {
+  return guarded([&] {
+    require(model->finished && n_ctx >= 1 && n_ctx <= 1 << 24, "a session's length is out of range");
+    *session = new ec_session(model, KVCache(kv_shape(model, kv_type), n_ctx));
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork) {
+  return guarded([&] {
+    check_tokens(session, n_tokens);
+    *fork = new ec_session(session->model, KVCache(session->cache, n_tokens));
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, int32_t start) {
+  return guarded([&] {
+    require(n >= 0 && start >= 0 && n <= session->cache.n_ctx() - start, "the slots are out of range");
+    for (int32_t i = 0; i < n; ++i) {
+      require(source[i] >= start + i && (i == 0 || source[i] > source[i - 1]), "the slots are not in order");
+      require(source[i] < session->cache.n_ctx(), "the slots are out of range");
+      check_tokens(session, source[i] + 1);
+    }
+    session->cache.move(source, n, start);
+    return EC_OK;
+  });
+}
+
+uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens) {
+  return n_tokens < 0 ? 0 : (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
+}
+
+int32_t ec_session_save(const ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes) {
+  return guarded([&] {
+    check_tokens(session, n_tokens);
+    require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the target has another size");
+    session->cache.save(n_tokens, (uint8_t *)target);
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes) {
+  return guarded([&] {
+    require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
+    require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the source has another size");
+    session->cache.load(n_tokens, (const uint8_t *)source);
+    return EC_OK;
+  });
+}
+
+void ec_session_close(ec_session *session) { delete session; }
+
+int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits,
+                   const volatile int32_t *cancel) {
+  return guarded([&]() -> int32_t {
+    require(n_items >= 1, "a forward has no items");
+    if (forward(*model, items, n_items, logits, cancel)) return EC_OK;
+    last_error = "the forward was cancelled";
+    return EC_CANCELLED;
+  });
+}

@@ -1,0 +1,190 @@
+// Attention of up to 8 queries over one head's pages. Included by kernels.cpp, once per instruction set.
+//
+// A score is one lane's sum over the head's elements in order; a query's scores lie in order of position, their
+// exponentials are summed in lanes by position modulo LANES, and values are added in order of position. So a query's
+// result depends on what it sees and not on slots, on other queries, or on how the work was cut.
+
+struct PageView {
+  const uint8_t *keys, *values;
+  const float *key_scales, *value_scales;
+};
+
+template <bool INT8>
+inline PageView view_of(const AttentionWork &w, int64_t page) {
+  const uint8_t *p = w.pages[page] + w.offset;
+  const int64_t bytes = (int64_t)edgedec::PAGE_TOKENS * w.head_dim * (INT8 ? 1 : 2);
+  const float *scales = (const float *)(p + 2 * bytes);
+  return {p, p + bytes, scales, scales + edgedec::PAGE_TOKENS * (w.head_dim / 32)};
+}
+
+// Scores of N queries against B blocks of 16 keys.
+template <bool INT8, int N, int B>
+void score_blocks(const AttentionWork &w, int first_query, int64_t block) {
+  constexpr int V = edgedec::KEY_BLOCK / LANES;
+  const uint8_t *keys[B];
+  const float *scales[B];
+  const int64_t per_page = edgedec::PAGE_TOKENS / edgedec::KEY_BLOCK;
+  for (int b = 0; b < B; ++b) {
+    const PageView page = view_of<INT8>(w, (block + b) / per_page);
+    const int64_t i = (block + b) % per_page;
+    keys[b] = page.keys + i * w.head_dim * edgedec::KEY_BLOCK * (INT8 ? 1 : 2);
+    scales[b] = page.key_scales + i * (w.head_dim / 32) * edgedec::KEY_BLOCK;
+  }
+  for (int v = 0; v < V; ++v) {
+    Floats acc[B][N];
+    for (int b = 0; b < B; ++b)
+      for (int q = 0; q < N; ++q) acc[b][q] = zero();
+    if constexpr (INT8) {
+      for (int32_t g = 0; g < w.head_dim; g += 32) {
+        Floats part[B][N];
+        for (int b = 0; b < B; ++b)
+          for (int q = 0; q < N; ++q) part[b][q] = zero();
+        for (int32_t d = g; d < g + 32; ++d)
+          for (int b = 0; b < B; ++b) {
+            const Floats k = load_s8(keys[b] + d * 16 + LANES * v);
+            for (int q = 0; q < N; ++q) part[b][q] = fma(k, set(w.query[first_query + q][d]), part[b][q]);
+          }
+        for (int b = 0; b < B; ++b) {
+          const Floats s = load(scales[b] + g / 32 * 16 + LANES * v);
+          for (int q = 0; q < N; ++q) acc[b][q] = fma(part[b][q], s, acc[b][q]);
+        }
+      }
+    } else {
+      for (int32_t d = 0; d < w.head_dim; ++d)
+        for (int b = 0; b < B; ++b) {
+          const Floats k = load_halves(keys[b] + 2 * (d * 16 + LANES * v));
+          for (int q = 0; q < N; ++q) acc[b][q] = fma(k, set(w.query[first_query + q][d]), acc[b][q]);
+        }
+    }
+    for (int b = 0; b < B; ++b)
+      for (int q = 0; q < N; ++q)
+        store(w.scores + (first_query + q) * w.stride + (block + b) * 16 + LANES * v, mul(acc[b][q], set(w.scale)));
+  }
+}
+
+template <bool INT8, int N>
+void score(const AttentionWork &w, int first_query, int64_t begin, int64_t end) {
+  constexpr int B = LANES == 16 && N <= 4 ? 2 : 1;
+  int64_t block = begin;
+  for (; block + B <= end; block += B) score_blocks<INT8, N, B>(w, first_query, block);
+  for (; block < end; ++block) score_blocks<INT8, N, 1>(w, first_query, block);
+}
+
+// Turn scores into weights; returns what the sum of weighted values is divided by.
+float softmax(float *s, int64_t start, int64_t visible) {
+  const int64_t begin = start - start % 16, end = (visible + 15) / 16 * 16;
+  for (int64_t i = begin; i < start; ++i) s[i] = -INFINITY;
+  for (int64_t i = visible; i < end; ++i) s[i] = -INFINITY;
+  Floats most = load(s + begin);
+  for (int64_t i = begin + LANES; i < end; i += LANES) most = max(most, load(s + i));
+  const Floats peak = set(max_lanes(most));
+  Floats sum = zero();
+  for (int64_t i = begin; i < end; i += LANES) {
+    const Floats e = exp_of(sub(load(s + i), peak));
+    store(s + i, e);
+    if (i >= start && i + LANES <= visible) sum = add(sum, e);
+    else {  // exp_of stops at e^-87, so what is masked is set to zero
+      for (int64_t j = i; j < i + LANES; ++j)
+        if (j < start || j >= visible) s[j] = 0.0f;
+      sum = add(sum, load(s + i));
+    }
+  }
+  return sum_lanes(sum);
+}
+
+template <bool INT8>
+inline Floats load_values(const PageView &page, int64_t slot, int32_t head_dim, int32_t d) {
+  if constexpr (INT8)
+    return mul(load_s8(page.values + slot * head_dim + d), set(page.value_scales[slot * (head_dim / 32) + d / 32]));
+  else
+    return load_halves(page.values + 2 * (slot * head_dim + d));
+}
+
+// Add the weighted values of the slots [begin, end), which lie in one page, to N queries' results.
+template <bool INT8, int N>
+void add_values(const AttentionWork &w, int first_query, int64_t begin, int64_t end) {
+  constexpr int V = LANES == 8 ? 1 : 2;
+  const PageView page = view_of<INT8>(w, begin / edgedec::PAGE_TOKENS);
+  const int64_t base = begin - begin % edgedec::PAGE_TOKENS;
+  for (int32_t d = 0; d < w.head_dim; d += V * LANES) {
+    Floats acc[N][V];
+    const int used = w.head_dim - d >= V * LANES ? V : 1;
+    for (int q = 0; q < N; ++q)
+      for (int v = 0; v < used; ++v) acc[q][v] = load(w.out[first_query + q] + d + LANES * v);
+    if (used == V) {
+      for (int64_t slot = begin; slot < end; ++slot)
+        for (int v = 0; v < V; ++v) {
+          const Floats x = load_values<INT8>(page, slot - base, w.head_dim, d + LANES * v);
+          for (int q = 0; q < N; ++q)
+            acc[q][v] = fma(x, set(w.scores[(first_query + q) * w.stride + slot]), acc[q][v]);
+        }
+    } else {
+      for (int64_t slot = begin; slot < end; ++slot) {
+        const Floats x = load_values<INT8>(page, slot - base, w.head_dim, d);
+        for (int q = 0; q < N; ++q)
+          acc[q][0] = fma(x, set(w.scores[(first_query + q) * w.stride + slot]), acc[q][0]);
+      }
+    }
+    for (int q = 0; q < N; ++q)
+      for (int v = 0; v < used; ++v) store(w.out[first_query + q] + d + LANES * v, acc[q][v]);
+  }
+}
+
+template <bool INT8>
+void add_value(const AttentionWork &w, int query, int64_t slot, float weight) {
+  const PageView page = view_of<INT8>(w, slot / edgedec::PAGE_TOKENS);
+  for (int32_t d = 0; d < w.head_dim; d += LANES) {
+    const Floats x = load_values<INT8>(page, slot % edgedec::PAGE_TOKENS, w.head_dim, d);
+    float *out = w.out[query] + d;
+    store(out, fma(x, set(weight), load(out)));
+  }
+}
+
+template <bool INT8>
+void attend_as(const AttentionWork &w) {
+  using Score = void (*)(const AttentionWork &, int, int64_t, int64_t);
+  static constexpr Score scores[8] = {score<INT8, 1>, score<INT8, 2>, score<INT8, 3>, score<INT8, 4>,
+                                      score<INT8, 5>, score<INT8, 6>, score<INT8, 7>, score<INT8, 8>};
+  static constexpr Score values[8] = {add_values<INT8, 1>, add_values<INT8, 2>, add_values<INT8, 3>,
+                                      add_values<INT8, 4>, add_values<INT8, 5>, add_values<INT8, 6>,
+                                      add_values<INT8, 7>, add_values<INT8, 8>};
+  const int n = w.n_queries;
+  int64_t start = w.start[0], end = 0;
+  for (int q = 0; q < n; ++q) {
+    start = w.start[q] < start ? w.start[q] : start;
+    end = w.visible[q] > end ? w.visible[q] : end;
+  }
+  scores[n - 1](w, 0, start / 16, (w.n_slots + 15) / 16);
+  const bool is_tree = w.path[0] != nullptr;
+  const int64_t joint = is_tree ? w.n_prefix : end;
+  float total[MAX_QUERIES];
+  for (int q = 0; q < n; ++q) {
+    float *s = w.scores + q * w.stride;
+    if (is_tree) {  // from order of slots to order of positions
+      const int64_t own = w.visible[q] - w.n_prefix;
+      for (int64_t i = 0; i < own; ++i) w.tree_scratch[i] = s[w.path[q][i]];
+      for (int64_t i = 0; i < own; ++i) s[w.n_prefix + i] = w.tree_scratch[i];
+    }
+    total[q] = softmax(s, w.start[q], w.visible[q]);
+    for (int64_t i = start; i < w.start[q]; ++i) s[i] = 0.0f;
+    for (int64_t i = w.visible[q]; i < joint; ++i) s[i] = 0.0f;
+    memset(w.out[q], 0, (size_t)w.head_dim * sizeof(float));
+  }
+  for (int64_t i = start; i < joint;) {
+    const int64_t border = (i / edgedec::PAGE_TOKENS + 1) * edgedec::PAGE_TOKENS, to = border < joint ? border : joint;
+    values[n - 1](w, 0, i, to);
+    i = to;
+  }
+  for (int q = 0; q < n; ++q) {
+    if (is_tree)
+      for (int64_t i = w.start[q] > w.n_prefix ? w.start[q] : w.n_prefix; i < w.visible[q]; ++i)
+        add_value<INT8>(w, q, w.path[q][i - w.n_prefix], w.scores[q * w.stride + i]);
+    const Floats factor = set(1.0f / total[q]);
+    for (int32_t d = 0; d < w.head_dim; d += LANES) store(w.out[q] + d, mul(load(w.out[q] + d), factor));
+  }
+}
+
+void attend(const AttentionWork &work) {
+  if (work.kv_int8) attend_as<true>(work);
+  else attend_as<false>(work);
+}

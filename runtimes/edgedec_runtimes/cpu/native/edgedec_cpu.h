@@ -1,0 +1,147 @@
+/* The C interface of edgedec's CPU runtime: decoder-only transformers on weights that lie in tiles.
+ *
+ * No file is opened here: the caller hands over pointers with their sizes, and every size is checked. Functions that
+ * can fail return EC_OK or an error code; ec_last_error() has the reason (of this thread). Objects are used by one
+ * thread at a time; forwards of different models queue for the threads they share.
+ */
+#ifndef EDGEDEC_CPU_H
+#define EDGEDEC_CPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define EC_API __declspec(dllexport)
+#else
+#define EC_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EC_ABI_VERSION 1
+
+enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3 };
+
+/* Tensor types have ggml's numbers. */
+
+/* Matrices of a model; those from EC_Q on exist once per layer. */
+enum { EC_TOKEN_EMBD, EC_OUTPUT, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN, EC_N_MATRICES };
+
+/* Vectors (float32); those from EC_ATTN_NORM on exist once per layer, and may be absent but for the two norms. */
+enum {
+  EC_OUTPUT_NORM,
+  EC_ROPE_FACTORS,
+  EC_ATTN_NORM,
+  EC_FFN_NORM,
+  EC_Q_BIAS,
+  EC_K_BIAS,
+  EC_V_BIAS,
+  EC_Q_NORM,
+  EC_K_NORM,
+  EC_POST_ATTN_NORM,
+  EC_POST_FFN_NORM,
+  EC_N_VECTORS
+};
+
+enum { EC_KV_F16 = 0, EC_KV_INT8 = 1 };
+
+/* The switches by which architectures differ. */
+typedef struct ec_config {
+  int32_t n_vocab;
+  int32_t n_embd;
+  int32_t n_layer;
+  int32_t n_head;
+  int32_t n_head_kv;
+  int32_t head_dim;
+  int32_t n_ff;
+  int32_t n_rot;            /* elements of a head that are rotated */
+  int32_t rope_interleaved; /* pairs are neighbours (1) or halves of the rotated part (0) */
+  int32_t gelu;             /* feed-forward activation: tanh GELU (1) or SiLU (0) */
+  int32_t sliding_window;   /* tokens that a sliding layer sees, 0 for none */
+  int32_t sliding_pattern;  /* every layer slides but each of this number; 0: none slides */
+  float rms_epsilon;
+  float embedding_scale;
+  float attention_scale;
+  float rope_base;
+  float rope_base_sliding;
+  float rope_scale; /* positions are multiplied by it, on layers that do not slide */
+} ec_config;
+
+typedef struct ec_model ec_model;
+typedef struct ec_session ec_session;
+
+/* One session's rows of a forward. */
+typedef struct ec_item {
+  ec_session *session;
+  int32_t n_past;
+  int32_t n_rows;
+  const int32_t *tokens;  /* [n_rows], or NULL when hidden is given */
+  const float *hidden;    /* [n_rows][n_embd] */
+  int32_t first_layer;    /* the layer to begin with */
+  int32_t n_wanted;       /* rows whose logits are wanted */
+  const int32_t *wanted;  /* [n_wanted], ascending */
+  const int32_t *parents; /* [n_rows], -1 for the cached prefix; NULL for a chain */
+  const uint8_t *attn;    /* [n_layer], which attention blocks run; NULL for all */
+  const uint8_t *mlp;     /* [n_layer] */
+  const int32_t *taps;    /* [n_taps], layers whose output to copy */
+  float *tapped;          /* [n_taps][n_rows][n_embd] */
+  int32_t n_taps;
+  int32_t reserved;
+} ec_item;
+
+EC_API int32_t ec_abi_version(void);
+EC_API const char *ec_last_error(void);
+
+/* Instruction sets this processor and this build have, best first, separated by spaces. */
+EC_API const char *ec_instruction_sets(void);
+
+/* Bytes per second at which n_threads read n_bytes of memory once; 0 where that can't be measured. */
+EC_API double ec_read_bandwidth(int32_t n_threads, uint64_t n_bytes);
+
+/* Bytes of the tiles of a matrix, 0 where the type or shape is not supported. */
+EC_API uint64_t ec_tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
+/* Rearrange rows [row_begin, row_end) of a matrix (GGUF's bytes, starting with row_begin) into the whole matrix's tiles;
+ * row_begin is a multiple of 16. */
+EC_API int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_begin, int64_t row_end,
+                            const void *source, uint64_t source_bytes, void *tiles, uint64_t tile_bytes);
+/* The inverse: GGUF's bytes again. */
+EC_API int32_t ec_tile_unpack(int32_t type, int64_t n_rows, int64_t n_cols, const void *tiles, uint64_t tile_bytes,
+                              void *target, uint64_t target_bytes);
+
+/* instruction_set: a name of ec_instruction_sets(), or NULL for the best. max_rows: most rows of one forward. */
+EC_API int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32_t max_rows,
+                               const char *instruction_set, ec_model **model);
+/* The tiles are borrowed and must outlive the model. */
+EC_API int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
+                                   int64_t n_cols, const void *tiles, uint64_t tile_bytes);
+/* Vectors are copied. */
+EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n);
+/* Check that everything is there and allocate what forwards need. */
+EC_API int32_t ec_model_finish(ec_model *model);
+EC_API const char *ec_model_instruction_set(const ec_model *model);
+/* Bytes that forwards of this model hold besides weights and sessions. */
+EC_API uint64_t ec_model_scratch_bytes(const ec_model *model);
+EC_API void ec_model_destroy(ec_model *model);
+
+EC_API uint64_t ec_kv_bytes(const ec_model *model, int32_t n_ctx, int32_t kv_type);
+EC_API int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session);
+/* A second session that shares the first n_tokens. */
+EC_API int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork);
+/* Move the slots source[0..n) to start, start + 1, ...; source is ascending and at or after its target. */
+EC_API int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, int32_t start);
+EC_API uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens);
+EC_API int32_t ec_session_save(const ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes);
+EC_API int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
+EC_API void ec_session_close(ec_session *session);
+
+/* Evaluate rows of several sessions; logits is [sum of n_wanted][n_vocab]. *cancel other than 0 stops it between two
+ * layers with EC_CANCELLED. */
+EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits,
+                          const volatile int32_t *cancel);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,122 @@
+// Norms, activations, rotations and int8 quantization. Included by kernels.cpp, once per instruction set.
+// Lengths that are no multiple of LANES end in scalar code; a value's lane depends on its index only.
+
+// e to the power of x for x <= 0 (down to 0 below -87): x = n ln 2 + r, a polynomial of degree 6 in r.
+inline Floats exp_of(Floats x) {
+  x = max(x, set(-87.0f));
+  const Floats n = round_even(mul(x, set(1.44269504f)));
+  const Floats r = fnma(n, set(-2.12194440e-4f), fnma(n, set(0.693359375f), x));
+  Floats p = set(1.0f / 720);
+  p = fma(p, r, set(1.0f / 120));
+  p = fma(p, r, set(1.0f / 24));
+  p = fma(p, r, set(1.0f / 6));
+  p = fma(p, r, set(0.5f));
+  p = fma(p, r, set(1.0f));
+  p = fma(p, r, set(1.0f));
+  return mul(p, power_of_two(n));
+}
+
+// Add the lanes in a fixed order.
+inline float sum_lanes(Floats x) {
+  float lanes[LANES];
+  store(lanes, x);
+  for (int step = LANES / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
+  return lanes[0];
+}
+
+inline float max_lanes(Floats x) {
+  float lanes[LANES];
+  store(lanes, x);
+  for (int i = 1; i < LANES; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+  return lanes[0];
+}
+
+void quantize_block(ActivationBlock &block, int row, const float *x) {
+  Floats most = zero();
+  for (int i = 0; i < 32; i += LANES) most = max(most, abs(load(x + i)));
+  const float peak = max_lanes(most), scale = peak / 127.0f;
+  const float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;
+  int8_t *q = block.q[row];
+  for (int i = 0; i < 32; i += LANES)
+    store_s8(q + i, max(min(mul(load(x + i), set(inverse)), set(127.0f)), set(-127.0f)));
+  int32_t first = 0, second = 0;
+  for (int i = 0; i < 16; ++i) first += q[i], second += q[16 + i];
+  block.scale[row] = scale;
+  block.sum[row] = scale * (float)(first + second);
+  block.minus8[row] = -8 * (first + second);
+  block.minus32[0][row] = -32 * first;
+  block.minus32[1][row] = -32 * second;
+}
+
+void quantize(const Activations &a, int64_t row, int64_t begin, int64_t n, const float *x) {
+  if (a.x != nullptr) memcpy(a.x + row * a.n + begin, x, (size_t)n * sizeof(float));
+  if (a.blocks == nullptr) return;
+  ActivationBlock *blocks = a.blocks + row / GROUP_ROWS * (a.n / 32) + begin / 32;
+  for (int64_t i = 0; i < n; i += 32) quantize_block(blocks[i / 32], (int)(row % GROUP_ROWS), x + i);
+}
+
+void rms_norm(const float *x, const float *weight, float epsilon, int64_t n, float *out) {
+  const int64_t whole = n - n % LANES;
+  Floats squares[4] = {zero(), zero(), zero(), zero()};
+  for (int64_t i = 0; i < whole; i += LANES) {
+    const Floats v = load(x + i);
+    Floats &s = squares[i / LANES % 4];
+    s = fma(v, v, s);
+  }
+  float sum = sum_lanes(add(add(squares[0], squares[1]), add(squares[2], squares[3])));
+  for (int64_t i = whole; i < n; ++i) sum += x[i] * x[i];
+  const float factor = 1.0f / sqrtf(sum / (float)n + epsilon);
+  for (int64_t i = 0; i < whole; i += LANES) store(out + i, mul(mul(load(x + i), set(factor)), load(weight + i)));
+  for (int64_t i = whole; i < n; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+void rope(float *x, const float *cos_sin, int32_t n_rot, bool interleaved) {
+  const int32_t half = n_rot / 2;
+  const float *cosine = cos_sin, *sine = cos_sin + half;
+  for (int32_t i = 0; i < half; ++i) {
+    float *a = interleaved ? x + 2 * i : x + i, *b = interleaved ? a + 1 : a + half;
+    const float u = *a, v = *b;
+    *a = u * cosine[i] - v * sine[i];
+    *b = u * sine[i] + v * cosine[i];
+  }
+}
+
+// 1 / (1 + e^-x), through e to a power that is not positive
+inline Floats sigmoid(Floats x) {
+  const Floats e = exp_of(sub(zero(), abs(x)));  // e^-|x|
+  const Floats positive = div(set(1.0f), add(set(1.0f), e));
+  // x >= 0: positive; x < 0: 1 - positive, as e / (1 + e) to keep small values exact
+  const Floats negative = mul(e, positive);
+  float lanes[LANES], p[LANES], n[LANES];
+  store(lanes, x);
+  store(p, positive);
+  store(n, negative);
+  for (int i = 0; i < LANES; ++i) p[i] = lanes[i] < 0 ? n[i] : p[i];
+  return load(p);
+}
+
+// gelu(x) = x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)): the tanh form (Hendrycks and Gimpel 2016, arXiv:1606.08415)
+inline Floats gelu_of(Floats x) {
+  const Floats inner = mul(x, fma(mul(x, x), set(0.044715f), set(1.0f)));
+  return mul(x, sigmoid(mul(inner, set(1.5957691216f))));
+}
+
+inline Floats silu_of(Floats x) { return mul(x, sigmoid(x)); }
+
+void gated(const float *gate, const float *up, int64_t n, bool gelu, float *out) {
+  for (int64_t i = 0; i < n; i += LANES) {
+    float g[LANES] = {}, u[LANES] = {};
+    const int64_t left = n - i < LANES ? n - i : LANES;
+    memcpy(g, gate + i, (size_t)left * sizeof(float));
+    memcpy(u, up + i, (size_t)left * sizeof(float));
+    store(g, mul(gelu ? gelu_of(load(g)) : silu_of(load(g)), load(u)));
+    memcpy(out + i, g, (size_t)left * sizeof(float));
+  }
+}
+
+void add_rows(float *x, const float *y, int64_t n) {
+  const int64_t whole = n - n % LANES;
+  for (int64_t i = 0; i < whole; i += LANES) store(x + i, add(load(x + i), load(y + i)));
+  for (int64_t i = whole; i < n; ++i) x[i] += y[i];
+}

@@ -1,0 +1,77 @@
+// The kernels of one instruction set, which EDGEDEC_SIMD names; compiled once for each, with its compiler flags.
+// Everything has internal linkage: no function that was compiled with those flags may be shared with other files.
+#include "kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "tensor_types.h"
+
+#if defined(__GNUC__)
+#define UNROLL _Pragma("GCC unroll 8")
+#else
+#define UNROLL
+#endif
+
+#if EDGEDEC_SIMD == 3
+#include "simd_avx512.h"
+#elif EDGEDEC_SIMD == 2
+#include "simd_avx2.h"
+#elif EDGEDEC_SIMD == 1
+#include "simd_neon.h"
+#else
+#include "simd_portable.h"
+#endif
+
+#if EDGEDEC_SIMD == 1 && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+namespace {
+
+using edgedec::ActivationBlock;
+using edgedec::Activations;
+using edgedec::AttentionWork;
+using edgedec::GROUP_ROWS;
+using edgedec::Matrix;
+using edgedec::MAX_QUERIES;
+
+#include "elementwise.inl"
+#include "matmul.inl"
+#include "attention.inl"
+
+bool supported() {
+#if EDGEDEC_SIMD == 3
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+#elif EDGEDEC_SIMD == 2
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#elif EDGEDEC_SIMD == 1 && defined(__linux__)
+  return (getauxval(AT_HWCAP) & (1ul << 20)) != 0;  // HWCAP_ASIMDDP
+#else
+  return true;
+#endif
+}
+
+}  // namespace
+
+namespace edgedec {
+
+#if EDGEDEC_SIMD == 3
+#define EDGEDEC_NAME "avx512vnni"
+const Kernels *avx512_kernels() {
+#elif EDGEDEC_SIMD == 2
+#define EDGEDEC_NAME "avx2"
+const Kernels *avx2_kernels() {
+#elif EDGEDEC_SIMD == 1
+#define EDGEDEC_NAME "neon"
+const Kernels *neon_kernels() {
+#else
+#define EDGEDEC_NAME "portable"
+const Kernels *portable_kernels() {
+#endif
+  static const Kernels kernels = {EDGEDEC_NAME, supported, matmul, quantize, rms_norm, rope, gated, add_rows, attend};
+  return &kernels;
+}
+
+}  // namespace edgedec

@@ -1,0 +1,58 @@
+// A session's keys and values in pages of 64 tokens, for all layers; a fork shares pages until one of the two writes.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "edgedec_cpu.h"
+#include "kernels.h"
+
+namespace edgedec {
+
+struct KVShape {
+  int32_t n_layer, n_head_kv, head_dim;
+  bool int8;
+
+  // Bytes of one layer and head in a page, and of a page.
+  int64_t head_bytes() const {
+    const int64_t elements = 2 * (int64_t)PAGE_TOKENS * head_dim;
+    return int8 ? elements + elements / 32 * (int64_t)sizeof(float) : 2 * elements;
+  }
+  int64_t page_bytes() const { return head_bytes() * n_layer * n_head_kv; }
+  int64_t offset(int32_t layer, int32_t head) const { return head_bytes() * ((int64_t)layer * n_head_kv + head); }
+};
+
+class KVCache {
+ public:
+  KVCache(const KVShape &shape, int32_t n_ctx) : shape_(shape), n_ctx_(n_ctx), pages_((n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS) {
+    addresses_.resize(pages_.size());
+  }
+  // Share the pages that hold the first n_tokens.
+  KVCache(const KVCache &other, int32_t n_tokens);
+
+  const KVShape &shape() const { return shape_; }
+  int32_t n_ctx() const { return n_ctx_; }
+  const uint8_t *const *pages() const { return addresses_.data(); }
+
+  // Make the slots [begin, end) writable: pages that are absent or shared are made (std::bad_alloc).
+  void prepare(int32_t begin, int32_t end);
+  // Store one token's keys and values of one layer and head, head_dim floats each.
+  void write(int32_t layer, int32_t head, int32_t slot, const float *keys, const float *values);
+  void move(const int32_t *source, int32_t n, int32_t start);
+
+  int64_t token_bytes() const;
+  void save(int32_t n_tokens, uint8_t *target) const;
+  void load(int32_t n_tokens, const uint8_t *source);
+
+ private:
+  struct Token;  // where one token's elements lie
+  template <class Visit>
+  void visit(int32_t slot, Visit visitor) const;
+  void copy_token(int32_t from, int32_t to);
+
+  KVShape shape_;
+  int32_t n_ctx_;
+  std::vector<std::shared_ptr<uint8_t>> pages_;
+  std::vector<const uint8_t *> addresses_;
+};
+
+}  // namespace edgedec

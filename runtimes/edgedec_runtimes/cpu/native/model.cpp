@@ -1,0 +1,117 @@
+#include "model.h"
+
+#include <math.h>
+
+#include "tensor_types.h"
+#include "tiles.h"
+
+namespace edgedec {
+namespace {
+
+void require(bool holds, const std::string &message) {
+  if (!holds) throw Invalid(message);
+}
+
+std::string shape(int64_t rows, int64_t cols) { return std::to_string(rows) + " x " + std::to_string(cols); }
+
+void require_matrix(const Matrix &m, const char *name, int64_t rows, int64_t cols) {
+  require(m.tiles != nullptr, std::string("the matrix ") + name + " is missing");
+  require(m.n_rows == rows && m.n_cols == cols, std::string("the matrix ") + name + " is " + shape(m.n_rows, m.n_cols) +
+                                                    ", expected " + shape(rows, cols));
+}
+
+void require_vector(const std::vector<float> &v, const char *name, int64_t n, bool optional) {
+  require(optional || !v.empty(), std::string("the vector ") + name + " is missing");
+  require(v.empty() || (int64_t)v.size() == n, std::string("the vector ") + name + " has " + std::to_string(v.size()) +
+                                                   " elements, expected " + std::to_string(n));
+}
+
+void check_config(const ec_config &c) {
+  require(c.n_vocab > 0 && c.n_embd > 0 && c.n_layer > 0 && c.n_head > 0 && c.n_head_kv > 0 && c.head_dim > 0 && c.n_ff > 0,
+          "a size of the model is not positive");
+  require(c.n_vocab < 1 << 24 && c.n_embd <= 1 << 17 && c.n_layer <= 1 << 12 && c.n_head <= 1 << 12 &&
+              c.head_dim <= 1 << 12 && c.n_ff <= 1 << 20,
+          "a size of the model is out of range");
+  require(c.n_head % c.n_head_kv == 0, "the heads are no multiple of the key-value heads");
+  require(c.head_dim % 16 == 0 && c.n_embd % 16 == 0, "head_dim and n_embd must be multiples of 16");
+  require(c.n_rot > 0 && c.n_rot % 2 == 0 && c.n_rot <= c.head_dim, "n_rot must be even and at most head_dim");
+  require(c.sliding_window >= 0 && c.sliding_pattern >= 0, "the sliding window is negative");
+  for (float f : {c.rms_epsilon, c.embedding_scale, c.attention_scale, c.rope_base, c.rope_base_sliding, c.rope_scale})
+    require(isfinite(f) && f > 0, "a factor of the model is not a positive number");
+}
+
+}  // namespace
+
+ActivationBuffer::ActivationBuffer(int64_t rows, int64_t n, bool quantized, bool floats) {
+  const int64_t groups = (rows + GROUP_ROWS - 1) / GROUP_ROWS;
+  if (quantized) blocks_.resize((size_t)(groups * (n / 32)));
+  if (floats) floats_.resize((size_t)(rows * n));
+  view_ = {quantized ? blocks_.data() : nullptr, floats ? floats_.data() : nullptr, n};
+}
+
+}  // namespace edgedec
+
+using namespace edgedec;
+
+ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Kernels *k)
+    : config(c), max_rows(rows), kernels(k), pool((check_config(c), Pool::shared(n_threads))), layers((size_t)c.n_layer) {
+  for (int32_t i = 0; i < c.n_layer; ++i)
+    layers[(size_t)i].sliding = c.sliding_window > 0 && c.sliding_pattern > 0 && (i + 1) % c.sliding_pattern != 0;
+}
+
+void ec_model::finish() {
+  const ec_config &c = config;
+  require_matrix(token_embd, "token_embd", c.n_vocab, c.n_embd);
+  if (output.tiles == nullptr) output = token_embd;
+  require_matrix(output, "output", c.n_vocab, c.n_embd);
+  require_vector(output_norm, "output_norm", c.n_embd, false);
+  require_vector(rope_factors, "rope_freqs", c.n_rot / 2, true);
+  bool quantized[3] = {false, false, false}, floats[3] = {false, false, false};  // normed, attended, gated
+  const auto note = [&](int which, const Matrix &m) { (is_float_type(m.type) ? floats : quantized)[which] = true; };
+  note(0, output);
+  for (Layer &layer : layers) {
+    const Matrix *m = layer.matrices;
+    require_matrix(m[EC_Q], "attn_q", n_q(), c.n_embd);
+    require_matrix(m[EC_K], "attn_k", n_kv(), c.n_embd);
+    require_matrix(m[EC_V], "attn_v", n_kv(), c.n_embd);
+    require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, n_q());
+    require_matrix(m[EC_GATE], "ffn_gate", c.n_ff, c.n_embd);
+    require_matrix(m[EC_UP], "ffn_up", c.n_ff, c.n_embd);
+    require_matrix(m[EC_DOWN], "ffn_down", c.n_embd, c.n_ff);
+    for (int i : {EC_Q, EC_K, EC_V, EC_GATE, EC_UP}) note(0, m[i]);
+    note(1, m[EC_ATTN_OUT]);
+    note(2, m[EC_DOWN]);
+    const std::vector<float> *v = layer.vectors;
+    require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, false);
+    require_vector(v[EC_FFN_NORM], "ffn_norm", c.n_embd, false);
+    require_vector(v[EC_Q_BIAS], "attn_q.bias", n_q(), true);
+    require_vector(v[EC_K_BIAS], "attn_k.bias", n_kv(), true);
+    require_vector(v[EC_V_BIAS], "attn_v.bias", n_kv(), true);
+    require_vector(v[EC_Q_NORM], "attn_q_norm", c.head_dim, true);
+    require_vector(v[EC_K_NORM], "attn_k_norm", c.head_dim, true);
+    require_vector(v[EC_POST_ATTN_NORM], "post_attention_norm", c.n_embd, true);
+    require_vector(v[EC_POST_FFN_NORM], "post_ffw_norm", c.n_embd, true);
+  }
+  for (int i = 0; i < c.n_rot / 2; ++i) {
+    const double exponent = -2.0 * i / c.n_rot, factor = rope_factors.empty() ? 1.0 : rope_factors[(size_t)i];
+    rope_frequencies.push_back(pow(c.rope_base, exponent) * c.rope_scale / factor);
+    rope_frequencies_sliding.push_back(pow(c.rope_base_sliding, exponent));
+  }
+  const size_t rows = (size_t)max_rows;
+  x.resize(rows * (size_t)c.n_embd);
+  branch.resize(rows * (size_t)c.n_embd);
+  qkv.resize(rows * (size_t)(n_q() + 2 * n_kv()));
+  attention.resize(rows * (size_t)n_q());
+  for (auto &table : cos_sin) table.resize(rows * (size_t)c.n_rot);
+  normed = ActivationBuffer(max_rows, c.n_embd, quantized[0], floats[0]);
+  attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);
+  gated = ActivationBuffer(max_rows, c.n_ff, quantized[2], floats[2]);
+  thread_memory.resize((size_t)pool.size());
+  finished = true;
+}
+
+uint64_t ec_model::scratch_bytes() const {
+  uint64_t floats = x.size() + branch.size() + qkv.size() + attention.size() + cos_sin[0].size() + cos_sin[1].size();
+  for (const auto &memory : thread_memory) floats += memory.size();
+  return 4 * floats + normed.bytes() + attended.bytes() + gated.bytes();
+}

@@ -1,0 +1,80 @@
+// A decoder-only transformer: weights that are borrowed as tiles, and the memory its forwards use.
+#pragma once
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "edgedec_cpu.h"
+#include "kernels.h"
+#include "kv_cache.h"
+#include "pool.h"
+
+struct ec_session {
+  ec_session(ec_model *owner, edgedec::KVCache &&kv) : model(owner), cache(std::move(kv)) {}
+  ec_model *model;
+  edgedec::KVCache cache;
+};
+
+namespace edgedec {
+
+// What the caller got wrong; becomes EC_INVALID.
+struct Invalid : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Rows of activations with the memory they point to.
+class ActivationBuffer {
+ public:
+  ActivationBuffer() = default;
+  ActivationBuffer(int64_t rows, int64_t n, bool quantized, bool floats);
+  const Activations &view() const { return view_; }
+  uint64_t bytes() const { return blocks_.size() * sizeof(ActivationBlock) + floats_.size() * sizeof(float); }
+
+ private:
+  std::vector<ActivationBlock> blocks_;
+  std::vector<float> floats_;
+  Activations view_{};
+};
+
+struct Layer {
+  Matrix matrices[EC_N_MATRICES];
+  std::vector<float> vectors[EC_N_VECTORS];
+  bool sliding = false;
+};
+
+}  // namespace edgedec
+
+struct ec_model {
+  ec_model(const ec_config &config, int32_t n_threads, int32_t max_rows, const edgedec::Kernels *kernels);
+
+  ec_config config;
+  int32_t max_rows;
+  const edgedec::Kernels *kernels;
+  edgedec::Pool &pool;
+  edgedec::Matrix token_embd{}, output{};
+  std::vector<float> output_norm, rope_factors;
+  std::vector<edgedec::Layer> layers;
+  std::vector<double> rope_frequencies, rope_frequencies_sliding;  // [n_rot / 2], radians per position
+  bool finished = false;
+
+  // --- memory of a forward, for up to max_rows rows ---
+  std::vector<float> x;                 // [rows][n_embd], the residual stream
+  std::vector<float> qkv;               // [rows][n_head * head_dim + 2 * n_kv]
+  std::vector<float> attention;         // [rows][n_head * head_dim]
+  std::vector<float> branch;            // [rows][n_embd], a block's output before its norm
+  std::vector<float> cos_sin[2];        // [rows][n_rot], plain and for sliding layers
+  edgedec::ActivationBuffer normed, attended, gated;
+  std::vector<std::vector<float>> thread_memory;  // a panel, a row, scores
+
+  int64_t n_q() const { return (int64_t)config.n_head * config.head_dim; }
+  int64_t n_kv() const { return (int64_t)config.n_head_kv * config.head_dim; }
+  void finish();
+  uint64_t scratch_bytes() const;
+};
+
+namespace edgedec {
+
+// Throws Invalid, std::bad_alloc; returns false when *cancel stopped it.
+bool forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, const volatile int32_t *cancel);
+
+}  // namespace edgedec

@@ -1,0 +1,98 @@
+// AVX2 with FMA and F16C: 8 lanes.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+constexpr int LANES = 8;
+constexpr int MAX_ROWS = 4;
+using Bytes = __m256i;
+using Ints = __m256i;
+using Floats = __m256;
+
+inline Bytes load_bytes(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+inline Bytes mask_bytes(Bytes x, uint8_t mask) { return _mm256_and_si256(x, _mm256_set1_epi8((char)mask)); }
+inline Bytes or_bytes(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
+template <int N>
+inline Bytes shift_bytes(Bytes x) {
+  if constexpr (N > 0) return _mm256_slli_epi16(x, N);
+  else if constexpr (N < 0) return _mm256_srli_epi16(x, -N);
+  else return x;
+}
+
+inline Ints set_ints(int32_t x) { return _mm256_set1_epi32(x); }
+template <int N>
+inline Ints shift_ints(Ints x) { return N == 0 ? x : _mm256_slli_epi32(x, N); }
+inline Ints load_groups(const int8_t *a, int g) {
+  int32_t four;
+  memcpy(&four, a + 4 * g, 4);
+  return _mm256_set1_epi32(four);
+}
+
+// sums[m] += the products of G groups of 4 columns with row m of the activations (32 bytes from row to row). Products
+// of two columns are summed in 16 bits, as many groups as never overflow them, then widened.
+template <int BITS, int G, int N>
+inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
+  constexpr int RUN = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;
+  static_assert(RUN * 2 * ((1 << BITS) - 1) * 127 <= 32767 && G % RUN == 0, "16 bits overflow");
+  UNROLL for (int g = 0; g < G; g += RUN)
+    UNROLL for (int m = 0; m < N; ++m) {
+      Ints pairs = _mm256_maddubs_epi16(w[g], load_groups(a + 32 * m, g));
+      UNROLL for (int i = 1; i < RUN; ++i)
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[g + i], load_groups(a + 32 * m, g + i)));
+      sums[m] = _mm256_add_epi32(sums[m], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+}
+
+// The same with signed weights of 8 bits, 8 groups: |w| <= 128 and |a| <= 127, so that two products fit 16 bits.
+constexpr bool SIGNED_NEEDS_SUM = false;
+template <int N>
+inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
+  UNROLL for (int g = 0; g < 8; ++g) {
+    const Bytes size = _mm256_abs_epi8(w[g]);
+    UNROLL for (int m = 0; m < N; ++m) {
+      const Ints pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(load_groups(a + 32 * m, g), w[g]));
+      sums[m] = _mm256_add_epi32(sums[m], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+  }
+}
+
+inline Floats zero() { return _mm256_setzero_ps(); }
+inline Floats set(float x) { return _mm256_set1_ps(x); }
+inline Floats load(const float *p) { return _mm256_loadu_ps(p); }
+inline void store(float *p, Floats x) { _mm256_storeu_ps(p, x); }
+inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats div(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+inline Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+inline Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+inline Floats abs(Floats a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Floats fnma(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
+inline Floats round_even(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+inline Floats load_halves(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+inline Floats load_bfloats(const void *p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+inline Floats load_u8(const uint8_t *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+inline Floats load_s8(const void *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+inline void store_s8(int8_t *p, Floats x) {
+  const __m256i whole = _mm256_cvtps_epi32(x);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
+}
+inline Floats power_of_two(Floats x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127)), 23));
+}
+inline void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+
+}  // namespace

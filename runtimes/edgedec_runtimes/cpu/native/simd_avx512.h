@@ -1,0 +1,90 @@
+// AVX-512 with VNNI: 16 lanes.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+constexpr int LANES = 16;
+constexpr int MAX_ROWS = 8;  // activations that a kernel takes at once
+using Bytes = __m512i;
+using Ints = __m512i;
+using Floats = __m512;
+
+inline Bytes load_bytes(const void *p) { return _mm512_loadu_si512(p); }
+inline Bytes mask_bytes(Bytes x, uint8_t mask) { return _mm512_and_si512(x, _mm512_set1_epi8((char)mask)); }
+inline Bytes or_bytes(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+// Shift 16-bit elements left (or right for N < 0); the caller masks what crosses a byte's border.
+template <int N>
+inline Bytes shift_bytes(Bytes x) {
+  if constexpr (N > 0) return _mm512_slli_epi16(x, N);
+  else if constexpr (N < 0) return _mm512_srli_epi16(x, -N);
+  else return x;
+}
+
+inline Ints set_ints(int32_t x) { return _mm512_set1_epi32(x); }
+template <int N>
+inline Ints shift_ints(Ints x) { return N == 0 ? x : _mm512_slli_epi32(x, N); }
+inline Ints load_groups(const int8_t *a, int g) {
+  int32_t four;
+  memcpy(&four, a + 4 * g, 4);
+  return _mm512_set1_epi32(four);
+}
+
+// sums[m] += the products of G groups of 4 columns with row m of the activations: weights unsigned of BITS bits,
+// activations signed, 32 bytes from row to row. Rows are inside, so that N chains of sums go on at the same time.
+template <int BITS, int G, int N>
+inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
+  UNROLL for (int g = 0; g < G; ++g)
+    UNROLL for (int m = 0; m < N; ++m) sums[m] = _mm512_dpbusd_epi32(sums[m], w[g], load_groups(a + 32 * m, g));
+}
+
+// The same with signed weights of 8 bits, 8 groups; the caller starts from -128 times the sums of the activations.
+constexpr bool SIGNED_NEEDS_SUM = true;
+template <int N>
+inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
+  const Bytes sign = _mm512_set1_epi8((char)0x80);
+  UNROLL for (int g = 0; g < 8; ++g) {
+    const Bytes biased = _mm512_xor_si512(w[g], sign);
+    UNROLL for (int m = 0; m < N; ++m) sums[m] = _mm512_dpbusd_epi32(sums[m], biased, load_groups(a + 32 * m, g));
+  }
+}
+
+inline Floats zero() { return _mm512_setzero_ps(); }
+inline Floats set(float x) { return _mm512_set1_ps(x); }
+inline Floats load(const float *p) { return _mm512_loadu_ps(p); }
+inline void store(float *p, Floats x) { _mm512_storeu_ps(p, x); }
+inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline Floats abs(Floats a) { return _mm512_abs_ps(a); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats fnma(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
+inline Floats round_even(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+inline Floats load_halves(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+inline Floats load_bfloats(const void *p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline Floats load_u8(const uint8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+inline Floats load_s8(const void *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+// Round to int8 what lies within -127 and 127.
+inline void store_s8(int8_t *p, Floats x) {
+  _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+// 2 to the power of x, a whole number in -126 .. 127.
+inline Floats power_of_two(Floats x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127)), 23));
+}
+inline void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+
+}  // namespace

@@ -1,0 +1,90 @@
+// NEON with the dot product instructions (Armv8.2): 4 lanes.
+#pragma once
+#include <arm_neon.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+constexpr int LANES = 4;
+constexpr int MAX_ROWS = 8;
+using Bytes = uint8x16_t;
+using Ints = int32x4_t;
+using Floats = float32x4_t;
+
+inline Bytes load_bytes(const void *p) { return vld1q_u8((const uint8_t *)p); }
+inline Bytes mask_bytes(Bytes x, uint8_t mask) { return vandq_u8(x, vdupq_n_u8(mask)); }
+inline Bytes or_bytes(Bytes a, Bytes b) { return vorrq_u8(a, b); }
+template <int N>
+inline Bytes shift_bytes(Bytes x) {
+  if constexpr (N > 0) return vshlq_n_u8(x, N);
+  else if constexpr (N < 0) return vshrq_n_u8(x, -N);
+  else return x;
+}
+
+inline Ints set_ints(int32_t x) { return vdupq_n_s32(x); }
+template <int N>
+inline Ints shift_ints(Ints x) { return N == 0 ? x : vshlq_n_s32(x, N); }
+
+// sums[m] += the products of G groups of 4 columns with row m of the activations (32 bytes from row to row).
+template <int BITS, int G, int N>
+inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
+  UNROLL for (int g = 0; g < G; g += 4)
+    UNROLL for (int m = 0; m < N; ++m) {
+      const int8x16_t four = vld1q_s8(a + 32 * m + 4 * g);
+      sums[m] = vdotq_laneq_s32(sums[m], vreinterpretq_s8_u8(w[g]), four, 0);
+      sums[m] = vdotq_laneq_s32(sums[m], vreinterpretq_s8_u8(w[g + 1]), four, 1);
+      sums[m] = vdotq_laneq_s32(sums[m], vreinterpretq_s8_u8(w[g + 2]), four, 2);
+      sums[m] = vdotq_laneq_s32(sums[m], vreinterpretq_s8_u8(w[g + 3]), four, 3);
+    }
+}
+
+constexpr bool SIGNED_NEEDS_SUM = false;
+template <int N>
+inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
+  dots<8, 8, N>(sums, w, a);
+}
+
+inline Floats zero() { return vdupq_n_f32(0); }
+inline Floats set(float x) { return vdupq_n_f32(x); }
+inline Floats load(const float *p) { return vld1q_f32(p); }
+inline void store(float *p, Floats x) { vst1q_f32(p, x); }
+inline Floats add(Floats a, Floats b) { return vaddq_f32(a, b); }
+inline Floats sub(Floats a, Floats b) { return vsubq_f32(a, b); }
+inline Floats mul(Floats a, Floats b) { return vmulq_f32(a, b); }
+inline Floats div(Floats a, Floats b) { return vdivq_f32(a, b); }
+inline Floats max(Floats a, Floats b) { return vmaxq_f32(a, b); }
+inline Floats min(Floats a, Floats b) { return vminq_f32(a, b); }
+inline Floats abs(Floats a) { return vabsq_f32(a); }
+inline Floats fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
+inline Floats fnma(Floats a, Floats b, Floats c) { return vfmsq_f32(c, a, b); }
+inline Floats round_even(Floats x) { return vrndnq_f32(x); }
+inline Floats to_floats(Ints x) { return vcvtq_f32_s32(x); }
+inline Floats load_halves(const void *p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)p)));
+}
+inline Floats load_bfloats(const void *p) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t *)p), 16));
+}
+inline Floats load_u8(const uint8_t *p) {
+  const float four[4] = {(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
+  return vld1q_f32(four);
+}
+inline Floats load_s8(const void *bytes) {
+  const int8_t *p = (const int8_t *)bytes;
+  const float four[4] = {(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
+  return vld1q_f32(four);
+}
+inline void store_s8(int8_t *p, Floats x) {
+  const int32x4_t whole = vcvtnq_s32_f32(x);
+  p[0] = (int8_t)vgetq_lane_s32(whole, 0);
+  p[1] = (int8_t)vgetq_lane_s32(whole, 1);
+  p[2] = (int8_t)vgetq_lane_s32(whole, 2);
+  p[3] = (int8_t)vgetq_lane_s32(whole, 3);
+}
+inline Floats power_of_two(Floats x) {
+  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(127)), 23));
+}
+inline void prefetch(const void *p) { __builtin_prefetch(p); }
+
+}  // namespace

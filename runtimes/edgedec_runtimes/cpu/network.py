@@ -1,0 +1,311 @@
+"""What the cpu runtime makes of a GGUF's header: the switches of the architecture, and which tensor goes where.
+
+What it does not know it refuses: a metadata key or a tensor that it would ignore could change a logit.
+"""
+
+import ctypes
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edgedec.errors import ModelFormatError, UnsupportedModelError
+from edgedec.ggml_types import GGMLType
+from edgedec.gguf import GGUF, TensorInfo
+from edgedec.gguf_metadata import get_float, get_int, get_text, refuse_missing
+
+# Numbers of native/edgedec_cpu.h.
+MATRICES = {
+    "token_embd.weight": 0,
+    "output.weight": 1,
+    "attn_q.weight": 2,
+    "attn_k.weight": 3,
+    "attn_v.weight": 4,
+    "attn_output.weight": 5,
+    "ffn_gate.weight": 6,
+    "ffn_up.weight": 7,
+    "ffn_down.weight": 8,
+}
+VECTORS = {
+    "output_norm.weight": 0,
+    "rope_freqs.weight": 1,
+    "attn_norm.weight": 2,
+    "ffn_norm.weight": 3,
+    "attn_q.bias": 4,
+    "attn_k.bias": 5,
+    "attn_v.bias": 6,
+    "attn_q_norm.weight": 7,
+    "attn_k_norm.weight": 8,
+    "post_attention_norm.weight": 9,
+    "post_ffw_norm.weight": 10,
+}
+_GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight", "rope_freqs.weight"})
+_OPTIONAL_MATRICES = frozenset({"output.weight"})
+_NEEDED_VECTORS = frozenset({"output_norm.weight", "attn_norm.weight", "ffn_norm.weight"})
+
+TILE_TYPES = frozenset(
+    {
+        GGMLType.F32,
+        GGMLType.F16,
+        GGMLType.BF16,
+        GGMLType.Q4_0,
+        GGMLType.Q4_1,
+        GGMLType.Q5_0,
+        GGMLType.Q5_1,
+        GGMLType.Q8_0,
+        GGMLType.Q4_K,
+        GGMLType.Q5_K,
+        GGMLType.Q6_K,
+    }
+)
+
+_KNOWN_KEYS = frozenset(
+    {
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "vocab_size",
+    }
+)
+_MOST = 2**31 - 1
+# What native/model.cpp takes.
+_LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A line of the table of architectures.
+
+    Attributes:
+        interleaved: Rotary embedding pairs neighbours, not halves of a head.
+        vectors: Per-layer vectors that the architecture has beside the two norms.
+        keys: Metadata keys that it has beside the common ones.
+        gelu: GELU instead of SiLU.
+        scaled_embedding: Embeddings are multiplied by the root of their length.
+    """
+
+    interleaved: bool = False
+    vectors: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
+    gelu: bool = False
+    scaled_embedding: bool = False
+
+
+_BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
+_HEAD_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
+_LINEAR_SCALING = frozenset({"rope.scaling.type", "rope.scaling.factor"})
+ARCHITECTURES = {
+    "llama": Architecture(interleaved=True, vectors=_BIASES, keys=_LINEAR_SCALING),
+    "qwen2": Architecture(vectors=_BIASES, keys=_LINEAR_SCALING),
+    "qwen3": Architecture(vectors=_HEAD_NORMS, keys=_LINEAR_SCALING),
+    "gemma3": Architecture(
+        vectors=_HEAD_NORMS | {"post_attention_norm.weight", "post_ffw_norm.weight"},
+        keys=_LINEAR_SCALING | {"attention.sliding_window", "rope.freq_base_swa"},
+        gelu=True,
+        scaled_embedding=True,
+    ),
+}
+_GEMMA_PATTERN = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
+_GEMMA_BASE_SLIDING = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor of the file and its place in the network; `layer` is 0 for those outside the layers."""
+
+    tensor: TensorInfo
+    which: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Shape and switches of a model; the names are those of ec_config."""
+
+    architecture: str
+    n_ctx_train: int
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    n_rot: int
+    rope_interleaved: bool
+    gelu: bool
+    sliding_window: int
+    sliding_pattern: int
+    rms_epsilon: float
+    embedding_scale: float
+    attention_scale: float
+    rope_base: float
+    rope_base_sliding: float
+    rope_scale: float
+    matrices: tuple[Placed, ...]
+    vectors: tuple[Placed, ...]
+
+
+def read_network(gguf: GGUF) -> Network:
+    """Read shape, switches and places from a header.
+
+    Raises:
+        UnsupportedModelError: The cpu runtime does not run this file.
+        ModelFormatError: The file contradicts itself.
+    """
+    name = get_text(gguf, "general.architecture") or "none"
+    if name not in ARCHITECTURES:
+        raise _unsupported(gguf, f"the architecture is {name!r}; the cpu runtime runs {', '.join(ARCHITECTURES)}")
+    architecture = ARCHITECTURES[name]
+    for key in gguf.metadata:
+        prefix, _, rest = key.partition(".")
+        if prefix == name and rest not in _KNOWN_KEYS | architecture.keys:
+            raise _unsupported(gguf, f"the cpu runtime does not know {key!r}")
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelFormatError(f"{gguf.paths[0]}: it has no matrix 'token_embd.weight'; download the file again")
+    n_embd, n_head = _whole(gguf, "embedding_length"), _whole(gguf, "attention.head_count")
+    head_dim = _whole(gguf, "attention.key_length", max(1, n_embd // n_head))
+    window = _whole(gguf, "attention.sliding_window", 0, at_least=0) if name == "gemma3" else 0
+    n_layer = _whole(gguf, "block_count", at_most=4096)
+    matrices, vectors = _place(gguf, architecture, n_layer)
+    network = Network(
+        architecture=name,
+        n_ctx_train=_whole(gguf, "context_length"),
+        n_vocab=embedding.shape[1],
+        n_embd=n_embd,
+        n_layer=n_layer,
+        n_head=n_head,
+        n_head_kv=_whole(gguf, "attention.head_count_kv", n_head),
+        head_dim=head_dim,
+        n_ff=_whole(gguf, "feed_forward_length"),
+        n_rot=_whole(gguf, "rope.dimension_count", head_dim),
+        rope_interleaved=architecture.interleaved,
+        gelu=architecture.gelu,
+        sliding_window=window,
+        sliding_pattern=_GEMMA_PATTERN if window else 0,
+        rms_epsilon=_number(gguf, "attention.layer_norm_rms_epsilon", None),
+        embedding_scale=math.sqrt(n_embd) if architecture.scaled_embedding else 1.0,
+        attention_scale=1 / math.sqrt(head_dim),
+        rope_base=_number(gguf, "rope.freq_base", 10000.0),
+        rope_base_sliding=_number(gguf, "rope.freq_base_swa", _GEMMA_BASE_SLIDING),
+        rope_scale=_rope_scale(gguf),
+        matrices=matrices,
+        vectors=vectors,
+    )
+    _check(gguf, network)
+    return network
+
+
+def _check(gguf: GGUF, n: Network) -> None:
+    path = gguf.paths[0]
+    if n.n_head % n.n_head_kv or n.n_rot % 2 or n.n_rot > n.head_dim:
+        raise ModelFormatError(
+            f"{path}: {n.n_head} heads on {n.n_head_kv} key-value heads, {n.n_rot} rotated elements of "
+            f"{n.head_dim}; expected a multiple and an even number of at most the head: download the file again"
+        )
+    if _whole(gguf, "attention.value_length", n.head_dim) != n.head_dim:
+        raise _unsupported(gguf, "keys and values differ in length")
+    for name, size in _LARGEST.items():
+        if getattr(n, name) > size:
+            raise _unsupported(gguf, f"{name} is {getattr(n, name)}, more than {size}")
+    for name in ("rms_epsilon", "rope_base", "rope_base_sliding", "rope_scale"):
+        if not 0 < ctypes.c_float(getattr(n, name)).value < math.inf:
+            raise _unsupported(gguf, f"{name} is {getattr(n, name)}, no positive number")
+    if n.head_dim % 16 or n.n_embd % 16:
+        raise _unsupported(gguf, f"heads of {n.head_dim} or states of {n.n_embd} elements are no multiple of 16")
+    if n.architecture == "gemma3" and n.n_layer == 62:  # the 27B scales attention by its width
+        raise _unsupported(gguf, "this size of gemma 3 scales its attention in another way")
+    for placed in n.vectors:
+        if placed.tensor.type is not GGMLType.F32 or len(placed.tensor.shape) != 1:
+            raise _unsupported(gguf, f"tensor {placed.tensor.name!r} is not a vector of F32")
+    for placed in n.matrices:
+        if placed.tensor.type not in TILE_TYPES:
+            raise _unsupported(gguf, f"tensor {placed.tensor.name!r} is {placed.tensor.type.name}")
+    n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
+    shapes = (
+        *((n.n_embd, n.n_vocab), (n.n_embd, n.n_vocab), (n.n_embd, n_q), (n.n_embd, n_kv), (n.n_embd, n_kv)),
+        *((n_q, n.n_embd), (n.n_embd, n.n_ff), (n.n_embd, n.n_ff), (n.n_ff, n.n_embd)),
+    )
+    lengths = (n.n_embd, n.n_rot // 2, n.n_embd, n.n_embd, n_q, n_kv, n_kv, n.head_dim, n.head_dim, n.n_embd, n.n_embd)
+    expected: dict[str, tuple[int, ...]] = {p.tensor.name: shapes[p.which] for p in n.matrices}
+    expected |= {placed.tensor.name: (lengths[placed.which],) for placed in n.vectors}
+    for name, shape in expected.items():
+        if gguf.tensors[name].shape != shape:
+            raise ModelFormatError(
+                f"{path}: tensor {name!r} has the shape {gguf.tensors[name].shape}, expected {shape}; "
+                "download the file again"
+            )
+
+
+def _place(gguf: GGUF, architecture: Architecture, n_layer: int) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
+    """Find every tensor's place; none may be left over, none may be missing."""
+    matrices, vectors, used = [], [], set()
+    allowed = VECTORS.keys() - (_BIASES | _HEAD_NORMS | {"post_attention_norm.weight", "post_ffw_norm.weight"})
+    allowed |= architecture.vectors
+    for name, layer, short in _names(n_layer):
+        tensor = gguf.tensors.get(name)
+        if tensor is None:
+            if short in MATRICES.keys() - _OPTIONAL_MATRICES or short in _NEEDED_VECTORS:
+                raise ModelFormatError(f"{gguf.paths[0]}: it has no tensor {name!r}; download the file again")
+            continue
+        used.add(name)
+        if short in MATRICES:
+            matrices.append(Placed(tensor, MATRICES[short], layer))
+        elif short in allowed:
+            vectors.append(Placed(tensor, VECTORS[short], layer))
+        else:
+            raise _unsupported(gguf, f"tensor {name!r} is none that this architecture has")
+    left = gguf.tensors.keys() - used
+    if left:
+        raise _unsupported(gguf, f"the cpu runtime has no use for tensor {min(left)!r}")
+    return tuple(matrices), tuple(vectors)
+
+
+def _names(n_layer: int) -> Iterator[tuple[str, int, str]]:
+    """Yield name, layer and name within the layer of all tensors there can be, in the order they are used."""
+    yield "token_embd.weight", 0, "token_embd.weight"
+    yield "rope_freqs.weight", 0, "rope_freqs.weight"
+    for layer in range(n_layer):
+        for short in (*MATRICES, *VECTORS):
+            if short not in _GLOBAL:
+                yield f"blk.{layer}.{short}", layer, short
+    yield "output_norm.weight", 0, "output_norm.weight"
+    yield "output.weight", 0, "output.weight"
+
+
+def _rope_scale(gguf: GGUF) -> float:
+    """Return what positions are multiplied by; only linear scaling is a number."""
+    architecture = gguf.metadata["general.architecture"]
+    kind = get_text(gguf, f"{architecture}.rope.scaling.type")
+    factor = get_float(gguf, f"{architecture}.rope.scaling.factor")
+    if kind not in (None, "none", "linear"):
+        raise _unsupported(gguf, f"rope scaling {kind!r} is not linear")
+    return 1 / factor if kind == "linear" and factor else 1.0
+
+
+def _whole(gguf: GGUF, key: str, default: int | None = None, *, at_least: int = 1, at_most: int = _MOST) -> int:
+    key = f"{gguf.metadata['general.architecture']}.{key}"
+    value = get_int(gguf, key, at_least=at_least, at_most=at_most)
+    if value is None and default is None:
+        refuse_missing(gguf, key)
+    return value if value is not None else default or 0
+
+
+def _number(gguf: GGUF, key: str, default: float | None) -> float:
+    key = f"{gguf.metadata['general.architecture']}.{key}"
+    value = get_float(gguf, key)
+    if value is None and default is None:
+        refuse_missing(gguf, key)
+    return value if value is not None else default or 0.0
+
+
+def _unsupported(gguf: GGUF, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{gguf.paths[0]}: {reason}; use the llamacpp runtime")

@@ -1,0 +1,159 @@
+"""The cpu runtime's entry: what it accepts, plans and loads."""
+
+import hashlib
+from collections import deque
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+
+from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
+from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf_metadata import get_text
+from edgedec.memory import MemoryTerm, resident_bytes
+from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
+from edgedec.model_info import describe, require_text_decoder
+from edgedec_runtimes.cpu import weights
+from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native
+from edgedec_runtimes.cpu.model import CpuModel
+from edgedec_runtimes.cpu.network import Network, read_network
+from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.vocabulary import open_tokenizer, refusal
+
+_VOCABULARY_BYTES_PER_TOKEN = 250
+_BLOCK = 32
+_covered: deque[str] = deque(maxlen=16)  # hashes of headers whose vocabulary was found to be covered
+
+
+class Cpu:
+    """Implements edgedec.model.Runtime."""
+
+    name = "cpu"
+
+    def accepts(self, path: Path) -> str | None:
+        """Return None when the architecture, the tensor types and the vocabulary are covered, else the reason."""
+        try:
+            gguf, _ = _read(path)
+            _require_covered_vocabulary(gguf)
+            native()
+        except EdgedecError as error:
+            return str(error)
+        return None
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the terms of the memory plan, from the header."""
+        _check_options(options)
+        gguf, network = _read(path)
+        _require_covered_vocabulary(gguf)
+        _check_kv(path, network, options)
+        n_ctx, n_tile_bytes = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_bytes(gguf, network)
+        return _terms(n_tile_bytes, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
+
+    def load(self, path: Path, options: LoadOptions) -> Model:
+        """Load the weights: map their tiles, or make them first."""
+        _check_options(options)
+        before = resident_bytes() or 0
+        gguf, network = _read(path)
+        _check_kv(path, network, options)
+        tokenizer = open_tokenizer(gguf)  # before the tiles: it may refuse
+        with ExitStack() as undo:
+            handle = weights.create(network, options.n_threads or usable_cores())
+            undo.callback(native().ec_model_destroy, handle)
+            tiles = weights.load_tiles(gguf, network, options)
+            undo.callback(tiles.close)
+            weights.attach(handle, gguf, network, tiles)
+            if options.cancel is not None:
+                options.cancel.check(f"loading {path.name}")
+            isa = native().ec_model_instruction_set(handle).decode()
+            card = _card(gguf, network, tiles.head.model_sha256, f"{isa} {options.kv_type}")
+            n_tile_bytes = tiles.n_bytes
+
+            @lru_cache(maxsize=8)
+            def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
+                return _terms(n_tile_bytes, network, options, n_ctx, n_rows, before)
+
+            model = CpuModel(handle, tiles, tokenizer, card, KV_TYPES[options.kv_type], terms)
+            undo.pop_all()
+        return model
+
+    def report(self) -> RuntimeReport:
+        """Name the instruction sets."""
+        from edgedec import __version__
+
+        return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(instruction_sets())}",))
+
+
+def _read(path: Path) -> tuple[GGUF, Network]:
+    gguf = read_gguf(path)
+    require_text_decoder(gguf)
+    return gguf, read_network(gguf)
+
+
+def _require_covered_vocabulary(gguf: GGUF) -> None:
+    if gguf.header_hash in _covered:  # a large vocabulary takes 0.1 s
+        return
+    reason = refusal(gguf)
+    if reason is not None:
+        raise UnsupportedModelError(f"{gguf.paths[0]}: {reason}; use the llamacpp runtime")
+    _covered.append(gguf.header_hash)
+
+
+def _check_options(options: LoadOptions) -> None:
+    """Raise RequestError for what the runtime can't honour."""
+    if options.kv_type not in KV_TYPES:
+        raise RequestError(f"kv_type is {options.kv_type!r}; the cpu runtime takes {' and '.join(KV_TYPES)}")
+    if options.n_gpu_layers not in (None, 0, -1) or options.device not in (None, "CPU"):
+        raise RequestError("the cpu runtime has no GPU; leave device and n_gpu_layers out, or use the llamacpp runtime")
+    for name, most in (("n_ctx", 1 << 24), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):
+        value = getattr(options, name)
+        if value is not None and not 1 <= value <= most:
+            raise RequestError(f"{name} is {value}; it must be from 1 to {most}")
+
+
+def _check_kv(path: Path, network: Network, options: LoadOptions) -> None:
+    if options.kv_type == "q8_0" and network.head_dim % _BLOCK:
+        raise RequestError(
+            f"{path}: its heads of {network.head_dim} elements are no multiple of {_BLOCK}, so that keys and values "
+            "can't be kept as q8_0; use kv_type 'f16'"
+        )
+
+
+def _card(gguf: GGUF, network: Network, model_sha256: str, numerics: str) -> ModelCard:
+    info = describe(gguf)
+    identity = f"cpu {weights.LAYOUT} {gguf.header_hash} {model_sha256} {numerics}"
+    return ModelCard(
+        name=info.name or "",
+        architecture=network.architecture,
+        runtime=Cpu.name,
+        n_vocab=network.n_vocab,
+        n_embd=network.n_embd,
+        n_layer=network.n_layer,
+        n_ctx_train=network.n_ctx_train,
+        fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+        chat_template=get_text(gguf, "tokenizer.chat_template"),
+        sampling_defaults=info.sampling_defaults,
+    )
+
+
+def _terms(
+    n_tile_bytes: int, network: Network, options: LoadOptions, n_ctx: int, n_rows: int, base_bytes: int
+) -> tuple[MemoryTerm, ...]:
+    """Return the plan's terms; `base_bytes` is what the process held before."""
+    n, element = network, 2 if options.kv_type == "f16" else 1 + 4 / _BLOCK
+    n_tokens = -(-n_ctx // 64) * 64
+    kv_bytes = int(n_tokens * n.n_layer * n.n_head_kv * n.head_dim * 2 * element)
+    return (
+        MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
+        MemoryTerm("weights (tiles)", n_tile_bytes, "mapped" if options.cache_dir and options.mmap else "private"),
+        MemoryTerm("vocabulary", n.n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n.n_vocab} tokens"),
+        MemoryTerm("KV cache", kv_bytes * options.n_parallel, f"{n_ctx} tokens × {options.n_parallel}"),
+        MemoryTerm("logits", n_rows * n.n_vocab * 4, f"{n_rows} rows"),
+        MemoryTerm("activations", _scratch_bytes(n), f"{weights.MAX_ROWS} rows"),
+    )
+
+
+def _scratch_bytes(n: Network) -> int:
+    """Return what native/model.cpp allocates for a forward."""
+    n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
+    floats = 2 * n.n_embd + 2 * n_q + 2 * n_kv + 2 * n.n_rot
+    quantized = (n.n_embd + n_q + n.n_ff) * (1 + 20 / _BLOCK)
+    return int(weights.MAX_ROWS * (4 * floats + quantized))

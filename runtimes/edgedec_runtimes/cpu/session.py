@@ -1,0 +1,140 @@
+"""One sequence's KV cache on the cpu runtime."""
+
+import ctypes
+import os
+import struct
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError
+from edgedec.model import Forward, ForwardItem, LayerSet, Rows
+from edgedec.progress import OnProgress
+from edgedec_runtimes.bookkeeping import SessionState
+from edgedec_runtimes.cpu.library import address, check, native
+
+if TYPE_CHECKING:
+    from edgedec_runtimes.cpu.model import CpuModel
+
+_SAVED = struct.Struct("<64sI")
+
+
+class CpuSession:
+    """Implements edgedec.model.Session.
+
+    Attributes:
+        state: What the native session holds.
+    """
+
+    def __init__(self, model: "CpuModel", handle: ctypes.c_void_p, n_ctx: int) -> None:
+        self._model = model
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
+        self._finalizer.atexit = False  # a daemon thread may be in a forward then
+        self.state = SessionState(n_ctx, model.card.n_layer)
+
+    @property
+    def model(self) -> "CpuModel":
+        """The model this session belongs to."""
+        return self._model
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The native session."""
+        return self._handle
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens that the session can hold."""
+        return self.state.n_ctx
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens in the KV cache, counted along the prefix."""
+        return self.state.n_cached
+
+    def forward(
+        self,
+        tokens: NDArray[np.int32] | None = None,
+        *,
+        n_past: int,
+        hidden: NDArray[np.float32] | None = None,
+        resume_after: int | None = None,
+        parents: NDArray[np.int32] | None = None,
+        layers: LayerSet | None = None,
+        rows: Rows = "last",
+        taps: tuple[int, ...] = (),
+        on_progress: OnProgress | None = None,
+    ) -> Forward:
+        """Evaluate new rows; see edgedec.model.Session."""
+        item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
+        return self._model.forward_with_progress([item], on_progress)[0]
+
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Keep the path `rows` of the last tree and drop its other rows."""
+        with self._model.exclusive():
+            slots = self.state.leave_tree(rows)
+            code = native().ec_session_move(self._handle, address(slots), len(slots), self.n_cached)
+            check(code, "keeping a path")
+            self.state.hold_path(slots)
+
+    def fork(self) -> "CpuSession":
+        """Open a second session; the pages of the cached prefix are shared until one of the two writes there."""
+        with self._model.exclusive():
+            self.state.check_settled("forked")
+            handle = ctypes.c_void_p()
+            check(native().ec_session_fork(self._handle, self.n_cached, ctypes.byref(handle)), "forking a session")
+            twin = self._model.adopt(handle, self.n_ctx)
+            twin.state.restore(self.n_cached, self.state.written[:, : self.n_cached])
+            return twin
+
+    def save(self) -> bytes:
+        """Serialize the cached KV."""
+        with self._model.exclusive():
+            self.state.check_settled("saved")
+            n = self.n_cached
+            kv = np.empty(native().ec_session_saved_bytes(self._handle, n), np.uint8)
+            check(native().ec_session_save(self._handle, n, address(kv), len(kv)), "saving a session")
+            return self._head(n) + self.state.written[:, :n].tobytes() + kv.tobytes()
+
+    def load(self, data: bytes, n_tokens: int) -> None:
+        """Restore what save() returned; on an error the session is as it was."""
+        with self._model.exclusive():
+            self.state.check_open()
+            if not 0 <= n_tokens <= self.n_ctx:
+                raise ModelFormatError(
+                    f"the saved state holds {n_tokens} tokens, the session {self.n_ctx}; open a longer one"
+                )
+            head, n_layer = self._head(n_tokens), self._model.card.n_layer
+            kv_bytes = int(native().ec_session_saved_bytes(self._handle, n_tokens))
+            n_flags = n_layer * n_tokens
+            if data[: len(head)] != head or len(data) != len(head) + n_flags + kv_bytes:
+                raise ModelFormatError(
+                    f"the saved state ({len(data)} bytes) is not one of {n_tokens} tokens of this model with these "
+                    "options; evaluate the tokens again"
+                )
+            written = np.frombuffer(data, np.bool_, n_flags, len(head)).reshape(n_layer, n_tokens)
+            kv = np.frombuffer(data, np.uint8, kv_bytes, len(head) + n_flags)
+            check(native().ec_session_load(self._handle, n_tokens, address(kv), len(kv)), "restoring a session")
+            self.state.restore(n_tokens, written)
+
+    def _head(self, n_tokens: int) -> bytes:
+        return _SAVED.pack(self._model.card.fingerprint.encode(), n_tokens)
+
+    def cancel(self) -> None:
+        """Stop the forward that is running; without one, nothing happens."""
+        self._model.stop.cancel(self)
+
+    def close(self) -> None:
+        """Free the KV cache; calling it again does nothing."""
+        with self._model.lock:
+            self.state.close()
+            self._finalizer()
+
+
+def _free(handle: ctypes.c_void_p, pid: int) -> None:
+    """Free native memory; a forked child leaves the parent's alone."""
+    if os.getpid() == pid:
+        native().ec_session_close(handle)

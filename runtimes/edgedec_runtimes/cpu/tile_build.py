@@ -1,0 +1,220 @@
+"""Making the tiles of a model: in a file that appears whole or not at all, or in private memory."""
+
+import errno
+import mmap
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from edgedec.errors import MemoryCapError, StorageError
+from edgedec.gguf import GGUF
+from edgedec.memory import format_bytes
+from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.shared_files import publish
+from edgedec_runtimes.cpu.tile_file import U8, TileHead, Tiles, blocks
+from edgedec_runtimes.cpu.tile_sources import Source, model_sha256, source_of
+
+Fill = Callable[[str, U8], None]
+
+_POLL_S = 0.1
+
+
+class CacheUnusableError(StorageError):
+    """The disk does not take the tiles; they are made in memory instead."""
+
+
+@dataclass(slots=True)
+class Job:
+    """What was asked for, and the model's SHA-256 once it is known.
+
+    Attributes:
+        head: The head of the file but for what is known when the tiles are made: SHA-256 and CRCs.
+        fill: Writes one tensor's tiles.
+    """
+
+    gguf: GGUF
+    head: TileHead
+    fill: Fill
+    on_progress: OnProgress | None = None
+    cancel: CancelToken | None = None
+    sha256: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name of the model's first file."""
+        return self.gguf.paths[0].name
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the tile file."""
+        return self.head.offsets()[-1]
+
+    def report(self, phase: str, done: int, total: int, detail: str) -> None:
+        """Look at the cancellation, and report progress in bytes."""
+        if self.cancel is not None:
+            self.cancel.check(f"{phase} {self.label}")
+        if self.on_progress is not None:
+            self.on_progress(Progress(phase, done, total, "bytes", detail))
+
+
+@contextmanager
+def cache_errors() -> Iterator[None]:
+    """Turn an OSError of the block into the error that sends the tiles to memory instead."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+        remedy = "make room, or choose a cache folder elsewhere" if full else "check the cache folder's permissions"
+        raise CacheUnusableError(f"the cache can't be used: {error}; {remedy}") from error
+
+
+def make_in_memory(job: Job) -> Tiles:
+    """Make the tiles in memory of our own, in the places that they have in a file.
+
+    Raises:
+        CancelledError, MemoryCapError.
+    """
+    buffer = _anonymous(job.n_bytes)
+    whole: U8 = np.frombuffer(buffer, np.uint8)
+    detail, total = f"{job.label}, in memory", job.n_bytes
+    job.report("tiles", 0, total, detail)
+    for tensor, offset in zip(job.head.tensors, job.head.offsets(), strict=False):
+        job.fill(tensor.name, whole[offset : offset + tensor.n_bytes])
+        job.report("tiles", offset + tensor.n_bytes, total, detail)
+    return Tiles(buffer, job.head, None)
+
+
+def make_file(job: Job, partial_path: Path, source: Source) -> Path:
+    """Make the tiles in a file beside `partial_path`, whose name begins as that one's, and return its path.
+
+    The caller holds the lock of `partial_path`.
+
+    Raises:
+        CacheUnusableError: The disk does not take them. Nothing is left of it, whatever is raised.
+        StorageError: The model changed while it was read.
+        CancelledError, MemoryCapError.
+    """
+    detail = f"{job.label}, kept in {partial_path.parent}"
+    with _Partial(partial_path) as partial:
+        with _background_sha256(job, detail) as sha256:
+            crcs = _write_tiles(job, partial, detail)
+            job.sha256 = sha256()
+        require_unchanged(job, source)
+        path = partial_path.with_suffix(f".{job.sha256[:16]}.tiles")
+        partial.publish(replace(job.head, model_sha256=job.sha256, crcs=crcs), path)
+    return path
+
+
+def require_unchanged(job: Job, source: Source) -> None:
+    """Raise StorageError when the model's files are not as they were."""
+    try:
+        unchanged = source_of(job.gguf.paths) == source
+    except OSError:
+        unchanged = False
+    if not unchanged:
+        raise StorageError(f"{job.gguf.paths[0]} changed while it was read; load it again when it is complete")
+
+
+def _write_tiles(job: Job, partial: "_Partial", detail: str) -> tuple[int, ...]:
+    """Fill and write tensor by tensor, and return their CRCs.
+
+    They pass through a buffer: a mapped file that finds the disk full ends the process, where write() says so.
+    """
+    crcs, done, total = [], 0, job.n_bytes
+    buffer = _anonymous(max((tensor.n_bytes for tensor in job.head.tensors), default=0))
+    scratch: U8 = np.frombuffer(buffer, np.uint8)
+    for tensor, offset in zip(job.head.tensors, job.head.offsets(), strict=False):
+        job.report("tiles", done, total, detail)
+        out = scratch[: tensor.n_bytes]
+        out[:] = 0
+        job.fill(tensor.name, out)
+        partial.seek(offset)
+        crc, done = 0, offset
+        for block in blocks(out):
+            crc = zlib.crc32(block, crc)
+            partial.write(block)
+            done += len(block)
+            job.report("tiles", done, total, detail)
+        crcs.append(crc)
+    return tuple(crcs)
+
+
+class _Partial:
+    """The file that becomes the tile file, written under the lock; gone unless it was published."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        with cache_errors():
+            self._file = open(self._path, "wb", buffering=0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # what could not be written has been told by write or publish
+            self._file.close()
+        with suppress(OSError):  # gone when it was published
+            self._path.unlink()
+
+    def seek(self, offset: int) -> None:
+        with cache_errors():
+            self._file.seek(offset)
+
+    def write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        with cache_errors():
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+    def publish(self, head: TileHead, path: Path) -> None:
+        """Write the head, make sure that all of it is on the disk, and give the file its name."""
+        self.seek(0)
+        self.write(head.encode())
+        with cache_errors():
+            self._file.truncate(head.offsets()[-1])
+            os.fsync(self._file.fileno())
+            self._file.close()
+            publish(self._path, path)
+
+
+@contextmanager
+def _background_sha256(job: Job, detail: str) -> Iterator[Callable[[], str]]:
+    """Compute the model's SHA-256 beside the block; yields what waits for it. Leaving the block early stops it."""
+    stop = CancelToken()
+
+    def work() -> str:
+        return job.sha256 or model_sha256(job.gguf.paths, lambda _: stop.check("hash"))
+
+    def wait() -> str:
+        while not future.done():
+            job.report("tiles", job.n_bytes, job.n_bytes, detail)
+            with suppress(TimeoutError):
+                return future.result(_POLL_S)
+        return future.result()
+
+    with ThreadPoolExecutor(1, "edgedec-sha256") as pool:
+        future: Future[str] = pool.submit(work)
+        try:
+            yield wait
+        finally:
+            stop.cancel()
+
+
+def _anonymous(n_bytes: int) -> mmap.mmap:
+    """Return private memory of zeros, at the start of a page."""
+    try:
+        if sys.platform == "win32":
+            return mmap.mmap(-1, max(1, n_bytes))
+        return mmap.mmap(-1, max(1, n_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, MemoryError) as error:
+        raise MemoryCapError(
+            f"the system has no {format_bytes(n_bytes)} for the tiles; close programs, or use a smaller model"
+        ) from error

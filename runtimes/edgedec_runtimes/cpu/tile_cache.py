@@ -1,0 +1,246 @@
+"""The tile cache: a model's matrices, rearranged once, written to a file and mapped on later starts.
+
+    tiles = open_tiles(gguf, tensors, fill, layout="...", cache_dir=root, on_progress=None, cancel=None)
+    tiles["blk.0.attn_q.weight"].ctypes.data
+
+The file is found by the model's header and size and the layout, and taken when path, size and times of the model's
+files are those it was made from; else the model is read once and its SHA-256 compared (tile_sources). So the tiles
+of a model that was moved, copied or touched are used on, and models that differ in nothing but weights never mix.
+What is not noticed: weights changed in place with size and both times of the file kept, and damage inside the tiles
+(`Tiles.verify` finds that).
+
+Without a disk that takes the file, the tiles are made in private memory at each start, and the log says why.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
+from edgedec.gguf import GGUF
+from edgedec.memory import format_bytes
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.shared_files import FileLock, try_lock
+from edgedec_runtimes.cpu.tile_build import (
+    CacheUnusableError,
+    Fill,
+    Job,
+    cache_errors,
+    make_file,
+    make_in_memory,
+    require_unchanged,
+)
+from edgedec_runtimes.cpu.tile_file import TileHead, Tiles, TileTensor, map_tiles
+from edgedec_runtimes.cpu.tile_listing import remove_outdated, tile_paths, tiles_folder
+from edgedec_runtimes.cpu.tile_sources import Source, add_source, model_sha256, read_sources, source_of, sources_path
+
+__all__ = ["Fill", "TileTensor", "Tiles", "open_tiles", "tile_cache_note", "tiles_n_bytes"]
+
+MARGIN_BYTES = 16 << 20  # left free, so that the tiles do not fill the disk to the last byte
+POLL_S = 0.1
+
+logger = logging.getLogger("edgedec.tiles")
+
+
+def open_tiles(
+    gguf: GGUF,
+    tensors: Sequence[TileTensor],
+    fill: Fill,
+    *,
+    layout: str,
+    cache_dir: Path | None,
+    use_cache: bool = True,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> Tiles:
+    """Map the tiles of a model; make them first where there are none that are sound and of this model.
+
+    What they take on the disk is said before they are written, to the log and in the detail of the first progress.
+
+    Args:
+        gguf: The model, unchanged since its header was read.
+        tensors: Names and sizes of the tiles, in the order of the file; no name twice.
+        fill: Called with a name and uint8[n_bytes], zeros, to write one tensor's tiles into; in this thread, in order.
+            After a failure of the disk it is called again from the first tensor on.
+        layout: Version of the arrangement; another one has a file of its own.
+        cache_dir: The cache's root; None for private memory.
+        use_cache: False for private memory as well.
+        on_progress: Gets the phases "tiles", "wait" (for another process that makes them) and "verify" (a model that
+            may have changed is read).
+        cancel: Stops it, between two tensors at the latest; nothing is left on the disk.
+
+    Raises:
+        CancelledError: Cancelled.
+        ModelNotFoundError, StorageError: The model's files are gone, can't be read or change while they are read.
+        MemoryCapError: The system has no memory for the tiles.
+    """
+    job = Job(gguf, _draft_head(gguf, tensors, layout), fill, on_progress, cancel)
+    if cache_dir is not None and use_cache:
+        try:
+            return _from_cache(job, cache_dir)
+        except CacheUnusableError as error:
+            logger.warning("%s: %s; the tiles are made in memory, at each start", job.label, error)
+    return make_in_memory(job)
+
+
+def tiles_n_bytes(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str) -> int:
+    """Return what the tiles take, on the disk as in memory: Tiles.n_bytes."""
+    return _draft_head(gguf, tensors, layout).offsets()[-1]
+
+
+def tile_cache_note(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str, cache_dir: Path | None) -> str | None:
+    """Return what open_tiles would take on the disk, "tiles: 96.0 MB on disk in FOLDER"; None when it takes no more."""
+    if cache_dir is None:
+        return None
+    job = Job(gguf, _draft_head(gguf, tensors, layout), lambda name, out: None)
+    folder = tiles_folder(cache_dir)
+    try:
+        found = _candidates(job, folder)
+    except CacheUnusableError:
+        return None
+    for tiles in found:
+        tiles.close()
+    return None if found else _note(job, folder)
+
+
+def _draft_head(gguf: GGUF, tensors: Sequence[TileTensor], layout: str) -> TileHead:
+    assert len({tensor.name for tensor in tensors}) == len(tensors), "a tensor is there twice"
+    return TileHead(layout, gguf.header_hash, gguf.n_bytes, "0" * 64, tuple(tensors), (0,) * len(tensors))
+
+
+def _key(head: TileHead) -> str:
+    wanted = json.dumps([head.layout, head.header_hash, head.n_model_bytes])
+    return hashlib.sha256(wanted.encode()).hexdigest()[:16]
+
+
+def _note(job: Job, folder: Path) -> str:
+    return f"tiles: {format_bytes(job.n_bytes)} on disk in {folder}"
+
+
+def _from_cache(job: Job, cache_dir: Path) -> Tiles:
+    folder = tiles_folder(cache_dir)
+    try:
+        source = source_of(job.gguf.paths)
+    except OSError as error:
+        raise ModelNotFoundError(f"{job.gguf.paths[0]}: {error.strerror or error}; check the directory") from error
+    tiles = _find(job, folder, source)
+    if tiles is None:
+        with _locked(job, folder):
+            tiles = _find(job, folder, source, discard=True) or _build(job, cache_dir, source)
+    if tiles.path is not None:
+        with suppress(OSError):  # the folder may be read-only; then the time of the last use is not known
+            os.utime(sources_path(tiles.path))
+    return tiles
+
+
+def _find(job: Job, folder: Path, source: Source, *, discard: bool = False) -> Tiles | None:
+    """Return the tiles of this very model, if they are there.
+
+    Where they may be, but were made from other paths or times, the model is read to find out.
+    """
+    found = _candidates(job, folder, discard=discard)
+    chosen = next((tiles for tiles in found if tiles.path and source in read_sources(tiles.path)), None)
+    try:
+        if found and chosen is None:
+            chosen = _equal_model(job, found, source)
+    finally:
+        for tiles in found:
+            if tiles is not chosen:
+                tiles.close()
+    return chosen
+
+
+def _candidates(job: Job, folder: Path, *, discard: bool = False) -> list[Tiles]:
+    """Map the files that hold these tensors of a model with this header; with `discard`, delete damaged ones."""
+    found, start = [], _key(job.head) + "."
+    with cache_errors():
+        for path in tile_paths(folder):
+            if not path.name.startswith(start):
+                continue
+            try:
+                tiles = map_tiles(path)
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+            except ModelFormatError as error:
+                logger.info("%s; the tiles are made anew", error)
+                if discard:
+                    path.unlink(missing_ok=True)
+                continue
+            if replace(tiles.head, model_sha256=job.head.model_sha256, crcs=job.head.crcs) == job.head:
+                found.append(tiles)
+            else:
+                logger.info("%s holds other tensors than expected; the tiles are made anew", path)
+                tiles.close()
+    return found
+
+
+def _equal_model(job: Job, found: list[Tiles], source: Source) -> Tiles | None:
+    """Read the model and return the tiles that were made of the same bytes."""
+    if not job.sha256:
+        logger.info("%s is not known by its path and times; it is read to see whether it changed", job.label)
+        n_bytes = job.gguf.n_bytes
+        sha256 = model_sha256(job.gguf.paths, lambda done: job.report("verify", done, n_bytes, job.label))
+        require_unchanged(job, source)
+        job.sha256 = sha256
+    chosen = next((tiles for tiles in found if tiles.head.model_sha256 == job.sha256), None)
+    if chosen is not None and chosen.path is not None:
+        _remember(chosen.path, source)
+    return chosen
+
+
+def _remember(path: Path, source: Source) -> None:
+    try:
+        add_source(path, source)
+    except OSError as error:
+        logger.info("%s: its sources can't be written (%s); each start will read the model", path, error)
+
+
+def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
+    """Make the tiles in a file, under the lock, and map it; what the same paths held before loses its tiles."""
+    folder = tiles_folder(cache_dir)
+    logger.info("%s: %s", job.label, _note(job, folder))
+    with cache_errors():
+        free = shutil.disk_usage(folder).free
+    if free < job.n_bytes + MARGIN_BYTES:
+        raise CacheUnusableError(
+            f"{format_bytes(job.n_bytes)} for tiles are needed in {folder}, {format_bytes(free)} are free; make room"
+        )
+    path = make_file(job, _partial_path(job, folder), source)
+    _remember(path, source)
+    try:
+        remove_outdated(cache_dir, source)
+    except StorageError as error:
+        logger.info("%s", error)
+    with cache_errors():
+        return map_tiles(path)
+
+
+def _partial_path(job: Job, folder: Path) -> Path:
+    return folder / f"{_key(job.head)}.partial"
+
+
+@contextmanager
+def _locked(job: Job, folder: Path) -> Iterator[None]:
+    """Hold the lock of the tile file; wait while another process makes it, reporting how far that one is."""
+    partial = _partial_path(job, folder)
+    done = 0
+    while (lock := _try_lock(partial)) is None:
+        with suppress(OSError):  # not begun, or just finished
+            done = partial.stat().st_size
+        job.report("wait", done, job.n_bytes, f"tiles of {job.label}, made by another process")
+        time.sleep(POLL_S)
+    with lock:
+        yield
+
+
+def _try_lock(partial: Path) -> FileLock | None:
+    with cache_errors():
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        return try_lock(partial.with_suffix(""))

@@ -1,0 +1,258 @@
+"""A tile file: the rearranged matrices of one model, checked at its head and mapped.
+
+Little endian: magic, u32 version, u32 length of the head, u64 size of the file, SHA-256 of what precedes it and of the
+JSON; JSON {layout, header_hash, n_model_bytes, model_sha256, tensors: [[name, n_bytes, CRC-32], ...]}, filled up with
+spaces; the tiles in that order, each at the next multiple of 64 bytes. The file is mapped from its first byte, so that
+any page size will do.
+
+Each start checks the head and the size of the file, so that every cut and every change of the head is found. A change
+inside the tiles is found by `Tiles.verify` only, which reads all of them.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError
+from edgedec.progress import CancelToken, OnProgress, Progress
+
+ALIGNMENT = 64
+VERSION = 1
+_MAGIC = b"edgedec tiles\r\n\0"
+_FIXED = struct.Struct("<16sIIQ32s")
+_N_SIGNED = _FIXED.size - 32
+_MAX_HEAD_BYTES = 1 << 27
+_BLOCK_BYTES = 1 << 24
+
+U8 = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class TileTensor:
+    """A matrix by name, and the size of its tiles."""
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TileHead:
+    """What the head of a tile file says.
+
+    Attributes:
+        layout: Version of the arrangement of the tiles.
+        header_hash: GGUF.header_hash of the model.
+        n_model_bytes: Size of the model's files together.
+        model_sha256: SHA-256 (hex) of the model's files, one after the other.
+        tensors: What the file holds, in its order.
+        crcs: CRC-32 of each tensor's tiles.
+    """
+
+    layout: str
+    header_hash: str
+    n_model_bytes: int
+    model_sha256: str
+    tensors: tuple[TileTensor, ...]
+    crcs: tuple[int, ...]
+
+    def offsets(self) -> tuple[int, ...]:
+        """Return where each tensor's tiles begin, and at last the size of the file."""
+        return place(self.tensors, len(self._json()) + _FIXED.size)
+
+    def encode(self) -> bytes:
+        """Return the head as the file has it; its length depends neither on the SHA-256 nor on the CRCs."""
+        text = self._json()
+        signed = _FIXED.pack(_MAGIC, VERSION, _FIXED.size + len(text), self.offsets()[-1], bytes(32))[:_N_SIGNED]
+        return signed + hashlib.sha256(signed + text).digest() + text
+
+    def _json(self) -> bytes:
+        rows = [[t.name, t.n_bytes, f"{crc:08x}"] for t, crc in zip(self.tensors, self.crcs, strict=True)]
+        text = json.dumps(
+            {
+                "layout": self.layout,
+                "header_hash": self.header_hash,
+                "n_model_bytes": self.n_model_bytes,
+                "model_sha256": self.model_sha256,
+                "tensors": rows,
+            }
+        ).encode()
+        return text + b" " * (-len(text) % ALIGNMENT)
+
+
+def place(tensors: Sequence[TileTensor], start: int = 0) -> tuple[int, ...]:
+    """Return the offset of each tensor when the first is placed at `start`, and at last where all of them end.
+
+    >>> place([TileTensor("a", 100), TileTensor("b", 64), TileTensor("c", 1)])
+    (0, 128, 192, 193)
+    """
+    offsets, end = [], start
+    for tensor in tensors:
+        end += -end % ALIGNMENT
+        offsets.append(end)
+        end += tensor.n_bytes
+    return (*offsets, end)
+
+
+def read_tile_head(path: Path) -> TileHead:
+    """Read and check the head of a tile file, and that the file is as long as it says.
+
+    Raises:
+        ModelFormatError: It is no tile file, of another version, cut short or damaged.
+        OSError: It can't be read.
+    """
+    with path.open("rb") as file:
+        return _read_head(file, path)
+
+
+def map_tiles(path: Path) -> "Tiles":
+    """Map a tile file whose head is sound, to be read only and shared with other processes.
+
+    Raises:
+        ModelFormatError: As read_tile_head.
+        OSError: It can't be read or mapped.
+    """
+    with path.open("rb") as file:
+        head = _read_head(file, path)
+        n_bytes = os.fstat(file.fileno()).st_size
+        return Tiles(mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ), head, path)
+
+
+class Tiles:
+    """The tiles of a model by tensor name, in a mapped file or in private memory; a context manager that closes.
+
+    A file that is deleted or replaced meanwhile stays valid for those who have mapped it.
+
+    Attributes:
+        head: What they are.
+        path: The mapped file; None for private memory.
+        n_bytes: What they take, head and padding included.
+    """
+
+    def __init__(self, buffer: mmap.mmap, head: TileHead, path: Path | None) -> None:
+        """Take over a buffer that holds the tiles where the head's offsets say."""
+        self.head = head
+        self.path = path
+        self.n_bytes = len(buffer)
+        self._buffer = buffer
+        whole: U8 = np.frombuffer(buffer, np.uint8)
+        whole.flags.writeable = False
+        self._views = {
+            tensor.name: whole[offset : offset + tensor.n_bytes]
+            for tensor, offset in zip(head.tensors, head.offsets(), strict=False)
+        }
+
+    def __enter__(self) -> Self:
+        """Return the tiles."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def __getitem__(self, name: str) -> U8:
+        """Return a tensor's tiles, uint8[n_bytes]: read only, at a multiple of 64 bytes, valid until close."""
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names, in the order of the file."""
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        """Return the number of tensors; 0 when closed."""
+        return len(self._views)
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is a tensor of that name."""
+        return name in self._views
+
+    @property
+    def mapped(self) -> bool:
+        """Whether they are a file's pages, shared with other processes."""
+        return self.path is not None
+
+    def verify(self, *, on_progress: OnProgress | None = None, cancel: CancelToken | None = None) -> None:
+        """Read all tiles of a mapped file and compare them with the CRCs written when they were made.
+
+        Raises:
+            ModelFormatError: They are damaged; the message names the first such tensor.
+            CancelledError: Cancelled.
+        """
+        if self.path is None:
+            return
+        done, total = 0, sum(tensor.n_bytes for tensor in self.head.tensors)
+        for tensor, expected in zip(self.head.tensors, self.head.crcs, strict=True):
+            crc = 0
+            for block in blocks(self._views[tensor.name]):
+                if cancel is not None:
+                    cancel.check(f"verify {self.path.name}")
+                crc = zlib.crc32(block, crc)
+                done += len(block)
+            if on_progress is not None:
+                on_progress(Progress("verify", done, total, "bytes", self.path.name))
+            if crc != expected:
+                raise ModelFormatError(
+                    f"{self.path}: the tiles of {tensor.name!r} are damaged (CRC-32 {crc:08x}, expected "
+                    f"{expected:08x}); delete the file, and the next start writes it anew"
+                )
+
+    def close(self) -> None:
+        """Give the memory back; no array and no address taken from here may be used any more."""
+        self._views = {}
+        with suppress(BufferError):  # an array is still held somewhere; the memory goes with it
+            self._buffer.close()
+
+
+def blocks(data: U8) -> Iterator[memoryview]:
+    """Yield an array in pieces small enough to look at a cancellation between two of them."""
+    for start in range(0, len(data), _BLOCK_BYTES):
+        yield data[start : start + _BLOCK_BYTES].data
+
+
+def _read_head(file: BinaryIO, path: Path) -> TileHead:
+    n_file_bytes = os.fstat(file.fileno()).st_size
+    fixed = file.read(_FIXED.size)
+    if len(fixed) < _FIXED.size or not fixed.startswith(_MAGIC):
+        raise ModelFormatError(f"{path} is no tile file; delete it")
+    _, version, n_head, n_bytes, digest = _FIXED.unpack(fixed)
+    if version != VERSION:
+        raise ModelFormatError(f"{path} is a tile file of version {version}, expected {VERSION}; delete it")
+    if n_bytes != n_file_bytes:
+        raise ModelFormatError(f"{path} has {n_file_bytes} bytes, expected {n_bytes}; delete it")
+    if not _FIXED.size <= n_head <= min(n_file_bytes, _MAX_HEAD_BYTES):
+        raise ModelFormatError(f"{path}: the head is damaged (length {n_head}); delete it")
+    text = file.read(n_head - _FIXED.size)
+    if hashlib.sha256(fixed[:_N_SIGNED] + text).digest() != digest:
+        raise ModelFormatError(f"{path}: the head is damaged; delete it")
+    try:
+        head = _decode(text)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelFormatError(f"{path}: the head is damaged ({error}); delete it") from error
+    if head.offsets()[-1] != n_file_bytes:
+        raise ModelFormatError(f"{path} has {n_file_bytes} bytes, its tensors take {head.offsets()[-1]}; delete it")
+    return head
+
+
+def _decode(text: bytes) -> TileHead:
+    values = json.loads(text)
+    rows = [(str(name), int(n_bytes), int(crc, 16)) for name, n_bytes, crc in values["tensors"]]
+    if min((n_bytes for _, n_bytes, _ in rows), default=0) < 0:
+        raise ValueError("a tensor of negative size")
+    return TileHead(
+        str(values["layout"]),
+        str(values["header_hash"]),
+        int(values["n_model_bytes"]),
+        str(values["model_sha256"]),
+        tuple(TileTensor(name, n_bytes) for name, n_bytes, _ in rows),
+        tuple(crc for _, _, crc in rows),
+    )

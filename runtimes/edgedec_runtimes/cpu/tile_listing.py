@@ -1,0 +1,241 @@
+"""The folder of tile files: what is in it, and deleting from it. Nothing here reads a model or maps tiles.
+
+Below the cache's root:
+
+    tiles/KEY.SHA.tiles   tiles of one model in one layout: KEY names header, size and layout, SHA the model's bytes
+    tiles/KEY.SHA.json    the files they were made from; used last when the tiles were
+    tiles/KEY.partial     tiles on their way, written under the lock tiles/KEY.lock
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from edgedec.errors import ModelFormatError, StorageError
+from edgedec.shared_files import try_lock
+from edgedec_runtimes.cpu.tile_file import read_tile_head
+from edgedec_runtimes.cpu.tile_sources import Source, exists, is_current, read_sources, sources_path, write_sources
+
+logger = logging.getLogger("edgedec.tiles")
+logger.addHandler(logging.NullHandler())
+
+State = Literal["current", "changed", "missing", "damaged", "unfinished"]
+
+
+@dataclass(frozen=True, slots=True)
+class TileEntry:
+    """A tile file.
+
+    Attributes:
+        path: The file.
+        models: First files of the models it was made from or found equal to.
+        layout: Version of the arrangement; "" where the head can't be read.
+        n_bytes: What it takes on the disk.
+        last_used_s: When a process last mapped it, in seconds since 1970.
+        state: "current": a model file is there, and unchanged; "changed": it is there with other times or size, and
+            would be read once to find out; "missing": no such model file is there; "damaged": no sound head;
+            "unfinished": being written at the moment, or left by a process that was killed.
+    """
+
+    path: Path
+    models: tuple[Path, ...]
+    layout: str
+    n_bytes: int
+    last_used_s: float
+    state: State
+
+
+def tiles_folder(cache_dir: Path) -> Path:
+    """Return the folder of tile files below the cache's root."""
+    return cache_dir / "tiles"
+
+
+def tile_paths(folder: Path, suffix: str = ".tiles") -> list[Path]:
+    """Return the files of a suffix in the folder, by name; none where there is no folder.
+
+    Raises:
+        OSError: The folder can't be read.
+    """
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if name.endswith(suffix))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def list_tiles(cache_dir: Path) -> list[TileEntry]:
+    """Return what the folder of tile files holds, the last used first; `cache_dir` is the cache's root.
+
+    Raises:
+        StorageError: The folder can't be read.
+    """
+    folder = tiles_folder(cache_dir)
+    try:
+        found = [*map(_entry, tile_paths(folder)), *map(_unfinished, tile_paths(folder, ".partial"))]
+    except OSError as error:
+        raise _storage_error("list", folder, error) from error
+    return sorted((entry for entry in found if entry is not None), key=lambda entry: (-entry.last_used_s, entry.path))
+
+
+def prune_tiles(
+    cache_dir: Path, *, everything: bool = False, layouts: Collection[str] | None = None
+) -> list[TileEntry]:
+    """Delete the tile files that no start would use without reading a model first, and return what was deleted.
+
+    Files that a process is writing at the moment stay; those that are mapped stay valid for who has mapped them.
+
+    Args:
+        cache_dir: The cache's root.
+        everything: Delete the current ones, too.
+        layouts: The layouts in use; files of others are deleted. None: of any layout.
+
+    Raises:
+        StorageError: A file can't be deleted.
+    """
+    folder = tiles_folder(cache_dir)
+    removed = []
+    for entry in list_tiles(cache_dir):
+        outdated = layouts is not None and entry.layout not in layouts
+        if (everything or outdated or entry.state != "current") and _delete_entry(entry):
+            removed.append(entry)
+    try:
+        _sweep(folder)
+    except OSError as error:
+        raise _storage_error("delete from", folder, error) from error
+    return removed
+
+
+def remove_tiles_of(cache_dir: Path, path: Path) -> int:
+    """Delete the tiles of the model at `path`, any of its files, and return the bytes freed.
+
+    Tiles that an unchanged copy of the model elsewhere uses stay for that. The model itself may be gone already.
+
+    Raises:
+        StorageError: A file can't be deleted.
+    """
+    wanted = _real(path)
+    return _remove_where(cache_dir, lambda source: any(_real(Path(file.path)) == wanted for file in source))
+
+
+def remove_outdated(cache_dir: Path, source: Source) -> int:
+    """Delete the tiles of what was at the paths of `source` before, and return the bytes freed.
+
+    Raises:
+        StorageError: A file can't be deleted.
+    """
+    paths = [file.path for file in source]
+    return _remove_where(cache_dir, lambda other: other != source and [file.path for file in other] == paths)
+
+
+def delete_tile_file(path: Path) -> int:
+    """Delete a tile file with its sources and return the bytes freed; 0 where it is gone, or in use on Windows.
+
+    Raises:
+        StorageError: It can't be deleted.
+    """
+    try:
+        n_bytes = path.stat().st_size
+        path.unlink()
+        sources_path(path).unlink(missing_ok=True)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        if sys.platform == "win32" and isinstance(error, PermissionError):
+            logger.warning("%s is in use by another process and stays; end that one first", path)
+            return 0
+        raise _storage_error("delete", path, error) from error
+    return n_bytes
+
+
+def _remove_where(cache_dir: Path, unwanted: Callable[[Source], bool]) -> int:
+    folder, n_freed = tiles_folder(cache_dir), 0
+    try:
+        for path in tile_paths(folder):
+            sources = read_sources(path)
+            kept = [source for source in sources if not unwanted(source)]
+            if len(kept) == len(sources):
+                continue
+            if any(map(is_current, kept)):
+                write_sources(path, kept)
+            else:
+                n_freed += delete_tile_file(path)
+    except OSError as error:
+        raise _storage_error("delete from", folder, error) from error
+    return n_freed
+
+
+def _entry(path: Path) -> TileEntry | None:
+    try:
+        n_bytes, last_used_s = path.stat().st_size, _last_used_s(path)
+        sources = read_sources(path)
+        layout = read_tile_head(path).layout
+    except FileNotFoundError:
+        return None  # deleted meanwhile
+    except ModelFormatError:
+        return TileEntry(path, _models(sources), "", n_bytes, last_used_s, "damaged")
+    return TileEntry(path, _models(sources), layout, n_bytes, last_used_s, _state(sources))
+
+
+def _models(sources: tuple[Source, ...]) -> tuple[Path, ...]:
+    return tuple(Path(source[0].path) for source in sources)
+
+
+def _last_used_s(path: Path) -> float:
+    """Return the time of the sources: touching the tiles themselves would make backups copy them again."""
+    try:
+        return sources_path(path).stat().st_mtime
+    except FileNotFoundError:
+        return path.stat().st_mtime
+
+
+def _state(sources: tuple[Source, ...]) -> State:
+    if any(map(is_current, sources)):
+        return "current"
+    return "changed" if any(map(exists, sources)) else "missing"
+
+
+def _unfinished(path: Path) -> TileEntry | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return TileEntry(path, (), "", found.st_size, found.st_mtime, "unfinished")
+
+
+def _delete_entry(entry: TileEntry) -> bool:
+    """Delete a file, unless it is being written; tell whether it is gone."""
+    if entry.state != "unfinished":
+        return delete_tile_file(entry.path) > 0
+    try:
+        lock = try_lock(entry.path.with_suffix(""))
+        if lock is None:
+            return False
+        with lock:
+            entry.path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _storage_error("delete", entry.path, error) from error
+    return True
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what killed processes may leave: sources without tiles, half-written sources, locks that nobody holds."""
+    for path in tile_paths(folder, ".json"):
+        if not path.with_suffix(".tiles").exists():
+            path.unlink(missing_ok=True)
+    for path in tile_paths(folder, ".tmp"):
+        path.unlink(missing_ok=True)
+    for path in tile_paths(folder, ".lock"):
+        if lock := try_lock(path.with_suffix("")):
+            lock.release()
+
+
+def _real(path: Path) -> str:
+    """Return a path without links among its folders; the file's own name stays, as it may be gone or a link itself."""
+    return os.path.join(os.path.realpath(path.parent), path.name)
+
+
+def _storage_error(doing: str, path: Path, error: OSError) -> StorageError:
+    return StorageError(f"cannot {doing} {path}: {error.strerror or error}; check its permissions and the disk")

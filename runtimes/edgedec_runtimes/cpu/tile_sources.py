@@ -1,0 +1,123 @@
+"""Which model files a tile file was made from: X.json beside X.tiles.
+
+A model is known again by path, size and times of all its files, without being read. A file whose times changed, or a
+copy at another path, is read once: when its SHA-256 is the one in the head, it joins the sources. So a lost or damaged
+X.json costs one reading of the model. The time of the last status change is compared, too, as a copy that keeps the
+date of its original (cp -p, tar, rsync) does not keep that one. (On Windows it is the time of creation.)
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from edgedec.errors import ModelNotFoundError, StorageError
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A model file as the system describes it without reading it."""
+
+    path: str
+    n_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+Source = tuple[SourceFile, ...]
+
+
+def source_of(paths: Iterable[Path]) -> Source:
+    """Describe the files of a model as they are now.
+
+    Raises:
+        OSError: One is gone or can't be looked at.
+    """
+    return tuple(_describe(path) for path in paths)
+
+
+def is_current(source: Source) -> bool:
+    """Tell whether all files of a source are there, and as they were."""
+    try:
+        return source == source_of(Path(file.path) for file in source)
+    except OSError:
+        return False
+
+
+def exists(source: Source) -> bool:
+    """Tell whether all files of a source are there, changed or not."""
+    return all(os.path.exists(file.path) for file in source)
+
+
+def sources_path(tile_path: Path) -> Path:
+    """Return where the sources of a tile file are written."""
+    return tile_path.with_suffix(".json")
+
+
+def read_sources(tile_path: Path) -> tuple[Source, ...]:
+    """Return the sources of a tile file, the latest first; none where they are lost or damaged."""
+    try:
+        rows = json.loads(sources_path(tile_path).read_text(encoding="ascii"))["sources"]
+        return tuple(
+            tuple(SourceFile(str(path), int(size), int(m), int(c)) for path, size, m, c in row) for row in rows if row
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ()
+
+
+def write_sources(tile_path: Path, sources: Iterable[Source]) -> None:
+    """Write the sources of a tile file, whole or not at all.
+
+    Raises:
+        OSError: They can't be written.
+    """
+    path = sources_path(tile_path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    rows = [[astuple(file) for file in source] for source in sources]
+    try:
+        temporary.write_text(json.dumps({"sources": rows}), encoding="ascii")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def add_source(tile_path: Path, source: Source) -> None:
+    """Add a source to those of a tile file that are still current.
+
+    Raises:
+        OSError: They can't be written.
+    """
+    others = [other for other in read_sources(tile_path) if other != source and is_current(other)]
+    write_sources(tile_path, [source, *others])
+
+
+def model_sha256(paths: Iterable[Path], on_bytes: Callable[[int], None]) -> str:
+    """Return the SHA-256 of a model's files, one after the other; `on_bytes` is called with the bytes read so far.
+
+    Raises:
+        ModelNotFoundError, StorageError: A file is gone, or can't be read.
+    """
+    digest, n_read = hashlib.sha256(), 0
+    block = bytearray(_BLOCK_BYTES)
+    for path in paths:
+        try:
+            with path.open("rb", buffering=0) as file:
+                while n := file.readinto(block):
+                    digest.update(memoryview(block)[:n])
+                    n_read += n
+                    on_bytes(n_read)
+        except FileNotFoundError as error:
+            raise ModelNotFoundError(f"{path}: there is no such file any more; check the directory") from error
+        except OSError as error:
+            raise StorageError(f"{path}: reading failed ({error.strerror or error}); check the disk") from error
+    return digest.hexdigest()
+
+
+def _describe(path: Path) -> SourceFile:
+    found = path.stat()
+    return SourceFile(os.fspath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns)

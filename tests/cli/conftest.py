@@ -1,0 +1,39 @@
+"""Fixtures: nothing of this machine's settings, a cache of our own, and tiny models on the reference runtime."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.tiny_models import tiny_llama
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the root of a cache of our own; what the commands take from the environment is unset."""
+    for name in list(os.environ):
+        if name.startswith(("EDGEDEC_", "HF_", "OLLAMA_", "PYTHONIOENCODING", "COLUMNS")):
+            monkeypatch.delenv(name)
+    root = tmp_path / "a cache"
+    monkeypatch.setenv("EDGEDEC_CACHE", str(root))
+    monkeypatch.setenv("EDGEDEC_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setenv("EDGEDEC_RUNTIME", "reference")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return root
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a chat template, 261 tokens and 2,048 tokens of context."""
+    return tiny_llama(tmp_path_factory.mktemp("cli") / "tiny.gguf", chat_template=CHAT, n_ctx_train=2048, n_vocab=261)
+
+
+@pytest.fixture(scope="session")
+def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model without a chat template."""
+    return tiny_llama(tmp_path_factory.mktemp("cli") / "plain.gguf", seed=1, n_layer=1, n_ctx_train=256)

@@ -1,0 +1,161 @@
+"""Ctrl-C and SIGTERM at every stage: what there is so far is kept, and no traceback and no half files are left."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command_line import ENDLESS, PATIENCE_S, finish, run_here, start, start_shell, wait_for_reader
+
+from edgedec.progress import CancelToken, Progress
+from edgedec_apps.cli import progress as cli_progress
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals and FIFOs")
+
+
+@pytest.fixture
+def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that makes this process get a Ctrl-C at the first progress of a phase."""
+    seen = threading.Event()
+    cancel = CancelToken.cancel
+
+    def note(token: CancelToken) -> None:
+        cancel(token)
+        seen.set()
+
+    def arrange(phase: str) -> None:
+        def report(_line: cli_progress.ProgressLine, progress: Progress) -> None:
+            if progress.phase == phase and not seen.is_set():
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, signal.SIGINT)
+                assert seen.wait(PATIENCE_S)
+
+        monkeypatch.setattr(cli_progress.ProgressLine, "_report", report)
+
+    monkeypatch.setattr(CancelToken, "cancel", note)
+    return arrange
+
+
+def first_text(process: "subprocess.Popen[bytes]") -> bytes:
+    """Wait for the first text of a generation."""
+    assert process.stdout is not None
+    text = os.read(process.stdout.fileno(), 1000)
+    assert text
+    return text
+
+
+def test_an_interrupted_generation_keeps_its_text(model: Path) -> None:
+    """Ctrl-C during the generation ends it with its text, a summary and exit code 53."""
+    process = start("run", model, "Hello", *ENDLESS)
+    first = first_text(process)
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert result.code == 53
+    assert (first + result.out).endswith(b"\n")
+    summary, last = result.err.splitlines()
+    assert "(cancelled)" in summary
+    assert last == "edgedec: interrupted"
+
+
+@pytest.mark.parametrize(("runtime", "n_characters"), [("reference", 5000), ("llamacpp", 50_000)])
+def test_an_interrupted_prefill_ends_without_text(
+    model: Path, interrupt_at: Callable[[str], None], runtime: str, n_characters: int
+) -> None:
+    """Ctrl-C in the middle of a long prompt ends with a summary of no tokens, and JSON says the same."""
+    interrupt_at("prefill")
+    result = run_here("run", model, "x" * n_characters, *ENDLESS, "--runtime", runtime, "--json")
+    assert result.code == 53
+    document = json.loads(result.out)
+    assert (document["text"], document["finish_reason"]) == ("", "cancelled")
+    assert result.err == "0 tokens (cancelled) · nothing drafted\nedgedec: interrupted\n"
+
+
+def test_an_interrupted_load_ends_without_a_report(model: Path, interrupt_at: Callable[[str], None]) -> None:
+    """Ctrl-C while llama.cpp loads is a CancelledError that names the file."""
+    interrupt_at("load")
+    run_here("run", model, "Hello", "--runtime", "llamacpp").failed(53, "loading tiny.gguf: cancelled")
+
+
+def test_json_holds_what_was_generated_before_ctrl_c(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C leaves the text so far on standard output and one whole object in --json-out."""
+    written: list[str] = []
+
+    def write_text(text: str) -> None:
+        written.append(text)
+        if len(written) == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("edgedec_apps.cli.run.write_text", write_text)
+    file = tmp_path / "a.json"
+    assert run_here("run", model, "Hello", *ENDLESS, "--json-out", file).code == 53
+    assert written[-1] == "\n"
+    assert json.loads(file.read_text())["text"] == "".join(written[:-1])
+    assert [path.name for path in tmp_path.glob("a.json*")] == ["a.json"]
+
+
+def test_ctrl_c_while_the_prompt_is_read(model: Path, tmp_path: Path) -> None:
+    """Ctrl-C while the prompt comes from a pipe that gives nothing ends with 53."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = start("run", model, "-f", fifo)
+    other_end = wait_for_reader(fifo)
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    os.close(other_end)
+    result.failed(53, "interrupted")
+
+
+def test_a_second_ctrl_c_ends_what_does_not_stop(model: Path, tmp_path: Path) -> None:
+    """Work that hangs is told once that it stops; the next Ctrl-C ends the process with 53."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = start("run", model, "Hello", "--chat-template", fifo)
+    other_end = wait_for_reader(fifo)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert b"Ctrl-C again" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    os.close(other_end)
+    assert (result.code, result.out, result.err) == (53, b"", "")
+
+
+def test_sigterm_leaves_no_half_files(model: Path, tmp_path: Path) -> None:
+    """SIGTERM ends the generation with 53; beside what is whole there is no file."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    files = ("--json-out", folder / "a.json", "--prompt-cache", folder / "cache")
+    process = start("run", model, "Hello", *ENDLESS, *files)
+    first_text(process)
+    process.send_signal(signal.SIGTERM)
+    result = finish(process)
+    assert result.code == 53
+    assert result.err.splitlines()[-1] == "edgedec: terminated"
+    assert {path.name for path in folder.iterdir()} <= {"a.json", "cache"}
+
+
+def test_an_ignored_ctrl_c_stays_ignored(model: Path, tmp_path: Path) -> None:
+    """A job of a script that ignores Ctrl-C, as background jobs do, runs to its end."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = start_shell('trap "" INT; exec "$@"', "run", model, "-f", fifo, "-n", "2", "-q")
+    other_end = wait_for_reader(fifo)
+    process.send_signal(signal.SIGINT)
+    os.write(other_end, b"Hello")
+    os.close(other_end)
+    result = finish(process)
+    assert (result.code, result.err) == (0, "")
+
+
+def test_handlers_are_restored(model: Path) -> None:
+    """After a command in this process the handlers of signals are those from before."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert run_here("run", model, "Hello", "-n", "2").code == 0
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -1,0 +1,75 @@
+"""What holds for all commands: each option has a variable of its own, --help is whole, and docs/cli.md is current."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from support.command_line import run_here
+
+from edgedec_apps.cli.app import app
+from edgedec_apps.cli.reference import reference
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+_ROOT: Any = typer.main.get_command(app)
+
+
+def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the words and the object of every command, hidden ones and those of groups too."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(commands(_ROOT))
+
+
+def options(command: Any) -> list[Any]:
+    """Return the options of a command, without --help."""
+    return [param for param in command.params if param.param_type_name == "option"]
+
+
+def test_the_commands_are_found() -> None:
+    """The walk below sees the commands, or it would pass for nothing."""
+    found = {words[0] for words in COMMANDS}
+    assert found >= {"run", "chat", "pull", "list", "rm", "info", "show", "doctor"}
+    assert len(options(COMMANDS["run",])) > 30
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_option_has_an_environment_variable(words: tuple[str, ...]) -> None:
+    """The variable is EDGEDEC_ and the option's long name; an option of that name is the same one elsewhere."""
+    for option in options(COMMANDS[words]):
+        long_name = next(flag for flag in option.opts if flag.startswith("--"))
+        assert option.envvar == "EDGEDEC_" + long_name.removeprefix("--").replace("-", "_").upper()
+        assert option.help
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_variable_is_read(words: tuple[str, ...]) -> None:
+    """A variable that holds no value of an option's type is a usage error that names the option."""
+    command = COMMANDS[words]
+    arguments = ["x" for param in command.params if param.param_type_name == "argument" and param.required]
+    for option in options(command):
+        if option.is_flag or option.metavar in ("N", "X"):  # those of numbers, whole and others
+            run_here(*words, *arguments, env={option.envvar: "what?"}).failed(2, max(option.opts, key=len))
+
+
+@pytest.mark.parametrize("words", [(), *COMMANDS], ids=" ".join)
+def test_help_names_every_option(words: tuple[str, ...]) -> None:
+    """-h and --help print the same, with every option in it, to standard output."""
+    result = run_here(*words, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert result.text == run_here(*words, "-h").text
+    shown = result.text.replace("--[no-]", "--")
+    for option in options(COMMANDS[words]) if words else ():
+        assert max(option.opts, key=len) in shown
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documents are not beside the tests")
+def test_the_command_reference_is_up_to_date() -> None:
+    """docs/cli.md equals what `python -m edgedec_apps.cli.reference` prints."""
+    assert PAGE.read_text(encoding="utf-8") == reference()

@@ -1,0 +1,98 @@
+"""The commands that only tell: info, doctor, list and --version, for a person and as JSON; rm keeps to the cache."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.command_line import run_here, run_process
+
+
+@pytest.fixture
+def own_models(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the tiny model as the person's own folder of models."""
+    monkeypatch.setenv("EDGEDEC_MODELS", str(model.parent))
+    return model.parent
+
+
+@pytest.mark.parametrize("args", [("info", "tiny"), ("show", "tiny"), ("doctor",), ("list",)])
+def test_reports_come_as_text_and_as_json(own_models: Path, args: tuple[str, ...]) -> None:
+    """A report is lines for a person, or one JSON object with --json; standard error stays empty."""
+    text, as_json = run_here(*args), run_here(*args, "--json")
+    assert (text.code, as_json.code) == (0, 0)
+    assert (text.err, as_json.err) == ("", "")
+    assert text.text.count("\n") > 3
+    assert isinstance(json.loads(as_json.out), dict)
+
+
+def test_info_tells_what_the_header_says(own_models: Path) -> None:
+    """Shape, context, memory and defaults are the file's; both runtimes take it."""
+    found = json.loads(run_here("info", "tiny", "--json").out)
+    assert (found["name"], found["architecture"]) == ("tiny llama 0", "llama")
+    assert (found["n_layer"], found["n_embd"], found["n_vocab"]) == (2, 64, 261)
+    assert (found["n_ctx_train"], found["n_ctx_default"]) == (2048, 2048)
+    n_kv_bytes = 2 * 2 * (2 * 16) * 2 * 2048  # keys and values, layers, KV heads by length, f16, tokens
+    assert found["memory_bytes"]["2048"] == found["size_bytes"] + n_kv_bytes
+    defaults = found["sampling_defaults"]
+    assert (defaults["temperature"], defaults["top_p"], found["sampling_defaults_from"]) == (0.7, 0.95, "edgedec")
+    assert {name: found["runtimes"][name] for name in ("llamacpp", "reference")} == {
+        "llamacpp": None,
+        "reference": None,
+    }
+
+
+def test_info_of_a_model_to_pull_is_the_catalogues() -> None:
+    """A catalogue model that is not on this machine is described without touching the network."""
+    found = json.loads(run_here("info", "smollm2-135m", "--json").out)
+    assert (found["path"], found["architecture"]) == (None, "llama")
+
+
+def test_the_list_has_the_persons_own_models(own_models: Path) -> None:
+    """NAME.gguf in EDGEDEC_MODELS is listed as NAME; the rest of the catalogue is there to pull."""
+    found = json.loads(run_here("list", "--json").out)
+    (entry,) = [entry for entry in found["models"] if entry["name"] == "tiny"]
+    assert (entry["path"], entry["complete"]) == (str(own_models / "tiny.gguf"), True)
+    assert entry["origin"] == "EDGEDEC_MODELS"
+    assert "smollm2-135m" in {entry["name"] for entry in found["to_pull"]}
+    assert re.search(r"(?m)^tiny +\S+ [kM]B +in EDGEDEC_MODELS$", run_here("list").text)
+
+
+def test_rm_never_deletes_a_file_of_the_person(own_models: Path) -> None:
+    """What lies in EDGEDEC_MODELS is not the cache's to delete."""
+    run_here("rm", "tiny").failed(11, "tiny")
+    assert (own_models / "tiny.gguf").exists()
+
+
+def test_the_version_is_one_line() -> None:
+    """--version prints a version and nothing else."""
+    result = run_here("--version")
+    assert (result.code, result.err) == (0, "")
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", result.text)
+
+
+@pytest.fixture
+def broken_plugins(tmp_path: Path) -> Path:
+    """A folder of plug-ins: a drafter that does not import, and a runtime that fails at every question."""
+    package = tmp_path / "broken-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    entries = "[edgedec.drafters]\nbad = no_such_module:X\n[edgedec.runtimes]\nbad = bad_runtime:Bad\n"
+    (package / "entry_points.txt").write_text(entries)
+    fail = "lambda self, *args: 1 // 0"
+    (tmp_path / "bad_runtime.py").write_text(f"class Bad:\n    name = 'bad'\n    report = accepts = {fail}\n")
+    return tmp_path
+
+
+def test_broken_plug_ins_are_lines_in_reports(own_models: Path, broken_plugins: Path) -> None:
+    """What fails to import, or to answer, is listed with its package and reason, and nothing else suffers."""
+    env = {"PYTHONPATH": str(broken_plugins)}
+    doctor, info = (run_process(*args, env=env) for args in (("doctor",), ("info", "tiny")))
+    assert (doctor.code, doctor.err, info.code, info.err) == (0, "", 0, "")
+    facts = [line.split(maxsplit=2) for line in doctor.text.splitlines() if " bad " in line]
+    told = "ZeroDivisionError: integer division or modulo by zero (from broken 1.0)"
+    assert " ".join(facts[0]) == f"bad does not work: {told}"
+    assert (facts[1][:2], facts[2][:2]) == (["runtime", "bad"], ["drafter", "bad"])
+    assert "no_such_module" in facts[2][2]
+    assert "broken 1.0" in facts[2][2]
+    assert re.search(rf"(?m)^on bad +no: {re.escape(told)}$", info.text)
+    assert re.search(r"(?m)^on cpu +yes \(chosen by auto\)$", info.text)

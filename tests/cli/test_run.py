@@ -1,0 +1,137 @@
+"""edgedec run: where the prompt comes from, and what is printed where."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import Result, run_here
+
+GREEDY = ("-t", "0", "-n", "8", "--ignore-end")
+
+
+def document(result: Result) -> dict[str, Any]:
+    """Return the one JSON object that standard output holds."""
+    assert result.code == 0, result
+    assert result.out.isascii()
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+def test_text_goes_to_standard_output_and_the_summary_to_standard_error(model: Path) -> None:
+    """Standard output holds the generated text and a line end; the summary is one line on standard error."""
+    result = run_here("run", model, "Hello", *GREEDY, "--json")
+    text = document(result)["text"]
+    shown = run_here("run", model, "Hello", *GREEDY)
+    assert shown.code == 0
+    assert shown.text == f"{text}\n"
+    (line,) = shown.err.splitlines()
+    assert line.startswith("first token ")
+    assert "8 tokens (length) · nothing drafted" in line
+
+
+def test_the_prompt_is_the_same_by_argument_file_and_pipe(model: Path, tmp_path: Path) -> None:
+    """Argument, --file, --file - and standard input give one text, with or without a BOM and a last line end."""
+    expected = document(run_here("run", model, "Grüße\nan alle", *GREEDY, "--json"))["token_ids"]
+    file = tmp_path / "prompt ü.txt"
+    for data in ("Grüße\nan alle", "Grüße\nan alle\n", "\ufeffGrüße\nan alle\r\n"):
+        file.write_bytes(data.encode())
+        for args in (("-f", str(file)), ("-f", "-"), ()):
+            result = run_here("run", model, *args, *GREEDY, "--json", stdin=data.encode())
+            assert document(result)["token_ids"] == expected
+
+
+def test_raw_continues_the_text_without_the_template(model: Path) -> None:
+    """--raw evaluates the prompt and the BOS only; the template adds its own tokens, and --system more."""
+
+    def n_prompt_tokens(*args: str) -> int:
+        return int(document(run_here("run", model, "abc", *args, *GREEDY, "--json"))["stats"]["n_prompt_tokens"])
+
+    assert n_prompt_tokens("--raw") == 1 + 3
+    assert n_prompt_tokens() == 1 + len("<user>abc</><assistant>")
+    assert n_prompt_tokens("--system", "Be kind.") == 1 + len("<system>Be kind.</><user>abc</><assistant>")
+
+
+def test_without_a_template_the_text_is_continued_and_that_is_said(plain_model: Path) -> None:
+    """A model without a chat template continues the prompt, and says so unless quiet; --system is refused."""
+    result = run_here("run", plain_model, "abc", *GREEDY)
+    assert result.code == 0
+    assert "no chat template" in result.err
+    assert result.out == run_here("run", plain_model, "abc", *GREEDY, "--raw", "-q").out
+    run_here("run", plain_model, "abc", "--system", "x").failed(40, "--system")
+
+
+def test_json_is_one_object_and_nothing_else(model: Path) -> None:
+    """--json prints one object with text, tokens, reason and counts; the text itself is not printed besides."""
+    found = document(run_here("run", model, "Hello", *GREEDY, "--json", "--seed", "7", "--logprobs", "2"))
+    assert list(found) == ["model", "text", "token_ids", "finish_reason", "stats", "logprobs"]
+    assert (found["model"], found["finish_reason"]) == (str(model), "length")
+    assert found["stats"]["seed"] == 7
+    assert len(found["token_ids"]) == len(found["logprobs"]) == 8
+
+
+def test_quiet_says_nothing(model: Path) -> None:
+    """-q leaves standard error empty."""
+    result = run_here("run", model, "Hello", *GREEDY, "-q")
+    assert result.code == 0
+    assert result.err == ""
+    assert result.out
+
+
+def test_verbose_shows_the_runtimes_log(model: Path) -> None:
+    """-v shows llama.cpp's log on standard error, and not on standard output."""
+    result = run_here("run", model, "Hello", *GREEDY, "-v", "--runtime", "llamacpp")
+    assert result.code == 0
+    assert "edgedec.llamacpp: " in result.err
+    assert b"llama" not in result.out
+
+
+def test_options_by_environment(model: Path) -> None:
+    """Options, flags and repeated options come from the environment; the command line wins."""
+    env = {"EDGEDEC_MAX_TOKENS": "3", "EDGEDEC_TEMPERATURE": "0", "EDGEDEC_IGNORE_END": "1", "EDGEDEC_JSON": "1"}
+    found = document(run_here("run", model, "Hello", env=env))
+    assert len(found["token_ids"]) == 3
+    assert len(document(run_here("run", model, "Hello", "-n", "5", env=env))["token_ids"]) == 5
+    first, second, *_ = found["token_ids"]
+    banned = document(run_here("run", model, "Hello", env=env | {"EDGEDEC_LOGIT_BIAS": f"{first}=-inf {second}=-inf"}))
+    assert not {first, second} & set(banned["token_ids"])
+
+
+def test_an_empty_variable_is_no_option(model: Path) -> None:
+    """EDGEDEC_TEMPERATURE set to nothing leaves the default."""
+    assert run_here("run", model, "Hello", "-n", "2", env={"EDGEDEC_TEMPERATURE": ""}).code == 0
+
+
+def test_the_argument_wins_over_a_file_from_the_environment(model: Path, tmp_path: Path) -> None:
+    """EDGEDEC_FILE is the prompt where no argument is; with --file and an argument it is one too many."""
+    file = tmp_path / "prompt.txt"
+    file.write_text("from the file")
+    env = {"EDGEDEC_FILE": str(file)}
+    by_argument = document(run_here("run", model, "Hello", *GREEDY, "--json"))["token_ids"]
+    assert document(run_here("run", model, "Hello", *GREEDY, "--json", env=env))["token_ids"] == by_argument
+    by_file = document(run_here("run", model, "from the file", *GREEDY, "--json"))["token_ids"]
+    assert document(run_here("run", model, *GREEDY, "--json", env=env))["token_ids"] == by_file
+    run_here("run", model, "Hello", "-f", file).failed(40, "not both")
+
+
+@pytest.mark.parametrize(
+    "name", ["with space ü 🙂.gguf", "-dash.gguf", "no extension", "[bold]x.gguf", b"caf\xe9.gguf"]
+)
+def test_any_path_is_a_model(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | bytes) -> None:
+    """Spaces, Unicode, a leading dash, markup and bytes that are not UTF-8 in a path are a path like any other."""
+    try:
+        os.link(model, os.path.join(os.fsencode(tmp_path), os.fsencode(name)))
+    except OSError as error:
+        pytest.skip(f"this file system has no such names: {error}")
+    monkeypatch.chdir(tmp_path)
+    for runtime in ("reference", "llamacpp"):
+        result = run_here("run", "--runtime", runtime, *GREEDY, "--json", "--", name, "Hello")
+        assert os.fsencode(str(document(result)["model"])) == os.fsencode(name)
+
+
+@pytest.mark.model
+def test_the_real_model_answers(smollm_path: Path) -> None:
+    """The 135M model answers a question through its own chat template."""
+    result = run_here("run", smollm_path, "Why is the sky blue?", "-t", "0", "-n", "12", "-q", "--runtime", "llamacpp")
+    assert result.text.startswith("The sky is blue because of")

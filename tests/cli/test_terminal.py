@@ -1,0 +1,222 @@
+"""At a terminal: nothing that a model or a file says moves the cursor, and Ctrl-C leaves everything as it was."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.command_line import ENDLESS, SAY_WORD, Terminal, rename_model, teach_word, wait_for_reader
+
+pytest.importorskip("termios", reason="no terminals of POSIX here")
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("\x1b[2J[b]\x07\r", "␛[2J[b]␇␍"),
+        ("\u202eabc\u2066", "\ufffdabc\ufffd"),
+        ("[bold]x[/", "[bold]x[/"),
+        ("a\x9b31m\x7fbc", "a\ufffd31m␡bc"),
+    ],
+)
+def test_text_of_a_model_cannot_control_the_terminal(model: Path, tmp_path: Path, word: str, shown: str) -> None:
+    """Escape sequences, C1 controls and direction overrides are made visible; markup is text."""
+    speaker = teach_word(tmp_path / "m.gguf", model, word)
+    with Terminal("run", speaker, "Hello", "-n", "2", *SAY_WORD) as person:
+        assert person.end() == 0
+    assert person.shown.decode().startswith(f"{shown * 2}\r\n\r\nfirst token ")
+    assert b"\x1b[2J" not in person.shown
+
+
+def test_names_in_files_cannot_control_the_terminal(model: Path, tmp_path: Path) -> None:
+    """The name in a model's metadata and a file's own name are shown without their control characters."""
+    odd = tmp_path / "a\x1b[2Jb\nc[bold].gguf"
+    try:
+        rename_model(odd, model, "x\x1b[31m[b]\u202e")
+    except OSError as error:
+        pytest.skip(f"this file system has no such names: {error}")
+    with Terminal("info", odd) as person:
+        assert person.end() == 0
+    assert "x␛[31m[b]\ufffd" in person.shown.decode()
+    assert "a␛[2Jb␊c[bold].gguf" in person.shown.decode()
+    with Terminal("run", odd, "x" * 3000) as person:
+        assert person.end() == 41
+    with Terminal("list", env={"EDGEDEC_MODELS": str(tmp_path)}) as person:
+        assert person.end() == 0
+    assert "a␛[2Jb␊c[bold]" in person.shown.decode()
+    with Terminal("run", tmp_path / "no\x1b[2J", "hi") as person:
+        assert person.end() == 11
+    with Terminal("chat", odd, "-n", "1") as person:
+        person.expect(">>> ")
+        person.send("\x04")
+        assert person.end() == 0
+    assert "x␛[31m[b]\ufffd · 2048 tokens" in person.shown.decode()
+
+
+def test_the_runtimes_log_cannot_control_the_terminal(model: Path, tmp_path: Path) -> None:
+    """llama.cpp logs a model's metadata; with -v it is shown without control characters."""
+    odd = rename_model(tmp_path / "m.gguf", model, "x\x1b[31m[b]\u202e")
+    with Terminal("run", odd, "Hello", "-n", "1", "-t", "0", "-v", "--runtime", "llamacpp") as person:
+        assert person.end() == 0
+    assert "x␛[31m[b]\ufffd" in person.shown.decode()
+    assert b"\x1b[31m" not in person.shown
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was(model: Path) -> None:
+    """Ctrl-C typed during the generation ends it with a summary; the terminal's settings are as before."""
+    with Terminal("run", model, "Hello", *ENDLESS) as person:
+        person.expect("\r\n")
+        person.send("\x03")
+        assert person.end() == 53
+        assert person.settings() == person.before
+    assert person.cursor_shown
+    assert "(cancelled)" in person.shown.decode()
+    assert person.shown.endswith(b"edgedec: interrupted\r\n")
+
+
+def test_a_second_ctrl_c_leaves_the_terminal_as_it_was(model: Path, tmp_path: Path) -> None:
+    """Ctrl-C typed again, where the work hangs, ends at once; the terminal's settings are as before."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with Terminal("run", model, "Hello", "--chat-template", fifo) as person:
+        other_end = wait_for_reader(fifo)
+        person.send("\x03")
+        person.expect("edgedec: stopping; Ctrl-C again ends at once")
+        person.send("\x03")
+        assert person.end() == 53
+        os.close(other_end)
+        assert person.settings() == person.before
+    assert person.cursor_shown
+
+
+def test_a_long_prefill_shows_progress_that_ctrl_c_clears(model: Path) -> None:
+    """While a long prompt is evaluated a bar tells how far it is; Ctrl-C takes it away and shows the cursor again."""
+    with Terminal("run", model, "-f", "-", *ENDLESS, "--runtime", "llamacpp") as person:
+        for _ in range(800):
+            person.send("x" * 70 + "\n")
+        person.send("\x04")
+        person.expect("prefill")
+        person.expect("tokens")
+        person.send("\x03")
+        assert person.end() == 53
+        assert person.settings() == person.before
+    assert person.cursor_shown
+    assert person.shown.endswith(b"0 tokens (cancelled) \xc2\xb7 nothing drafted\r\nedgedec: interrupted\r\n")
+
+
+def test_a_quick_load_shows_no_progress(model: Path) -> None:
+    """What is loaded in no time flickers no bar: the text is the first thing that is shown."""
+    with Terminal("run", model, "Hello", "-n", "1", "-t", "0", "--runtime", "llamacpp") as person:
+        assert person.end() == 0
+    assert b"\x1b[" not in person.shown
+
+
+def test_help_and_reports_fit_a_narrow_terminal(model: Path) -> None:
+    """At 60 columns no line of a report is longer, but for single words that are."""
+    for args in (("info", model), ("doctor",)):
+        with Terminal(*args, env={"COLUMNS": "60"}) as person:
+            assert person.end() == 0
+        lines = person.shown.decode().splitlines()
+        assert len(lines) > 10
+        for line in lines:
+            assert len(line) <= 60 or max(len(word) for word in line.split()) > 30, line
+
+
+def test_chat_at_a_terminal(model: Path) -> None:
+    """A conversation: answers, every command, lines held together, Ctrl-C at the prompt, Ctrl-D."""
+    with Terminal("chat", model, "-n", "4", "-t", "0", "--ignore-end", "--system", "Be kind.") as person:
+        person.expect("2048 tokens of context")
+        person.expect(">>> ")
+        person.send("Hello\n")
+        person.expect("4 tokens (length)")
+        person.expect(">>> ")
+        person.send("/regen\n")
+        person.expect("4 tokens (length)")
+        person.send('"""one\n')
+        person.expect("... ")
+        person.send('two"""\n')
+        person.expect("reused")
+        person.expect(">>> ")
+        person.send("/stats\n")
+        person.expect("n_prompt_tokens")
+        person.expect(">>> ")
+        person.send("/system Be a pirate.\n")
+        person.expect("system message: Be a pirate.")
+        person.send("/regen\n")
+        person.expect("nothing to answer again")
+        person.send("/clear\n")
+        person.expect("forgotten")
+        person.send("/help\n")
+        person.expect("/bye")
+        person.send("/nonsense\n")
+        person.expect("no such command: /nonsense")
+        person.expect(">>> ")
+        person.send("half a line")
+        person.expect("half a line")
+        person.settle()
+        person.send("\x03")
+        person.expect("Ctrl-D or /bye leaves")
+        person.expect(">>> ")
+        person.send("x" * 3000 + "\n")
+        person.expect("shorten it")
+        person.expect(">>> ")
+        person.send("Hello again\n")
+        person.expect("4 tokens (length)")
+        person.expect(">>> ")
+        person.send("\x04")
+        assert person.end() == 0
+        assert person.settings() == person.before
+
+
+def test_ctrl_c_in_a_chat_stops_the_answer_only(model: Path, tmp_path: Path) -> None:
+    """Ctrl-C during an answer stops it; the conversation goes on with what was said, and /bye leaves."""
+    speaker = teach_word(tmp_path / "m.gguf", model, "and so on")
+    with Terminal("chat", speaker, *ENDLESS, *SAY_WORD) as person:
+        for message in ("Hello", "And then?", "/regen"):
+            person.expect(">>> ")
+            person.send(f"{message}\n")
+            person.expect("and so on")
+            person.send("\x03")
+            person.expect("(cancelled)")
+        person.expect(">>> ")
+        assert b"reused" in person.shown
+        person.send("/bye\n")
+        assert person.end() == 0
+        assert person.settings() == person.before
+
+
+def test_sigterm_at_the_prompt_restores_the_terminal(model: Path) -> None:
+    """SIGTERM while a person types ends the chat with 53 and the terminal's settings from before."""
+    with Terminal("chat", model) as person:
+        person.expect(">>> ")
+        person.send("half a li")
+        person.expect("half a li")
+        person.settle()
+        person.process.terminate()
+        assert person.end() == 53
+        assert person.settings() == person.before
+
+
+def test_run_without_a_prompt_becomes_a_chat(model: Path) -> None:
+    """At a terminal, run without a prompt talks; --raw, which needs one, is refused."""
+    with Terminal("run", model, "-n", "2") as person:
+        person.expect(">>> ")
+        person.send("/exit\n")
+        assert person.end() == 0
+    with Terminal("run", model, "--raw") as person:
+        assert person.end() == 40
+    assert b"--raw needs a prompt" in person.shown
+
+
+def test_a_chat_into_a_file_writes_answers_only(model: Path, tmp_path: Path) -> None:
+    """With standard output in a file, the prompt is shown at the terminal and the file gets the answers."""
+    file = tmp_path / "answers.txt"
+    with file.open("wb") as out, Terminal("chat", model, "-n", "3", "-t", "0", "--ignore-end", stdout=out) as person:
+        person.expect(">>> ")
+        person.send("Hello\n")
+        person.expect("3 tokens")
+        person.expect(">>> ")
+        person.send("\x04")
+        assert person.end() == 0
+    assert file.read_bytes().endswith(b"\n")
+    assert b">>>" not in file.read_bytes()
+    assert os.path.getsize(file) > 3

@@ -1,0 +1,277 @@
+"""A row's logits are the same bits however they are asked for: by tokens, chunks, trees, forks, sessions and threads.
+
+Every way is compared with single steps on one thread, on a tiny model of each architecture whose matrices have all
+the tensor types, for each instruction set of this machine, and with less effort on SmolLM2 135M.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
+from support.tiny_runs import Bits, Tokens, bits, extend, one_by_one, paths
+
+from edgedec.model import ForwardItem, LoadOptions, Model, Session
+from edgedec_runtimes.cpu.library import instruction_sets
+from edgedec_runtimes.cpu.runtime import Cpu
+
+N_CTX = 128
+N_TEXT = 40
+CHUNK = 256  # rows that go through the layers together
+QUICK = settings(max_examples=8, deadline=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model on two threads, a text, and the text's logits from single steps on one thread."""
+
+    model: Model
+    text: Tokens
+    expected: Bits
+
+    def session(self, n_cached: int = 0) -> Session:
+        """Open a session that holds the first tokens of the text."""
+        session = self.model.session(N_CTX)
+        if n_cached:
+            session.forward(self.text[:n_cached], n_past=0)
+        return session
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An architecture, an instruction set and an element type of the KV cache."""
+
+    architecture: str
+    instruction_set: str
+    kv_type: str
+
+    def __str__(self) -> str:
+        return f"{self.architecture}-{self.instruction_set}-{self.kv_type}"
+
+
+def kinds() -> list[Kind]:
+    """Return every architecture with every instruction set; int8 for every other one of the two."""
+    pairs = itertools.product(ARCHITECTURES, instruction_sets())
+    return [Kind(name, isa, ("f16", "q8_0")[i % 2]) for i, (name, isa) in enumerate(pairs)]
+
+
+def load(path: Path, kind: Kind, n_threads: int) -> Model:
+    """Load a model with an instruction set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEDEC_CPU_ISA", kind.instruction_set)
+        options = LoadOptions(n_ctx=N_CTX, n_parallel=4, n_threads=n_threads, kv_type=kind.kv_type)
+        return Cpu().load(path, options)
+
+
+def tokens(n: int, n_vocab: int, seed: int = 0) -> Tokens:
+    """Return random tokens."""
+    return np.random.default_rng(seed).integers(0, n_vocab, n).astype(np.int32)
+
+
+@pytest.fixture(scope="module", params=kinds(), ids=str)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    """A tiny model of an architecture with matrices of all types."""
+    kind: Kind = request.param
+    tiny = replace(ARCHITECTURES[kind.architecture], types=TILE_TYPES, seed=3)
+    path = write_tiny(tmp_path_factory.mktemp("tiny") / "m.gguf", tiny)
+    text = tokens(N_TEXT, 260)
+    with load(path, kind, 1) as model:
+        expected = one_by_one(model.session(N_CTX), text)
+    with load(path, kind, 2) as model:
+        yield Case(model, text, expected)
+
+
+@pytest.fixture(scope="module", params=["f16", "q8_0"])
+def real(request: pytest.FixtureRequest, smollm_path: Path) -> Iterator[Case]:
+    """The real 135M model, with a shorter text."""
+    kind = Kind("llama", instruction_sets()[0], request.param)
+    with load(smollm_path, kind, 1) as model:
+        text = np.array(model.tokenizer.encode("The quick brown fox jumps over the lazy dog, and the"), np.int32)
+        expected = one_by_one(model.session(N_CTX), text)
+    with load(smollm_path, kind, 2) as model:
+        yield Case(model, text, expected)
+
+
+@QUICK
+@given(sizes=st.lists(st.integers(1, 13), max_size=40).map(tuple))
+def test_any_split_of_the_prompt(case: Case, sizes: tuple[int, ...]) -> None:
+    """One forward, single steps and any chunks in between."""
+    session = case.session()
+    np.testing.assert_array_equal(extend(session, case.text, sizes), case.expected)
+    session.close()
+
+
+@QUICK
+@given(wanted=st.sets(st.integers(0, N_TEXT - 1), min_size=1))
+def test_any_rows_asked_for(case: Case, wanted: set[int]) -> None:
+    """A row is the same whichever others are returned."""
+    rows = np.array(sorted(wanted), np.int32)
+    logits = case.session().forward(case.text, n_past=0, rows=rows).logits
+    np.testing.assert_array_equal(bits(logits), case.expected[rows])
+
+
+@QUICK
+@given(data=st.data())
+def test_going_back_and_on(case: Case, data: st.DataObject) -> None:
+    """After other tokens, a rollback by n_past leaves no trace."""
+    session = case.session()
+    for seed in range(3):
+        n_kept = data.draw(st.integers(0, session.n_cached))
+        n_other = data.draw(st.integers(1, 20))
+        session.forward(tokens(n_other, case.model.card.n_vocab, seed), n_past=n_kept)
+        n_back = min(n_kept, data.draw(st.integers(0, N_TEXT - 1)))
+        found = bits(session.forward(case.text[n_back:], n_past=n_back, rows="all").logits)
+        np.testing.assert_array_equal(found, case.expected[n_back:])
+
+
+@QUICK
+@given(cuts=st.lists(st.integers(1, N_TEXT - 1), min_size=2, max_size=4, unique=True), n_more=st.integers(1, 9))
+def test_rows_of_other_sessions(case: Case, cuts: list[int], n_more: int) -> None:
+    """Sessions at different positions in one forward, chains and single tokens, do not touch each other."""
+    sessions = [case.session(cut) for cut in cuts]
+    ends = [min(N_TEXT, cut + (n_more if i % 2 else 1)) for i, cut in enumerate(cuts)]
+    items = [
+        ForwardItem(session, cut, case.text[cut:end], rows="all")
+        for session, cut, end in zip(sessions, cuts, ends, strict=True)
+    ]
+    for forward, cut, end in zip(case.model.forward(items), cuts, ends, strict=True):
+        np.testing.assert_array_equal(bits(forward.logits), case.expected[cut:end])
+
+
+@QUICK
+@given(data=st.data(), n_prefix=st.integers(0, 37), n_rows=st.integers(1, 24))
+def test_trees_equal_their_chains(case: Case, data: st.DataObject, n_prefix: int, n_rows: int) -> None:
+    """Every node has its path's bits; after keep() the session goes on as if the path had been a chain."""
+    check_tree(case, data, n_prefix, n_rows)
+
+
+def check_tree(case: Case, data: st.DataObject, n_prefix: int, n_rows: int) -> None:
+    """Draw a tree, compare every node, keep one path and go on."""
+    parents = np.array([data.draw(st.integers(-1, i - 1)) for i in range(n_rows)], np.int32)
+    nodes = tokens(n_rows, case.model.card.n_vocab, n_rows)
+    session, chain = case.session(n_prefix), case.session(n_prefix)
+    found = bits(session.forward(nodes, n_past=n_prefix, parents=parents, rows="all").logits)
+    for row, path in enumerate(paths(parents)):
+        logits = chain.forward(nodes[path], n_past=n_prefix).logits
+        np.testing.assert_array_equal(found[row : row + 1], bits(logits))
+    path = paths(parents)[data.draw(st.integers(0, n_rows - 1))]
+    session.keep(np.array(path, np.int32))
+    chain.forward(nodes[path], n_past=n_prefix)
+    assert session.n_cached == chain.n_cached == n_prefix + len(path)
+    np.testing.assert_array_equal(extend(session, case.text[:5]), one_by_one(chain, case.text[:5]))
+
+
+def test_trees_beside_chains_of_other_sessions(case: Case) -> None:
+    """A tree and a chain in one forward are what each is by itself."""
+    parents = np.array([-1, 0, 0, 1, -1, 4], np.int32)
+    alone, together, chain = case.session(9), case.session(9), case.session(20)
+    expected = bits(alone.forward(case.text[:6], n_past=9, parents=parents, rows="all").logits)
+    items = [
+        ForwardItem(together, 9, case.text[:6], parents=parents, rows="all"),
+        ForwardItem(chain, 20, case.text[20:25], rows="all"),
+    ]
+    tree, others = case.model.forward(items)
+    np.testing.assert_array_equal(bits(tree.logits), expected)
+    np.testing.assert_array_equal(bits(others.logits), case.expected[20:25])
+
+
+@QUICK
+@given(n_shared=st.integers(1, N_TEXT - 1), n_other=st.integers(1, 30))
+def test_forks_go_on_by_themselves(case: Case, n_shared: int, n_other: int) -> None:
+    """Both sessions write behind the shared prefix, and neither sees the other."""
+    first = case.session(n_shared)
+    second = first.fork()
+    third = second.fork()
+    first.forward(tokens(n_other, case.model.card.n_vocab), n_past=n_shared)
+    np.testing.assert_array_equal(extend(second, case.text[n_shared:]), case.expected[n_shared:])
+    first.close()
+    np.testing.assert_array_equal(extend(third, case.text[n_shared:], (1, 2, 3)), case.expected[n_shared:])
+    np.testing.assert_array_equal(bits(second.forward(case.text[1:], n_past=1, rows="all").logits), case.expected[1:])
+
+
+@pytest.mark.parametrize("n_prefix", [0, 11])
+def test_hidden_states_resume(case: Case, n_prefix: int) -> None:
+    """The layers above a tap, resumed from it, give the whole forward's bits, in chunks and with a tree as well."""
+    check_resumed(case, n_prefix)
+
+
+def check_resumed(case: Case, n_prefix: int) -> None:
+    """Resume after every layer but the last."""
+    session = case.session(n_prefix)
+    rows = case.text[n_prefix : n_prefix + 12]
+    layers = tuple(range(case.model.card.n_layer - 1))
+    hidden = session.forward(rows, n_past=n_prefix, taps=layers).hidden
+    for layer in layers:
+        again = session.forward(n_past=n_prefix, hidden=hidden[layer], resume_after=layer, rows="all")
+        np.testing.assert_array_equal(bits(again.logits), case.expected[n_prefix : n_prefix + len(rows)])
+        for i in (0, 5):
+            end = len(rows) if i else 5
+            part = session.forward(n_past=n_prefix + i, hidden=hidden[layer][i:end], resume_after=layer)
+            np.testing.assert_array_equal(bits(part.logits), case.expected[n_prefix + end - 1 : n_prefix + end])
+
+
+def test_saved_sessions_go_on(case: Case) -> None:
+    """What is restored is what was saved."""
+    session, other = case.session(17), case.session(30)
+    other.load(session.save(), 17)
+    np.testing.assert_array_equal(extend(other, case.text[17:]), case.expected[17:])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_prefill_in_several_chunks(tmp_path: Path, name: str) -> None:
+    """Over two borders of chunks, at their rows and beside a second session, the bits are those of single steps."""
+    tiny = replace(ARCHITECTURES[name], types=TILE_TYPES, seed=4)
+    path, n = write_tiny(tmp_path / "m.gguf", tiny), 2 * CHUNK + 70
+    wanted = np.array([0, 63, 64, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, n - 1], np.int32)
+    for kv_type in ("f16", "q8_0"):
+        with load(path, Kind(name, instruction_sets()[0], kv_type), 2) as model:
+            text = tokens(n, 260, 5)
+            expected = one_by_one(model.session(n), text)
+            found = model.session(n).forward(text, n_past=0, rows=wanted).logits
+            np.testing.assert_array_equal(bits(found), expected[wanted])
+            odd = model.session(n)
+            odd.forward(text[:100], n_past=0)
+            second = model.session(n)
+            both = model.forward([ForwardItem(odd, 100, text[100:]), ForwardItem(second, 0, text[:300])])
+            np.testing.assert_array_equal(bits(both[0].logits), expected[-1:])
+            np.testing.assert_array_equal(bits(both[1].logits), expected[299:300])
+
+
+@pytest.mark.model
+def test_a_real_model_in_chunks_and_steps(real: Case) -> None:
+    """Single steps on one thread, one forward on two, and chunks."""
+    for sizes in ((), (5, 1, 2), (8,)):
+        np.testing.assert_array_equal(extend(real.session(), real.text, sizes), real.expected)
+
+
+@pytest.mark.model
+@settings(max_examples=3, deadline=None)
+@given(data=st.data(), n_rows=st.integers(2, 16))
+def test_trees_of_a_real_model(real: Case, data: st.DataObject, n_rows: int) -> None:
+    """Trees, keep() and going on."""
+    check_tree(real, data, 7, n_rows)
+
+
+@pytest.mark.model
+def test_forks_sessions_and_resumed_forwards_of_a_real_model(real: Case) -> None:
+    """Two forks in one forward with a third session; then hidden states."""
+    text, expected = real.text, real.expected
+    first, other = real.session(6), real.session(2)
+    second = first.fork()
+    items = [
+        ForwardItem(first, 6, text[6:9], rows="all"),
+        ForwardItem(second, 6, text[6:7]),
+        ForwardItem(other, 2, text[2:3]),
+    ]
+    forwards = real.model.forward(items)
+    np.testing.assert_array_equal(bits(forwards[0].logits), expected[6:9])
+    np.testing.assert_array_equal(bits(forwards[1].logits), expected[6:7])
+    np.testing.assert_array_equal(bits(forwards[2].logits), expected[2:3])
+    hidden = second.forward(text[7:], n_past=7, taps=(14,)).hidden[14]
+    again = second.forward(n_past=7, hidden=hidden, resume_after=14, rows="all")
+    np.testing.assert_array_equal(bits(again.logits), expected[7:])

@@ -1,0 +1,102 @@
+"""Logits of tiny random models on the cpu runtime agree with llama.cpp's, and with the reference where that reads them.
+
+Bounds are on the root mean square of the differences over that of the logits. Measured over all rows of all models
+here: 1.1e-4 against the reference on floats (both keep keys and values as float16), 6.9e-4 on F32 and 1.4e-3 on F16
+against llama.cpp (which also computes attention in float16: it is as far from the reference); where activations are
+rounded to int8, by both, 0.02 where they are rounded alike, and 0.05 where llama.cpp rounds 256 together.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
+
+from edgedec.model import LoadOptions, Runtime
+from edgedec_runtimes.cpu.library import instruction_sets
+from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.llamacpp import LlamaCpp
+from edgedec_runtimes.reference import Reference
+
+TOKENS = np.random.default_rng(1).integers(0, 260, 48).astype(np.int32)
+REFERENCE_BOUND = 2e-4
+BOUNDS = {"F32": 1.5e-3, "F16": 2.5e-3, "BF16": 1e-2} | dict.fromkeys(("Q4_K", "Q5_K", "Q6_K"), 0.08)
+INT8_BOUND = 0.04
+
+
+def logits(runtime: Runtime, path: Path, kv_type: str = "f16") -> NDArray[np.float64]:
+    """Return the logits of all rows of TOKENS."""
+    options = LoadOptions(n_ctx=64, n_threads=1, max_rows=64, kv_type=kv_type)
+    with runtime.load(path, options) as model:
+        return model.session(64).forward(TOKENS, n_past=0, rows="all").logits.astype(np.float64)
+
+
+def distance(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    """Return the root mean square of the differences over that of the expected values around their mean."""
+    return float(np.sqrt(np.square(found - expected).mean() / expected.var()))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_floats_agree_with_llamacpp(tmp_path: Path, name: str) -> None:
+    """F32 and F16 models of every architecture."""
+    for kind in ("F32", "F16"):
+        path = write_tiny(tmp_path / f"{kind}.gguf", replace(ARCHITECTURES[name], types=(kind,)))
+        assert distance(logits(Cpu(), path), logits(LlamaCpp(), path)) < BOUNDS[kind]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_mixed_types_agree_with_llamacpp(tmp_path: Path, name: str) -> None:
+    """A model of every architecture with matrices of all types side by side."""
+    path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES[name], types=TILE_TYPES))
+    assert distance(logits(Cpu(), path), logits(LlamaCpp(), path)) < BOUNDS["Q4_K"]
+
+
+@pytest.mark.parametrize("kind", TILE_TYPES)
+def test_every_type_agrees_with_llamacpp(tmp_path: Path, kind: str) -> None:
+    """All matrices of the one type, with every instruction set here."""
+    path = write_tiny(tmp_path / "m.gguf", Tiny(types=(kind,), seed=2))
+    expected = logits(LlamaCpp(), path)
+    for name in instruction_sets():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EDGEDEC_CPU_ISA", name)
+            assert distance(logits(Cpu(), path), expected) < BOUNDS.get(kind, INT8_BOUND), name
+
+
+@pytest.mark.parametrize(
+    "tiny",
+    [
+        Tiny(),
+        Tiny(types=("F16",), tied=True, n_head_kv=1),
+        Tiny(types=("F32", "F16"), n_head_kv=4),
+        Tiny(biases=True, head_dim=128),
+        Tiny("qwen2", n_head=8, n_head_kv=4, head_dim=32),
+        Tiny(n_embd=80, n_ff=50, n_head=5, n_head_kv=5, head_dim=16),
+        Tiny(n_embd=48, n_ff=17, n_head=3, n_head_kv=1, head_dim=48, tied=True),
+    ],
+)
+def test_floats_agree_with_the_reference(tmp_path: Path, tiny: Tiny) -> None:
+    """To float32's rounding, as keys and values are rounded alike; widths need not fit a vector."""
+    path = write_tiny(tmp_path / "m.gguf", tiny)
+    expected = logits(Reference(), path)
+    for name in instruction_sets():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EDGEDEC_CPU_ISA", name)
+            assert distance(logits(Cpu(), path), expected) < REFERENCE_BOUND, name
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_int8_keys_and_values_stay_close(tmp_path: Path, name: str) -> None:
+    """Rounding them to int8 moves the logits about as far as rounding activations does, and it does move them."""
+    path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name])
+    assert 1e-4 < distance(logits(Cpu(), path, "q8_0"), logits(Cpu(), path)) < 0.03
+
+
+def test_a_sliding_window_hides_what_lies_behind_it(tmp_path: Path) -> None:
+    """With a window as long as the text gemma3's logits are others; up to the window's length they are the same."""
+    tiny = replace(ARCHITECTURES["gemma3"], sliding_window=8)
+    short = logits(Cpu(), write_tiny(tmp_path / "short.gguf", tiny))
+    long = logits(Cpu(), write_tiny(tmp_path / "long.gguf", replace(tiny, sliding_window=64)))
+    np.testing.assert_array_equal(short[:8], long[:8])
+    assert (short[8:] != long[8:]).any(axis=1).all()

@@ -1,0 +1,314 @@
+"""The tile cache: made once, known again, never wrong, and done without where the disk does not take it."""
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.gguf_writer import write_gguf
+from support.tile_maker import LAYOUT, Maker, contents
+from support.tiny_models import tiny_llama
+
+from edgedec.errors import CancelledError, ModelFormatError, ModelNotFoundError, StorageError
+from edgedec.gguf import read_gguf
+from edgedec.progress import CancelToken, Progress
+from edgedec_runtimes.cpu.tile_cache import TileTensor, open_tiles, tile_cache_note, tiles_n_bytes
+from edgedec_runtimes.cpu.tile_file import map_tiles, place
+
+
+def test_made_once_and_mapped_afterwards(maker: Maker) -> None:
+    """The first start fills every tensor in order; the second fills none, reads the same bytes and reports nothing."""
+    with maker.open() as tiles:
+        assert tiles.mapped
+        assert maker.filled == list(tiles) == list(read_gguf(maker.path).tensors)
+        assert contents(tiles) == maker.expected()
+    with maker.open() as tiles:
+        assert tiles.mapped
+        assert (maker.filled, maker.reports) == ([], [])
+        assert contents(tiles) == maker.expected()
+        assert tiles.path == maker.tile_file()
+        assert tiles.n_bytes == maker.tile_file().stat().st_size
+        tiles.verify()
+    assert [path.suffix for path in maker.files()] == [".json", ".tiles"]
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_aligned_and_read_only(maker: Maker, use_cache: bool) -> None:
+    """Every tensor starts at a multiple of 64 bytes, in a file as in memory, and can't be written to."""
+    with maker.open(use_cache=use_cache) as tiles:
+        assert tiles.mapped is use_cache
+        assert {tiles[name].ctypes.data % 64 for name in tiles} == {0}
+        assert not any(tiles[name].flags.writeable for name in tiles)
+        assert contents(tiles) == maker.expected()
+        assert tiles.n_bytes == tiles_n_bytes(read_gguf(maker.path), maker.tensors(), layout=LAYOUT)
+
+
+def test_padding_is_small(maker: Maker) -> None:
+    """For 200 tensors of odd sizes about 100 kB, head and padding are less than 2 %."""
+    tensors = [TileTensor(f"blk.{i}.attn_output.weight", 100_001 + i) for i in range(200)]
+    n_payload = sum(tensor.n_bytes for tensor in tensors)
+    assert n_payload < tiles_n_bytes(read_gguf(maker.path), tensors, layout=LAYOUT) < 1.02 * n_payload
+    assert all(offset % 64 == 0 for offset in place(tensors)[:-1])
+
+
+def test_empty_tensors(maker: Maker) -> None:
+    """A tensor without bytes, even the last, and a model without tensors make sound files."""
+    for tensors in ([TileTensor("token_embd.weight", 8323), TileTensor("none", 0)], []):
+        for _ in range(2):
+            gguf = read_gguf(maker.path)
+            with open_tiles(gguf, tensors, lambda name, out: None, layout="empty", cache_dir=maker.root) as tiles:
+                assert [(name, len(tiles[name])) for name in tiles] == [(t.name, t.n_bytes) for t in tensors]
+
+
+def test_what_it_takes_is_said_first(maker: Maker, caplog: pytest.LogCaptureFixture) -> None:
+    """The note, the log and the first progress say size or folder before a byte is written; bytes count up to all."""
+    caplog.set_level(logging.INFO, "edgedec.tiles")
+    gguf, tensors = read_gguf(maker.path), maker.tensors()
+    folder = maker.root / "tiles"
+    note = tile_cache_note(gguf, tensors, layout=LAYOUT, cache_dir=maker.root)
+    assert note == f"tiles: 20.5 kB on disk in {folder}"
+    maker.open().close()
+    assert caplog.messages == [f"m.gguf: {note}"]
+    total = maker.tile_file().stat().st_size
+    assert maker.reports[0] == Progress("tiles", 0, total, "bytes", f"m.gguf, kept in {folder}")
+    assert {(report.phase, report.total, report.detail) for report in maker.reports} == {
+        ("tiles", total, f"m.gguf, kept in {folder}")
+    }
+    done = [report.done for report in maker.reports]
+    assert done == sorted(done)
+    assert done[-1] == total
+    assert tile_cache_note(gguf, tensors, layout=LAYOUT, cache_dir=maker.root) is None
+    assert tile_cache_note(gguf, tensors, layout=LAYOUT, cache_dir=None) is None
+
+
+def test_a_touched_model_is_read_once(maker: Maker) -> None:
+    """New times, same bytes: the model is read once to find out, then known."""
+    maker.open().close()
+    os.utime(maker.path, ns=(1, 1))
+    maker.open().close()
+    assert (maker.filled, maker.phases()) == ([], ["verify"])
+    assert maker.reports[-1].done == maker.path.stat().st_size
+    maker.open().close()
+    assert (maker.filled, maker.phases()) == ([], [])
+
+
+def test_a_date_kept_is_no_proof(maker: Maker) -> None:
+    """Other weights with the size and date of the old ones, as cp -p leaves them, are noticed."""
+    maker.open().close()
+    before = maker.path.stat()
+    data = bytearray(maker.path.read_bytes())
+    data[-1] ^= 1
+    maker.path.write_bytes(data)
+    os.utime(maker.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with maker.open() as tiles:
+        assert contents(tiles) == maker.expected()
+    assert maker.filled != []
+
+
+@pytest.mark.parametrize("copy", [shutil.copyfile, shutil.copy2, shutil.move])
+def test_a_copy_shares_the_tiles(maker: Maker, tmp_path: Path, copy: Callable[[Path, Path], Any]) -> None:
+    """A copied or moved model is read once and uses the same file from then on."""
+    maker.open().close()
+    original, maker.path = maker.path, tmp_path / "other" / "n.gguf"
+    maker.path.parent.mkdir()
+    copy(original, maker.path)
+    for phases in (["verify"], []):
+        maker.open().close()
+        assert (maker.filled, maker.phases()) == ([], phases)
+    assert maker.tile_file().exists()
+    maker.path = original
+    if original.exists():
+        maker.open().close()
+        assert maker.reports == []
+
+
+def test_models_that_differ_in_weights_only(maker: Maker, tmp_path: Path) -> None:
+    """Two models with the same header and size have a file each, and neither gets the other's."""
+    twin = Maker(tmp_path / "twin.gguf", maker.root)
+    data = bytearray(maker.path.read_bytes())
+    data[-1] ^= 1
+    twin.path.write_bytes(data)
+    for filled in (True, False):
+        for each in (maker, twin):
+            with each.open() as tiles:
+                assert contents(tiles) == each.expected()
+            assert bool(each.filled) is filled
+            assert filled or each.reports == []
+    assert len(list(maker.root.glob("tiles/*.tiles"))) == 2
+
+
+def test_a_replaced_model_loses_its_old_tiles(maker: Maker) -> None:
+    """Another model at the same path is noticed; the tiles of the old one are deleted when the new ones are there."""
+    maker.open().close()
+    old = maker.tile_file()
+    tiny_llama(maker.path, seed=7, n_layer=1, n_embd=8, n_ff=16)
+    with maker.open() as tiles:
+        assert contents(tiles) == maker.expected()
+    assert not old.exists()
+    assert len(maker.files()) == 2
+
+
+def test_a_layout_has_a_file_of_its_own(maker: Maker) -> None:
+    """Another layout does not use, and does not delete, the tiles of the first."""
+    maker.open().close()
+    maker.open(layout="other").close()
+    assert maker.filled
+    for layout in (LAYOUT, "other"):
+        with maker.open(layout=layout) as tiles:
+            assert tiles.head.layout == layout
+        assert maker.filled == []
+
+
+def test_other_tensors_are_made_anew(maker: Maker) -> None:
+    """A file whose table differs from the one asked for, in a name, a size or the order, is replaced."""
+    tensors = maker.tensors()
+    for asked in (tensors, tensors[1:], tensors[::-1], [TileTensor(t.name, t.n_bytes + 64) for t in tensors]):
+        for filled in ([tensor.name for tensor in asked], []):
+            maker.open(tensors=asked).close()
+            assert maker.filled == filled
+        assert len(maker.files()) == 2
+
+
+def test_all_parts_of_a_split_model_count(tmp_path: Path) -> None:
+    """A change of the second part of a split model is noticed."""
+    paths = [tmp_path / f"s-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for i, path in enumerate(paths):
+        metadata = {"general.architecture": "llama", "split.no": i, "split.count": 2, "split.tensors.count": 2}
+        write_gguf(path, metadata, {f"t{i}": np.full((4, 4), i, np.float32)})
+    maker = Maker(paths[0], tmp_path / "cache")
+    for filled in (["t0", "t1"], []):
+        with maker.open() as tiles:
+            assert contents(tiles) == maker.expected()
+        assert maker.filled == filled
+    data = bytearray(paths[1].read_bytes())
+    data[-1] ^= 1
+    paths[1].write_bytes(data)
+    with maker.open() as tiles:
+        assert contents(tiles) == maker.expected()
+    assert maker.filled == ["t0", "t1"]
+
+
+@pytest.mark.parametrize("damage", ["", "{}", '{"sources": [[["m", "x", 1, 1]]]}', '{"sources": 1}', None])
+def test_lost_sources_cost_one_reading(maker: Maker, damage: str | None) -> None:
+    """Without the record of sources, or with a damaged one, the model is read once; its tiles stay good."""
+    maker.open().close()
+    record = maker.tile_file().with_suffix(".json")
+    record.unlink() if damage is None else record.write_text(damage, encoding="ascii")
+    for phases in (["verify"], []):
+        maker.open().close()
+        assert (maker.filled, maker.phases()) == ([], phases)
+
+
+def test_every_cut_and_every_flip_in_the_head_is_found(maker: Maker) -> None:
+    """A file of any shorter length, a longer one, and any changed bit of the head is refused."""
+    tiles = maker.open(tensors=maker.tensors()[1:3])
+    n_head = tiles.head.offsets()[0]
+    tiles.close()
+    path = maker.tile_file()
+    data = path.read_bytes()
+    lengths = [*range(n_head + 1), *range(n_head, len(data), 61), len(data) - 1]
+    copies = [data[:n_bytes] for n_bytes in lengths] + [data + b"\0", bytes(len(data))]
+    for i in range(n_head):
+        copies.append(data[:i] + bytes([data[i] ^ (1 << i % 8)]) + data[i + 1 :])
+    for copy in copies:
+        path.write_bytes(copy)
+        with pytest.raises(ModelFormatError, match="delete it"):
+            map_tiles(path)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "zeros", "version", "longer"])
+def test_a_damaged_file_is_made_anew(maker: Maker, damage: str) -> None:
+    """Whatever is wrong with the file, the next start replaces it by a sound one."""
+    maker.open().close()
+    path = maker.tile_file()
+    data = path.read_bytes()
+    other_version = data[:16] + b"\xff" + data[17:]
+    damaged = {"empty": b"", "cut": data[:-1], "zeros": bytes(len(data)), "version": other_version, "longer": data * 2}
+    path.write_bytes(damaged[damage])
+    with maker.open() as tiles:
+        assert contents(tiles) == maker.expected()
+    assert maker.filled
+    assert path.read_bytes() == data
+    assert len(maker.files()) == 2
+
+
+def test_verify_finds_a_changed_tile(maker: Maker) -> None:
+    """A bit that changed inside the tiles is not noticed at the start, but by verify, which names the tensor."""
+    tiles = maker.open()
+    offset = tiles.head.offsets()[2]
+    name = list(tiles)[2]
+    tiles.close()
+    data = bytearray(maker.tile_file().read_bytes())
+    data[offset] ^= 4
+    maker.tile_file().write_bytes(data)
+    with maker.open() as tiles:
+        assert maker.filled == []
+        with pytest.raises(ModelFormatError, match=f"the tiles of '{name}' are damaged"):
+            tiles.verify()
+
+
+def test_a_deleted_file_stays_valid_for_its_users(maker: Maker) -> None:
+    """Tiles that are mapped outlive the deletion and the replacement of their file."""
+    with maker.open() as tiles:
+        shutil.rmtree(maker.root)
+        with maker.open() as others:
+            assert maker.filled
+            assert contents(tiles) == contents(others) == maker.expected()
+
+
+def test_arrays_may_outlive_close(maker: Maker) -> None:
+    """Closing with an array still held neither fails nor takes the memory from under it."""
+    with maker.open() as tiles:
+        array = tiles["token_embd.weight"]
+    assert array.tobytes() == maker.expected()["token_embd.weight"]
+    assert len(tiles) == 0
+
+
+@pytest.mark.parametrize("when", ["start", "middle", "end"])
+def test_cancelling_leaves_nothing(maker: Maker, when: str) -> None:
+    """A build that is cancelled leaves no file, wherever it was; the next one is whole."""
+    cancel = CancelToken()
+    last = list(read_gguf(maker.path).tensors)[-1]
+    at = {"start": "token_embd.weight", "middle": "blk.0.ffn_up.weight", "end": last}[when]
+    maker.on_fill = lambda name: cancel.cancel() if name == at else None
+    with pytest.raises(CancelledError, match=r"tiles m\.gguf: cancelled"):
+        maker.open(cancel=cancel)
+    assert maker.filled[-1] == at
+    assert maker.files() == []
+    with maker.open() as tiles:
+        assert contents(tiles) == maker.expected()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "mine"), KeyboardInterrupt(), MemoryError()])
+def test_what_fill_raises_comes_out(maker: Maker, error: BaseException) -> None:
+    """An error of the caller's, even one that looks like the disk's, is passed on, and no file is left."""
+
+    def fail(name: str) -> None:
+        raise error
+
+    maker.on_fill = fail
+    with pytest.raises(type(error)) as raised:
+        maker.open()
+    assert raised.value is error
+    assert maker.files() == []
+
+
+def test_a_model_that_changes_meanwhile(maker: Maker) -> None:
+    """Tiles of a file that was written to while they were made are not kept."""
+    maker.on_fill = lambda name: maker.path.touch()
+    with pytest.raises(StorageError, match="changed while it was read"):
+        maker.open()
+    assert maker.files() == []
+
+
+def test_a_model_that_is_gone(maker: Maker) -> None:
+    """A model deleted after its header was read is told as such."""
+    gguf = read_gguf(maker.path)
+    maker.path.unlink()
+    with pytest.raises(ModelNotFoundError, match=r"m\.gguf"):
+        open_tiles(gguf, [], lambda name, out: None, layout=LAYOUT, cache_dir=maker.root)

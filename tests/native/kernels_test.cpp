@@ -1,0 +1,308 @@
+// Compares the kernels of each instruction set of this processor with plain sums in double precision and with the
+// portable ones, and checks bit by bit that a row's result does not depend on what stands beside it.
+//
+//   kernels_test          prints the instruction sets and what failed; exits with 1 where anything did
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "checks.h"
+#include "model.h"
+#include "tensor_types.h"
+#include "tiles.h"
+
+using namespace edgedec;
+using namespace checks;
+
+namespace {
+
+const int32_t TYPES[] = {F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K};
+constexpr int64_t N_ROWS = 20;  // activations; more than two groups
+
+std::string text(const char *what, int32_t type, int64_t columns) {
+  return std::string(what) + ", type " + std::to_string(type) + ", " + std::to_string(columns) + " columns";
+}
+
+// A random matrix in tiles; `scale` is the float16 number of every block where it is not 0.
+struct TestMatrix {
+  std::vector<uint8_t> tiles;
+  Matrix view;
+
+  TestMatrix(std::mt19937 &random, int32_t type, int64_t rows, int64_t columns, uint16_t scale) {
+    const BlockLayout block = block_layout(type);
+    std::vector<uint8_t> bytes((size_t)(rows * columns / block.columns * block.bytes));
+    for (uint8_t &byte : bytes) byte = (uint8_t)random();
+    for (size_t at = 0; at < bytes.size(); at += (size_t)block.bytes) set_scales(random, type, bytes.data() + at, scale);
+    tiles.resize(tile_bytes(type, rows, columns));
+    pack_tiles(type, columns, 0, rows, bytes.data(), tiles.data());
+    view = {type, rows, columns, tiles.data()};
+  }
+
+  static void set_scales(std::mt19937 &random, int32_t type, uint8_t *block, uint16_t scale) {
+    const auto half = [&](int offset) {
+      const uint16_t h = scale != 0 ? scale : float_to_half(0.01f + 0.001f * (float)(random() % 64));
+      memcpy(block + offset, &h, 2);
+    };
+    if (type == F32) {
+      const float value = normal(random, 1)[0];
+      memcpy(block, &value, 4);
+    } else if (type == F16 || type == BF16) {
+      const uint16_t h = type == F16 ? float_to_half(normal(random, 1)[0]) : (uint16_t)(0x3f00 + (random() & 0x81ff));
+      memcpy(block, &h, 2);
+    } else if (type == Q6_K) {
+      half(208);
+    } else {
+      half(0);
+      if (type == Q4_1 || type == Q5_1 || type == Q4_K || type == Q5_K) half(2);
+    }
+  }
+};
+
+// Activations of N_ROWS rows, and the values that they stand for.
+struct TestRows {
+  ActivationBuffer buffer;
+  std::vector<Floats> meant;
+
+  TestRows(const Kernels &kernels, bool quantized, const std::vector<Floats> &rows) {
+    const int64_t n = (int64_t)rows[0].size();
+    buffer = ActivationBuffer((int64_t)rows.size(), n, quantized, !quantized);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      kernels.quantize(buffer.view(), (int64_t)i, 0, n, rows[i].data());
+      meant.push_back(quantized ? rounded(rows[i]) : rows[i]);
+    }
+  }
+
+  // To int8 with a scale for every 32.
+  static Floats rounded(Floats row) {
+    for (size_t b = 0; b < row.size(); b += 32) {
+      float peak = 0.0f;
+      for (size_t i = b; i < b + 32; ++i) peak = std::max(peak, fabsf(row[i]));
+      const float scale = peak / 127.0f, inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;
+      for (size_t i = b; i < b + 32; ++i) row[i] = scale * nearbyintf(row[i] * inverse);
+    }
+    return row;
+  }
+};
+
+Floats multiply(const Kernels &kernels, const Matrix &w, const Activations &a, int64_t row_begin, int64_t row_end,
+                int64_t tile_begin, int64_t tile_end) {
+  const int64_t stride = (tile_end - tile_begin) * TILE_ROWS;
+  Floats y((size_t)((row_end - row_begin) * stride), NAN);
+  kernels.matmul(w, tile_begin, tile_end, a, row_begin, row_end, y.data(), stride);
+  return y;
+}
+
+// Every element against the sum in double precision, within `tolerance` times the sum of the terms' magnitudes.
+void compare_with_sums(const Kernels &kernels, const Matrix &w, const TestRows &rows, double tolerance,
+                       const std::string &what) {
+  const int64_t tiles = (w.n_rows + TILE_ROWS - 1) / TILE_ROWS, stride = tiles * TILE_ROWS;
+  const Floats y = multiply(kernels, w, rows.buffer.view(), 0, (int64_t)rows.meant.size(), 0, tiles);
+  Floats weights((size_t)w.n_cols);
+  bool close = true;
+  for (int64_t j = 0; j < w.n_rows; ++j) {
+    tile_row(w.type, w.n_cols, w.tiles, j, weights.data());
+    for (size_t i = 0; i < rows.meant.size(); ++i) {
+      double sum = 0, size = 0;
+      for (size_t k = 0; k < weights.size(); ++k) {
+        const double term = (double)weights[k] * rows.meant[i][k];
+        sum += term, size += fabs(term);
+      }
+      close = close && fabs(y[i * (size_t)stride + (size_t)j] - sum) <= tolerance * size;
+    }
+  }
+  expect(close, kernels, what);
+}
+
+void check_cuts(const Kernels &kernels, const Matrix &w, const TestRows &rows, const std::string &what) {
+  const Activations &a = rows.buffer.view();
+  const int64_t tiles = (w.n_rows + TILE_ROWS - 1) / TILE_ROWS, stride = tiles * TILE_ROWS;
+  const Floats whole = multiply(kernels, w, a, 0, N_ROWS, 0, tiles);
+  for (int64_t begin : {0, 8, 16})
+    for (int64_t end = begin + 1; end <= std::min(begin + 12, N_ROWS); ++end) {
+      const Floats part = multiply(kernels, w, a, begin, end, 0, tiles);
+      expect(same_bits(part.data(), whole.data() + begin * stride, part.size()), kernels, what + ": rows by themselves");
+    }
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const Floats part = multiply(kernels, w, a, 0, N_ROWS, tile, tile + 1);
+    bool same = true;
+    for (int64_t i = 0; i < N_ROWS; ++i)
+      same = same && same_bits(part.data() + i * TILE_ROWS, whole.data() + i * stride + tile * TILE_ROWS, TILE_ROWS);
+    expect(same, kernels, what + ": tiles by themselves");
+  }
+}
+
+// The same row in every place among others has one result.
+void check_places(const Kernels &kernels, const Matrix &w, bool quantized, std::mt19937 &random, const std::string &what) {
+  const Floats row = normal(random, (size_t)w.n_cols);
+  Floats first;
+  for (size_t place = 0; place < 9; ++place) {
+    std::vector<Floats> rows;
+    for (size_t i = 0; i < 9; ++i) rows.push_back(i == place ? row : normal(random, (size_t)w.n_cols, 3.0f));
+    const TestRows activations(kernels, quantized, rows);
+    const Floats y = multiply(kernels, w, activations.buffer.view(), 0, 9, 0, 1);
+    const Floats found(y.begin() + (long)place * TILE_ROWS, y.begin() + (long)(place + 1) * TILE_ROWS);
+    if (place == 0) first = found;
+    expect(same_bits(found, first), kernels, what + ": one row in every place");
+  }
+}
+
+void check_products(const Kernels &kernels) {
+  std::mt19937 random(1);
+  for (int32_t type : TYPES) {
+    const bool quantized = !is_float_type(type);
+    const int64_t unit = std::max(block_layout(type).columns, quantized ? 32 : 16);
+    for (int64_t columns : {unit, 3 * unit, quantized ? 4 * unit : 50}) {
+      const TestMatrix w(random, type, 40, columns, 0);
+      std::vector<Floats> rows;
+      for (int64_t i = 0; i < N_ROWS; ++i) rows.push_back(normal(random, (size_t)columns));
+      const TestRows activations(kernels, quantized, rows);
+      const std::string what = text("product", type, columns);
+      compare_with_sums(kernels, w.view, activations, 3e-6, what);
+      check_cuts(kernels, w.view, activations, what);
+      check_places(kernels, w.view, quantized, random, what);
+    }
+  }
+}
+
+// Scales that are powers of two and activations that are whole numbers: nothing is rounded, so that every bit counts.
+void check_integers(const Kernels &kernels) {
+  std::mt19937 random(2);
+  for (int32_t type : TYPES) {
+    if (is_float_type(type)) continue;
+    const int64_t columns = 256;
+    const TestMatrix w(random, type, 40, columns, 0x3c00);  // 1.0
+    for (int kind = 0; kind < 3; ++kind) {
+      std::vector<Floats> rows((size_t)N_ROWS, Floats((size_t)columns));
+      for (Floats &row : rows)
+        for (size_t i = 0; i < row.size(); ++i)
+          row[i] = i % 32 == 7 ? 127.0f : kind == 0 ? (float)(random() % 41) - 20.0f : kind == 1 ? -127.0f : 127.0f;
+      const bool extreme = kind > 0;  // the sums of K-quants are then too long for a float
+      const bool exact = !extreme || block_layout(type).columns == 32;
+      compare_with_sums(kernels, w.view, TestRows(kernels, true, rows), exact ? 0.0 : 1e-6,
+                        text("whole numbers", type, columns));
+    }
+  }
+}
+
+void check_quantization(const Kernels &kernels) {
+  std::mt19937 random(3);
+  for (int64_t n : {32, 96, 256}) {
+    std::vector<Floats> rows;
+    for (float spread : {0.0f, 1e-45f, 1e-38f, 1e-30f, 1.0f, 1e30f}) rows.push_back(normal(random, (size_t)n, spread));
+    rows.push_back(Floats((size_t)n, 0.5f));
+    for (int i = 0; i < 9; ++i) rows.push_back(normal(random, (size_t)n));
+    const TestRows found(kernels, true, rows), expected(*portable_kernels(), true, rows);
+    const size_t n_blocks = (rows.size() + GROUP_ROWS - 1) / GROUP_ROWS * (size_t)n / 32;
+    const ActivationBlock *a = found.buffer.view().blocks, *b = expected.buffer.view().blocks;
+    expect(memcmp(a, b, n_blocks * sizeof *a) == 0, kernels, "quantized activations are the portable kernels' bits");
+    // In two calls instead of one.
+    ActivationBuffer halves((int64_t)rows.size(), n, true, false);
+    for (size_t i = 0; i < rows.size(); ++i)
+      for (int64_t begin = 0; begin < n; begin += 32)
+        kernels.quantize(halves.view(), (int64_t)i, begin, 32, rows[i].data() + begin);
+    expect(memcmp(halves.view().blocks, b, n_blocks * sizeof *a) == 0, kernels, "quantized activations, block by block");
+  }
+}
+
+bool close_to(const Floats &found, const std::vector<double> &expected, double tolerance) {
+  for (size_t i = 0; i < found.size(); ++i)
+    if (!(fabs(found[i] - expected[i]) <= tolerance * (fabs(expected[i]) + 1e-3))) return false;
+  return true;
+}
+
+void check_norms(const Kernels &kernels) {
+  std::mt19937 random(4);
+  for (int64_t n : {16, 48, 64, 100, 577, 2048}) {
+    const Floats x = normal(random, (size_t)n, 3.0f), weight = normal(random, (size_t)n);
+    double squares = 0;
+    for (float v : x) squares += (double)v * v;
+    std::vector<double> expected;
+    for (size_t i = 0; i < x.size(); ++i) expected.push_back(x[i] / sqrt(squares / (double)n + 1e-5) * weight[i]);
+    Floats out((size_t)n);
+    kernels.rms_norm(x.data(), weight.data(), 1e-5f, n, out.data());
+    expect(close_to(out, expected, 2e-6), kernels, "norm of " + std::to_string(n));
+    Floats sum = x;
+    kernels.add(sum.data(), weight.data(), n);
+    bool same = true;
+    for (size_t i = 0; i < x.size(); ++i) same = same && sum[i] == x[i] + weight[i];
+    expect(same, kernels, "sum of " + std::to_string(n));
+  }
+}
+
+void check_rotation(const Kernels &kernels) {
+  std::mt19937 random(5);
+  for (int32_t n_rot : {2, 16, 48, 64, 128})
+    for (bool interleaved : {false, true}) {
+      const int32_t half = n_rot / 2;
+      const Floats x = normal(random, (size_t)n_rot + 16), turns = normal(random, (size_t)half);
+      Floats cos_sin((size_t)n_rot), out = x;
+      std::vector<double> expected(x.begin(), x.end());
+      for (int32_t i = 0; i < half; ++i) {
+        const float c = cos_sin[(size_t)i] = cosf(turns[(size_t)i]), s = cos_sin[(size_t)(half + i)] = sinf(turns[(size_t)i]);
+        const size_t a = (size_t)(interleaved ? 2 * i : i), b = interleaved ? a + 1 : a + (size_t)half;
+        expected[a] = (double)x[a] * c - (double)x[b] * s;
+        expected[b] = (double)x[a] * s + (double)x[b] * c;
+      }
+      kernels.rope(out.data(), cos_sin.data(), n_rot, interleaved);
+      bool close = true;
+      for (size_t i = 0; i < out.size(); ++i) close = close && fabs(out[i] - expected[i]) < 1e-6;
+      expect(close, kernels, "rotation of " + std::to_string(n_rot));
+    }
+}
+
+void check_gates(const Kernels &kernels) {
+  std::mt19937 random(6);
+  for (int64_t n : {1, 17, 32, 100})
+    for (bool gelu : {false, true}) {
+      Floats gate = normal(random, (size_t)n, 4.0f);
+      const Floats up = normal(random, (size_t)n), extremes = {0.0f, -0.0f, 100.0f, -100.0f, 1e-20f, 30.0f, -30.0f};
+      for (size_t i = 0; i < extremes.size() && i < gate.size(); ++i) gate[i] = extremes[i];
+      std::vector<double> expected;
+      for (size_t i = 0; i < gate.size(); ++i) {
+        const double g = gate[i], inner = gelu ? 2 * sqrt(2 / M_PI) * (g + 0.044715 * g * g * g) : g;
+        expected.push_back(g / (1 + exp(-inner)) * up[i]);
+      }
+      Floats out((size_t)n), alone((size_t)n);
+      kernels.gated(gate.data(), up.data(), n, gelu, out.data());
+      expect(close_to(out, expected, 3e-6), kernels, "gate of " + std::to_string(n) + (gelu ? ", GELU" : ", SiLU"));
+      for (int64_t i = 0; i < n; ++i) kernels.gated(&gate[(size_t)i], &up[(size_t)i], 1, gelu, &alone[(size_t)i]);
+      expect(same_bits(out, alone), kernels, "gates one by one");
+    }
+}
+
+const Kernels *const *all_kernels() {
+  static const Kernels *const kernels[] = {portable_kernels(),
+#if defined(EDGEDEC_HAS_X86)
+                                           avx2_kernels(), avx512_kernels(),
+#endif
+#if defined(EDGEDEC_HAS_NEON)
+                                           neon_kernels(),
+#endif
+                                           nullptr};
+  return kernels;
+}
+
+}  // namespace
+
+int main() {
+  for (const Kernels *const *k = all_kernels(); *k != nullptr; ++k) {
+    const Kernels &kernels = **k;
+    if (!kernels.supported()) {
+      printf("%-12s not on this processor\n", kernels.name);
+      continue;
+    }
+    const int before = n_checked;
+    check_products(kernels);
+    check_integers(kernels);
+    check_quantization(kernels);
+    check_norms(kernels);
+    check_rotation(kernels);
+    check_gates(kernels);
+    check_attention(kernels);
+    printf("%-12s %d checks\n", kernels.name, n_checked - before);
+  }
+  printf("%d of %d checks failed\n", n_failed, n_checked);
+  return n_failed != 0;
+}

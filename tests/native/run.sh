@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Builds the native tests and runs them: for this processor, and for 64-bit Arm with an emulator where there is one.
+#
+#   bash tests/native/run.sh [DIRECTORY]     builds in DIRECTORY (default: a temporary one)
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+work=${1:-}
+if [ -z "$work" ]; then
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+fi
+
+build() { # build DIRECTORY CMAKE-OPTIONS...
+  local directory=$1
+  shift
+  if ! { cmake -S "$here" -B "$directory" -DCMAKE_BUILD_TYPE=Release "$@" && cmake --build "$directory" --target kernels_test; } \
+    >"$directory.log" 2>&1; then
+    cat "$directory.log"
+    return 1
+  fi
+}
+
+mkdir -p "$work"
+echo "kernels of this processor ($(uname -m))"
+build "$work/here"
+status=0
+"$work/here/kernels_test" || status=1
+
+[ "$(uname -m)" = aarch64 ] && exit $status
+compiler=aarch64-linux-gnu-g++
+emulator=$(command -v qemu-aarch64 || command -v qemu-aarch64-static || true)
+if ! command -v "$compiler" >/dev/null || [ -z "$emulator" ]; then
+  echo "kernels of 64-bit Arm: skipped, there is no $compiler or no qemu-aarch64 (apt-get install g++-aarch64-linux-gnu qemu-user)"
+  exit $status
+fi
+echo "kernels of 64-bit Arm, emulated"
+build "$work/arm" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER="$compiler"
+"$emulator" -L /usr/aarch64-linux-gnu -cpu max "$work/arm/kernels_test" || status=1
+exit $status

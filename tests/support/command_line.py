@@ -1,0 +1,232 @@
+"""The command line for tests: in this process (quick), as a process of its own, and at a terminal.
+
+result = run_here("list")              # a Result: exit code, standard output, standard error
+result = run_process("list")           # the same with real pipes
+with Terminal("chat", path) as person: # at a pty
+    person.expect(">>> ")
+"""
+
+import io
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from unittest import mock
+
+from edgedec_apps.cli import main
+
+PATIENCE_S = 120.0  # for a machine that does other things as well
+
+# Options for a generation that nothing but an interrupt ends.
+ENDLESS = ("-c", "100000", "--ignore-end", "-t", "0")
+
+Arg = str | bytes | os.PathLike[str]
+
+# What a process of its own runs; at a terminal it makes the pty its controlling terminal first.
+_COMMAND = [sys.executable, "-m", "edgedec_apps.cli"]
+_AT_TERMINAL = [
+    sys.executable,
+    "-c",
+    "import fcntl, termios, sys; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from edgedec_apps.cli import main; main()",
+]
+_CURSOR = re.compile(rb"\x1b\[\?25([hl])")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        """Standard output as text."""
+        return self.out.decode("utf-8")
+
+    def failed(self, code: int, *words: str) -> None:
+        """Assert that it refused with this exit code and these words, printed no text and showed no traceback."""
+        assert (self.code, self.out) == (code, b""), self
+        lines = self.err.splitlines()
+        assert lines, self
+        assert lines[-1].startswith("edgedec: "), self.err
+        assert "Traceback" not in self.err
+        for word in words:
+            assert word in self.err
+
+
+def run_here(*args: Arg, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> Result:
+    """Run a command in this process; standard input is a pipe that holds `stdin`."""
+    streams = [io.TextIOWrapper(io.BytesIO(stdin), "utf-8"), *(io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in "oe")]
+    argv = ["edgedec", *(os.fsdecode(arg) for arg in args)]
+    code: Any = None
+    with (
+        mock.patch.multiple(sys, argv=argv, stdin=streams[0], stdout=streams[1], stderr=streams[2]),
+        mock.patch.dict(os.environ, dict(env or {})),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    for stream in streams[1:]:
+        stream.flush()
+    out, err = (stream.buffer.getvalue() for stream in streams[1:])
+    return Result(int(code or 0), out, err.decode("utf-8"))
+
+
+def start(*args: Arg, env: Mapping[str, str] | None = None, **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a command as a process of its own, with pipes unless `options` say otherwise."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process: subprocess.Popen[bytes] = subprocess.Popen(
+        [*_COMMAND, *map(os.fsdecode, args)], env=os.environ | dict(env or {}), **pipes | options
+    )
+    return process
+
+
+def finish(process: "subprocess.Popen[bytes]", stdin: bytes | None = None) -> Result:
+    """Wait for a process and return how it ended."""
+    try:
+        out, err = process.communicate(stdin, timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"{process.args!r} did not end; so far: {out[-300:]!r} {err[-1000:]!r}") from None
+    return Result(process.returncode, out or b"", (err or b"").decode("utf-8", "replace"))
+
+
+def run_process(*args: Arg, stdin: bytes = b"", env: Mapping[str, str] | None = None, **options: Any) -> Result:
+    """Run a command as a process of its own."""
+    return finish(start(*args, env=env, **options), stdin)
+
+
+def start_shell(script: str, *args: Arg) -> "subprocess.Popen[bytes]":
+    """Start a line of sh in which "$@" is the command with these arguments."""
+    command = ["sh", "-c", script, "sh", *_COMMAND, *map(os.fsdecode, args)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def run_shell(script: str, *args: Arg) -> Result:
+    """Run such a line."""
+    return finish(start_shell(script, *args))
+
+
+def wait_for_reader(fifo: Path) -> int:
+    """Wait until somebody has opened a FIFO for reading, and return its other end."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            assert time.monotonic() < until, "nobody reads"
+            time.sleep(0.01)
+
+
+class Terminal:
+    """A person at a terminal: a pty of 100 columns that the command runs on. A context manager."""
+
+    def __init__(self, *args: Arg, env: Mapping[str, str] | None = None, stdout: Any = None) -> None:
+        """Start the command; `stdout` may lead elsewhere."""
+        self._master, self._slave = os.openpty()
+        self.before = self.settings()
+        self.shown = b""
+        self._seen = 0
+        self.process = subprocess.Popen(
+            [*_AT_TERMINAL, *map(os.fsdecode, args)],
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "100"} | dict(env or {}),
+            stdin=self._slave,
+            stdout=self._slave if stdout is None else stdout,
+            stderr=self._slave,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the command, if it has not ended, and close the terminal."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+        os.close(self._master)
+        os.close(self._slave)
+
+    def send(self, keys: str | bytes) -> None:
+        """Type these keys."""
+        data = keys.encode() if isinstance(keys, str) else keys
+        while data:
+            data = data[os.write(self._master, data) :]
+
+    def expect(self, words: str | bytes) -> bytes:
+        """Wait until the words are shown, after what was expected before, and return all that came up to their end."""
+        wanted = words.encode() if isinstance(words, str) else words
+        until = time.monotonic() + PATIENCE_S
+        while (at := self.shown.find(wanted, self._seen)) < 0:
+            assert self._read(until), f"{wanted!r} was not shown after {self.shown[self._seen :]!r}"
+        start, self._seen = self._seen, at + len(wanted)
+        return self.shown[start : self._seen]
+
+    def settle(self) -> None:
+        """Wait until nothing more is shown: what was typed is dealt with, and the command waits for keys."""
+        while self._read(time.monotonic() + 0.3):
+            pass
+
+    def end(self) -> int:
+        """Read until the command ends, and return its exit code."""
+        until = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None:
+            assert time.monotonic() < until, f"it did not end; shown at last: {self.shown[-300:]!r}"
+            self._read(time.monotonic() + 0.05)
+        while self._read(time.monotonic() + 0.05):
+            pass
+        return self.process.returncode
+
+    def settings(self) -> list[Any]:
+        """Return the terminal's settings: echo, line mode, signals."""
+        import termios
+
+        return termios.tcgetattr(self._slave)
+
+    @property
+    def cursor_shown(self) -> bool:
+        """Whether the cursor is visible, as far as escape sequences told."""
+        told = _CURSOR.findall(self.shown)
+        return not told or told[-1] == b"h"
+
+    def _read(self, until: float) -> bool:
+        ready, _, _ = select.select([self._master], [], [], max(0.0, until - time.monotonic()))
+        if ready:
+            self.shown += os.read(self._master, 65536)
+        return bool(ready)
+
+
+def rename_model(path: Path, source: Path, name: str) -> Path:
+    """Copy a tiny model of seed 0 under another name in its metadata, of 12 bytes."""
+    return _replaced(path, source, b"tiny llama 0", name.encode())
+
+
+def teach_word(path: Path, source: Path, word: str) -> Path:
+    """Copy a tiny model of 261 tokens whose last token is a word of 9 bytes; with SAY_WORD it says nothing else."""
+    return _replaced(path, source, b"[unused0]", word.encode())
+
+
+SAY_WORD = ("--logit-bias", "260=1000", "--temperature", "0")
+
+
+def _replaced(path: Path, source: Path, old: bytes, new: bytes) -> Path:
+    data = source.read_bytes()
+    assert len(new) == len(old), f"{new!r} has {len(new)} bytes, not {len(old)}"
+    assert data.count(old) == 1
+    path.write_bytes(data.replace(old, new))
+    return path

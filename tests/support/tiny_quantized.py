@@ -1,0 +1,180 @@
+"""Random tiny models of the cpu runtime's architectures, with matrices of any of its tensor types.
+
+    write_tiny(tmp_path / "m.gguf", Tiny("qwen3", types=("Q4_K", "Q6_K")))
+
+Quantized blocks are random bytes whose scales give the values the spread that a trained matrix of that size has.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.ggml_types import GGMLType
+from support.gguf_writer import RawTensor, write_gguf
+from support.tiny_models import N_VOCAB, vocabulary
+
+TILE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+
+U8 = NDArray[np.uint8]
+# Where the float16 numbers of a block are: (offset, factor of the block's scale).
+_HALVES: dict[str, tuple[tuple[int, float], ...]] = {
+    "Q4_0": ((0, 1.0),),
+    "Q4_1": ((0, 1.0), (2, -7.5)),
+    "Q5_0": ((0, 1.0),),
+    "Q5_1": ((0, 1.0), (2, -15.5)),
+    "Q8_0": ((0, 1.0),),
+    "Q4_K": ((0, 1.0), (2, 7.5)),
+    "Q5_K": ((0, 1.0), (2, 15.5)),
+    "Q6_K": ((208, 1.0),),
+}
+# The spread of the values of a block of random bytes whose scale is 1.
+_SPREADS = {
+    **dict.fromkeys(("Q4_0", "Q4_1"), 4.6),
+    **dict.fromkeys(("Q5_0", "Q5_1"), 9.2),
+    "Q8_0": 74.0,
+    "Q4_K": 260.0,
+    "Q5_K": 520.0,
+    "Q6_K": 1370.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tiny:
+    """What kind of model; the defaults have the widths that every type's blocks fit.
+
+    Attributes:
+        types: Names of tensor types; every matrix has one of them at random.
+        tied: There is no matrix of the head beside that of the embeddings.
+        biases: Queries, keys and values have biases (qwen2 always).
+        rope_factors: There is a vector of what frequencies are divided by, as Llama 3 has.
+        rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
+        sliding_window: Tokens that five of six layers see (gemma3).
+    """
+
+    architecture: str = "llama"
+    types: tuple[str, ...] = ("F32",)
+    n_layer: int = 2
+    n_embd: int = 256
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 64
+    n_ff: int = 256
+    n_ctx_train: int = 1024
+    tied: bool = False
+    biases: bool = False
+    rope_factors: bool = False
+    rope_scale: float = 1.0
+    sliding_window: int = 8
+    seed: int = 0
+
+
+ARCHITECTURES = {
+    "llama": Tiny(),
+    "llama3": Tiny(rope_factors=True, n_head_kv=1, tied=True),
+    "llama-linear": Tiny(rope_scale=4.0, biases=True, n_head_kv=4),
+    "qwen2": Tiny("qwen2", n_head=8, n_head_kv=4, head_dim=32),
+    "qwen3": Tiny("qwen3", head_dim=128, tied=True),
+    "gemma3": Tiny("gemma3", n_layer=6, n_head=2, n_head_kv=1, head_dim=128, tied=True),
+}
+"""One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
+
+
+def random_blocks(name: str, n_rows: int, n_cols: int, rng: np.random.Generator, spread: float = 1.0) -> bytes:
+    """Return the bytes of a random matrix of a tensor type, its values about as far from 0 as `spread`."""
+    kind = GGMLType[name]
+    if name in ("F32", "F16", "BF16"):
+        return _floats(name, (rng.standard_normal(n_rows * n_cols) * spread).astype(np.float32))
+    n_blocks = n_rows * n_cols // kind.block_size
+    blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), dtype=np.uint8)
+    scale = spread / _SPREADS[name] * rng.uniform(0.5, 1.5, n_blocks)
+    for offset, factor in _HALVES[name]:
+        blocks[:, offset : offset + 2] = (scale * factor).astype("<f2").view(np.uint8).reshape(n_blocks, 2)
+    return blocks.tobytes()
+
+
+def write_tiny(path: Path, tiny: Tiny, *, metadata: dict[str, Any] | None = None) -> Path:
+    """Write a model and return its path; `metadata` adds or replaces keys."""
+    return write_gguf(path, tiny_metadata(tiny) | (metadata or {}), tiny_tensors(tiny))
+
+
+def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
+    """Return a model's metadata, with its vocabulary."""
+    keys: dict[str, Any] = {
+        "context_length": tiny.n_ctx_train,
+        "embedding_length": tiny.n_embd,
+        "block_count": tiny.n_layer,
+        "feed_forward_length": tiny.n_ff,
+        "attention.head_count": tiny.n_head,
+        "attention.head_count_kv": tiny.n_head_kv,
+        "attention.key_length": tiny.head_dim,
+        "attention.value_length": tiny.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 100000.0,
+        "rope.dimension_count": tiny.head_dim,
+    }
+    if tiny.rope_scale != 1.0:
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": tiny.rope_scale}
+    if tiny.architecture == "gemma3":
+        keys |= {"attention.sliding_window": tiny.sliding_window}
+    general = {"general.architecture": tiny.architecture, "general.name": f"tiny {tiny.architecture} {tiny.seed}"}
+    return general | {f"{tiny.architecture}.{key}": value for key, value in keys.items()} | vocabulary(N_VOCAB)
+
+
+def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
+    """Return a model's tensors."""
+    rng = np.random.default_rng(tiny.seed)
+    n_q, n_kv, n_embd = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim, tiny.n_embd
+
+    def matrix(n_out: int, n_in: int, gain: float = 1.0) -> RawTensor:
+        name = tiny.types[rng.integers(len(tiny.types))]
+        data = random_blocks(name, n_out, n_in, rng, gain / n_in**0.5)
+        return RawTensor(GGMLType[name], (n_in, n_out), data)
+
+    embedding_gain = 2.0 / (n_embd**0.5 if tiny.architecture == "gemma3" and not tiny.tied else 1.0)
+    tensors = {"token_embd.weight": matrix(N_VOCAB, n_embd, embedding_gain)}
+    for i in range(tiny.n_layer):
+        layer = {
+            "attn_q.weight": matrix(n_q, n_embd, 1.5),
+            "attn_k.weight": matrix(n_kv, n_embd, 1.5),
+            "attn_v.weight": matrix(n_kv, n_embd, 1.5),
+            "attn_output.weight": matrix(n_embd, n_q),
+            "ffn_gate.weight": matrix(tiny.n_ff, n_embd),
+            "ffn_up.weight": matrix(tiny.n_ff, n_embd),
+            "ffn_down.weight": matrix(n_embd, tiny.n_ff),
+        }
+        layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny)}
+        tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
+    tensors["output_norm.weight"] = _vector(n_embd, 1.0, rng)
+    if not tiny.tied:
+        tensors["output.weight"] = matrix(N_VOCAB, n_embd, 2.0)
+    if tiny.rope_factors:
+        factors = np.linspace(1, 8, tiny.head_dim // 2, dtype=np.float32)
+        tensors["rope_freqs.weight"] = RawTensor(GGMLType.F32, factors.shape, factors.tobytes())
+    return tensors
+
+
+def _vectors(tiny: Tiny) -> list[tuple[str, int, float]]:
+    """Return name, length and mean of a layer's vectors."""
+    n_q, n_kv = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
+    vectors = [("attn_norm.weight", tiny.n_embd, 1.0), ("ffn_norm.weight", tiny.n_embd, 1.0)]
+    if tiny.biases or tiny.architecture == "qwen2":
+        vectors += [("attn_q.bias", n_q, 0.0), ("attn_k.bias", n_kv, 0.0), ("attn_v.bias", n_kv, 0.0)]
+    if tiny.architecture in ("qwen3", "gemma3"):
+        vectors += [("attn_q_norm.weight", tiny.head_dim, 1.0), ("attn_k_norm.weight", tiny.head_dim, 1.0)]
+    if tiny.architecture == "gemma3":
+        vectors += [("post_attention_norm.weight", tiny.n_embd, 1.0), ("post_ffw_norm.weight", tiny.n_embd, 1.0)]
+    return vectors
+
+
+def _vector(n: int, mean: float, rng: np.random.Generator) -> RawTensor:
+    values = (mean + 0.1 * rng.standard_normal(n)).astype(np.float32)
+    return RawTensor(GGMLType.F32, (n,), values.tobytes())
+
+
+def _floats(name: str, values: NDArray[np.float32]) -> bytes:
+    if name == "BF16":
+        return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+    return values.astype("<f2" if name == "F16" else "<f4").tobytes()

@@ -1,0 +1,104 @@
+"""From a name to a runtime: what can't be looked at, and plug-ins that fail."""
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from support.gguf_writer import tiny_text_model, write_gguf
+from support.rights import as_anybody
+
+from edgedec import loading, plugins
+from edgedec.errors import ModelNotFoundError, StorageError, UnsupportedModelError
+from edgedec.resolver import ResolveOptions
+
+OFFLINE = ResolveOptions(offline=True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_folder_that_may_not_be_looked_into(tmp_path: Path) -> None:
+    """A model there is a StorageError that names it, not one that does not exist; without a folder it is the latter."""
+    options = ResolveOptions(cache_dir=tmp_path, offline=True)
+    with TemporaryDirectory() as name:  # pytest's own are closed to others
+        folder = Path(name) / "closed"
+        folder.mkdir()
+        model = folder / "m.gguf"
+        model.write_bytes(b"GGUF")
+        assert loading.resolve(model, options) == model
+        folder.chmod(0)
+        with as_anybody():
+            for path in (model, folder / "no.gguf"):
+                with pytest.raises(StorageError, match=r"(m|no)\.gguf: no permission to read it \(Permission denied\)"):
+                    loading.resolve(path, options)
+        folder.chmod(0o700)
+        with pytest.raises(ModelNotFoundError, match="does not exist"):
+            loading.resolve(folder / "no.gguf", options)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_names_are_found_from_a_folder_that_may_not_be_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resolver's answer counts, whether or not a file of that name can be looked for here."""
+    monkeypatch.setattr(plugins.Plugin, "load", lambda plugin: lambda name, options: tmp_path / name)
+
+    def denied(path: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", denied)
+    assert loading.resolve("a-name", OFFLINE) == tmp_path / "a-name"
+
+
+class Broken:
+    """A runtime of somebody else, with a fault."""
+
+    name = "broken"
+
+    def accepts(self, path: Path) -> str | None:
+        """Fail."""
+        raise ZeroDivisionError("division by zero")
+
+
+class Unready:
+    """A runtime that can't even be made."""
+
+    def __init__(self) -> None:
+        raise OSError("no such device")
+
+
+class Willing:
+    """A runtime that takes everything."""
+
+    name = "willing"
+
+    def accepts(self, path: Path) -> str | None:
+        """Take it."""
+        return None
+
+
+def runtimes(monkeypatch: pytest.MonkeyPatch, **found: type) -> None:
+    """Install these runtimes and no others."""
+    listed = {
+        name: plugins.Plugin(plugins.RUNTIMES, name, f"somewhere:{name}", f"package-of-{name} 1") for name in found
+    }
+    monkeypatch.setattr(plugins, "plugins", lambda group: listed)
+    monkeypatch.setattr(plugins.Plugin, "load", lambda plugin: found[plugin.name])
+    monkeypatch.setattr(loading, "_PREFERRED", ())
+
+
+def test_a_runtime_that_fails_to_judge_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plug-in's accepts() raises is its refusal, with the exception's name and whom to tell."""
+    model = write_gguf(tmp_path / "m.gguf", *tiny_text_model())
+    reason = "ZeroDivisionError: division by zero (report it to package-of-broken 1)"
+    runtimes(monkeypatch, broken=Broken, unready=Unready, willing=Willing)
+    choice = loading.choose_runtime(model, "auto")
+    assert choice.runtime.name == "willing"
+    assert choice.refusals == {
+        "broken": reason,
+        "unready": "OSError: no such device (report it to package-of-unready 1)",
+    }
+    runtimes(monkeypatch, broken=Broken, unready=Unready)
+    with pytest.raises(UnsupportedModelError) as refused:
+        loading.choose_runtime(model, "auto")
+    assert f"broken: {reason}; unready: OSError" in str(refused.value)
