@@ -27,6 +27,7 @@ from edgedec.model import ForwardItem, LoadOptions, Model, Session
 from edgedec.resolver import ResolveOptions
 from edgedec_models.folders import models_folder
 from edgedec_runtimes.cpu.library import read_bandwidth
+from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.weights import tile_bytes
@@ -78,11 +79,11 @@ def measure(path: Path, options: LoadOptions, n_runs: int) -> dict[str, Any]:
     n_threads = options.n_threads or usable_cores()
     load_ours, load_theirs, added = loads(path, replace(options, n_ctx=N_PAST + 1))
     figures: dict[str, Any] = {"threads": n_threads, "load_s": [load_ours, load_theirs], "resident_mb": added / 1e6}
-    with Cpu().load(path, options) as ours, LlamaCpp().load(path, options) as theirs:
+    with _cpu(path, options) as ours, LlamaCpp().load(path, options) as theirs:
         ids = tokens(ours, N_LONG + 32)
         n_ctx = N_LONG + 32
         mine, other = ours.session(n_ctx), theirs.session(n_ctx)
-        figures["instruction_set"] = getattr(ours, "instruction_set", "")
+        figures["instruction_set"] = ours.instruction_set
 
         def step(session: Session, n: int, n_past: int) -> Callable[[], Any]:
             return lambda: session.forward(ids[n_past : n_past + n], n_past=n_past, rows="all")
@@ -96,12 +97,28 @@ def measure(path: Path, options: LoadOptions, n_runs: int) -> dict[str, Any]:
             pair = in_turn(step(mine, n, N_PAST), step(other, n, N_PAST), n_runs)
             figures[f"T({n})"] = [1000 * seconds for seconds in pair]
             figures["bandwidth_gb_s"].append(read_bandwidth(n_threads) / 1e9)
+        for n in (1, 8):
+            figures[f"operations of T({n})"] = operations(ours, step(mine, n, N_PAST), n_runs)
         figures["two sequences"] = 1000 * two_sequences(ours, ids, n_runs)
         for session in (mine, other):
             session.forward(ids[N_PAST:N_LONG], n_past=N_PAST)
         pair = in_turn(step(mine, 1, N_LONG), step(other, 1, N_LONG), n_runs)
         figures["T(1) at 2048"] = [1000 * seconds for seconds in pair]
     return figures
+
+
+def _cpu(path: Path, options: LoadOptions) -> CpuModel:
+    model = Cpu().load(path, options)
+    assert isinstance(model, CpuModel)
+    return model
+
+
+def operations(model: CpuModel, act: Callable[[], Any], n_runs: int) -> dict[str, float]:
+    """Return the mean milliseconds of each operation of a forward."""
+    before = model.operation_seconds()
+    for _ in range(n_runs):
+        act()
+    return {name: 1000 * (s - before[name]) / n_runs for name, s in model.operation_seconds().items()}
 
 
 def two_sequences(model: Model, ids: Any, n_runs: int) -> float:
@@ -129,6 +146,8 @@ def table(name: str, figures: dict[str, Any], n_bytes: int) -> Table:
     out.add_row("prefill 512", f"{ours:.0f} tok/s", f"{theirs:.0f} tok/s", f"{ours / theirs:.2f}", "")
     ours, theirs = figures["load_s"]
     out.add_row("load, warm", f"{ours:.2f} s", f"{theirs:.2f} s", f"{theirs / ours:.2f}", "")
+    for name, one in figures["operations of T(1)"].items():
+        out.add_row(name, f"{one:.2f} ms", "", "", f"T(8): {figures['operations of T(8)'][name]:.2f} ms")
     two = figures["two sequences"]
     out.add_row("two sequences", f"{two:.2f} ms", "", f"{two / figures['T(2)'][0]:.2f} of T(2)", "")
     limits = figures["bandwidth_gb_s"]

@@ -102,3 +102,14 @@ def test_a_runtime_that_fails_to_judge_is_passed_over(tmp_path: Path, monkeypatc
     with pytest.raises(UnsupportedModelError) as refused:
         loading.choose_runtime(model, "auto")
     assert f"broken: {reason}; unready: OSError" in str(refused.value)
+
+
+def test_without_llama_cpp_the_refusal_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that only llama.cpp runs is refused, where that is not installed, with what to install."""
+    metadata, tensors = tiny_text_model()
+    model = write_gguf(tmp_path / "m.gguf", metadata | {"general.architecture": "falcon"}, tensors)
+    monkeypatch.setattr("edgedec_runtimes.llamacpp.installed", lambda: False)
+    with pytest.raises(
+        UnsupportedModelError, match=r"cpu: .*'falcon'.*; llamacpp: .*pip install \"edgedec\[llamacpp\]\""
+    ):
+        loading.choose_runtime(model, "auto")

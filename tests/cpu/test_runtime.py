@@ -26,6 +26,7 @@ from edgedec.errors import (
     SessionError,
 )
 from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
+from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference import Reference
 
@@ -303,3 +304,15 @@ def in_child(act: Callable[[], object]) -> bytes:
     said = os.read(read_end, 100)
     os.close(read_end)
     return said
+
+
+def test_every_operation_of_a_forward_is_counted(path: Path) -> None:
+    """The seconds of each operation grow with a forward, and with nothing else."""
+    model = load(path)
+    assert isinstance(model, CpuModel)
+    with model:
+        assert set(model.operation_seconds().values()) == {0.0}
+        model.session(64).forward(TOKENS[:8], n_past=0)
+        first = model.operation_seconds()
+        assert all(seconds > 0 for seconds in first.values())
+        assert model.operation_seconds() == first

@@ -47,6 +47,7 @@ std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::v
                            int32_t n_prefix, int32_t n_slots, bool is_tree) {
   const int64_t stride = n_slots + 64;
   Floats scores((size_t)stride * MAX_QUERIES, NAN), scratch((size_t)stride, NAN);
+  Floats packed((size_t)MAX_QUERIES * (size_t)std::max(c.shape.head_dim, PAGE_TOKENS), NAN);
   std::vector<Floats> out(queries.size(), Floats((size_t)c.shape.head_dim, NAN));
   AttentionWork w{};
   w.head_dim = c.shape.head_dim;
@@ -60,6 +61,7 @@ std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::v
   w.scores = scores.data();
   w.stride = stride;
   w.tree_scratch = scratch.data();
+  w.packed = packed.data();
   for (size_t i = 0; i < queries.size(); ++i) {
     w.query[i] = queries[i]->values.data();
     w.out[i] = out[i].data();

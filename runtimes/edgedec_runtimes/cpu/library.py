@@ -13,6 +13,7 @@ from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableErr
 
 ABI_VERSION = 1
 OK, INVALID, NO_MEMORY, CANCELLED = range(4)
+OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "head", "other")
 KV_TYPES = {"f16": 0, "q8_0": 1}
 
 _NAME = {"win32": "edgedec_cpu.dll", "darwin": "libedgedec_cpu.dylib"}.get(sys.platform, "libedgedec_cpu.so")
@@ -68,6 +69,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_finish": (c_int32, (c_void_p,)),
     "ec_model_instruction_set": (c_char_p, (c_void_p,)),
     "ec_model_scratch_bytes": (c_uint64, (c_void_p,)),
+    "ec_model_seconds": (None, (c_void_p, c_void_p)),
     "ec_model_destroy": (None, (c_void_p,)),
     "ec_kv_bytes": (c_uint64, (c_void_p, c_int32, c_int32)),
     "ec_session_open": (c_int32, (c_void_p, c_int32, c_int32, POINTER(c_void_p))),

@@ -18,7 +18,7 @@ from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items
-from edgedec_runtimes.cpu.library import CANCELLED, Item, address, check, native
+from edgedec_runtimes.cpu.library import CANCELLED, OPERATIONS, Item, address, check, native
 from edgedec_runtimes.cpu.session import CpuSession
 from edgedec_runtimes.cpu.tile_cache import Tiles
 from edgedec_runtimes.cpu.weights import MAX_ROWS
@@ -98,6 +98,13 @@ class CpuModel:
         """Which kernels compute ("avx512vnni", ...)."""
         with self.exclusive():
             return str(native().ec_model_instruction_set(self._handle).decode())
+
+    def operation_seconds(self) -> dict[str, float]:
+        """Return the seconds that all forwards so far spent in each operation."""
+        seconds = np.zeros(len(OPERATIONS))
+        with self.exclusive():
+            native().ec_model_seconds(self._handle, address(seconds))
+        return dict(zip(OPERATIONS, seconds.tolist(), strict=True))
 
     def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
         """Return what the process will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""

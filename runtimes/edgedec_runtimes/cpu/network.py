@@ -85,7 +85,7 @@ class Architecture:
 
     Attributes:
         interleaved: Rotary embedding pairs neighbours, not halves of a head.
-        vectors: Per-layer vectors that the architecture has beside the two norms.
+        vectors: Vectors that the architecture may have beside the norms that all have.
         keys: Metadata keys that it has beside the common ones.
         gelu: GELU instead of SiLU.
         scaled_embedding: Embeddings are multiplied by the root of their length.
@@ -102,7 +102,7 @@ _BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 _HEAD_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 _LINEAR_SCALING = frozenset({"rope.scaling.type", "rope.scaling.factor"})
 ARCHITECTURES = {
-    "llama": Architecture(interleaved=True, vectors=_BIASES, keys=_LINEAR_SCALING),
+    "llama": Architecture(interleaved=True, vectors=_BIASES | {"rope_freqs.weight"}, keys=_LINEAR_SCALING),
     "qwen2": Architecture(vectors=_BIASES, keys=_LINEAR_SCALING),
     "qwen3": Architecture(vectors=_HEAD_NORMS, keys=_LINEAR_SCALING),
     "gemma3": Architecture(
@@ -248,8 +248,7 @@ def _check(gguf: GGUF, n: Network) -> None:
 def _place(gguf: GGUF, architecture: Architecture, n_layer: int) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     """Find every tensor's place; none may be left over, none may be missing."""
     matrices, vectors, used = [], [], set()
-    allowed = VECTORS.keys() - (_BIASES | _HEAD_NORMS | {"post_attention_norm.weight", "post_ffw_norm.weight"})
-    allowed |= architecture.vectors
+    allowed = _NEEDED_VECTORS | architecture.vectors
     for name, layer, short in _names(n_layer):
         tensor = gguf.tensors.get(name)
         if tensor is None:

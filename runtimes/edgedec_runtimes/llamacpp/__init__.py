@@ -15,7 +15,7 @@ from edgedec.memory import MemoryTerm, resident_bytes
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_checks import require_consistent
 from edgedec.model_info import describe, require_text_decoder
-from edgedec_runtimes.llamacpp.library import llama, version
+from edgedec_runtimes.llamacpp.library import INSTALL, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import check_options, context_options, device_names, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
 
@@ -35,7 +35,9 @@ class LlamaCpp:
     name = "llamacpp"
 
     def accepts(self, path: Path) -> str | None:
-        """Return None when llama.cpp may run the model, else the reason why not."""
+        """Return None when llama.cpp is installed and may run the model, else the reason why not."""
+        if not installed():
+            return f"it needs llama-cpp-python, which is not installed; {INSTALL}"
         try:
             _read_runnable(path)
         except EdgedecError as error:

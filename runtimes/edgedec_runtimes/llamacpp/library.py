@@ -4,6 +4,7 @@ Struct layouts change between releases without a version in the ABI, so the defa
 own structs are compared with what the tested release writes: a shifted field would show.
 """
 
+import importlib.util
 import logging
 import threading
 from collections import deque
@@ -19,6 +20,7 @@ logger = logging.getLogger("edgedec.llamacpp")
 logger.addHandler(logging.NullHandler())  # without one, `logging` would print warnings itself
 
 TESTED = "0.3.36"
+INSTALL = 'install it with: pip install "edgedec[llamacpp]"'
 # ggml's levels; the binding's own comment lists an older numbering.
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _WARNING, _ERROR, _CONTINUED = 3, 4, 5
@@ -34,6 +36,11 @@ _log_lock = threading.Lock()
 _keep_alive: list[Any] = []
 
 
+def installed() -> bool:
+    """Tell whether llama-cpp-python is installed, without loading it."""
+    return importlib.util.find_spec("llama_cpp") is not None
+
+
 @cache
 def llama() -> ModuleType:
     """Return llama_cpp's low-level module, checked and initialised.
@@ -47,7 +54,7 @@ def llama() -> ModuleType:
     except Exception as error:  # a missing package, or a library that does not load on this machine
         raise RuntimeUnavailableError(
             f"the llamacpp runtime needs llama-cpp-python {TESTED}, which does not import here "
-            f"({type(error).__name__}: {error}); install it with: pip install llama-cpp-python=={TESTED}"
+            f"({type(error).__name__}: {error}); {INSTALL}"
         ) from error
     _check_layout(api, llama_cpp.__version__)
     callback = api.llama_log_callback(_on_log)
@@ -74,8 +81,7 @@ def _check_layout(api: ModuleType, found: str) -> None:
         wrong = {name: value for name, value in wrong.items() if value != expected[name]}
         if wrong:
             raise RuntimeUnavailableError(
-                f"llama-cpp-python {found} lays its structs out unlike the tested {TESTED} (found {wrong}); "
-                f"install the tested release: pip install llama-cpp-python=={TESTED}"
+                f"llama-cpp-python {found} lays its structs out unlike the tested {TESTED} (found {wrong}); {INSTALL}"
             )
 
 

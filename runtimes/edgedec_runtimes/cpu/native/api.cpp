@@ -153,6 +153,8 @@ const char *ec_model_instruction_set(const ec_model *model) { return model->kern
 
 uint64_t ec_model_scratch_bytes(const ec_model *model) { return model->scratch_bytes(); }
 
+void ec_model_seconds(const ec_model *model, double *seconds) { memcpy(seconds, model->seconds, sizeof model->seconds); }
+
 void ec_model_destroy(ec_model *model) { delete model; }
 
 namespace {

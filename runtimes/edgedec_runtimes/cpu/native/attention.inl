@@ -19,7 +19,7 @@ inline PageView view_of(const AttentionWork &w, int64_t page) {
 
 // Scores of N queries against B blocks of 16 keys.
 template <bool INT8, int N, int B>
-void score_blocks(const AttentionWork &w, int first_query, int64_t block) {
+void score_blocks(const AttentionWork &w, int64_t block) {
   constexpr int V = edgedec::KEY_BLOCK / LANES;
   const uint8_t *keys[B];
   const float *scales[B];
@@ -42,7 +42,7 @@ void score_blocks(const AttentionWork &w, int first_query, int64_t block) {
         for (int32_t d = g; d < g + 32; ++d)
           for (int b = 0; b < B; ++b) {
             const Floats k = load_s8(keys[b] + d * 16 + LANES * v);
-            for (int q = 0; q < N; ++q) part[b][q] = fma(k, set(w.query[first_query + q][d]), part[b][q]);
+            UNROLL for (int q = 0; q < N; ++q) part[b][q] = fma(k, set(w.packed[d * N + q]), part[b][q]);
           }
         for (int b = 0; b < B; ++b) {
           const Floats s = load(scales[b] + g / 32 * 16 + LANES * v);
@@ -53,21 +53,23 @@ void score_blocks(const AttentionWork &w, int first_query, int64_t block) {
       for (int32_t d = 0; d < w.head_dim; ++d)
         for (int b = 0; b < B; ++b) {
           const Floats k = load_halves(keys[b] + 2 * (d * 16 + LANES * v));
-          for (int q = 0; q < N; ++q) acc[b][q] = fma(k, set(w.query[first_query + q][d]), acc[b][q]);
+          UNROLL for (int q = 0; q < N; ++q) acc[b][q] = fma(k, set(w.packed[d * N + q]), acc[b][q]);
         }
     }
     for (int b = 0; b < B; ++b)
       for (int q = 0; q < N; ++q)
-        store(w.scores + (first_query + q) * w.stride + (block + b) * 16 + LANES * v, mul(acc[b][q], set(w.scale)));
+        store(w.scores + q * w.stride + (block + b) * 16 + LANES * v, mul(acc[b][q], set(w.scale)));
   }
 }
 
 template <bool INT8, int N>
-void score(const AttentionWork &w, int first_query, int64_t begin, int64_t end) {
+void score(const AttentionWork &w, int64_t begin, int64_t end) {
+  for (int32_t d = 0; d < w.head_dim; ++d)
+    for (int q = 0; q < N; ++q) w.packed[d * N + q] = w.query[q][d];
   constexpr int B = LANES == 16 && N <= 4 ? 2 : 1;
   int64_t block = begin;
-  for (; block + B <= end; block += B) score_blocks<INT8, N, B>(w, first_query, block);
-  for (; block < end; ++block) score_blocks<INT8, N, 1>(w, first_query, block);
+  for (; block + B <= end; block += B) score_blocks<INT8, N, B>(w, block);
+  for (; block < end; ++block) score_blocks<INT8, N, 1>(w, block);
 }
 
 // Turn scores into weights; returns what the sum of weighted values is divided by.
@@ -102,31 +104,31 @@ inline Floats load_values(const PageView &page, int64_t slot, int32_t head_dim, 
 
 // Add the weighted values of the slots [begin, end), which lie in one page, to N queries' results.
 template <bool INT8, int N>
-void add_values(const AttentionWork &w, int first_query, int64_t begin, int64_t end) {
+void add_values(const AttentionWork &w, int64_t begin, int64_t end) {
   constexpr int V = LANES == 8 ? 1 : 2;
   const PageView page = view_of<INT8>(w, begin / edgedec::PAGE_TOKENS);
   const int64_t base = begin - begin % edgedec::PAGE_TOKENS;
+  for (int64_t slot = begin; slot < end; ++slot)
+    for (int q = 0; q < N; ++q) w.packed[(slot - begin) * N + q] = w.scores[q * w.stride + slot];
   for (int32_t d = 0; d < w.head_dim; d += V * LANES) {
     Floats acc[N][V];
     const int used = w.head_dim - d >= V * LANES ? V : 1;
     for (int q = 0; q < N; ++q)
-      for (int v = 0; v < used; ++v) acc[q][v] = load(w.out[first_query + q] + d + LANES * v);
+      for (int v = 0; v < used; ++v) acc[q][v] = load(w.out[q] + d + LANES * v);
     if (used == V) {
       for (int64_t slot = begin; slot < end; ++slot)
         for (int v = 0; v < V; ++v) {
           const Floats x = load_values<INT8>(page, slot - base, w.head_dim, d + LANES * v);
-          for (int q = 0; q < N; ++q)
-            acc[q][v] = fma(x, set(w.scores[(first_query + q) * w.stride + slot]), acc[q][v]);
+          UNROLL for (int q = 0; q < N; ++q) acc[q][v] = fma(x, set(w.packed[(slot - begin) * N + q]), acc[q][v]);
         }
     } else {
       for (int64_t slot = begin; slot < end; ++slot) {
         const Floats x = load_values<INT8>(page, slot - base, w.head_dim, d);
-        for (int q = 0; q < N; ++q)
-          acc[q][0] = fma(x, set(w.scores[(first_query + q) * w.stride + slot]), acc[q][0]);
+        for (int q = 0; q < N; ++q) acc[q][0] = fma(x, set(w.packed[(slot - begin) * N + q]), acc[q][0]);
       }
     }
     for (int q = 0; q < N; ++q)
-      for (int v = 0; v < used; ++v) store(w.out[first_query + q] + d + LANES * v, acc[q][v]);
+      for (int v = 0; v < used; ++v) store(w.out[q] + d + LANES * v, acc[q][v]);
   }
 }
 
@@ -142,7 +144,7 @@ void add_value(const AttentionWork &w, int query, int64_t slot, float weight) {
 
 template <bool INT8>
 void attend_as(const AttentionWork &w) {
-  using Score = void (*)(const AttentionWork &, int, int64_t, int64_t);
+  using Score = void (*)(const AttentionWork &, int64_t, int64_t);
   static constexpr Score scores[8] = {score<INT8, 1>, score<INT8, 2>, score<INT8, 3>, score<INT8, 4>,
                                       score<INT8, 5>, score<INT8, 6>, score<INT8, 7>, score<INT8, 8>};
   static constexpr Score values[8] = {add_values<INT8, 1>, add_values<INT8, 2>, add_values<INT8, 3>,
@@ -154,7 +156,7 @@ void attend_as(const AttentionWork &w) {
     start = w.start[q] < start ? w.start[q] : start;
     end = w.visible[q] > end ? w.visible[q] : end;
   }
-  scores[n - 1](w, 0, start / 16, (w.n_slots + 15) / 16);
+  scores[n - 1](w, start / 16, (w.n_slots + 15) / 16);
   const bool is_tree = w.path[0] != nullptr;
   const int64_t joint = is_tree ? w.n_prefix : end;
   float total[MAX_QUERIES];
@@ -172,7 +174,7 @@ void attend_as(const AttentionWork &w) {
   }
   for (int64_t i = start; i < joint;) {
     const int64_t border = (i / edgedec::PAGE_TOKENS + 1) * edgedec::PAGE_TOKENS, to = border < joint ? border : joint;
-    values[n - 1](w, 0, i, to);
+    values[n - 1](w, i, to);
     i = to;
   }
   for (int q = 0; q < n; ++q) {

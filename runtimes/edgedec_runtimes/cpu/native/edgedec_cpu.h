@@ -45,6 +45,20 @@ enum {
   EC_N_VECTORS
 };
 
+/* Where the time of a forward goes. */
+enum {
+  EC_OP_NORM,
+  EC_OP_QKV,
+  EC_OP_ROPE, /* biases, norms of heads, rotation, writing keys and values */
+  EC_OP_ATTENTION,
+  EC_OP_ATTN_OUT,
+  EC_OP_GATE_UP,
+  EC_OP_DOWN,
+  EC_OP_HEAD,
+  EC_OP_OTHER, /* embedding, barriers between layers */
+  EC_N_OPERATIONS
+};
+
 enum { EC_KV_F16 = 0, EC_KV_INT8 = 1 };
 
 /* The switches by which architectures differ. */
@@ -123,6 +137,8 @@ EC_API int32_t ec_model_finish(ec_model *model);
 EC_API const char *ec_model_instruction_set(const ec_model *model);
 /* Bytes that forwards of this model hold besides weights and sessions. */
 EC_API uint64_t ec_model_scratch_bytes(const ec_model *model);
+/* Seconds that all forwards so far spent in each operation, waiting for the other threads included. */
+EC_API void ec_model_seconds(const ec_model *model, double *seconds /* [EC_N_OPERATIONS] */);
 EC_API void ec_model_destroy(ec_model *model);
 
 EC_API uint64_t ec_kv_bytes(const ec_model *model, int32_t n_ctx, int32_t kv_type);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "model.h"
 #include "tensor_types.h"
@@ -135,7 +136,7 @@ class Run {
       // that would keep thread 0 from deciding anew before they have read.
       const bool runs = !plan_.attn(l).empty() || !plan_.mlp(l).empty();
       if (thread == 0 && runs && cancel_ != nullptr && *cancel_ != 0) stopped = true;
-      next_stage(thread);
+      next_stage(thread, EC_OP_OTHER);
       if (runs && stopped) return;
       attention_block(thread, l, memory);
       mlp_block(thread, l, memory);
@@ -148,11 +149,15 @@ class Run {
 
  private:
   // End a stage: everybody waits, and the counter of pieces starts anew.
-  void next_stage(int thread) {
+  void next_stage(int thread, int operation) {
     m_.pool.barrier();
     // Three counters take turns, so that the one to be reset is in nobody's hands.
     const int64_t stage = ++stages_[(size_t)thread].number;
-    if (thread == 0) counters_[(stage + 1) % 3].reset();
+    if (thread != 0) return;
+    counters_[(stage + 1) % 3].reset();
+    const auto now = std::chrono::steady_clock::now();
+    m_.seconds[operation] += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
   }
   int take(int thread) { return counters_[stages_[(size_t)thread].number % 3].take(); }
 
@@ -188,7 +193,7 @@ class Run {
       k_.rms_norm(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, weight.data(), c_.rms_epsilon, c_.n_embd, memory);
       k_.quantize(m_.normed.view(), i, 0, c_.n_embd, memory);
     }
-    next_stage(thread);
+    next_stage(thread, EC_OP_NORM);
   }
 
   // out[row][column] = matrix x activations, for the panels of several matrices that share their activations.
@@ -197,8 +202,8 @@ class Run {
     float *out;  // [rows][stride]
     int64_t stride;
   };
-  void products(int thread, const Activations &a, int64_t n_rows, const Target *targets, int n_targets, float *memory,
-                const std::vector<int32_t> *add_to = nullptr) {
+  void products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
+                float *memory, const std::vector<int32_t> *add_to = nullptr) {
     int64_t n_panels = 0;
     for (int t = 0; t < n_targets; ++t) n_panels += panels(*targets[t].matrix);
     each_panel(thread, n_panels, a.n, n_rows, [&](int64_t panel, int64_t begin, int64_t end) {
@@ -216,7 +221,7 @@ class Run {
         else memcpy(to, from, (size_t)columns * sizeof(float));
       }
     });
-    next_stage(thread);
+    next_stage(thread, operation);
   }
 
   // Call work(panel, begin, end) for all panels and bands of rows. A thread takes several panels that follow each
@@ -235,37 +240,38 @@ class Run {
   static int64_t panels(const Matrix &w) { return (w.n_rows + PANEL_ROWS - 1) / PANEL_ROWS; }
 
   // x += product, through a norm where the architecture has one.
-  void add_product(int thread, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
+  void add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
                    const std::vector<float> &post_norm, float *memory) {
     const int64_t n = (int64_t)rows.size();
     if (post_norm.empty()) {
       const Target target = {&w, m_.x.data(), c_.n_embd};
-      products(thread, a, n, &target, 1, memory, &rows);
+      products(thread, operation, a, n, &target, 1, memory, &rows);
       return;
     }
     const Target target = {&w, m_.branch.data(), c_.n_embd};
-    products(thread, a, n, &target, 1, memory);
+    products(thread, operation, a, n, &target, 1, memory);
     for (int i; (i = take(thread)) < n;) {
       k_.rms_norm(m_.branch.data() + (int64_t)i * c_.n_embd, post_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
       k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, memory, c_.n_embd);
     }
-    next_stage(thread);
+    next_stage(thread, EC_OP_NORM);
   }
 
   void attention_block(int thread, int32_t l, float *memory) {
     const std::vector<int32_t> &rows = plan_.attn(l);
     if (rows.empty()) return;
     const Layer &layer = m_.layers[(size_t)l];
-    norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
     const int64_t width = m_.n_q() + 2 * m_.n_kv();
     float *qkv = m_.qkv.data();
     const Target targets[3] = {{&layer.matrices[EC_Q], qkv, width},
                                {&layer.matrices[EC_K], qkv + m_.n_q(), width},
                                {&layer.matrices[EC_V], qkv + m_.n_q() + m_.n_kv(), width}};
-    products(thread, m_.normed.view(), (int64_t)rows.size(), targets, 3, memory);
+    norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
+    products(thread, EC_OP_QKV, m_.normed.view(), (int64_t)rows.size(), targets, 3, memory);
     write_keys_and_values(thread, l, layer, rows, memory);
     attend(thread, l, layer, rows, memory);
-    add_product(thread, m_.attended.view(), rows, layer.matrices[EC_ATTN_OUT], layer.vectors[EC_POST_ATTN_NORM], memory);
+    add_product(thread, EC_OP_ATTN_OUT, m_.attended.view(), rows, layer.matrices[EC_ATTN_OUT],
+                layer.vectors[EC_POST_ATTN_NORM], memory);
   }
 
   // Biases, norms of heads, rotation; then the keys and values go to the cache.
@@ -284,7 +290,7 @@ class Run {
       if (!bias.empty()) k_.add(values, bias.data() + head * d, d);
       plan_.items[row.item].session->cache.write(l, head, row.slot, keys, values);
     }
-    next_stage(thread);
+    next_stage(thread, EC_OP_ROPE);
   }
 
   void prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
@@ -323,11 +329,11 @@ class Run {
       }
       if (!found) break;
     }
-    next_stage(thread);
+    next_stage(thread, EC_OP_ATTENTION);
     if (c_.head_dim % 32 == 0 || m_.attended.view().blocks == nullptr) return;
     for (int i; (i = take(thread)) < (int)rows.size();)
       k_.quantize(m_.attended.view(), i, 0, m_.n_q(), m_.attention.data() + i * m_.n_q());
-    next_stage(thread);
+    next_stage(thread, EC_OP_ATTENTION);
   }
 
   // At least a piece for every thread, where the heads don't give that.
@@ -352,6 +358,7 @@ class Run {
     w.stride = plan_.most_slots + 64;
     w.scores = memory;
     w.tree_scratch = memory + w.stride * MAX_QUERIES;
+    w.packed = w.tree_scratch + w.stride;
     int64_t at[MAX_QUERIES];
     for (int q = 0; q < n; ++q) {
       const int64_t i = (int64_t)begin + (first + q) / group, h = head * group + (first + q) % group;
@@ -376,7 +383,8 @@ class Run {
     const Layer &layer = m_.layers[(size_t)l];
     norm(thread, rows, layer.vectors[EC_FFN_NORM], memory);
     gate_and_up(thread, layer, (int64_t)rows.size(), memory);
-    add_product(thread, m_.gated.view(), rows, layer.matrices[EC_DOWN], layer.vectors[EC_POST_FFN_NORM], memory);
+    add_product(thread, EC_OP_DOWN, m_.gated.view(), rows, layer.matrices[EC_DOWN], layer.vectors[EC_POST_FFN_NORM],
+                memory);
   }
 
   // A panel of both matrices gives 32 columns of the gated activations, which is one block to quantize.
@@ -394,7 +402,7 @@ class Run {
         k_.quantize(m_.gated.view(), r, panel * PANEL_ROWS, columns, g);
       }
     });
-    next_stage(thread);
+    next_stage(thread, EC_OP_GATE_UP);
   }
 
   // By one thread, while the others may only begin to read x.
@@ -410,11 +418,11 @@ class Run {
   }
 
   void head(int thread, float *memory) {
-    next_stage(thread);
+    next_stage(thread, EC_OP_OTHER);
     if (plan_.n_wanted == 0) return;
-    norm(thread, plan_.wanted, m_.output_norm, memory);
     const Target target = {&m_.output, logits_, c_.n_vocab};
-    products(thread, m_.normed.view(), plan_.n_wanted, &target, 1, memory);
+    norm(thread, plan_.wanted, m_.output_norm, memory);
+    products(thread, EC_OP_HEAD, m_.normed.view(), plan_.n_wanted, &target, 1, memory);
   }
 
   ec_model &m_;
@@ -424,6 +432,7 @@ class Run {
   float *logits_;
   const volatile int32_t *cancel_;
   Counter counters_[3];
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
   struct alignas(64) Stage { int64_t number = 0; };
   std::vector<Stage> stages_ = std::vector<Stage>((size_t)m_.pool.size());
 };
@@ -436,7 +445,8 @@ bool forward(ec_model &model, const ec_item *items, int32_t n_items, float *logi
   if (plan.n_wanted > model.max_rows) throw Invalid("too many rows of logits are wanted");
   for (int32_t i = 0; i < n_items; ++i)
     items[i].session->cache.prepare(items[i].n_past, items[i].n_past + items[i].n_rows);
-  const size_t panel = 2 * BAND * PANEL_ROWS, scores = (size_t)(plan.most_slots + 64) * (MAX_QUERIES + 1);
+  const size_t panel = 2 * BAND * PANEL_ROWS, packed = (size_t)MAX_QUERIES * (size_t)std::max(model.config.head_dim, PAGE_TOKENS),
+               scores = (size_t)(plan.most_slots + 64) * (MAX_QUERIES + 1) + packed;
   const size_t row = (size_t)std::max(model.config.n_embd, model.config.head_dim);
   for (auto &memory : model.thread_memory) memory.resize(std::max({memory.size(), panel, scores, row}));
   Run run(model, plan, logits, cancel);

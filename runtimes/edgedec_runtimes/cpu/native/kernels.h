@@ -52,6 +52,7 @@ struct AttentionWork {
   float *scores;        // [n_queries][stride]
   int64_t stride;       // at least n_slots + 32
   float *tree_scratch;  // [at least n_slots - n_prefix]
+  float *packed;        // [8 * the larger of head_dim and 64], queries and weights in the order they are used
 };
 
 struct Kernels {

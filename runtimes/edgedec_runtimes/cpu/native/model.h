@@ -56,6 +56,7 @@ struct ec_model {
   std::vector<edgedec::Layer> layers;
   std::vector<double> rope_frequencies, rope_frequencies_sliding;  // [n_rot / 2], radians per position
   bool finished = false;
+  double seconds[EC_N_OPERATIONS] = {};  // of forwards so far, by operation
 
   // --- memory of a forward, for up to max_rows rows ---
   std::vector<float> x;                 // [rows][n_embd], the residual stream

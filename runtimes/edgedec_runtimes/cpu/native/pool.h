@@ -40,7 +40,7 @@ class Pool {
   std::vector<std::thread> threads_;
 };
 
-// Hands out 0 .. n - 1 in turn; reset by one thread while no other uses it.
+// Hands out 0, 1, 2 ... in turn; reset by one thread while no other uses it.
 class Counter {
  public:
   void reset() { next_.store(0, std::memory_order_relaxed); }
