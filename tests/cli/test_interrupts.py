@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,7 @@ def test_ctrl_c_while_the_prompt_is_read(model: Path, tmp_path: Path) -> None:
     os.mkfifo(fifo)
     process = start("run", model, "-f", fifo)
     other_end = wait_for_reader(fifo)
+    time.sleep(0.5)  # a signal in the microseconds between opening and reading is seen by Python after the read only
     process.send_signal(signal.SIGINT)
     result = finish(process)
     os.close(other_end)

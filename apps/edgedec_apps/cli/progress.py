@@ -83,6 +83,15 @@ def _bar() -> Any:
                 return Text(f"{task.completed / 1e6:.0f} of {(task.total or 0) / 1e6:.0f} MB{speed}")
             return Text("" if unit == "%" else f"{task.completed:.0f} of {task.total or 0:.0f} {unit}")
 
-    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
-    columns = (text, BarColumn(20), TaskProgressColumn(), Amount(), TimeRemainingColumn(compact=True))
-    return Bar(*columns, console=Console(stderr=True, emoji=False, highlight=False), transient=True)
+    # The label gives way where the terminal is narrow, as a line that wraps could not be drawn over.
+    text = TextColumn(
+        "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    )
+    columns = (
+        text,
+        BarColumn(12),
+        TaskProgressColumn(table_column=Column(no_wrap=True)),
+        Amount(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+    )
+    return Bar(*columns, console=Console(stderr=True, emoji=False, highlight=False), transient=True, expand=True)
