@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.ggml_types import GGMLType
 from edgedec.gguf import GGUF, TensorInfo
-from edgedec.gguf_metadata import get_float, get_int, get_text, refuse_missing
+from edgedec.gguf_metadata import get_float, get_text
+from edgedec_runtimes.hyperparameters import DECODER_KEYS, number, whole
 
 # Numbers of native/edgedec_cpu.h.
 MATRICES = {
@@ -58,23 +59,6 @@ TILE_TYPES = frozenset(
     }
 )
 
-_KNOWN_KEYS = frozenset(
-    {
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.key_length",
-        "attention.layer_norm_rms_epsilon",
-        "attention.value_length",
-        "block_count",
-        "context_length",
-        "embedding_length",
-        "feed_forward_length",
-        "rope.dimension_count",
-        "rope.freq_base",
-        "vocab_size",
-    }
-)
-_MOST = 2**31 - 1
 # What native/model.cpp takes.
 _LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 
@@ -166,36 +150,36 @@ def read_network(gguf: GGUF) -> Network:
     architecture = ARCHITECTURES[name]
     for key in gguf.metadata:
         prefix, _, rest = key.partition(".")
-        if prefix == name and rest not in _KNOWN_KEYS | architecture.keys:
+        if prefix == name and rest not in DECODER_KEYS | architecture.keys:
             raise _unsupported(gguf, f"the cpu runtime does not know {key!r}")
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelFormatError(f"{gguf.paths[0]}: it has no matrix 'token_embd.weight'; download the file again")
-    n_embd, n_head = _whole(gguf, "embedding_length"), _whole(gguf, "attention.head_count")
-    head_dim = _whole(gguf, "attention.key_length", max(1, n_embd // n_head))
-    window = _whole(gguf, "attention.sliding_window", 0, at_least=0) if name == "gemma3" else 0
-    n_layer = _whole(gguf, "block_count", at_most=4096)
+    n_embd, n_head = whole(gguf, "embedding_length"), whole(gguf, "attention.head_count")
+    head_dim = whole(gguf, "attention.key_length", max(1, n_embd // n_head))
+    window = whole(gguf, "attention.sliding_window", 0, at_least=0) if name == "gemma3" else 0
+    n_layer = whole(gguf, "block_count", at_most=4096)
     matrices, vectors = _place(gguf, architecture, n_layer)
     network = Network(
         architecture=name,
-        n_ctx_train=_whole(gguf, "context_length"),
+        n_ctx_train=whole(gguf, "context_length"),
         n_vocab=embedding.shape[1],
         n_embd=n_embd,
         n_layer=n_layer,
         n_head=n_head,
-        n_head_kv=_whole(gguf, "attention.head_count_kv", n_head),
+        n_head_kv=whole(gguf, "attention.head_count_kv", n_head),
         head_dim=head_dim,
-        n_ff=_whole(gguf, "feed_forward_length"),
-        n_rot=_whole(gguf, "rope.dimension_count", head_dim),
+        n_ff=whole(gguf, "feed_forward_length"),
+        n_rot=whole(gguf, "rope.dimension_count", head_dim),
         rope_interleaved=architecture.interleaved,
         gelu=architecture.gelu,
         sliding_window=window,
         sliding_pattern=_GEMMA_PATTERN if window else 0,
-        rms_epsilon=_number(gguf, "attention.layer_norm_rms_epsilon", None),
+        rms_epsilon=number(gguf, "attention.layer_norm_rms_epsilon", None),
         embedding_scale=math.sqrt(n_embd) if architecture.scaled_embedding else 1.0,
         attention_scale=1 / math.sqrt(head_dim),
-        rope_base=_number(gguf, "rope.freq_base", 10000.0),
-        rope_base_sliding=_number(gguf, "rope.freq_base_swa", _GEMMA_BASE_SLIDING),
+        rope_base=number(gguf, "rope.freq_base", 10000.0),
+        rope_base_sliding=number(gguf, "rope.freq_base_swa", _GEMMA_BASE_SLIDING),
         rope_scale=_rope_scale(gguf),
         matrices=matrices,
         vectors=vectors,
@@ -211,7 +195,7 @@ def _check(gguf: GGUF, n: Network) -> None:
             f"{path}: {n.n_head} heads on {n.n_head_kv} key-value heads, {n.n_rot} rotated elements of "
             f"{n.head_dim}; expected a multiple and an even number of at most the head: download the file again"
         )
-    if _whole(gguf, "attention.value_length", n.head_dim) != n.head_dim:
+    if whole(gguf, "attention.value_length", n.head_dim) != n.head_dim:
         raise _unsupported(gguf, "keys and values differ in length")
     for name, size in _LARGEST.items():
         if getattr(n, name) > size:
@@ -288,22 +272,6 @@ def _rope_scale(gguf: GGUF) -> float:
     if kind not in (None, "none", "linear"):
         raise _unsupported(gguf, f"rope scaling {kind!r} is not linear")
     return 1 / factor if kind == "linear" and factor else 1.0
-
-
-def _whole(gguf: GGUF, key: str, default: int | None = None, *, at_least: int = 1, at_most: int = _MOST) -> int:
-    key = f"{gguf.metadata['general.architecture']}.{key}"
-    value = get_int(gguf, key, at_least=at_least, at_most=at_most)
-    if value is None and default is None:
-        refuse_missing(gguf, key)
-    return value if value is not None else default or 0
-
-
-def _number(gguf: GGUF, key: str, default: float | None) -> float:
-    key = f"{gguf.metadata['general.architecture']}.{key}"
-    value = get_float(gguf, key)
-    if value is None and default is None:
-        refuse_missing(gguf, key)
-    return value if value is not None else default or 0.0
 
 
 def _unsupported(gguf: GGUF, reason: str) -> UnsupportedModelError:

@@ -11,29 +11,13 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf import GGUF, GGMLType
-from edgedec.gguf_metadata import get_float, get_int, get_text, refuse_missing
+from edgedec.gguf_metadata import get_text
+from edgedec_runtimes.hyperparameters import DECODER_KEYS, number, whole
 
 ROPE_IS_INTERLEAVED = {"llama": True, "qwen2": False}
 """By architecture: whether rotary embedding pairs neighbours (NORM in llama.cpp) or halves of a head (NEOX)."""
 
-_KNOWN_KEYS = frozenset(
-    {
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.key_length",
-        "attention.layer_norm_rms_epsilon",
-        "attention.value_length",
-        "block_count",
-        "context_length",
-        "embedding_length",
-        "feed_forward_length",
-        "rope.dimension_count",
-        "rope.freq_base",
-        "vocab_size",
-    }
-)
 _DTYPES: dict[GGMLType, np.dtype[np.floating]] = {GGMLType.F32: np.dtype("<f4"), GGMLType.F16: np.dtype("<f2")}
-_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +107,7 @@ def read_hyperparameters(gguf: GGUF) -> Hyperparameters:
         )
     for key in gguf.metadata:
         prefix, _, rest = key.partition(".")
-        if prefix == architecture and rest not in _KNOWN_KEYS:
+        if prefix == architecture and rest not in DECODER_KEYS:
             raise UnsupportedModelError(
                 f"{path}: the reference runtime does not know {key!r}: use the llamacpp runtime"
             )
@@ -133,28 +117,28 @@ def read_hyperparameters(gguf: GGUF) -> Hyperparameters:
                 f"{path}: tensor {tensor.name!r} is {tensor.type.name}, but the reference runtime reads only F32 and "
                 "F16: use the llamacpp runtime"
             )
-    n_embd, n_head = _whole(gguf, "embedding_length"), _whole(gguf, "attention.head_count")
-    head_dim = _whole(gguf, "attention.key_length", n_embd // n_head)
+    n_embd, n_head = whole(gguf, "embedding_length"), whole(gguf, "attention.head_count")
+    head_dim = whole(gguf, "attention.key_length", n_embd // n_head)
     hyper = Hyperparameters(
         architecture=architecture,
         n_vocab=_rows(gguf, "token_embd.weight"),
         n_embd=n_embd,
-        n_layer=_whole(gguf, "block_count"),
+        n_layer=whole(gguf, "block_count"),
         n_head=n_head,
-        n_head_kv=_whole(gguf, "attention.head_count_kv", n_head),
+        n_head_kv=whole(gguf, "attention.head_count_kv", n_head),
         head_dim=head_dim,
-        n_ff=_whole(gguf, "feed_forward_length"),
-        n_ctx_train=_whole(gguf, "context_length"),
-        n_rot=_whole(gguf, "rope.dimension_count", head_dim),
-        rope_base=_number(gguf, "rope.freq_base", 10000.0),
-        rms_epsilon=_number(gguf, "attention.layer_norm_rms_epsilon", None),
+        n_ff=whole(gguf, "feed_forward_length"),
+        n_ctx_train=whole(gguf, "context_length"),
+        n_rot=whole(gguf, "rope.dimension_count", head_dim),
+        rope_base=number(gguf, "rope.freq_base", 10000.0),
+        rms_epsilon=number(gguf, "attention.layer_norm_rms_epsilon", None),
     )
     if n_head % hyper.n_head_kv or hyper.n_rot % 2 or hyper.n_rot > head_dim:
         raise ModelFormatError(
             f"{path}: {n_head} heads on {hyper.n_head_kv} key-value heads, {hyper.n_rot} rotated elements of "
             f"{head_dim}; expected a multiple and an even number of at most the head: download the file again"
         )
-    if _whole(gguf, "attention.value_length", head_dim) != head_dim:
+    if whole(gguf, "attention.value_length", head_dim) != head_dim:
         raise UnsupportedModelError(f"{path}: keys and values differ in length: use the llamacpp runtime")
     return hyper
 
@@ -220,19 +204,3 @@ def _rows(gguf: GGUF, name: str) -> int:
     if name not in gguf.tensors or len(gguf.tensors[name].shape) != 2:
         raise ModelFormatError(f"{gguf.paths[0]}: it has no matrix {name!r}; download the file again")
     return gguf.tensors[name].shape[1]
-
-
-def _whole(gguf: GGUF, key: str, default: int | None = None) -> int:
-    key = f"{gguf.metadata['general.architecture']}.{key}"
-    value = get_int(gguf, key, at_least=1, at_most=_MOST)
-    if value is None and default is None:
-        refuse_missing(gguf, key)
-    return value if value is not None else default or 0
-
-
-def _number(gguf: GGUF, key: str, default: float | None) -> float:
-    key = f"{gguf.metadata['general.architecture']}.{key}"
-    value = get_float(gguf, key)
-    if value is None and default is None:
-        refuse_missing(gguf, key)
-    return value if value is not None else default or 0.0

@@ -44,7 +44,6 @@ class KVCache {
   void load(int32_t n_tokens, const uint8_t *source);
 
  private:
-  struct Token;  // where one token's elements lie
   template <class Visit>
   void visit(int32_t slot, Visit visitor) const;
   void copy_token(int32_t from, int32_t to);
