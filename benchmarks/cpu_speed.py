@@ -25,7 +25,7 @@ from edgedec.loading import resolve
 from edgedec.memory import resident_bytes
 from edgedec.model import ForwardItem, LoadOptions, Model, Session
 from edgedec.resolver import ResolveOptions
-from edgedec_models.folders import models_folder
+from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.library import read_bandwidth
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
-    root = models_folder().parent
+    root = cache_folder()
     options = LoadOptions(n_ctx=N_LONG + 32, n_threads=args.threads, tile_cache=True, cache_dir=root)
     found = {}
     console = Console(stderr=True)

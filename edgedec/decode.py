@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from edgedec.curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, Verification
 from edgedec.model import Forward, Session
+from edgedec.noise import Noise
 from edgedec.progress import OnProgress
-from edgedec.sampling import Noise, choose, distribution, log_probs
+from edgedec.row_ops import RowOps
+from edgedec.sampling import draw, log_probs
 from edgedec.sequence import Sequence
 from edgedec.stats import timed
 from edgedec.verify import verify_coupled
@@ -75,7 +77,7 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
         stats.n_steps += 1
         decoder.curve.observe(len(pending) + len(draft), seconds)
     with timed(stats, "verify"):
-        verification = _verify(sequence, decoder, draft, forward.logits)
+        verification = _verify(sequence, decoder, draft, forward)
     if not draft.is_chain:
         rows = [len(pending) - 1] + [len(pending) + node for node in verification.path]
         session.keep(np.array(rows, dtype=np.int32))
@@ -111,27 +113,27 @@ def _forward(sequence: Sequence, decoder: Decoder, pending: list[int], draft: Dr
     )
 
 
-def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, logits: NDArray[np.float32]) -> Verification:
+def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> Verification:
     """Choose the target's token at each row on the draft's accepted path."""
-    params = sequence.request.sampling
+    params, logits, ops = sequence.request.sampling, forward.logits, forward.ops
     position = len(sequence.token_ids)
     decoder.logprobs.clear()
 
     def choose_token(row: int, accepted: tuple[int, ...]) -> int:
         seen = sequence.token_ids + list(accepted) if params.has_penalties else ()
-        dist = distribution(logits[row], params, seen)
-        token = choose(dist, decoder.noise, position + len(accepted))
+        token = draw(logits[row], params, seen, decoder.noise, position + len(accepted), ops)
         if params.logprobs is not None:
-            decoder.logprobs.append(_logprobs(logits[row], token, params.logprobs))
+            decoder.logprobs.append(_logprobs(logits[row], token, params.logprobs, ops))
         return token
 
     return verify_coupled(draft, choose_token)
 
 
-def _logprobs(row: NDArray[np.float32], token: int, n_top: int) -> ChosenLogprobs:
-    scores = log_probs(row)
-    best = np.argsort(-scores, kind="stable")[:n_top] if n_top else ()
-    return ChosenLogprobs(float(scores[token]), {int(i): float(scores[i]) for i in best})
+def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: RowOps) -> ChosenLogprobs:
+    best = ops.top_k(row, min(n_top, len(row))) if n_top else np.empty(0, np.int64)
+    best = best[np.argsort(-row[best], kind="stable")]
+    own, *top = log_probs(row, np.concatenate([[token], best]), ops).tolist()
+    return ChosenLogprobs(own, dict(zip(best.tolist(), top, strict=True)))
 
 
 def _propose(sequence: Sequence, decoder: Decoder) -> Draft:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from edgedec.errors import PluginError
 from edgedec.model import Session
-from edgedec.sampling import Noise, SamplingParams
+from edgedec.noise import Noise
+from edgedec.sampling import SamplingParams
 from edgedec.tokenizer import Tokenizer
 
 

@@ -10,8 +10,8 @@ from edgedec.decode import Decoder, step
 from edgedec.draft import DraftContext, DrafterFactory
 from edgedec.errors import CancelledError, ContextFullError, PromptTooLongError, RequestError, SessionError
 from edgedec.model import Session
+from edgedec.noise import Noise
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.sampling import Noise
 from edgedec.sequence import Generation, Request, Sequence, TokenOutput
 from edgedec.text import TextStream
 from edgedec.turns import Turns
@@ -32,6 +32,7 @@ class Target:
         draft_budget_bytes: Most memory a drafter may hold, or None.
         pid: The process that opened it.
         closing: Set once, to end what is running and refuse what comes.
+        runtime_reason: What a comparison of runtimes found; may be empty.
     """
 
     session: Session
@@ -44,6 +45,7 @@ class Target:
     draft_budget_bytes: int | None = None
     pid: int = field(default_factory=os.getpid)
     closing: bool = False
+    runtime_reason: str = ""
 
 
 class TokenStream(Iterator[TokenOutput]):
@@ -61,6 +63,7 @@ class TokenStream(Iterator[TokenOutput]):
         self._sequence = Sequence(request, list(request.prompt_ids))
         self._sequence.stats.seed = request.seed
         self._sequence.stats.runtime = target.session.model.card.runtime
+        self._sequence.stats.runtime_reason = target.runtime_reason
         self._sequence.stats.n_prompt_tokens = len(request.prompt_ids)
         self._outputs: list[TokenOutput] = []
         self._tokens = _run(target, self._sequence, self._cancel, on_progress)

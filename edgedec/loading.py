@@ -1,39 +1,22 @@
 """From a model's name to an Engine: resolve, choose a runtime, plan the memory, load, open a session."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from edgedec import plugins
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
+from edgedec.choosing import Choice, choose_runtime
 from edgedec.draft import DrafterFactory
 from edgedec.engine import Engine
-from edgedec.errors import EdgedecError, ModelNotFoundError, RequestError, UnsupportedModelError
+from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
-from edgedec.gguf import NO_SUCH_FILE, read_gguf, storage_error
+from edgedec.gguf import NO_SUCH_FILE, storage_error
 from edgedec.memory import MemoryPlan, parse_size
-from edgedec.model import LoadOptions, Model, Runtime, default_n_ctx
+from edgedec.model import LoadOptions, Model, default_n_ctx
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
-
-_PREFERRED = ("cpu", "llamacpp")
-_NEVER_CHOSEN = ("reference",)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The runtime chosen for a model file.
-
-    Attributes:
-        path: The model file.
-        runtime: The runtime.
-        refusals: Why other runtimes don't take it, by name.
-    """
-
-    path: Path
-    runtime: Runtime
-    refusals: dict[str, str]
 
 
 def load(
@@ -65,7 +48,8 @@ def load(
     Args:
         model: A path, a catalogue name, hf:owner/repo[:quantization or file][@revision], or ollama:name. What is not
             on this machine is fetched first, unless `offline`.
-        runtime: Name of a runtime, or "auto".
+        runtime: Name of a runtime, or "auto", which compares the two best at the first load of a model (at most 3 s,
+            and not under a memory cap).
         n_ctx: Tokens of the context; None for min(trained, 4,096).
         memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), the rest of the process not counted; a plan
             over it is refused before anything is loaded.
@@ -75,7 +59,7 @@ def load(
         n_parallel, max_rows, n_threads, kv_type, flash_attention, mmap, repack, tile_cache, n_gpu_layers, device: As
             in edgedec.model.LoadOptions.
         offline: Never touch the network.
-        cache_dir: Root of edgedec's cache; None for the platform's default.
+        cache_dir: Root of edgedec's cache; None for EDGEDEC_CACHE or the platform's default.
         on_progress: Called with progress of fetching and loading.
         cancel: Stops fetching and loading.
 
@@ -94,12 +78,12 @@ def load(
         tile_cache=tile_cache,
         n_gpu_layers=n_gpu_layers,
         device=device,
-        cache_dir=Path(cache_dir) if cache_dir is not None else None,
+        cache_dir=cache_folder(Path(cache_dir) if cache_dir is not None else None),
         on_progress=on_progress,
         cancel=cancel,
     )
     resolving = ResolveOptions(options.cache_dir, offline, on_progress, cancel)
-    choice = choose_runtime(resolve(model, resolving), runtime, options)
+    choice = choose_runtime(resolve(model, resolving), runtime, options, measure=memory is None)
     cap_bytes = parse_size(memory) if isinstance(memory, str) else memory
     plan = MemoryPlan(())
     if cap_bytes is not None:
@@ -123,7 +107,7 @@ def open_engine(
     loaded = choice.runtime.load(choice.path, options)
     try:
         session = loaded.session(options.n_ctx or default_n_ctx(loaded.card.n_ctx_train))
-        target = Target(session)
+        target = Target(session, runtime_reason=choice.reason)
         if drafter is not None:
             target.drafter = drafter
             target.n_draft_max = _draft_limit(loaded, n_draft_max)
@@ -166,54 +150,6 @@ def _resolve_name(name: str, options: ResolveOptions) -> Path:
         if found is not None:
             return found
     raise ModelNotFoundError(f"no file and no model is called {name!r}; edgedec list shows the names known")
-
-
-def choose_runtime(path: Path, name: str, options: LoadOptions | None = None) -> Choice:
-    """Return the runtime of that name, or for "auto" the first that takes the file (and these options).
-
-    Raises:
-        PluginError: No runtime has that name, or it does not import.
-        UnsupportedModelError, ModelFormatError: The file can't be run.
-    """
-    if name != "auto":
-        runtime = _runtime(plugins.load_plugin(plugins.RUNTIMES, name))
-        return Choice(path, runtime, {})
-    found = plugins.plugins(plugins.RUNTIMES)
-    order = [*_PREFERRED, *(other for other in found if other not in _PREFERRED + _NEVER_CHOSEN)]
-    refusals: dict[str, str] = {}
-    for candidate in order:
-        try:
-            runtime = _runtime(found[candidate].load())
-            refusal = runtime.accepts(path)
-            if refusal is None and options is not None and candidate != order[-1]:
-                refusal = _declined(runtime, path, options)
-        except EdgedecError as error:
-            refusal = str(error)
-        except Exception as error:  # one plug-in's fault must not end the search
-            refusal = f"{type(error).__name__}: {error} (report it to {found[candidate].package})"
-        if refusal is None:
-            return Choice(path, runtime, refusals)
-        refusals[candidate] = refusal
-    if path.suffix != ".onnx":
-        read_gguf(path)  # a file that is no model at all is told as such, not as one that no runtime takes
-    if len(refusals) == 1:
-        raise UnsupportedModelError(*refusals.values())
-    reasons = "; ".join(f"{runtime}: {reason}" for runtime, reason in refusals.items())
-    raise UnsupportedModelError(f"no runtime takes {path}: {reasons}")
-
-
-def _declined(runtime: Runtime, path: Path, options: LoadOptions) -> str | None:
-    """Return what the runtime has against the options, when that is something."""
-    try:
-        runtime.plan(path, replace(options, on_progress=None))
-    except RequestError as error:
-        return str(error)
-    return None
-
-
-def _runtime(plugin: Any) -> Runtime:
-    runtime: Runtime = plugin() if isinstance(plugin, type) else plugin
-    return runtime
 
 
 def _draft_limit(model: Model, n_draft_max: int) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgedec.errors import CapabilityError
 from edgedec.memory import MemoryTerm
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.row_ops import NUMPY_ROW_OPS, RowOps
 from edgedec.tokenizer import Tokenizer
 
 Rows = Literal["all", "last"] | NDArray[np.int32]
@@ -113,10 +114,12 @@ class Forward:
     Attributes:
         logits: f32[n_rows, n_vocab], for the rows asked for, in their order.
         hidden: For each tapped layer, f32[n, n_embd]: the hidden state after that layer, for every row.
+        ops: What to go over rows of logits with.
     """
 
     logits: NDArray[np.float32]
     hidden: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+    ops: RowOps = NUMPY_ROW_OPS
 
 
 @dataclass(frozen=True, slots=True)

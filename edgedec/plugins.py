@@ -15,6 +15,7 @@ RUNTIMES = "edgedec.runtimes"
 DRAFTERS = "edgedec.drafters"
 RESOLVERS = "edgedec.resolvers"
 TEMPLATES = "edgedec.templates"
+FOLDERS = "edgedec.folders"
 
 _BUILT_IN = {
     RUNTIMES: {
@@ -24,6 +25,7 @@ _BUILT_IN = {
     },
     DRAFTERS: {},
     RESOLVERS: {"models": "edgedec_models.resolve:resolve"},
+    FOLDERS: {"cache": "edgedec_models.folders:cache_folder"},
     TEMPLATES: {"jinja": "edgedec_runtimes.chat_template:ChatTemplate"},
 }
 
@@ -33,7 +35,7 @@ class Plugin:
     """A plug-in that may or may not import.
 
     Attributes:
-        group: One of RUNTIMES, DRAFTERS, RESOLVERS, TEMPLATES.
+        group: One of RUNTIMES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS.
         name: What users call it.
         target: "module:attribute".
         package: The distribution it comes from, with its version; "edgedec" for ours.

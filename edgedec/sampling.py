@@ -6,6 +6,7 @@ position of the token and its id; so the text does not depend on how many tokens
 that draws with the same noise mostly draws the same token (Daliri, Musco and Suresh 2024, arXiv:2408.07978).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -14,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError
+from edgedec.noise import SEED_LIMIT, Noise, gumbel
+from edgedec.row_ops import NUMPY_ROW_OPS, RowOps, nucleus
 
-_SEED_LIMIT = 2**64
+_SLACK = 1e-3  # of a logit, more than a sum's rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class SamplingParams:
         for name in ("frequency_penalty", "presence_penalty"):
             _require(name, getattr(self, name), abs(getattr(self, name)) <= 100, "between -100 and 100 (0 is off)")
         _require("penalty_last_n", self.penalty_last_n, self.penalty_last_n >= -1, "from -1 (-1 is all)")
-        _require("seed", self.seed, self.seed is None or 0 <= self.seed < _SEED_LIMIT, "0 to 2^64-1, or None")
+        _require("seed", self.seed, self.seed is None or 0 <= self.seed < SEED_LIMIT, "0 to 2^64-1, or None")
         _require("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "from 1, or None")
         _require("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 100, "0 to 100, or None")
         if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
@@ -87,6 +90,11 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether the distribution depends on the tokens seen beyond the model's own view."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @property
+    def has_truncation(self) -> bool:
+        """Whether some tokens are ruled out for being improbable."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def _require(name: str, value: Any, holds: bool, expected: str) -> None:
@@ -113,60 +121,46 @@ class Distribution:
         return full
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Gumbel noise, a pure function of (seed, position, token id).
-
-    A counter-based generator: rounds of the SplitMix64 finalizer (Steele, Lea and Flood 2014) over the key.
-    """
-
-    seed: int
-
-    def gumbel(self, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return f64[n], the noise of these tokens at that absolute position of the sequence."""
-        key = _mix64(np.array([self.seed % _SEED_LIMIT], dtype=np.uint64))
-        key = _mix64(key ^ np.uint64(position))
-        bits = _mix64(_mix64(key ^ token_ids.astype(np.uint64)) + key)
-        # 52 bits, so that the half is exact and no value rounds to 0 or 1.
-        uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-        return -np.log(-np.log(uniform))
-
-
-def _mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble 64-bit words, one to one; arithmetic wraps around as intended."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def distribution(logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int] = ()) -> Distribution:
+def distribution(
+    logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int] = (), ops: RowOps = NUMPY_ROW_OPS
+) -> Distribution:
     """Apply the transform to one row.
 
     Args:
         logits: f32[n_vocab] as the model gives them; not changed.
         params: The options; at temperature 0 all the probability goes to the most probable token.
         seen: The sequence so far, prompt included, for the penalties.
+        ops: What goes over the whole row.
 
     Raises:
         RequestError: Nothing is left to choose (every token is ruled out, or the model's logits are not finite).
     """
+    return _truncated(_penalized(logits, params, seen), params, ops)
+
+
+def draw(
+    logits: NDArray[np.float32],
+    params: SamplingParams,
+    seen: Sequence[int],
+    noise: Noise,
+    position: int,
+    ops: RowOps = NUMPY_ROW_OPS,
+) -> int:
+    """Return the token for that absolute position: choose() from distribution(), with no more work than it takes.
+
+    Raises:
+        RequestError: As distribution().
+    """
     scores = _penalized(logits, params, seen)
     if params.greedy:
-        best = int(np.argmax(scores))
-        _require_finite(scores[best])
-        return Distribution(np.array([best]), np.ones(1))
-    ids = _top_k(scores, params.top_k)
-    kept = scores[ids].astype(np.float64)
-    _require_finite(kept.max(initial=-np.inf))
-    ids, kept = _top_p(ids, kept, params.top_p)
-    if params.min_p > 0:
-        mask = kept >= kept.max() + np.log(params.min_p)
-        ids, kept = ids[mask], kept[mask]
-    weights = np.exp((kept - kept.max()) / params.temperature)
-    mask = weights > 0
-    ids, weights = ids[mask], weights[mask]
-    return Distribution(ids, weights / weights.sum())
+        return _most_probable(scores, ops)
+    if params.has_truncation:
+        return choose(_truncated(scores, params, ops), noise, position)
+    key = noise.key(position)
+    ids = ops.contenders(scores, params.temperature, key)
+    keys = scores[ids].astype(np.float64) / params.temperature + gumbel(key, ids)
+    _require_finite(keys.max(initial=-np.inf))
+    return int(ids[int(keys.argmax())])
 
 
 def choose(dist: Distribution, noise: Noise, position: int) -> int:
@@ -177,12 +171,52 @@ def choose(dist: Distribution, noise: Noise, position: int) -> int:
     return int(dist.token_ids[int(np.argmax(keys))])
 
 
-def log_probs(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return f64[n_vocab], the model's own log-probabilities."""
-    scores = logits.astype(np.float64)
-    scores -= scores.max()
-    result: NDArray[np.float64] = scores - np.log(np.exp(scores).sum())
+def log_probs(
+    logits: NDArray[np.float32], token_ids: NDArray[np.int64], ops: RowOps = NUMPY_ROW_OPS
+) -> NDArray[np.float64]:
+    """Return f64[n], the model's own log-probabilities of these tokens."""
+    total = ops.total(logits)
+    result: NDArray[np.float64] = logits[token_ids].astype(np.float64) - (total.most + math.log(total.weight))
     return result
+
+
+def _most_probable(scores: NDArray[np.float32], ops: RowOps) -> int:
+    best = ops.argmax(scores)
+    _require_finite(scores[best])
+    return best
+
+
+def _truncated(scores: NDArray[np.float32], params: SamplingParams, ops: RowOps) -> Distribution:
+    """Keep what top-k, top-p and min-p leave, and apply the temperature."""
+    if params.greedy:
+        return Distribution(np.array([_most_probable(scores, ops)]), np.ones(1))
+    ids = _candidates(scores, params, ops)
+    kept = scores[ids].astype(np.float64)
+    most = kept.max(initial=-np.inf)
+    _require_finite(most)
+    if params.min_p > 0:
+        mask = kept >= most + np.log(params.min_p)
+        ids, kept = ids[mask], kept[mask]
+    weights = np.exp((kept - most) / params.temperature)
+    mask = weights > 0
+    ids, weights = ids[mask], weights[mask]
+    return Distribution(ids, weights / weights.sum())
+
+
+def _candidates(scores: NDArray[np.float32], params: SamplingParams, ops: RowOps) -> NDArray[np.int64]:
+    """Return the tokens, ascending, that top-k and top-p leave, and of which min-p may leave some."""
+    if 0 < params.top_k < len(scores):
+        ids = ops.top_k(scores, params.top_k)
+        ids = ids[scores[ids] > -np.inf]
+        if params.top_p < 1 and len(ids):
+            weights = np.exp(scores[ids].astype(np.float64) - float(scores[ids].max()))
+            ids = np.sort(ids[nucleus(weights, params.top_p * weights.sum())])
+        return ids
+    if params.top_p < 1:
+        return ops.nucleus(scores, params.top_p)
+    if params.min_p > 0:
+        return ops.above(scores, float(scores.max()) + math.log(params.min_p) - _SLACK)
+    return np.flatnonzero(scores > -np.inf)
 
 
 def _penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int]) -> NDArray[np.float32]:
@@ -201,38 +235,6 @@ def _penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequen
         row = np.where(row > 0, row / params.repetition_penalty, row * params.repetition_penalty)
         scores[ids] = row - params.frequency_penalty * counts - params.presence_penalty
     return scores
-
-
-def _top_k(scores: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
-    """Return the ids of the k highest scores, ascending; among equals at the border the lowest ids stay."""
-    n = len(scores)
-    if not 0 < top_k < n:
-        return np.flatnonzero(scores > -np.inf)
-    border = np.partition(scores, n - top_k)[n - top_k]
-    above = np.flatnonzero(scores > border)
-    ties = np.flatnonzero(scores == border)[: top_k - len(above)]
-    ids = np.sort(np.concatenate([above, ties]))
-    kept: NDArray[np.int64] = ids[scores[ids] > -np.inf]
-    return kept
-
-
-def _top_p(
-    ids: NDArray[np.int64], scores: NDArray[np.float64], top_p: float
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the nucleus (Holtzman et al. 2020, arXiv:1904.09751), ids ascending.
-
-    Tokens with p <= (1 - top_p) / n sum to at most 1 - top_p, so the nucleus lies among the others: only those
-    few are sorted.
-    """
-    if top_p >= 1:
-        return ids, scores
-    weights = np.exp(scores - scores.max())
-    total = weights.sum()
-    few = np.flatnonzero(weights > (1 - top_p) / len(ids) * total)
-    order = few[np.argsort(-weights[few], kind="stable")]
-    n_kept = int(np.searchsorted(np.cumsum(weights[order]), top_p * total)) + 1
-    kept = np.sort(order[:n_kept])
-    return ids[kept], scores[kept]
 
 
 def _require_finite(score: float) -> None:

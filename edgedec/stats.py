@@ -13,6 +13,7 @@ class DecodeStats:
 
     Attributes:
         runtime: Name of the runtime.
+        runtime_reason: Why it was chosen, where two were compared; else empty.
         seed: The seed used, given or drawn.
         n_prompt_tokens: Tokens of the prompt.
         n_reused_tokens: Of these, found in the KV cache.
@@ -28,6 +29,7 @@ class DecodeStats:
     """
 
     runtime: str = ""
+    runtime_reason: str = ""
     seed: int = 0
     n_prompt_tokens: int = 0
     n_reused_tokens: int = 0

@@ -15,8 +15,9 @@ from edgedec.decode import ChosenLogprobs, Decoder, step
 from edgedec.draft import Draft, DrafterNeeds, Verification
 from edgedec.errors import CancelledError, ContextFullError
 from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.noise import Noise
 from edgedec.progress import Progress
-from edgedec.sampling import Noise, SamplingParams, log_probs
+from edgedec.sampling import SamplingParams, log_probs
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
 from edgedec_runtimes.bookkeeping import SessionState
@@ -207,7 +208,8 @@ def test_logprobs_are_plain_decodings_to_the_bit(model: Model, script: Callable[
     assert found.logprobs == expected.logprobs
     assert len(found.logprobs) == N_TOKENS
     assert all(len(entry.top) == 3 for entry in found.logprobs)
-    row = log_probs(model.session(64).forward(np.array(PROMPT, np.int32), n_past=0).logits[0])
+    logits = model.session(64).forward(np.array(PROMPT, np.int32), n_past=0).logits[0]
+    row = log_probs(logits, np.arange(len(logits)))
     assert found.logprobs[0].logprob == row[found.token_ids[0]]
     assert list(found.logprobs[0].top) == np.argsort(-row)[:3].tolist()
 

@@ -9,7 +9,7 @@ import pytest
 from support.gguf_writer import tiny_text_model, write_gguf
 from support.rights import as_anybody
 
-from edgedec import loading, plugins
+from edgedec import choosing, loading, plugins
 from edgedec.errors import ModelNotFoundError, StorageError, UnsupportedModelError
 from edgedec.resolver import ResolveOptions
 
@@ -84,7 +84,7 @@ def runtimes(monkeypatch: pytest.MonkeyPatch, **found: type) -> None:
     }
     monkeypatch.setattr(plugins, "plugins", lambda group: listed)
     monkeypatch.setattr(plugins.Plugin, "load", lambda plugin: found[plugin.name])
-    monkeypatch.setattr(loading, "_PREFERRED", ())
+    monkeypatch.setattr(choosing, "_PREFERRED", ())
 
 
 def test_a_runtime_that_fails_to_judge_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_runtime_that_fails_to_judge_is_passed_over(tmp_path: Path, monkeypatc
     model = write_gguf(tmp_path / "m.gguf", *tiny_text_model())
     reason = "ZeroDivisionError: division by zero (report it to package-of-broken 1)"
     runtimes(monkeypatch, broken=Broken, unready=Unready, willing=Willing)
-    choice = loading.choose_runtime(model, "auto")
+    choice = choosing.choose_runtime(model, "auto")
     assert choice.runtime.name == "willing"
     assert choice.refusals == {
         "broken": reason,
@@ -100,7 +100,7 @@ def test_a_runtime_that_fails_to_judge_is_passed_over(tmp_path: Path, monkeypatc
     }
     runtimes(monkeypatch, broken=Broken, unready=Unready)
     with pytest.raises(UnsupportedModelError) as refused:
-        loading.choose_runtime(model, "auto")
+        choosing.choose_runtime(model, "auto")
     assert f"broken: {reason}; unready: OSError" in str(refused.value)
 
 
@@ -112,4 +112,4 @@ def test_without_llama_cpp_the_refusal_names_the_extra(tmp_path: Path, monkeypat
     with pytest.raises(
         UnsupportedModelError, match=r"cpu: .*'falcon'.*; llamacpp: .*pip install \"edgedec\[llamacpp\]\""
     ):
-        loading.choose_runtime(model, "auto")
+        choosing.choose_runtime(model, "auto")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError
-from edgedec.sampling import Distribution, Noise, SamplingParams, choose, distribution, log_probs
+from edgedec.noise import Noise
+from edgedec.sampling import Distribution, SamplingParams, choose, distribution, log_probs
 
 PLAIN = SamplingParams(temperature=1, top_p=1)
 HALVES = np.log(np.array([0.5, 0.25, 0.125, 0.125])).astype(np.float32)
@@ -165,7 +166,7 @@ def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 def test_log_probs_are_the_logarithms_of_the_softmax() -> None:
     """A shifted row of logarithms comes back without its shift."""
-    assert log_probs(HALVES + np.float32(7)) == pytest.approx(np.log([0.5, 0.25, 0.125, 0.125]), abs=1e-6)
+    assert log_probs(HALVES + np.float32(7), np.arange(4)) == pytest.approx(np.log([0.5, 0.25, 0.125, 0.125]), abs=1e-6)
 
 
 def naive_top_p(row: NDArray[np.float32], top_p: float) -> list[int]:

@@ -13,7 +13,8 @@ from edgedec.curve import CostCurve
 from edgedec.decode import Decoder, step
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.model import Model, Session
-from edgedec.sampling import Noise, SamplingParams
+from edgedec.noise import Noise
+from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
 

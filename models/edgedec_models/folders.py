@@ -14,15 +14,18 @@ from pathlib import Path
 PLAIN_NAME = re.compile(r"[^./\\:\x00][^/\\:\x00]*")
 
 
-def models_folder(cache_dir: Path | None = None) -> Path:
-    """Return the folder of the cache that holds models: below `cache_dir`, EDGEDEC_CACHE or the platform's default."""
-    if cache_dir is not None:
-        return cache_dir / "models"
+def cache_folder() -> Path:
+    """Return the root of the cache: EDGEDEC_CACHE or the platform's default."""
     if root := os.environ.get("EDGEDEC_CACHE"):
-        return Path(root).expanduser() / "models"
+        return Path(root).expanduser()
     from platformdirs import user_cache_path  # here: it costs more than a look-up that knows its folder
 
-    return user_cache_path("edgedec", appauthor=False) / "models"
+    return user_cache_path("edgedec", appauthor=False)
+
+
+def models_folder(cache_dir: Path | None = None) -> Path:
+    """Return the folder of the cache that holds models."""
+    return (cache_folder() if cache_dir is None else cache_dir) / "models"
 
 
 def own_folder() -> Path | None:

@@ -12,7 +12,7 @@ from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
-from edgedec_models.folders import models_folder
+from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.tile_file import map_tiles
 from edgedec_runtimes.cpu.tile_listing import TileEntry, delete_tile_file, list_tiles, prune_tiles
 
@@ -72,7 +72,7 @@ def _is_sound(entry: TileEntry, cancel: CancelToken, on_progress: OnProgress) ->
 
 
 def _root() -> Path:
-    return models_folder().parent
+    return cache_folder()
 
 
 def _what(entry: TileEntry) -> str:

@@ -4,17 +4,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edgedec.choosing import choose_runtime
 from edgedec.errors import EdgedecError, OfflineError
 from edgedec.gguf import GGUF, read_gguf
-from edgedec.loading import choose_runtime, resolve
+from edgedec.loading import resolve
 from edgedec.memory import format_bytes
-from edgedec.model import default_n_ctx
+from edgedec.model import LoadOptions, default_n_ctx
 from edgedec.model_info import ModelInfo, describe, kv_cache_bytes
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json
 from edgedec_models.catalogue import load_catalogue
+from edgedec_models.folders import cache_folder
 
 _CONTEXTS = (512, 2048, 4096, 8192, 32768)
 _ALWAYS_SHOWN = ("temperature", "top_p")
@@ -84,8 +86,7 @@ def _document(path: Path) -> dict[str, Any]:
         "has_chat_template": found.has_chat_template,
         "license": found.license,
         "runtimes": {name: _without_path(reason, gguf) for name, reason in _runtimes(path).items()},
-        "runtime_chosen": _chosen(path),
-    }
+    } | _chosen(path)
 
 
 def _memory(found: ModelInfo) -> dict[str, int]:
@@ -106,11 +107,13 @@ def _without_path(reason: str | None, gguf: GGUF) -> str | None:
     return None if reason is None else reason.removeprefix(f"{gguf.paths[0]}: ")
 
 
-def _chosen(path: Path) -> str | None:
+def _chosen(path: Path) -> dict[str, str | None]:
+    """Return what auto takes by default, and what it knows of the two best runtimes' speed."""
     try:
-        return choose_runtime(path, "auto").runtime.name
+        choice = choose_runtime(path, "auto", LoadOptions(cache_dir=cache_folder()))
     except EdgedecError:
-        return None
+        return {"runtime_chosen": None, "runtime_reason": ""}
+    return {"runtime_chosen": choice.runtime.name, "runtime_reason": choice.reason}
 
 
 def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -132,7 +135,8 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("license", document["license"] or "-"),
     ]
     for name, reason in document["runtimes"].items():
-        chosen = " (chosen by auto)" if name == document["runtime_chosen"] else ""
+        why = f"; {document['runtime_reason']}" if document["runtime_reason"] else ""
+        chosen = f" (chosen by auto{why})" if name == document["runtime_chosen"] else ""
         rows.append((f"on {name}", f"yes{chosen}" if reason is None else f"no: {reason}"))
     return rows
 

@@ -11,7 +11,7 @@ from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
 from edgedec_models.cache import CachedModel, list_models, remove_model
 from edgedec_models.catalogue import load_catalogue
-from edgedec_models.folders import models_folder
+from edgedec_models.folders import cache_folder
 from edgedec_models.resolve import pull
 from edgedec_runtimes.cpu.tile_listing import remove_tiles_of
 
@@ -81,6 +81,6 @@ def delete_model(model: str) -> None:
     before = {stored.path for stored in list_models() if stored.origin == "cache"}
     n_freed = remove_model(model)
     gone = before - {stored.path for stored in list_models()}
-    n_tiles = sum(remove_tiles_of(models_folder().parent, path) for path in gone)
+    n_tiles = sum(remove_tiles_of(cache_folder(), path) for path in gone)
     tiles = f", {format_bytes(n_tiles)} of them tiles" if n_tiles else ""
     say(f"{model}: {format_bytes(n_freed + n_tiles)} freed{tiles}")

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgedec.choosing import choose_runtime
 from edgedec.engine import Engine
 from edgedec.errors import EdgedecError, ModelFormatError
-from edgedec.loading import choose_runtime, open_engine, plan_memory, resolve
+from edgedec.loading import open_engine, plan_memory, resolve
 from edgedec.memory import MemoryPlan, parse_size
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken
@@ -18,14 +19,14 @@ from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import read_text
 from edgedec_apps.cli.terminal import say
-from edgedec_models.folders import models_folder
+from edgedec_models.folders import cache_folder
 
 
 def open_model(name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelToken) -> Engine:
     """Resolve, plan and load; shows progress. Raises what edgedec.load raises."""
     if output.verbose:
         _show_log()
-    root = models_folder().parent
+    root = cache_folder()
     with ProgressLine(quiet=output.quiet) as on_progress:
         options = LoadOptions(
             n_ctx=flags.context,
@@ -46,7 +47,7 @@ def open_model(name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelT
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)
         path = resolve(name, ResolveOptions(root, flags.offline, on_progress, cancel))
-        choice = choose_runtime(path, flags.runtime, options)
+        choice = choose_runtime(path, flags.runtime, options, measure=flags.memory is None)
         plan = MemoryPlan(())
         if flags.memory is not None:
             plan = plan_memory(choice, replace(options, on_progress=None), parse_size(flags.memory))

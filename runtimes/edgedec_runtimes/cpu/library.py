@@ -80,6 +80,12 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_session_load": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
     "ec_session_close": (None, (c_void_p,)),
     "ec_forward": (c_int32, (c_void_p, POINTER(Item), c_int32, c_void_p, c_void_p)),
+    "ec_find_kernels": (c_void_p, (c_char_p,)),
+    "ec_row_total": (c_double, (c_void_p, c_void_p, c_int64, POINTER(c_float))),
+    "ec_row_above": (c_int64, (c_void_p, c_void_p, c_int64, c_float, c_void_p, c_int64)),
+    "ec_row_top_k": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
+    "ec_row_nucleus": (c_int64, (c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int64)),
+    "ec_row_contenders": (c_int64, (c_void_p, c_void_p, c_int64, c_float, c_uint64, c_void_p, c_int64)),
 }
 
 

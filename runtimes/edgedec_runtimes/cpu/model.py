@@ -19,6 +19,7 @@ from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items
 from edgedec_runtimes.cpu.library import CANCELLED, OPERATIONS, Item, address, check, native
+from edgedec_runtimes.cpu.row_ops import NativeRowOps
 from edgedec_runtimes.cpu.session import CpuSession
 from edgedec_runtimes.cpu.tile_cache import Tiles
 from edgedec_runtimes.cpu.weights import MAX_ROWS
@@ -58,6 +59,7 @@ class CpuModel:
         self._terms = terms
         self._shape = Shape(card.n_vocab, card.n_embd, card.n_layer, MAX_ROWS)
         self._logits = np.empty((0, card.n_vocab), np.float32)
+        self._ops = NativeRowOps(native().ec_model_instruction_set(handle))
         self.lock = ModelLock()
         self.stop = Stop()
         self._sessions: weakref.WeakSet[CpuSession] = weakref.WeakSet()
@@ -141,7 +143,7 @@ class CpuModel:
                 for w in work:
                     w.session.state.begin(w.checked)
                 self._run(work, on_progress)
-            return [Forward(w.logits, w.hidden) for w in work]
+            return [Forward(w.logits, w.hidden, self._ops) for w in work]
 
     def _prepare(self, items: Sequence[ForwardItem]) -> list[Work]:
         checked = check_items(items, self, self._shape)

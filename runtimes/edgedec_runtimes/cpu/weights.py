@@ -1,7 +1,6 @@
 """From a GGUF to native weights: tiles packed in pieces, vectors copied, a native model made of both."""
 
 import ctypes
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.gguf import GGUF, TensorInfo
 from edgedec.model import LoadOptions
+from edgedec.remembered import cache_folder
 from edgedec_runtimes.cpu.library import Config, address, check, forced_instruction_set, native
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.cpu.tile_cache import Tiles, TileTensor, open_tiles, tiles_n_bytes
@@ -47,19 +47,10 @@ def load_tiles(gguf: GGUF, network: Network, options: LoadOptions) -> Tiles:
         tile_tensors(network),
         _packer(gguf),
         layout=LAYOUT,
-        cache_dir=(options.cache_dir or _default_cache()) if options.tile_cache else None,
+        cache_dir=cache_folder(options.cache_dir) if options.tile_cache else None,
         on_progress=options.on_progress,
         cancel=options.cancel,
     )
-
-
-def _default_cache() -> Path:
-    """Return EDGEDEC_CACHE, or the platform's folder for caches."""
-    if root := os.environ.get("EDGEDEC_CACHE"):
-        return Path(root).expanduser()
-    from platformdirs import user_cache_path
-
-    return user_cache_path("edgedec", appauthor=False)
 
 
 def _packer(gguf: GGUF) -> Callable[[str, NDArray[np.uint8]], None]:

@@ -4,13 +4,12 @@ Its kernels for one row and for several differ by weight type, micro-architectur
 model: every n on some types, n <= 3 on others.
 """
 
-import hashlib
-import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from edgedec.remembered import recall, remember
 
 if TYPE_CHECKING:
     from edgedec_runtimes.llamacpp.model import LlamaCppModel
@@ -27,30 +26,13 @@ def measured_invariance(model: "LlamaCppModel", cache_dir: Path | None) -> int:
     n_max = min(_N_MAX, model.capabilities.max_rows)
     if n_max == 1 or not model.capabilities.rollback:
         return 1
-    key = hashlib.sha256(f"{model.card.fingerprint} {n_max}".encode()).hexdigest()[:32]
-    remembered = None if cache_dir is None else cache_dir / "probes" / f"invariance-{key}.json"
-    if remembered is not None:
-        try:
-            found = json.loads(remembered.read_text(encoding="utf-8"))["batch_invariant"]
-            if isinstance(found, int) and 1 <= found <= n_max:
-                return found
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # absent or damaged: measure again
+    key = f"{model.card.fingerprint} {n_max}"
+    found = recall(cache_dir, "invariance", key)
+    if isinstance(found, int) and 1 <= found <= n_max:
+        return found
     result = _probe(model, n_max)
-    if remembered is not None:
-        _remember(remembered, result)
+    remember(cache_dir, "invariance", key, result)
     return result
-
-
-def _remember(path: Path, result: int) -> None:
-    """Write the answer; without a writable cache it is measured again next time."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"batch_invariant": result}), encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
 
 
 def _probe(model: "LlamaCppModel", n_max: int) -> int:

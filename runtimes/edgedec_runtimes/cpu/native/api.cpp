@@ -5,6 +5,7 @@
 #include <string>
 
 #include "model.h"
+#include "row.h"
 #include "tensor_types.h"
 #include "tiles.h"
 
@@ -244,4 +245,63 @@ int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float
     last_error = "the forward was cancelled";
     return EC_CANCELLED;
   });
+}
+
+namespace {
+
+// What `body` returns, or -1 where the system refuses memory or there is no row.
+template <class Body>
+int64_t counted(int64_t n, Body body) {
+  int64_t result = -1;
+  guarded([&] {
+    require(n >= 1 && n <= INT32_MAX, "a row of logits is empty");
+    result = body();
+    return EC_OK;
+  });
+  return result;
+}
+
+const Kernels &of(const ec_kernels *kernels) { return *reinterpret_cast<const Kernels *>(kernels); }
+
+}  // namespace
+
+const ec_kernels *ec_find_kernels(const char *instruction_set) {
+  const Kernels *found = nullptr;
+  guarded([&] {
+    found = find_kernels(instruction_set);
+    return EC_OK;
+  });
+  return reinterpret_cast<const ec_kernels *>(found);
+}
+
+double ec_row_total(const ec_kernels *kernels, const float *row, int64_t n, float *most) {
+  double sum = -1;
+  counted(n, [&] {
+    sum = row_total(of(kernels), row, n, most);
+    return 0;
+  });
+  return sum;
+}
+
+int64_t ec_row_above(const ec_kernels *kernels, const float *row, int64_t n, float threshold, int64_t *indices,
+                     int64_t capacity) {
+  return counted(n, [&] { return row_above(of(kernels), row, n, threshold, indices, capacity); });
+}
+
+int32_t ec_row_top_k(const ec_kernels *kernels, const float *row, int64_t n, int64_t top_k, int64_t *indices) {
+  return guarded([&] {
+    require(n >= 1 && n <= INT32_MAX && top_k >= 1 && top_k <= n, "a row of logits has not so many values");
+    row_top_k(of(kernels), row, n, top_k, indices);
+    return EC_OK;
+  });
+}
+
+int64_t ec_row_nucleus(const ec_kernels *kernels, const float *row, int64_t n, double top_p, int64_t *indices,
+                       int64_t capacity) {
+  return counted(n, [&] { return row_nucleus(of(kernels), row, n, top_p, indices, capacity); });
+}
+
+int64_t ec_row_contenders(const ec_kernels *kernels, const float *row, int64_t n, float temperature, uint64_t key,
+                          int64_t *indices, int64_t capacity) {
+  return counted(n, [&] { return row_contenders(of(kernels), row, n, temperature, key, indices, capacity); });
 }

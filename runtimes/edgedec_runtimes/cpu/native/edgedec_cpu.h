@@ -85,6 +85,7 @@ typedef struct ec_config {
 
 typedef struct ec_model ec_model;
 typedef struct ec_session ec_session;
+typedef struct ec_kernels ec_kernels;
 
 /* One session's rows of a forward. */
 typedef struct ec_item {
@@ -156,6 +157,28 @@ EC_API void ec_session_close(ec_session *session);
  * layers with EC_CANCELLED. */
 EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits,
                           const volatile int32_t *cancel);
+
+/* What sampling asks of one row of n logits; indices come out ascending. */
+
+/* The kernels of an instruction set, or of the best one (NULL); they live as long as the library. NULL where there is none
+ * of that name. */
+EC_API const ec_kernels *ec_find_kernels(const char *instruction_set);
+
+/* The greatest value, and the sum of exp(value - most): not a number where a value is not finite. */
+EC_API double ec_row_total(const ec_kernels *kernels, const float *row, int64_t n, float *most);
+/* Write the indices of values that are at least threshold, at most `capacity`; returns how many there are. */
+EC_API int64_t ec_row_above(const ec_kernels *kernels, const float *row, int64_t n, float threshold, int64_t *indices,
+                            int64_t capacity);
+/* The indices of the top_k greatest values, of equal ones those of the lowest indices; 1 <= top_k <= n. */
+EC_API int32_t ec_row_top_k(const ec_kernels *kernels, const float *row, int64_t n, int64_t top_k, int64_t *indices);
+/* The indices of the fewest greatest values whose exponentials sum to at least top_p of the whole; as ec_row_above, -1 where
+ * a value is not finite. */
+EC_API int64_t ec_row_nucleus(const ec_kernels *kernels, const float *row, int64_t n, double top_p, int64_t *indices,
+                              int64_t capacity);
+/* A few indices among which argmax over i of row[i] / temperature - log(-log(u(key, i))) lies, where u is a hash (as in
+ * edgedec/sampling.py); as ec_row_above. */
+EC_API int64_t ec_row_contenders(const ec_kernels *kernels, const float *row, int64_t n, float temperature, uint64_t key,
+                                 int64_t *indices, int64_t capacity);
 
 #ifdef __cplusplus
 }

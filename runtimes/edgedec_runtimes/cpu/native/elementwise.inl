@@ -28,7 +28,8 @@ inline float sum_lanes(Floats x) {
 inline float max_lanes(Floats x) {
   float lanes[LANES];
   store(lanes, x);
-  for (int i = 1; i < LANES; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+  for (int step = LANES / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) lanes[i] = lanes[i + step] > lanes[i] ? lanes[i + step] : lanes[i];
   return lanes[0];
 }
 

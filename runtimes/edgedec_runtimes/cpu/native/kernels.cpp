@@ -33,12 +33,14 @@ using edgedec::ActivationBlock;
 using edgedec::Activations;
 using edgedec::AttentionWork;
 using edgedec::GROUP_ROWS;
+using edgedec::hash_of;
 using edgedec::Matrix;
 using edgedec::MAX_QUERIES;
 
 #include "elementwise.inl"
 #include "matmul.inl"
 #include "attention.inl"
+#include "row.inl"
 
 bool supported() {
 #if EDGEDEC_SIMD == 3
@@ -70,7 +72,8 @@ const Kernels *neon_kernels() {
 #define EDGEDEC_NAME "portable"
 const Kernels *portable_kernels() {
 #endif
-  static const Kernels kernels = {EDGEDEC_NAME, supported, matmul, quantize, rms_norm, rope, gated, add_rows, attend};
+  static const Kernels kernels = {EDGEDEC_NAME, supported, matmul,     quantize, rms_norm,   rope, gated,
+                                  add_rows,     attend,    row_maxima, row_sum,  row_chances};
   return &kernels;
 }
 

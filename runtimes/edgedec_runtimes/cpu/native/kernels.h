@@ -37,6 +37,18 @@ constexpr int KEY_BLOCK = 16;
 
 constexpr int MAX_QUERIES = 8;
 
+// Rows of logits are looked at in blocks of this many.
+constexpr int64_t ROW_BLOCK = 256;
+
+// Number `token` of the SplitMix64 generator (Steele, Lea and Flood 2014) that starts from `key`, as in edgedec/noise.py.
+// Internal to each file, see kernels.cpp.
+static inline uint64_t hash_of(uint64_t key, int64_t token) {
+  uint64_t x = key + (uint64_t)(token + 1) * 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
 // Up to 8 queries of one key-value head. Query i sees the positions [start[i], visible[i]); a position below `n_prefix`
 // lies in the slot of the same number, later ones in path[i][position - n_prefix].
 struct AttentionWork {
@@ -73,6 +85,14 @@ struct Kernels {
   void (*gated)(const float *gate, const float *up, int64_t n, bool gelu, float *out);
   void (*add)(float *x, const float *y, int64_t n);
   void (*attend)(const AttentionWork &work);
+
+  // For row.cpp. The greatest value of each block of ROW_BLOCK; the last block may be shorter.
+  void (*row_maxima)(const float *x, int64_t n, float *maxima);
+  // The sum of exp(x - most); not a number where a value is not finite.
+  double (*row_sum)(const float *x, int64_t n, float most);
+  // Of the ROW_BLOCK tokens from `begin`, whose logits are x: out[i] = exp((x[i] - most) * factor) * bound - d, where d is
+  // 1 - u in units of 2^-52 and u the hash of key and token. Returns the greatest.
+  float (*row_chances)(const float *x, float most, float factor, float bound, uint64_t key, int64_t begin, float *out);
 };
 
 const Kernels *portable_kernels();

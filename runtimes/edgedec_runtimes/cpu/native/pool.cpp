@@ -56,9 +56,9 @@ Pool &Pool::shared(int n_threads) {
   std::lock_guard<std::mutex> guard(lock);
   Pool *&pool = (*pools)[{process_id(), n_threads}];
   if (pool == nullptr) {
-    Pool *made = new Pool(n_threads);
+    std::unique_ptr<Pool> made(new Pool(n_threads));
     made->start();
-    pool = made;
+    pool = made.release();
   }
   return *pool;
 }
@@ -67,8 +67,12 @@ void Pool::start() {
   try {
     for (int i = 1; i < n_threads_; ++i) threads_.emplace_back(&Pool::work, this, i);
   } catch (const std::system_error &) {
-    // Those that did start sleep on, and so this pool stays as well.
-    for (std::thread &thread : threads_) thread.detach();
+    {
+      std::lock_guard<std::mutex> awake(sleep_);
+      generation_.fetch_add(1, std::memory_order_release);  // with no job: the end
+      wake_.notify_all();
+    }
+    for (std::thread &thread : threads_) thread.join();
     throw std::bad_alloc();
   }
 }
@@ -92,6 +96,7 @@ void Pool::work(int thread) {
       std::unique_lock<std::mutex> asleep(sleep_);
       wake_.wait(asleep, [&] { return generation_.load(std::memory_order_acquire) != seen; });
     }
+    if (job_ == nullptr) return;
     (*job_)(thread);
     running_.fetch_sub(1, std::memory_order_release);
   }

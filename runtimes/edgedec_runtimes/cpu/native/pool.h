@@ -32,7 +32,7 @@ class Pool {
   std::mutex callers_;
   std::mutex sleep_;
   std::condition_variable wake_;
-  const std::function<void(int)> *job_ = nullptr;
+  const std::function<void(int)> *job_ = nullptr;  // nullptr ends the threads
   alignas(64) std::atomic<unsigned> generation_{0};
   alignas(64) std::atomic<int> running_{0};
   alignas(64) std::atomic<int> arrived_{0};

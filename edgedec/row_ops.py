@@ -1,0 +1,91 @@
+"""What sampling asks of one row of logits over the whole vocabulary; a runtime may have faster code for it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The softmax's denominator of a row.
+
+    Attributes:
+        most: The greatest logit.
+        weight: The sum of exp(logit - most); the log-sum-exp is most + log(weight). Not a number where a logit is
+            not finite.
+    """
+
+    most: float
+    weight: float
+
+
+class RowOps(Protocol):
+    """Operations on f32[n_vocab], which must be contiguous; token ids come as int64, ascending."""
+
+    def argmax(self, row: NDArray[np.float32]) -> int:
+        """Return the most probable token, the lowest id on a tie."""
+
+    def total(self, row: NDArray[np.float32]) -> Total:
+        """Return the softmax's denominator."""
+
+    def above(self, row: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
+        """Return the tokens whose logit is at least `threshold`."""
+
+    def top_k(self, row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+        """Return the k (1 to n_vocab) most probable tokens; among equals at the border the lowest ids."""
+
+    def nucleus(self, row: NDArray[np.float32], top_p: float) -> NDArray[np.int64]:
+        """Return the fewest most probable tokens whose probabilities sum to at least `top_p` (0 to 1, not 1)."""
+
+    def contenders(self, row: NDArray[np.float32], temperature: float, key: int) -> NDArray[np.int64]:
+        """Return some tokens, among them argmax over i of row[i] / temperature + gumbel(key, i)."""
+
+
+class NumpyRowOps:
+    """Implements RowOps for any runtime."""
+
+    def argmax(self, row: NDArray[np.float32]) -> int:
+        """Return the most probable token."""
+        return int(row.argmax())
+
+    def total(self, row: NDArray[np.float32]) -> Total:
+        """Return the softmax's denominator."""
+        most = row.max()
+        if not np.isfinite(most) or not np.isfinite(row.min()):
+            return Total(float(most), float("nan"))
+        return Total(float(most), float(np.exp((row - most).astype(np.float64)).sum()))
+
+    def above(self, row: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
+        """Return the tokens whose logit is at least `threshold`."""
+        return np.flatnonzero(row >= np.float32(threshold))
+
+    def top_k(self, row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+        """Return the k most probable tokens."""
+        border = np.partition(row, len(row) - k)[len(row) - k]
+        above = np.flatnonzero(row > border)
+        ties = np.flatnonzero(row == border)[: k - len(above)]
+        return np.sort(np.concatenate([above, ties]))
+
+    def nucleus(self, row: NDArray[np.float32], top_p: float) -> NDArray[np.int64]:
+        """Return the nucleus. Tokens with p <= (1 - top_p) / n sum to at most 1 - top_p: only the others are sorted."""
+        ids = np.flatnonzero(row > -np.inf)
+        scores = row[ids].astype(np.float64)
+        weights = np.exp(scores - scores.max(initial=-np.inf))
+        few = np.flatnonzero(weights > (1 - top_p) / max(1, len(ids)) * weights.sum())
+        return np.sort(ids[few[nucleus(weights[few], top_p * weights.sum())]])
+
+    def contenders(self, row: NDArray[np.float32], temperature: float, key: int) -> NDArray[np.int64]:
+        """Return all tokens that can be drawn."""
+        return np.flatnonzero(row > -np.inf)
+
+
+def nucleus(weights: NDArray[np.float64], goal: float) -> NDArray[np.int64]:
+    """Return the indices of the fewest greatest weights that sum to `goal` (Holtzman et al. 2020, arXiv:1904.09751)."""
+    order = np.argsort(-weights, kind="stable")
+    n_kept = int(np.searchsorted(np.cumsum(weights[order]), goal)) + 1
+    return order[:n_kept]
+
+
+NUMPY_ROW_OPS = NumpyRowOps()
