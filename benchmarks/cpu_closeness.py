@@ -5,7 +5,7 @@
 The truth is a float32 computation on the dequantized weights (float_truth.py). Each position of real text (this
 repository's own documents, or --text, or --prompts) is predicted by all three from the same tokens before it, and
 KL(truth || runtime) is taken over the whole vocabulary. A margin is by how much llama.cpp prefers its first token to
-the cpu runtime's, in its own logits. Keys and values are kept in f16 by both runtimes. Ends with one line of JSON.
+the cpu runtime's, in its own logits; "with truth" where llama.cpp's is the truth's as well. Keys and values are kept in f16 by both runtimes. Ends with one line of JSON.
 """
 
 import argparse
@@ -101,6 +101,7 @@ def compare_window(
 def summary(rows: list[Compared]) -> dict[str, Any]:
     """Return the figures of one model."""
     differing = [row.margin for row in rows if row.top["cpu"] != row.top["llamacpp"]]
+    ours = [row.margin for row in rows if row.top["cpu"] != row.top["llamacpp"] == row.top["truth"]]
     figures: dict[str, Any] = {"positions": len(rows)}
     for name in RUNTIMES:
         kl = np.array([row.kl[name] for row in rows])
@@ -110,6 +111,7 @@ def summary(rows: list[Compared]) -> dict[str, Any]:
     figures["ratio"] = figures["kl_cpu"] / figures["kl_llamacpp"]
     figures["differing"] = len(differing) / len(rows)
     figures["largest_margin"] = max(differing, default=0.0)
+    figures["largest_margin_against_truth"] = max(ours, default=0.0)
     return figures
 
 
@@ -135,14 +137,14 @@ def show(results: list[dict[str, Any]]) -> None:
     table = Table(title="closeness to float32 on the dequantized weights")
     for column in ("model", "positions", "mean KL cpu", "llama.cpp", "ratio", "p99 cpu", "llama.cpp"):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=column == "model")
-    for column in ("top-1 as truth cpu", "llama.cpp", "cpu differs from llama.cpp", "largest margin"):
+    for column in ("top-1 as truth cpu", "llama.cpp", "cpu differs from llama.cpp", "largest margin", "with truth"):
         table.add_column(column, justify="right")
     for r in results:
         table.add_row(
             *(r["model"], str(r["positions"]), f"{r['kl_cpu']:.2e}", f"{r['kl_llamacpp']:.2e}", f"{r['ratio']:.3f}"),
             *(f"{r['kl_p99_cpu']:.2e}", f"{r['kl_p99_llamacpp']:.2e}"),
             *(f"{r['agreement_cpu']:.1%}", f"{r['agreement_llamacpp']:.1%}"),
-            *(f"{r['differing']:.1%}", f"{r['largest_margin']:.3f}"),
+            *(f"{r['differing']:.1%}", f"{r['largest_margin']:.3f}", f"{r['largest_margin_against_truth']:.3f}"),
         )
     Console(width=max(140, Console().width)).print(table)
 

@@ -9,6 +9,7 @@ all n rows of logits. The machine's read bandwidth is measured between the runs.
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -24,9 +25,11 @@ from edgedec.gguf import read_gguf
 from edgedec.loading import resolve
 from edgedec.memory import resident_bytes
 from edgedec.model import ForwardItem, LoadOptions, Model, Session
+from edgedec.noise import Noise
 from edgedec.resolver import ResolveOptions
+from edgedec.sampling import SamplingParams, draw
 from edgedec_models.folders import cache_folder
-from edgedec_runtimes.cpu.library import read_bandwidth
+from edgedec_runtimes.cpu.library import instruction_sets, read_bandwidth
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -104,7 +107,57 @@ def measure(path: Path, options: LoadOptions, n_runs: int) -> dict[str, Any]:
             session.forward(ids[N_PAST:N_LONG], n_past=N_PAST)
         pair = in_turn(step(mine, 1, N_LONG), step(other, 1, N_LONG), n_runs)
         figures["T(1) at 2048"] = [1000 * seconds for seconds in pair]
+        figures["row_ms"] = rows(ours, mine)
+        figures["avx2"] = forced_avx2(path, options, other, n_runs) if "avx2" in instruction_sets() else {}
     return figures
+
+
+def rows(model: Model, session: Session) -> dict[str, float]:
+    """Return the median milliseconds of choosing the token after a row of real logits."""
+    prompt = np.array(model.tokenizer.encode("Speculative decoding makes language models faster, because"), np.int32)
+    forward = session.forward(prompt, n_past=0, rows="all")
+    ways = {
+        "greedy": SamplingParams(temperature=0),
+        "top-p": SamplingParams(temperature=0.8, top_p=0.95),
+        "top-k": SamplingParams(temperature=0.8, top_k=40, top_p=1),
+        "whole": SamplingParams(temperature=1, top_p=1),
+    }
+
+    def choose(params: SamplingParams, row: Any) -> float:
+        return timed(lambda: draw(row, params, (), Noise(1), 7, forward.ops))
+
+    return {
+        name: 1000 * statistics.median(choose(params, row) for _ in range(9) for row in forward.logits)
+        for name, params in ways.items()
+    }
+
+
+def forced_avx2(path: Path, options: LoadOptions, other: Session, n_runs: int) -> dict[str, list[float]]:
+    """Return T(1), T(8) and the prefill with the AVX2 kernels, in turn with llama.cpp."""
+    before = os.environ.get("EDGEDEC_CPU_ISA")
+    os.environ["EDGEDEC_CPU_ISA"] = "avx2"
+    try:
+        model = _cpu(path, options)
+    finally:
+        if before is None:
+            del os.environ["EDGEDEC_CPU_ISA"]
+        else:
+            os.environ["EDGEDEC_CPU_ISA"] = before
+    with model:
+        mine, ids = model.session(N_PREFILL + 16), tokens(model, N_PREFILL)
+
+        def step(session: Session, n: int) -> Callable[[], Any]:
+            return lambda: session.forward(ids[N_PAST : N_PAST + n], n_past=N_PAST, rows="all")
+
+        for session in (mine, other):
+            session.forward(ids[:N_PAST], n_past=0)
+        found = {}
+        for n in (1, 8):
+            pair = in_turn(step(mine, n), step(other, n), n_runs)
+            found[f"T({n})"] = [1000 * seconds for seconds in pair]
+        pair = in_turn(lambda: mine.forward(ids, n_past=0), lambda: other.forward(ids, n_past=0), 3)
+        found["prefill_tok_s"] = [N_PREFILL / seconds for seconds in pair]
+    return found
 
 
 def _cpu(path: Path, options: LoadOptions) -> CpuModel:
@@ -146,6 +199,11 @@ def table(name: str, figures: dict[str, Any], n_bytes: int) -> Table:
     out.add_row("prefill 512", f"{ours:.0f} tok/s", f"{theirs:.0f} tok/s", f"{ours / theirs:.2f}", "")
     ours, theirs = figures["load_s"]
     out.add_row("load, warm", f"{ours:.2f} s", f"{theirs:.2f} s", f"{theirs / ours:.2f}", "")
+    for key, (ours, theirs) in figures["avx2"].items():
+        ratio = ours / theirs if key == "prefill_tok_s" else theirs / ours
+        out.add_row(f"AVX2 {key}", f"{ours:.2f}", f"{theirs:.2f}", f"{ratio:.2f}", "")
+    for key, ms in figures["row_ms"].items():
+        out.add_row(f"choosing, {key}", f"{ms:.3f} ms", "", "", "")
     for name, one in figures["operations of T(1)"].items():
         out.add_row(name, f"{one:.2f} ms", "", "", f"T(8): {figures['operations of T(8)'][name]:.2f} ms")
     two = figures["two sequences"]
