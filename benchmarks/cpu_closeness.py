@@ -5,7 +5,8 @@
 The truth is a float32 computation on the dequantized weights (float_truth.py). Each position of real text (this
 repository's own documents, or --text, or --prompts) is predicted by all three from the same tokens before it, and
 KL(truth || runtime) is taken over the whole vocabulary. A margin is by how much llama.cpp prefers its first token to
-the cpu runtime's, in its own logits; "with truth" where llama.cpp's is the truth's as well. Keys and values are kept in f16 by both runtimes. Ends with one line of JSON.
+the cpu runtime's, in its own logits; "with truth" counts only positions where llama.cpp's is the truth's as well. Keys
+and values are kept in f16 by both runtimes. Ends with one line of JSON.
 """
 
 import argparse
