@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ _NEVER_CHOSEN = ("reference",)
 _LIMIT_S = 3.0  # of a comparison, what must be loaded anyway not counted
 _MARGIN = 0.95  # what the second must fall below of the first's time: the first is the one with all capabilities
 _N_PROMPT, _N_STEPS = 8, 6
+_TRIES, _MOST_TRIES = "tries", 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +114,12 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
     first = choice.runtime
     key = _key(choice.path, options)
     seconds = recall(options.cache_dir, "runtimes", key)
-    if not isinstance(seconds, dict) or first.name not in seconds:
+    known = seconds if isinstance(seconds, dict) and first.name in seconds else {}
+    if not known or (measure and _unfinished(known, rival.name)):
         other = _taking(rival, choice.path, options, choice.refusals, last=False) if measure else None
         if other is None:
             return choice
-        seconds = _measure(choice.path, first, other, options)
+        seconds = _measure(choice.path, first, other, options) | {_TRIES: known.get(_TRIES, 0) + 1}
         remember(options.cache_dir, "runtimes", key, seconds)
     ours, theirs = seconds.get(first.name), seconds.get(rival.name)
     if not isinstance(ours, float):
@@ -132,6 +134,11 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
     return replace(choice, reason=reason)
 
 
+def _unfinished(known: Mapping[str, Any], name: str) -> bool:
+    """Tell whether a runtime was not measured, perhaps for a busy machine, and is worth another try."""
+    return known.get(name) is None and known.get(_TRIES, 0) < _MOST_TRIES
+
+
 def _key(path: Path, options: LoadOptions) -> str:
     """Name model, machine and options of a comparison."""
     from edgedec import __version__
@@ -141,7 +148,7 @@ def _key(path: Path, options: LoadOptions) -> str:
     return f"{__version__} {header} {machine} {options.kv_type}"
 
 
-def _measure(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, float | None]:
+def _measure(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Any]:
     """Return each runtime's seconds of a step; the rival's load counts, the first's (which may make tiles) does not."""
     ours = _step_seconds(path, first, options, _LIMIT_S / 3, load_limited=False)
     theirs = _step_seconds(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True)

@@ -1,39 +1,130 @@
-"""T(n): what one forward over n rows costs, as measured."""
+"""T(n): what one forward over n rows costs, as measured at load and refined by real steps."""
 
 from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from statistics import median
 
-_REMEMBERED = 33
+_REMEMBERED = 15
+_SURE = 3  # samples before which an expectation is never raised
+_BUCKET = 512  # tokens of context below which a forward costs about the same; then by doubling
+_ODD = 4.0  # times the expected seconds: a suspended process or a busy machine, not a cost
+_STALE = 64  # observations without one of some n, after which that n goes back to what was measured at load
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What is known for contexts of about one length.
+
+    Attributes:
+        base: Seconds by rows as measured at load, or as the nearest bucket has them.
+        points: Medians of real steps by rows.
+        pace: How much longer real steps have taken than `base` says: the machine's speed, and the context's length.
+    """
+
+    base: dict[int, float]
+    points: dict[int, float] = field(default_factory=dict)
+    pace: float = 1.0
+    _samples: dict[int, deque[float]] = field(default_factory=dict)
+    _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _last: dict[int, int] = field(default_factory=dict)
+    _n: int = 0
+    _rows: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rows = sorted(self.base)
+
+    def at(self, n_rows: int) -> float:
+        """Return the seconds of an n that was measured, at load or since."""
+        base = self.base.get(n_rows)
+        if base is None or (n_rows in self.points and self._n - self._last[n_rows] < _STALE):
+            return self.points[n_rows]
+        return base * self.pace
+
+    def seconds(self, n_rows: int) -> float | None:
+        """Return the seconds of any n."""
+        rows = self._rows
+        if not rows:
+            return None
+        index = bisect_left(rows, n_rows)
+        return self.at(rows[index]) if index < len(rows) else self.at(rows[-1]) * n_rows / rows[-1]
+
+    def observe(self, n_rows: int, seconds: float) -> None:
+        """Take a real step."""
+        expected = self.seconds(n_rows)
+        samples = self._samples.get(n_rows)
+        if samples is None:
+            samples = self._samples[n_rows] = deque(maxlen=_REMEMBERED)
+        elif self._n - self._last[n_rows] >= _STALE:
+            samples.clear()
+        # Cut, not left out: if it goes on, it is the machine's new speed.
+        samples.append(seconds if expected is None else min(seconds, _ODD * expected))
+        found = median(samples)
+        if expected is not None and len(samples) < _SURE:
+            found = min(found, expected)
+        if n_rows not in self.points and n_rows not in self.base:
+            self._rows.insert(bisect_left(self._rows, n_rows), n_rows)
+        self.points[n_rows] = found
+        self._n += 1
+        self._last[n_rows] = self._n
+        base = self.base.get(n_rows)
+        if base is not None:
+            self._ratios.append(samples[-1] / base)
+            self.pace = median(self._ratios)
+
+    def table(self) -> dict[int, float]:
+        """Return the seconds of every n that was measured, ascending."""
+        return {n_rows: self.at(n_rows) for n_rows in self._rows}
 
 
 class CostCurve:
-    """Median seconds of a forward by number of rows, from the real steps of this process.
+    """Seconds of a forward by number of rows and tokens of context.
 
-    The curve may be jagged. A number of rows that was never measured is bounded by the next measured one above it,
-    as the missing rows could be padded.
+    The curve may be jagged. A number of rows that was never measured is bounded by the next measured one above it, as
+    the missing rows could be padded; above all that was measured it is taken to grow in proportion.
 
     >>> curve = CostCurve()
-    >>> for n_rows, seconds in [(1, 0.010), (1, 0.012), (1, 0.050), (8, 0.030)]:
+    >>> for n_rows, seconds in [(1, 0.010), (1, 0.012), (1, 0.011), (8, 0.030)]:
     ...     curve.observe(n_rows, seconds)
-    >>> curve.seconds(1), curve.seconds(5), curve.seconds(9)
-    (0.012, 0.03, None)
+    >>> curve.seconds(1), curve.seconds(5), curve.seconds(16)
+    (0.011, 0.03, 0.06)
     """
 
-    def __init__(self) -> None:
-        self._samples: dict[int, list[float]] = {}
+    def __init__(self, measured: Mapping[int, float] | None = None) -> None:
+        base: dict[int, float] = {}
+        for n_rows, seconds in sorted((measured or {}).items(), reverse=True):
+            cheapest = min(base.values(), default=seconds)
+            base[n_rows] = min(seconds, cheapest)  # more rows for less: the time of fewer was disturbed
+        self._base = base
+        self._buckets = {0: _Bucket(dict(base))} if base else {}
 
-    def observe(self, n_rows: int, seconds: float) -> None:
-        """Take the measured time of one forward; only the latest few of each n are remembered."""
-        samples = self._samples.setdefault(n_rows, [])
-        samples.append(seconds)
-        del samples[:-_REMEMBERED]
+    def observe(self, n_rows: int, seconds: float, n_past: int = 0) -> None:
+        """Take the measured time of one forward; only the latest few of each kind are remembered."""
+        self._bucket(n_past).observe(n_rows, seconds)
 
-    def seconds(self, n_rows: int) -> float | None:
-        """Return the expected time of a forward over `n_rows` rows, or None above all that was measured."""
-        measured = sorted(self._samples)
-        index = bisect_left(measured, n_rows)
-        return median(self._samples[measured[index]]) if index < len(measured) else None
+    def _bucket(self, n_past: int) -> _Bucket:
+        """Return the bucket of contexts of that length; a new one begins with the points of the nearest one."""
+        key = (n_past // _BUCKET).bit_length()
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            nearest = min(self._buckets, key=lambda other: abs(other - key), default=None)
+            known = self._base if nearest is None else self._buckets[nearest].table()
+            bucket = self._buckets[key] = _Bucket(known)
+        return bucket
+
+    def seconds(self, n_rows: int, n_past: int = 0) -> float | None:
+        """Return the expected time of a forward over `n_rows` rows, or None where nothing was measured.
+
+        What no recent step has measured is the first measurement, times how much slower the machine has been since.
+        """
+        return self._bucket(n_past).seconds(n_rows)
+
+    def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
+        """Return the seconds of 1 to `n_rows` rows; where nothing was measured, as if each took a second."""
+        bucket = self._bucket(n_past)
+        return [bucket.seconds(n) or float(n) for n in range(1, n_rows + 1)]
 
     def table(self) -> dict[int, float]:
-        """Return the measured points, by rising n."""
-        return {n_rows: median(self._samples[n_rows]) for n_rows in sorted(self._samples)}
+        """Return the points of the shortest contexts seen, by rising n."""
+        return self._bucket(0).table() if not self._buckets else self._buckets[min(self._buckets)].table()

@@ -1,24 +1,23 @@
 """One step of decoding: draft, forward, verify, extend. A plain step is the same code with an empty draft."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from time import monotonic, perf_counter
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.curve import CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, Verification
+from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.model import Forward, Session
 from edgedec.noise import Noise
 from edgedec.progress import OnProgress
+from edgedec.proposing import Proposer
 from edgedec.row_ops import RowOps
-from edgedec.sampling import draw, log_probs
+from edgedec.sampling import Distribution, distribution, draw, log_probs
 from edgedec.sequence import Sequence
-from edgedec.stats import timed
-from edgedec.verify import verify_coupled
-
-_DRAFT_DEADLINE_S = 1.0
+from edgedec.verification import RULES, uniform_source
+from edgedec.verify import COUPLED, verify_coupled
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ class Decoder:
         session: The target's session; holds the sequence's first n_cached tokens.
         noise: Random numbers of this generation.
         curve: Takes the measured time of every forward.
-        drafter: Proposes tokens, or None; dropped for the rest of the generation when it fails.
-        n_draft_max: Most nodes of a draft.
+        proposer: Says what to verify, or None to decode plainly.
         on_progress: Called during the prefill.
         logprobs: Filled with one entry per token of the last step, where asked for.
     """
@@ -46,8 +44,7 @@ class Decoder:
     session: Session
     noise: Noise
     curve: CostCurve
-    drafter: Drafter | None = None
-    n_draft_max: int = 0
+    proposer: Proposer | None = None
     on_progress: OnProgress | None = None
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
 
@@ -58,42 +55,46 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
     Raises:
         What Session.forward raises; the sequence is unchanged then, but for n_cached at what was evaluated.
     """
-    session, stats = decoder.session, sequence.stats
+    session, stats, proposer = decoder.session, sequence.stats, decoder.proposer
     pending = sequence.token_ids[sequence.n_cached :]
     prefill = sequence.n_generated == 0
-    with timed(stats, "draft"):
-        draft = EMPTY_DRAFT if len(pending) > 1 else _propose(sequence, decoder)
+    draft = EMPTY_DRAFT
+    begun = perf_counter()
+    if proposer is not None and len(pending) == 1:
+        draft = _propose(sequence, decoder, proposer)
     started = perf_counter()
     try:
         forward = _forward(sequence, decoder, pending, draft)
     except BaseException:  # KeyboardInterrupt too: the session says what it holds
         sequence.n_cached = min(session.n_cached, sequence.n_cached + len(pending) - 1)
         raise
-    seconds = perf_counter() - started
-    if prefill:
-        stats.prefill_s += seconds
-    else:
-        stats.forward_s += seconds
-        stats.n_steps += 1
-        decoder.curve.observe(len(pending) + len(draft), seconds)
-    with timed(stats, "verify"):
-        verification = _verify(sequence, decoder, draft, forward)
+    ended = perf_counter()
+    verification = _verify(sequence, decoder, draft, forward)
     if not draft.is_chain:
         rows = [len(pending) - 1] + [len(pending) + node for node in verification.path]
         session.keep(np.array(rows, dtype=np.int32))
+    verified = perf_counter()
+    if prefill:
+        stats.prefill_s += ended - started
+    else:
+        stats.forward_s += ended - started
+        stats.n_steps += 1
+        decoder.curve.observe(len(pending) + len(draft), ended - started, sequence.n_cached)
     sequence.token_ids.extend(verification.token_ids)
     sequence.n_cached += len(pending) + len(verification.path)
     if len(draft):
         stats.count_draft(len(draft), len(verification.path))
-    with timed(stats, "draft"):
-        _tell_drafter(sequence, decoder, verification, forward, len(pending))
+    if proposer is not None:
+        _tell_proposer(sequence, proposer, draft, verification, forward, pending)
+    stats.verify_s += verified - ended
+    stats.draft_s += started - begun + perf_counter() - verified
     return verification
 
 
 def _forward(sequence: Sequence, decoder: Decoder, pending: list[int], draft: Draft) -> Forward:
     """Evaluate the pending tokens and the draft's nodes; logits of the last pending row and of every node."""
     session, n_pending = decoder.session, len(pending)
-    taps = decoder.drafter.needs.taps if decoder.drafter else ()
+    taps = decoder.proposer.needs.taps if decoder.proposer else ()
     tokens = np.array(pending, dtype=np.int32)
     if not len(draft):
         return session.forward(
@@ -114,19 +115,32 @@ def _forward(sequence: Sequence, decoder: Decoder, pending: list[int], draft: Dr
 
 
 def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> Verification:
-    """Choose the target's token at each row on the draft's accepted path."""
+    """Choose tokens along a path of the draft, by the rule asked for."""
     params, logits, ops = sequence.request.sampling, forward.logits, forward.ops
     position = len(sequence.token_ids)
     decoder.logprobs.clear()
+    if sequence.request.rule == COUPLED:
 
-    def choose_token(row: int, accepted: tuple[int, ...]) -> int:
-        seen = sequence.token_ids + list(accepted) if params.has_penalties else ()
-        token = draw(logits[row], params, seen, decoder.noise, position + len(accepted), ops)
-        if params.logprobs is not None:
-            decoder.logprobs.append(_logprobs(logits[row], token, params.logprobs, ops))
-        return token
+        def choose_token(row: int, accepted: tuple[int, ...]) -> int:
+            seen = sequence.token_ids + list(accepted) if params.has_penalties else ()
+            return draw(logits[row], params, seen, decoder.noise, position + len(accepted), ops)
 
-    return verify_coupled(draft, choose_token)
+        verification = verify_coupled(draft, choose_token)
+    else:
+
+        def target(row: int, before: tuple[int, ...]) -> Distribution:
+            return distribution(logits[row], params, sequence.token_ids + list(before), ops)
+
+        uniform = uniform_source(decoder.noise, position)
+        q = draft.q if draft.q is not None else (None,) * len(draft)
+        verification = RULES[sequence.request.rule](draft, q, target, uniform)
+    if params.logprobs is not None:
+        rows = (0, *(node + 1 for node in verification.path))
+        decoder.logprobs += [
+            _logprobs(logits[row], token, params.logprobs, ops)
+            for row, token in zip(rows, verification.token_ids, strict=True)
+        ]
+    return verification
 
 
 def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: RowOps) -> ChosenLogprobs:
@@ -136,41 +150,46 @@ def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: RowOps) -> 
     return ChosenLogprobs(own, dict(zip(best.tolist(), top, strict=True)))
 
 
-def _propose(sequence: Sequence, decoder: Decoder) -> Draft:
-    """Ask the drafter for as many nodes as are allowed, useful and have room in the context."""
-    if decoder.drafter is None:
-        return EMPTY_DRAFT
-    room = decoder.session.n_ctx - len(sequence.token_ids)
+def _propose(sequence: Sequence, decoder: Decoder, proposer: Proposer) -> Draft:
+    """Ask for as many nodes as are useful and have room in the context."""
+    room = min(decoder.session.n_ctx - len(sequence.token_ids), decoder.session.model.capabilities.max_rows - 1)
     max_tokens = sequence.request.sampling.max_tokens
     if max_tokens is not None:
         room = min(room, max_tokens - sequence.n_generated - 1)
-    n_max = min(decoder.n_draft_max, room)
-    if n_max < 1:
+    if room < 1:
         return EMPTY_DRAFT
-    try:
-        draft = decoder.drafter.draft(n_max, monotonic() + _DRAFT_DEADLINE_S).truncated(n_max)
-        draft.check(decoder.session.model.card.n_vocab)
-        if not draft.is_chain:
-            decoder.session.model.capabilities.require("trees", decoder.session.model.card.runtime)
-    except Exception as error:
-        _drop_drafter(sequence, decoder, error)
-        return EMPTY_DRAFT
-    return draft
+    return proposer.propose(sequence.stats, sequence.n_cached, room)
 
 
-def _tell_drafter(
-    sequence: Sequence, decoder: Decoder, verification: Verification, forward: Forward, n_pending: int
+def _tell_proposer(
+    sequence: Sequence,
+    proposer: Proposer,
+    draft: Draft,
+    verification: Verification,
+    forward: Forward,
+    pending: list[int],
 ) -> None:
-    if decoder.drafter is None:
-        return
-    rows = list(range(n_pending)) + [n_pending + node for node in verification.path]
-    try:
-        decoder.drafter.accept(verification, {k: hidden[rows] for k, hidden in forward.hidden.items()})
-    except Exception as error:
-        _drop_drafter(sequence, decoder, error)
+    hidden = forward.hidden
+    if hidden:
+        rows = list(range(len(pending))) + [len(pending) + node for node in verification.path]
+        hidden = {layer: states[rows] for layer, states in hidden.items()}
+    n_candidates = proposer.needs.candidates
+    if n_candidates:
+        tokens = np.concatenate([np.array(pending[-1:], np.int32), draft.tokens])
+        parents = np.concatenate([np.array([-1], np.int32), draft.parents + np.int32(1)])
+        verification = replace(verification, candidates=_candidates(forward, tokens, parents, n_candidates))
+    proposer.learn(sequence.stats, draft, verification, hidden)
 
 
-def _drop_drafter(sequence: Sequence, decoder: Decoder, error: Exception) -> None:
-    """Go on without a drafter that failed: a drafter never changes the text, so it never ends it either."""
-    decoder.drafter = None
-    sequence.stats.add_reason(f"drafting off: the drafter failed ({type(error).__name__}: {error})")
+def _candidates(forward: Forward, tokens: NDArray[np.int32], parents: NDArray[np.int32], k: int) -> Candidates:
+    """Return what the target held probable after each row."""
+    logits, ops = forward.logits, forward.ops
+    k = min(k, logits.shape[1])
+    ids = np.empty((len(logits), k), np.int32)
+    probs = np.empty((len(logits), k), np.float32)
+    for row, out_ids, out_probs in zip(logits, ids, probs, strict=True):
+        best = ops.top_k(row, k)
+        best = best[np.argsort(-row[best], kind="stable")]
+        out_ids[:] = best
+        out_probs[:] = np.exp(log_probs(row, best, ops))
+    return Candidates(tokens, parents, ids, probs)

@@ -4,8 +4,8 @@ p is the target's distribution and q the drafter's, as in Leviathan et al. 2023 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from edgedec.errors import PluginError
 from edgedec.model import Session
 from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Distribution, SamplingParams
 from edgedec.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgedec.drafters.common_text import CommonText
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class Draft:
         parents: int32[n], index of each node's parent in the draft, -1 for the last accepted token. A parent
             stands before its children.
         p_accept: float32[n], the drafter's estimate of P(node accepted | parent accepted).
-        q: float32[n, n_vocab], the distribution each node was drawn from, or None.
+        q: The distribution each node was drawn from, None for one that was looked up; or None for all of them. Only
+            the opt-in rules of edgedec.verification look at it.
 
     A chain of three, and a root with two children:
 
@@ -40,7 +44,7 @@ class Draft:
     tokens: NDArray[np.int32]
     parents: NDArray[np.int32]
     p_accept: NDArray[np.float32]
-    q: NDArray[np.float32] | None = None
+    q: tuple[Distribution | None, ...] | None = None
 
     @classmethod
     def chain(cls, tokens: Sequence[int], p_accept: float = 1.0) -> "Draft":
@@ -52,13 +56,23 @@ class Draft:
             np.full(n, p_accept, dtype=np.float32),
         )
 
+    @classmethod
+    def tree(cls, tokens: Sequence[int], parents: Sequence[int], p_accept: Sequence[float]) -> "Draft":
+        """Build a draft from lists."""
+        n = len(tokens)
+        return cls(
+            np.asarray(tokens, dtype=np.int32).reshape(n),
+            np.asarray(parents, dtype=np.int32).reshape(n),
+            np.asarray(p_accept, dtype=np.float32).reshape(n),
+        )
+
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def is_chain(self) -> bool:
         """Whether each node's parent is the node before it."""
-        return bool(np.array_equal(self.parents, np.arange(-1, len(self) - 1)))
+        return not len(self.parents) or bool(np.array_equal(self.parents, np.arange(-1, len(self) - 1)))
 
     def truncated(self, n_max: int) -> "Draft":
         """Return the first `n_max` nodes; as parents stand first, they form a draft again."""
@@ -70,21 +84,50 @@ class Draft:
     def check(self, n_vocab: int) -> None:
         """Raise PluginError unless types and shapes agree, parents stand first and every token is in the vocabulary."""
         n = len(self.tokens)
-        dtypes = (self.tokens.dtype.name, self.parents.dtype.name, self.p_accept.dtype.name)
-        if dtypes != ("int32", "int32", "float32"):
-            raise PluginError(f"a draft's tokens, parents and p_accept must be int32, int32, float32, found {dtypes}")
+        dtypes = [array.dtype for array in (self.tokens, self.parents, self.p_accept)]
+        if dtypes != _DTYPES:
+            raise PluginError(
+                f"a draft's tokens, parents and p_accept must be int32, int32, float32, found {_names(dtypes)}"
+            )
         shapes = (self.tokens.shape, self.parents.shape, self.p_accept.shape)
         if shapes != ((n,), (n,), (n,)):
             raise PluginError(f"a draft's tokens, parents and p_accept must have one length, found {shapes}")
-        if n and not (int(self.tokens.min()) >= 0 and int(self.tokens.max()) < n_vocab):
+        tokens = self.tokens.tolist()  # lists, as arrays of a few take longer
+        if n and not (min(tokens) >= 0 and max(tokens) < n_vocab):
             raise PluginError(f"a draft holds a token id outside the vocabulary of {n_vocab}")
-        if n and not (np.all(self.parents >= -1) and np.all(self.parents < np.arange(n))):
+        if not all(-1 <= parent < i for i, parent in enumerate(self.parents.tolist())):
             raise PluginError("in a draft each parent must be -1 or stand before its child")
-        if n and not np.all((self.p_accept >= 0) & (self.p_accept <= 1)):
+        if not all(0 <= p <= 1 for p in self.p_accept.tolist()):
             raise PluginError("a draft's p_accept must lie between 0 and 1")
+        if self.q is not None and len(self.q) != n:
+            raise PluginError(f"a draft of {n} nodes has {len(self.q)} distributions in q; it must have one a node")
+
+
+_DTYPES = [np.dtype(np.int32), np.dtype(np.int32), np.dtype(np.float32)]
+
+
+def _names(dtypes: Sequence[np.dtype[Any]]) -> str:
+    return ", ".join(str(dtype) for dtype in dtypes)
 
 
 EMPTY_DRAFT = Draft.chain([])
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The target's most probable tokens after some rows: the last token before the draft, then every node of it.
+
+    Attributes:
+        tokens: int32[n], the token of each row.
+        parents: int32[n], the row that each one follows; -1 for the first.
+        ids: int32[n, k], the k most probable tokens after it, most probable first.
+        probs: f32[n, k], their probabilities at temperature 1, before any transform.
+    """
+
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    ids: NDArray[np.int32]
+    probs: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +138,12 @@ class Verification:
         path: Accepted nodes of the draft, root first.
         token_ids: What the step adds to the text: the accepted tokens, then the bonus token or, where the draft
             went wrong, the correction.
+        candidates: What the target held probable, for a drafter that needs it.
     """
 
     path: tuple[int, ...]
     token_ids: tuple[int, ...]
+    candidates: Candidates | None = None
 
     @property
     def token(self) -> int:
@@ -108,10 +153,24 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class DrafterNeeds:
-    """What a drafter asks of the target: layers whose hidden states accept() gets, and whether it skips layers."""
+    """What a drafter asks of the target.
+
+    Attributes:
+        taps: Layers whose hidden states accept() gets.
+        layers: Whether it skips layers.
+        candidates: How many of the most probable tokens of each row accept() gets.
+    """
 
     taps: tuple[int, ...] = ()
     layers: bool = False
+    candidates: int = 0
+
+
+@dataclass(slots=True)
+class Floor:
+    """The least path probability of a node worth drafting, as the policy finds it before each step."""
+
+    path_probability: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +183,11 @@ class DraftContext:
         sampling: How the target's tokens will be drawn.
         noise: The random numbers of this generation; a drafter that samples draws with the same.
         budget_bytes: Most memory the drafter may hold, or None.
+        store: What drafters keep between requests, each under its own name; emptied by Engine.forget().
+        coupled: Whether the verification rule is the coupled one: a drafter that samples then draws with `noise` at the
+            absolute position. Otherwise it draws with numbers of its own, new ones in every step, and gives its q.
+        common: A small text in the target's tokens to begin with, or None.
+        floor: Where drafting costs time for every node: the path probability below which a node does not pay now.
     """
 
     target: Session
@@ -131,6 +195,10 @@ class DraftContext:
     sampling: SamplingParams
     noise: Noise
     budget_bytes: int | None = None
+    store: dict[str, Any] = field(default_factory=dict)
+    floor: Floor = field(default_factory=Floor)
+    coupled: bool = True
+    common: "CommonText | None" = None
 
 
 class Drafter(Protocol):

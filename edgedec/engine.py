@@ -20,6 +20,8 @@ from edgedec.prompt_cache import PromptCache, read_prompt_cache, write_prompt_ca
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation, Request
 from edgedec.tokenizer import Tokenizer
+from edgedec.verification import RULES
+from edgedec.verify import COUPLED
 
 Prompt = str | Sequence[int]
 Reuse = Literal["exact", "longest"]
@@ -82,6 +84,12 @@ class Engine:
         """The measured cost of forwards."""
         return self._target.curve
 
+    def forget(self) -> None:
+        """Empty what drafters keep between requests, and what is known of their acceptance."""
+        if self._target.drafting is not None:
+            with self._target.turns.turn(CancelToken()):
+                self._target.drafting.forget()
+
     def session(self, n_ctx: int | None = None) -> Session:
         """Open a session of the runtime: KV cache and forward, without sampling or turns. Close it yourself."""
         return self._model.session(n_ctx or self.n_ctx)
@@ -104,6 +112,8 @@ class Engine:
         prompt: Prompt,
         *,
         reuse: Reuse = "exact",
+        draft: bool = True,
+        verify: str = COUPLED,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[SamplingOptions],
@@ -115,18 +125,27 @@ class Engine:
         Args:
             reuse: How much of the KV cache of earlier requests is used: "exact" only what leaves the text as a
                 cold start gives it, "longest" all that the prompts share.
+            draft: Whether drafts may be verified; the text is the same.
+            verify: The rule by which: "coupled"; or "tokenwise", "block", "recursive", "kseq", "multipath", which give
+                a text of the same distribution, not the same text.
 
         Raises:
             PromptTooLongError: The prompt does not fit the context.
             RequestError: An option is out of range, or the prompt is empty.
         """
-        return _finished(self.stream(prompt, reuse=reuse, cancel=cancel, on_progress=on_progress, **options))
+        return _finished(
+            self.stream(
+                prompt, reuse=reuse, draft=draft, verify=verify, cancel=cancel, on_progress=on_progress, **options
+            )
+        )
 
     def stream(
         self,
         prompt: Prompt,
         *,
         reuse: Reuse = "exact",
+        draft: bool = True,
+        verify: str = COUPLED,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[SamplingOptions],
@@ -135,7 +154,8 @@ class Engine:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         sampling = self.sampling(**options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        request = Request(tuple(int(token_id) for token_id in token_ids), sampling, seed, reuse)
+        require_rule(verify)
+        request = Request(tuple(int(token_id) for token_id in token_ids), sampling, seed, reuse, draft, verify)
         return TokenStream(self._target, request, cancel, on_progress)
 
     def chat(
@@ -143,6 +163,8 @@ class Engine:
         messages: Sequence[Message],
         *,
         reuse: Reuse = "longest",
+        draft: bool = True,
+        verify: str = COUPLED,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[SamplingOptions],
@@ -156,19 +178,28 @@ class Engine:
             TemplateError: The model has no chat template, or it fails.
             PromptTooLongError: The conversation does not fit the context; see fit_messages.
         """
-        return _finished(self.chat_stream(messages, reuse=reuse, cancel=cancel, on_progress=on_progress, **options))
+        return _finished(
+            self.chat_stream(
+                messages, reuse=reuse, draft=draft, verify=verify, cancel=cancel, on_progress=on_progress, **options
+            )
+        )
 
     def chat_stream(
         self,
         messages: Sequence[Message],
         *,
         reuse: Reuse = "longest",
+        draft: bool = True,
+        verify: str = COUPLED,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[SamplingOptions],
     ) -> TokenStream:
         """Answer token by token; as chat()."""
-        return self.stream(self.chat_ids(messages), reuse=reuse, cancel=cancel, on_progress=on_progress, **options)
+        ids = self.chat_ids(messages)
+        return self.stream(
+            ids, reuse=reuse, draft=draft, verify=verify, cancel=cancel, on_progress=on_progress, **options
+        )
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """Return the prompt that the chat template makes of `messages`, as token ids."""
@@ -190,6 +221,14 @@ class Engine:
     def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
         """Leave out the oldest turns until `n_reserved` tokens are free for the answer; also return how many."""
         return drop_oldest_turns(messages, lambda kept: len(self.chat_ids(kept)), self.n_ctx - 1 - n_reserved)
+
+    def record(self, prompt: Prompt, **options: Unpack[SamplingOptions]) -> Generation:
+        """Generate plainly, noting in `proposals` what drafters would have proposed after every token."""
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        sampling = self.sampling(**options)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        request = Request(tuple(int(token_id) for token_id in token_ids), sampling, seed, record=True)
+        return _finished(TokenStream(self._target, request))
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[SamplingOptions]) -> Generation:
         """Generate without blocking the event loop; cancelling the task stops the generation."""
@@ -242,10 +281,15 @@ class Engine:
         target.closing = True
         target.session.cancel()
         if target.turns.mine or os.getpid() != target.pid:  # inside a stream's own loop, or in a forked child
-            self._model.close()
+            self._close_models()
             return
         with target.turns.turn(CancelToken()):
-            self._model.close()
+            self._close_models()
+
+    def _close_models(self) -> None:
+        if self._target.drafting is not None:
+            self._target.drafting.close()
+        self._model.close()
 
     def __enter__(self) -> Self:
         return self
@@ -254,6 +298,12 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def require_rule(name: str) -> None:
+    """Raise RequestError unless there is a verification rule of that name."""
+    if name != COUPLED and name not in RULES:
+        raise RequestError(f"verify is {name!r}; it must be one of {', '.join([COUPLED, *RULES])}")
 
 
 def _finished(stream: TokenStream) -> Generation:

@@ -7,14 +7,16 @@ from time import perf_counter
 
 from edgedec.curve import CostCurve
 from edgedec.decode import Decoder, step
-from edgedec.draft import DraftContext, DrafterFactory
+from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, ContextFullError, PromptTooLongError, RequestError, SessionError
 from edgedec.model import Session
 from edgedec.noise import Noise
+from edgedec.policy import Policy
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Generation, Request, Sequence, TokenOutput
 from edgedec.text import TextStream
 from edgedec.turns import Turns
+from edgedec.verify import COUPLED
 
 
 @dataclass(slots=True)
@@ -27,9 +29,7 @@ class Target:
         cached_ids: The tokens in its KV cache.
         n_exact: How many of them, from the start, a cold start would compute to the same bits.
         curve: Measured cost of its forwards.
-        drafter: Makes a drafter for each generation, or None.
-        n_draft_max: Most nodes of a draft; 0 where no draft can be verified with the bits of single steps.
-        draft_budget_bytes: Most memory a drafter may hold, or None.
+        drafting: What it drafts with, or None.
         pid: The process that opened it.
         closing: Set once, to end what is running and refuse what comes.
         runtime_reason: What a comparison of runtimes found; may be empty.
@@ -40,9 +40,7 @@ class Target:
     cached_ids: list[int] = field(default_factory=list)
     n_exact: int = 0
     curve: CostCurve = field(default_factory=CostCurve)
-    drafter: DrafterFactory | None = None
-    n_draft_max: int = 0
-    draft_budget_bytes: int | None = None
+    drafting: Drafting | None = None
     pid: int = field(default_factory=os.getpid)
     closing: bool = False
     runtime_reason: str = ""
@@ -92,6 +90,7 @@ class TokenStream(Iterator[TokenOutput]):
             finish_reason=sequence.finish_reason or "cancelled",
             stats=sequence.stats,
             outputs=tuple(self._outputs),
+            proposals=tuple(sequence.proposals),
         )
 
 
@@ -135,6 +134,18 @@ def _decode(
     _reuse_prefix(target, sequence)
     decoder = _decoder(target, sequence, on_progress)
     text = TextStream(sequence.request.sampling.stop)
+    try:
+        yield from _steps(target, sequence, decoder, text, cancel, started)
+    finally:
+        if isinstance(decoder.proposer, Policy):
+            sequence.stats.curve = target.curve.table()
+            sequence.stats.explanation = decoder.proposer.explain()
+            decoder.proposer.close()
+
+
+def _steps(
+    target: Target, sequence: Sequence, decoder: Decoder, text: TextStream, cancel: CancelToken, started: float
+) -> Iterator[TokenOutput]:
     while sequence.finish_reason is None:
         if cancel.cancelled or target.closing:
             sequence.finish_reason = "cancelled"
@@ -155,7 +166,11 @@ def _decode(
             _remember_cached(target, sequence)
         if n_before == len(sequence.request.prompt_ids):
             sequence.stats.first_token_s = perf_counter() - started
-        yield from _outputs(sequence, decoder, text, n_before)
+        for output in _outputs(sequence, decoder, text, n_before):
+            yield output
+            if cancel.cancelled and sequence.finish_reason is None:  # the rest of the step is not asked for any more
+                sequence.finish_reason = "cancelled"
+                break
     if sequence.finish_reason == "cancelled" and (held := text.finish()):
         yield TokenOutput(sequence.token_ids[-1], held)
 
@@ -225,29 +240,11 @@ def _remember_cached(target: Target, sequence: Sequence) -> None:
 def _decoder(target: Target, sequence: Sequence, on_progress: OnProgress | None) -> Decoder:
     noise = Noise(sequence.request.seed)
     decoder = Decoder(target.session, noise, target.curve, on_progress=on_progress)
-    if target.drafter is None:
-        return decoder
-    if target.n_draft_max < 1:
-        sequence.stats.add_reason("drafting off: this model's rows are not bit-equal to single steps on this runtime")
-        return decoder
-    context = DraftContext(
-        target.session,
-        target.session.model.tokenizer,
-        sequence.request.sampling,
-        noise,
-        target.draft_budget_bytes,
-    )
-    try:
-        drafter = target.drafter(context)
-        if drafter.needs.taps:
-            target.session.model.capabilities.require("taps", sequence.stats.runtime)
-        held = drafter.memory_bytes()
-        if context.budget_bytes is not None and held > context.budget_bytes:
-            sequence.stats.add_reason(f"drafting off: the drafter holds {held} bytes of {context.budget_bytes} allowed")
-            return decoder
-        drafter.begin(sequence.token_ids)
-    except Exception as error:  # a drafter never ends a generation
-        sequence.stats.add_reason(f"drafting off: the drafter failed ({type(error).__name__}: {error})")
-        return decoder
-    decoder.drafter, decoder.n_draft_max = drafter, target.n_draft_max
+    rule = sequence.request.rule
+    if rule != COUPLED:
+        sequence.stats.add_reason(f"verified by {rule}: a text of the same distribution, not plain decoding's own")
+    if target.drafting is not None and sequence.request.draft:
+        decoder.proposer = policy = open_policy(target.drafting, target.session, target.curve, sequence, noise)
+        if policy is not None and sequence.request.record:
+            policy.rows = sequence.proposals
     return decoder

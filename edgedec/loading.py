@@ -1,22 +1,31 @@
 """From a model's name to an Engine: resolve, choose a runtime, plan the memory, load, open a session."""
 
 import os
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from edgedec import plugins
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.choosing import Choice, choose_runtime
 from edgedec.draft import DrafterFactory
+from edgedec.draft_loading import drafter_factories, open_draft_model, with_draft_model
+from edgedec.drafters.common_text import common_text
+from edgedec.drafting import Drafting
 from edgedec.engine import Engine
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
 from edgedec.gguf import NO_SUCH_FILE, storage_error
+from edgedec.measuring import cost_curve
 from edgedec.memory import MemoryPlan, parse_size
 from edgedec.model import LoadOptions, Model, default_n_ctx
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
+
+Numerics = Literal["strict", "loose"]
+N_DRAFT_MAX = 15
 
 
 def load(
@@ -25,8 +34,10 @@ def load(
     runtime: str = "auto",
     n_ctx: int | None = None,
     memory: int | str | None = None,
-    draft: str | DrafterFactory | None = None,
-    n_draft_max: int = 8,
+    draft: str | DrafterFactory | None = "auto",
+    draft_model: str | os.PathLike[str] | None = None,
+    n_draft_max: int = N_DRAFT_MAX,
+    draft_numerics: Numerics = "strict",
     chat_template: str | None = None,
     n_parallel: int = 1,
     max_rows: int | None = None,
@@ -53,8 +64,13 @@ def load(
         n_ctx: Tokens of the context; None for min(trained, 4,096).
         memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), the rest of the process not counted; a plan
             over it is refused before anything is loaded.
-        draft: A drafter: the name of a plug-in, or a factory. None decodes plainly.
-        n_draft_max: Most nodes of a draft; fewer where the runtime's rows are bit-equal only up to fewer.
+        draft: "auto" drafts where measured cost and acceptance say that it pays; the name of a drafter, several joined
+            by "+", or a factory pins it: its drafts are verified whatever they cost. "off" and None decode plainly.
+            The text is the same in every case.
+        draft_model: A smaller model that may draft too, best of the same family; named as `model` is.
+        n_draft_max: Most nodes of a draft.
+        draft_numerics: "strict" keeps to drafts whose rows are bit-equal to single steps on this runtime; "loose" goes
+            beyond, and the text may then differ where two tokens are nearly as probable.
         chat_template: Jinja source to use instead of the model's own.
         n_parallel, max_rows, n_threads, kv_type, flash_attention, mmap, repack, tile_cache, n_gpu_layers, device: As
             in edgedec.model.LoadOptions.
@@ -69,7 +85,7 @@ def load(
     options = LoadOptions(
         n_ctx=n_ctx,
         n_parallel=n_parallel,
-        max_rows=max_rows if max_rows is not None else max(16, n_draft_max + 1),
+        max_rows=max_rows if max_rows is not None else n_draft_max + 1,
         n_threads=n_threads,
         kv_type=kv_type,
         flash_attention=flash_attention,
@@ -90,7 +106,16 @@ def load(
         whole = plan_memory(choice, options, cap_bytes)
         plan = replace(whole, terms=tuple(term for term in whole.terms if not term.base))
         plan.require()
-    return open_engine(choice, options, plan, draft=draft, n_draft_max=n_draft_max, chat_template=chat_template)
+    return open_engine(
+        choice,
+        options,
+        plan,
+        draft=draft,
+        draft_model=None if draft_model is None else resolve(draft_model, resolving),
+        n_draft_max=n_draft_max,
+        draft_numerics=draft_numerics,
+        chat_template=chat_template,
+    )
 
 
 def open_engine(
@@ -98,25 +123,34 @@ def open_engine(
     options: LoadOptions,
     plan: MemoryPlan,
     *,
-    draft: str | DrafterFactory | None = None,
-    n_draft_max: int = 8,
+    draft: str | DrafterFactory | None = "auto",
+    draft_model: Path | None = None,
+    n_draft_max: int = N_DRAFT_MAX,
+    draft_numerics: Numerics = "strict",
     chat_template: str | None = None,
 ) -> Engine:
-    """Load what choose_runtime chose, under a plan that was found to fit."""
-    drafter: DrafterFactory | None = plugins.load_plugin(plugins.DRAFTERS, draft) if isinstance(draft, str) else draft
-    loaded = choice.runtime.load(choice.path, options)
-    try:
+    """Load what choose_runtime chose, under a plan that was found to fit, and the draft model where there is one."""
+    factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
+    with ExitStack() as undo:
+        loaded = choice.runtime.load(choice.path, options)
+        undo.callback(loaded.close)
         session = loaded.session(options.n_ctx or default_n_ctx(loaded.card.n_ctx_train))
         target = Target(session, runtime_reason=choice.reason)
-        if drafter is not None:
-            target.drafter = drafter
-            target.n_draft_max = _draft_limit(loaded, n_draft_max)
-            if plan.cap_bytes is not None:
-                target.draft_budget_bytes = plan.cap_bytes - plan.total_bytes
-        return Engine(loaded, target, _template(loaded, chat_template), plan)
-    except BaseException:
-        loaded.close()
-        raise
+        if draft_model is not None and factories:
+            source = open_draft_model(draft_model, loaded, options)
+            undo.callback(source.close)
+            factories = with_draft_model(factories, source, pinned=pinned)
+        if factories:
+            budget = None if plan.cap_bytes is None else plan.cap_bytes - plan.total_bytes
+            n_max = _draft_limit(loaded, n_draft_max, draft_numerics)
+            target.drafting = Drafting(factories, n_max, pinned, budget)
+            if "common" in factories:
+                target.drafting.common = common_text(loaded.tokenizer, options.cache_dir, loaded.card.fingerprint)
+            if n_max >= 1 and not pinned:
+                target.curve = cost_curve(session, options)
+        engine = Engine(loaded, target, _template(loaded, chat_template), plan)
+        undo.pop_all()
+        return engine
 
 
 def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
@@ -152,11 +186,13 @@ def _resolve_name(name: str, options: ResolveOptions) -> Path:
     raise ModelNotFoundError(f"no file and no model is called {name!r}; edgedec list shows the names known")
 
 
-def _draft_limit(model: Model, n_draft_max: int) -> int:
-    """Return the most nodes of a draft whose verification has the bits of single steps."""
+def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
+    """Return the most nodes of a draft: in strict numerics, those whose verification has the bits of single steps."""
     if n_draft_max < 1:
         raise RequestError(f"n_draft_max is {n_draft_max}; it must be at least 1")
     limit = min(n_draft_max, model.capabilities.max_rows - 1)
+    if numerics == "loose":
+        return limit
     invariant = model.batch_invariant
     return limit if invariant is True else min(limit, invariant - 1)
 

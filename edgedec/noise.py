@@ -4,6 +4,7 @@ The SplitMix64 generator (Steele, Lea and Flood 2014): seed and position are has
 number is the one that many steps on, found without the steps between.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,12 @@ def gumbel(key: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
     # 52 bits, so that the half is exact and no value rounds to 0 or 1.
     uniform = ((x >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return -np.log(-np.log(uniform))
+
+
+def gumbel_of(key: int, token_id: int) -> float:
+    """Return what gumbel() gives for one token; arrays cost more than they save for so few."""
+    word = _mix((token_id * _GAMMA + key) % SEED_LIMIT)
+    return -math.log(-math.log(((word >> 12) + 0.5) * 2.0**-52))
 
 
 def _mix(x: int) -> int:

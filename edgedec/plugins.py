@@ -16,6 +16,7 @@ DRAFTERS = "edgedec.drafters"
 RESOLVERS = "edgedec.resolvers"
 TEMPLATES = "edgedec.templates"
 FOLDERS = "edgedec.folders"
+OWN = "edgedec"
 
 _BUILT_IN = {
     RUNTIMES: {
@@ -23,7 +24,15 @@ _BUILT_IN = {
         "llamacpp": "edgedec_runtimes.llamacpp:LlamaCpp",
         "reference": "edgedec_runtimes.reference:Reference",
     },
-    DRAFTERS: {},
+    DRAFTERS: {
+        "suffix": "edgedec.drafters.suffix:SuffixDrafter",
+        "common": "edgedec.drafters.common:CommonDrafter",
+        "recycling": "edgedec.drafters.recycling:RecyclingDrafter",
+        "trigram": "edgedec.drafters.trigram:TrigramDrafter",
+        "stand": "edgedec.drafters.stand:StandDrafter",
+        "model": "edgedec.drafters.model:DraftModel",
+        "cascade": "edgedec.drafters.cascade:CascadeModel",
+    },
     RESOLVERS: {"models": "edgedec_models.resolve:resolve"},
     FOLDERS: {"cache": "edgedec_models.folders:cache_folder"},
     TEMPLATES: {"jinja": "edgedec_runtimes.chat_template:ChatTemplate"},
@@ -70,7 +79,7 @@ GROUPS = tuple(_BUILT_IN)
 
 def plugins(group: str) -> dict[str, Plugin]:
     """Return the plug-ins of a group by name, ours first; a name of ours can't be taken over."""
-    found = {name: Plugin(group, name, target, "edgedec") for name, target in _BUILT_IN[group].items()}
+    found = {name: Plugin(group, name, target, OWN) for name, target in _BUILT_IN[group].items()}
     for entry in metadata.entry_points(group=group):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown package"
         found.setdefault(entry.name, Plugin(group, entry.name, entry.value, package))

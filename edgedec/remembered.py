@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ def recall(cache_dir: Path | None, kind: str, key: str) -> Any:
         return None
     try:
         return json.loads(_path(cache_dir, kind, key).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -30,7 +31,8 @@ def remember(cache_dir: Path | None, kind: str, key: str, value: Any) -> None:
         partial.write_text(json.dumps(value), encoding="utf-8")
         partial.replace(path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
 
 
 def cache_folder(cache_dir: Path | None) -> Path:

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgedec.recording import Proposals
 from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
+from edgedec.verify import COUPLED
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -20,12 +22,19 @@ class Request:
         seed: The seed used.
         reuse: How much of the KV cache may be reused: "exact" only what a cold start would compute to the same
             bits, "longest" the longest common prefix (the same where the runtime is batch-invariant).
+        draft: Whether drafts may be verified; the text is the same either way, unless `rule` says otherwise.
+        rule: How drafts are verified: "coupled", which gives the same text, or one of edgedec.verification.RULES, which
+            give the same distribution.
+        record: Note what drafters propose at every position, and verify none of it.
     """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     seed: int
     reuse: Literal["exact", "longest"] = "exact"
+    draft: bool = True
+    rule: str = COUPLED
+    record: bool = False
 
 
 @dataclass(slots=True)
@@ -39,6 +48,7 @@ class Sequence:
         finish_reason: "stop" (end token or stop string), "length" (max_tokens, or the context is full),
             "cancelled", or None while it runs.
         stats: Counts and times.
+        proposals: What drafters proposed, one entry a step after the first token, where that is recorded.
     """
 
     request: Request
@@ -46,6 +56,7 @@ class Sequence:
     n_cached: int = 0
     finish_reason: FinishReason | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
+    proposals: list[Proposals] = field(default_factory=list)
 
     @property
     def n_generated(self) -> int:
@@ -82,6 +93,7 @@ class Generation:
         finish_reason: As in Sequence.
         stats: Counts and times.
         outputs: Every token's output (log-probabilities are there).
+        proposals: What drafters proposed after each token, where that was recorded.
     """
 
     text: str
@@ -89,3 +101,4 @@ class Generation:
     finish_reason: FinishReason
     stats: DecodeStats
     outputs: tuple[TokenOutput, ...] = ()
+    proposals: tuple[Proposals, ...] = ()

@@ -12,11 +12,12 @@ from support.tiny_models import N_VOCAB, byte_ids, tiny_llama
 
 from edgedec.curve import CostCurve
 from edgedec.decode import ChosenLogprobs, Decoder, step
-from edgedec.draft import Draft, DrafterNeeds, Verification
+from edgedec.draft import Draft, Drafter, DrafterNeeds, Verification
 from edgedec.errors import CancelledError, ContextFullError
-from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.model import Capabilities, LoadOptions, Model, Session
 from edgedec.noise import Noise
 from edgedec.progress import Progress
+from edgedec.proposing import Pinned
 from edgedec.sampling import SamplingParams, log_probs
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
@@ -91,6 +92,17 @@ class Run:
     decoder: Decoder
 
 
+def pinned(drafter: Drafter | None, n_max: int, session: Session) -> Pinned | None:
+    """Return what always asks that drafter."""
+    return None if drafter is None else Pinned(drafter, n_max, session)
+
+
+def left(decoder: Decoder) -> Drafter | None:
+    """Return the drafter, unless it was dropped."""
+    assert isinstance(decoder.proposer, Pinned)
+    return decoder.proposer.drafter
+
+
 def run(
     model: Model,
     params: SamplingParams,
@@ -102,7 +114,7 @@ def run(
     """Decode until max_tokens, checking after every step that session and sequence agree."""
     session = model.session(64)
     sequence = TokenSequence(Request(prompt, params, params.seed or 0), list(prompt))
-    decoder = Decoder(session, Noise(params.seed or 0), CostCurve(), drafter=drafter, n_draft_max=n_draft_max)
+    decoder = Decoder(session, Noise(params.seed or 0), CostCurve(), pinned(drafter, n_draft_max, session))
     if drafter is not None:
         drafter.begin(prompt)
     logprobs: list[ChosenLogprobs] = []
@@ -193,7 +205,7 @@ def test_the_tokens_are_plain_decodings(
     drafter = Scripted(script(plain[name]))
     found = run(model, PARAMS[name], drafter)
     assert found.token_ids == plain[name]
-    assert found.decoder.drafter is drafter
+    assert left(found.decoder) is drafter
     assert drafter.history == [*PROMPT, *plain[name]]
     accepted = found.sequence.stats.n_accepted_tokens
     assert accepted == 0 if script is wrong else accepted > 4
@@ -261,7 +273,7 @@ def test_drafts_stay_within_the_context(model: Model, plain: dict[str, list[int]
     sequence = TokenSequence(Request(PROMPT, replace(GREEDY, max_tokens=None), 3), list(PROMPT))
     drafter = Scripted(oracle(plain["greedy"]))
     drafter.begin(PROMPT)
-    decoder = Decoder(session, Noise(3), CostCurve(), drafter=drafter, n_draft_max=5)
+    decoder = Decoder(session, Noise(3), CostCurve(), pinned(drafter, 5, session))
     while len(sequence.token_ids) <= n_ctx:
         step(sequence, decoder)
     assert drafter.asked == [5, 1]
@@ -302,7 +314,7 @@ def test_a_failing_drafter_is_dropped_and_changes_nothing(model: Model, plain: d
     drafter = Scripted(NONSENSE[name])
     found = run(model, SAMPLED, drafter)
     assert found.token_ids == plain["sampled"]
-    assert found.decoder.drafter is None
+    assert left(found.decoder) is None
     assert len(drafter.asked) == 1
     (reason,) = found.sequence.stats.reasons
     assert reason.startswith("drafting off: the drafter failed (")
@@ -383,7 +395,7 @@ def test_a_cancelled_tree_is_dropped(
     drafter = Scripted(late_siblings(plain["greedy"]))
     drafter.begin(PROMPT)
     sequence = TokenSequence(Request(PROMPT, GREEDY, 3), list(PROMPT))
-    decoder = Decoder(session, Noise(3), CostCurve(), drafter=drafter, n_draft_max=6)
+    decoder = Decoder(session, Noise(3), CostCurve(), pinned(drafter, 6, session))
     step(sequence, decoder)
     before = list(sequence.token_ids)
 

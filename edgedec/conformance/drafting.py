@@ -14,6 +14,7 @@ from edgedec.decode import Decoder, step
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.model import Model, Session
 from edgedec.noise import Noise
+from edgedec.proposing import Pinned
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
@@ -147,13 +148,15 @@ class DrafterSubject:
             ConformanceError: The drafter failed, so that decoding went on without it.
         """
         sequence = TokenSequence(Request(prompt, params, SEED), list(prompt))
-        decoder = Decoder(session, Noise(SEED), CostCurve(), drafter=drafter)
+        pinned = None if drafter is None else Pinned(drafter, 0, session)
+        decoder = Decoder(session, Noise(SEED), CostCurve(), pinned)
         if drafter is not None:
             drafter.begin(prompt)
         for n_max in cycle(lengths):
             if sequence.n_generated >= self.n_tokens:
                 break
-            decoder.n_draft_max = n_max
+            if pinned is not None:
+                pinned.n_max = n_max
             step(sequence, decoder)
-            require(decoder.drafter is drafter, "; ".join(sequence.stats.reasons))
+            require(pinned is None or pinned.drafter is drafter, "; ".join(sequence.stats.reasons))
         return sequence.token_ids[len(prompt) :][: self.n_tokens]

@@ -194,6 +194,24 @@ class SessionState:
         self._write(self.n_cached, self.n_cached + n)
         self.n_cached += n
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every layer holds every token, so that nothing need be looked up before one more is evaluated."""
+        return not (self._partial or self._closed)
+
+    def begin_step(self, n_past: int) -> None:
+        """begin() of one token through all layers of a whole session."""
+        self.n_cached, self._tree, self._current = n_past, None, None
+        if n_past < self._n_written:
+            self.written[:, n_past : self._n_written] = False
+            self._n_written = n_past
+
+    def advance_step(self) -> None:
+        """advance(1) after begin_step()."""
+        self.written[:, self.n_cached] = True
+        self.n_cached += 1
+        self._n_written = self.n_cached
+
     def become_branched(self) -> None:
         """Count the rows of the tree that was evaluated: a path of them may be kept."""
         current = self._current
@@ -257,6 +275,13 @@ class SessionState:
                     f"layer {i} has no keys and values at position {holes[0]}: the forward that put this token there "
                     f"left the layer out; go back to n_past {holes[0]} or leave it out again"
                 )
+
+
+def check_step(tokens: NDArray[np.int32], n_past: int, state: SessionState, shape: Shape) -> None:
+    """Check a forward of one token, int32[1], through all layers; as check_items()."""
+    if not 0 <= tokens[0] < shape.n_vocab:
+        raise RequestError(f"a token id is outside the vocabulary of {shape.n_vocab}")
+    _check_past(n_past, 1, state)
 
 
 def check_items(items: Sequence[ForwardItem], model: object, shape: Shape) -> list[Checked]:

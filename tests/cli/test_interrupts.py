@@ -69,7 +69,7 @@ def test_an_interrupted_prefill_ends_without_text(
 ) -> None:
     """Ctrl-C in the middle of a long prompt ends with a summary of no tokens, and JSON says the same."""
     interrupt_at("prefill")
-    result = run_here("run", model, "x" * n_characters, *ENDLESS, "--runtime", runtime, "--json")
+    result = run_here("run", model, "x" * n_characters, *ENDLESS, "--runtime", runtime, "--draft", "off", "--json")
     assert result.code == 53
     document = json.loads(result.out)
     assert (document["text"], document["finish_reason"]) == ("", "cancelled")

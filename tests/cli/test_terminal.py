@@ -90,7 +90,7 @@ def test_a_second_ctrl_c_leaves_the_terminal_as_it_was(model: Path, tmp_path: Pa
 
 def test_a_long_prefill_shows_progress_that_ctrl_c_clears(model: Path) -> None:
     """While a long prompt is evaluated a bar tells how far it is; Ctrl-C takes it away and shows the cursor again."""
-    with Terminal("run", model, "-f", "-", *ENDLESS, "--runtime", "llamacpp") as person:
+    with Terminal("run", model, "-f", "-", *ENDLESS, "--runtime", "llamacpp", "--draft", "off") as person:
         for _ in range(800):
             person.send("x" * 70 + "\n")
         person.send("\x04")

@@ -36,6 +36,8 @@ def root(
 
 app.command("run", cls=Command)(flattened(commands.run))
 app.command("chat", cls=Command)(flattened(commands.chat))
+app.command("bench", cls=Command)(flattened(commands.bench))
+app.command("simulate", cls=Command)(commands.simulate)
 app.command("pull", cls=Command)(commands.pull)
 app.command("list", cls=Command)(commands.list_models)
 app.command("rm", cls=Command)(commands.rm)

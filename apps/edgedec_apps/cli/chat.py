@@ -41,6 +41,7 @@ class Conversation:
     typed: bool
     messages: list[Message] = field(default_factory=list)
     last: Generation | None = None
+    explain: bool = False
 
     def reset(self, system: str | None) -> None:
         """Forget what was said, and set the system message or leave it out."""
@@ -78,7 +79,7 @@ def converse(
             raise TemplateError(
                 f"{model} has no chat template; give a prompt to continue (edgedec run), or --chat-template FILE"
             )
-        conversation = Conversation(engine, options, output.quiet, sys.stdin.isatty())
+        conversation = Conversation(engine, options, output.quiet, sys.stdin.isatty(), explain=output.explain)
         conversation.reset(system)
         for message in _messages(conversation, model):
             _handle(conversation, message)
@@ -157,7 +158,7 @@ def _answer(conversation: Conversation) -> None:
 
     generation = conversation.last = interruptible(work)
     if not conversation.quiet:
-        say_summary(generation)
+        say_summary(generation, explain=conversation.explain)
     if generation.finish_reason == "cancelled":
         if not conversation.typed:
             raise CancelledError("interrupted")

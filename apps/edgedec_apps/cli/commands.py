@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from edgedec.loading import N_DRAFT_MAX
 from edgedec_apps.cli.options import (
     AsJson,
     LoadFlags,
@@ -15,9 +16,13 @@ from edgedec_apps.cli.options import (
     SamplingFlags,
     System,
     model_option,
+    option,
     prompt_option,
+    sampling_option,
     tiles_option,
 )
+
+_BENCH = "Benchmark"
 
 
 def run(
@@ -65,6 +70,80 @@ def chat(
     from edgedec_apps.cli.prompt import argument_text
 
     converse(model, False, argument_text(system, "--system"), load, sampling, output)
+
+
+def bench(
+    model: ModelName,
+    *,
+    prompts: Annotated[
+        Path | None,
+        option(
+            "--prompts",
+            help="One JSON object a line: id, task, turns (default: our own, 4 of each of 5 tasks).",
+            metavar="FILE",
+            panel=_BENCH,
+        ),
+    ] = None,
+    per_task: Annotated[
+        int | None, option("--per-task", help="Only the first N prompts of every task.", metavar="N", panel=_BENCH)
+    ] = None,
+    against: Annotated[
+        str | None,
+        option("--against", help="Measure llamacpp in the same alternation.", metavar="NAME", panel=_BENCH),
+    ] = None,
+    warm_store: Annotated[
+        bool,
+        option("--warm-store", help="Let drafters keep what they learned in earlier runs.", panel=_BENCH),
+    ] = False,
+    rows: Annotated[
+        Path | None,
+        option("--rows", help="Record what drafters propose, for simulate.", metavar="FILE", panel=_BENCH),
+    ] = None,
+    curve_out: Annotated[
+        Path | None,
+        option("--curve-out", help="Write the measured cost of forwards to this file.", metavar="FILE", panel=_BENCH),
+    ] = None,
+    max_tokens: Annotated[
+        int, sampling_option("--max-tokens", "-n", help="Most tokens to generate.", metavar="N")
+    ] = 160,
+    temperature: Annotated[
+        float, sampling_option("--temperature", "-t", help="0 takes the most probable token.", metavar="X")
+    ] = 0.0,
+    load: LoadFlags,
+    output: OutputFlags,
+) -> None:
+    """Measure how fast a model decodes with drafts and without, per task, and whether the texts are equal.
+
+    Every prompt runs with drafts, plainly, and plainly again, in changing order; the last says what is noise.
+    """
+    from edgedec_apps.cli.bench import BenchJob, run_bench
+
+    run_bench(
+        BenchJob(model, prompts, per_task, max_tokens, temperature, against, warm_store, rows, curve_out, load, output)
+    )
+
+
+def simulate(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="What edgedec bench --rows wrote.")],
+    *,
+    curve: Annotated[
+        str,
+        option(
+            "--curve",
+            help="A file of edgedec bench --curve-out, or a modelled device such as raspberry-pi-5.",
+            metavar="FILE",
+            panel=_BENCH,
+        ),
+    ],
+    draft_max: Annotated[
+        int, option("--draft-max", help="Most tokens of a draft.", metavar="N", panel=_BENCH)
+    ] = N_DRAFT_MAX,
+    as_json: AsJson = False,
+) -> None:
+    """Replay recorded drafts under another device's cost curve: what speculation would bring there."""
+    from edgedec_apps.cli.simulate import simulate as replay
+
+    replay(rows, curve, n_max=draft_max, as_json=as_json)
 
 
 def pull(

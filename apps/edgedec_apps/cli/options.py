@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edgedec.errors import RequestError
+from edgedec.loading import N_DRAFT_MAX
 
 _MODEL, _PROMPT, _SAMPLING, _OUTPUT = "Model and memory", "Prompt", "Sampling", "Output"
 _TILES = "Tiles"
@@ -82,9 +83,26 @@ class LoadFlags:
         int | None, model_option("--threads", help="Threads (default: the cores usable).", metavar="N")
     ] = None
     draft: Annotated[
-        str | None, model_option("--draft", help="Drafter (edgedec doctor lists them).", metavar="NAME")
+        str,
+        model_option(
+            "--draft",
+            help="auto drafts where it pays, off never, a drafter (edgedec doctor lists them; several with +) always.",
+            metavar="NAME",
+        ),
+    ] = "auto"
+    draft_model: Annotated[
+        str | None,
+        model_option("--draft-model", help="Smaller model of the family to draft with.", metavar="MODEL"),
     ] = None
-    draft_max: Annotated[int, model_option("--draft-max", help="Most tokens of a draft.", metavar="N")] = 8
+    draft_max: Annotated[int, model_option("--draft-max", help="Most tokens of a draft.", metavar="N")] = N_DRAFT_MAX
+    draft_numerics: Annotated[
+        str,
+        model_option(
+            "--draft-numerics",
+            help="strict: only drafts with the bits of single steps; loose: longer ones, the text may differ.",
+            metavar="MODE",
+        ),
+    ] = "strict"
     kv_type: Annotated[
         str, model_option("--kv-type", help="Element type of the KV cache, such as q8_0.", metavar="TYPE")
     ] = "f16"
@@ -169,6 +187,14 @@ class SamplingFlags:
         int | None,
         sampling_option("--logprobs", help="With --json: log-probabilities of the N best.", metavar="N"),
     ] = None
+    verify: Annotated[
+        str | None,
+        sampling_option(
+            "--verify",
+            help="coupled keeps the text (default); tokenwise, block, recursive, kseq, multipath its distribution.",
+            metavar="RULE",
+        ),
+    ] = None
     ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Go on past end tokens.")] = False
 
     def as_options(self) -> dict[str, Any]:
@@ -188,6 +214,9 @@ class OutputFlags:
         Path | None, output_option("--json-out", help="Also write the JSON object to this file.", metavar="FILE")
     ] = None
     quiet: Quiet = False
+    explain: Annotated[
+        bool, output_option("--explain", help="After the text, say what was drafted, accepted and why.")
+    ] = False
     verbose: Annotated[bool, output_option("--verbose", "-v", help="Show the runtimes' log.")] = False
 
 

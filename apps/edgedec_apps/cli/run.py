@@ -86,7 +86,7 @@ def _stream(engine: Engine, job: Job, options: dict[str, Any]) -> TokenStream:
 
 def _report(generation: Generation, model: str, output: OutputFlags) -> None:
     if not output.quiet:
-        say_summary(generation)
+        say_summary(generation, explain=output.explain)
     if not output.as_json and output.json_out is None:
         return
     document = as_document(generation, model)

@@ -12,6 +12,8 @@ import textwrap
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from edgedec_apps.cli.explain import explanation
+
 if TYPE_CHECKING:
     from edgedec.sequence import Generation
 
@@ -118,10 +120,13 @@ def summary(generation: "Generation") -> str:
     return " · ".join([*parts, *stats.reasons])
 
 
-def say_summary(generation: "Generation") -> None:
-    """Print the line that follows a reply; at a terminal, set off from it."""
+def say_summary(generation: "Generation", *, explain: bool = False) -> None:
+    """Print the line that follows a reply, at a terminal set off from it; then, where asked for, the explanation."""
     separator = "\n" if sys.stderr.isatty() and sys.stdout.isatty() else ""
     say(separator + summary(generation))
+    if explain:
+        for line in explanation(generation.stats):
+            say(f"  {line}")
 
 
 def _for(stream: TextIO, text: str) -> str:

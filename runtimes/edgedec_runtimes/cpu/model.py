@@ -17,7 +17,7 @@ from edgedec.memory import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items
+from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items, check_step
 from edgedec_runtimes.cpu.library import CANCELLED, OPERATIONS, Item, address, check, native
 from edgedec_runtimes.cpu.row_ops import NativeRowOps
 from edgedec_runtimes.cpu.session import CpuSession
@@ -144,6 +144,25 @@ class CpuModel:
                     w.session.state.begin(w.checked)
                 self._run(work, on_progress)
             return [Forward(w.logits, w.hidden, self._ops) for w in work]
+
+    def step(self, session: CpuSession, tokens: NDArray[np.int32], n_past: int) -> Forward:
+        """Evaluate one token of a session that holds whole tokens: a forward with less to prepare."""
+        with self.exclusive():
+            state, step = session.state, session.step
+            check_step(tokens, n_past, state, self._shape)
+            if not len(self._logits):
+                self._logits = np.empty((1, self._card.n_vocab), np.float32)
+            with self.stop.running((session,)):
+                state.begin_step(n_past)
+                step.item.n_past = n_past
+                step.token[0] = tokens[0]
+                flag, logits = ctypes.addressof(self.stop.flag), address(self._logits)
+                code = native().ec_forward(self._handle, ctypes.byref(step.item), 1, logits, flag)
+                if code == CANCELLED:
+                    self.stop.check()
+                check(code, "a forward")
+                state.advance_step()
+            return Forward(self._logits[:1], {}, self._ops)
 
     def _prepare(self, items: Sequence[ForwardItem]) -> list[Work]:
         checked = check_items(items, self, self._shape)

@@ -13,7 +13,7 @@ from edgedec.errors import ModelFormatError
 from edgedec.model import Forward, ForwardItem, LayerSet, Rows
 from edgedec.progress import OnProgress
 from edgedec_runtimes.bookkeeping import SessionState
-from edgedec_runtimes.cpu.library import address, check, native
+from edgedec_runtimes.cpu.library import Item, address, check, native
 
 if TYPE_CHECKING:
     from edgedec_runtimes.cpu.model import CpuModel
@@ -21,11 +21,28 @@ if TYPE_CHECKING:
 _SAVED = struct.Struct("<64sI")
 
 
+class Step:
+    """A forward of one token as the native library takes it, made once.
+
+    Attributes:
+        item: The description; n_past and the token are filled in for each step.
+        token: int32[1].
+    """
+
+    def __init__(self, handle: ctypes.c_void_p) -> None:
+        self.token = np.zeros(1, np.int32)
+        self._wanted = np.zeros(1, np.int32)
+        self.item = Item(
+            session=handle, n_rows=1, tokens=address(self.token), n_wanted=1, wanted=address(self._wanted), n_taps=0
+        )
+
+
 class CpuSession:
     """Implements edgedec.model.Session.
 
     Attributes:
         state: What the native session holds.
+        step: The native description of its plain steps.
     """
 
     def __init__(self, model: "CpuModel", handle: ctypes.c_void_p, n_ctx: int) -> None:
@@ -34,6 +51,7 @@ class CpuSession:
         self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
         self._finalizer.atexit = False  # a daemon thread may be in a forward then
         self.state = SessionState(n_ctx, model.card.n_layer)
+        self.step = Step(handle)
 
     @property
     def model(self) -> "CpuModel":
@@ -69,6 +87,20 @@ class CpuSession:
         on_progress: OnProgress | None = None,
     ) -> Forward:
         """Evaluate new rows; see edgedec.model.Session."""
+        if (
+            type(tokens) is np.ndarray
+            and tokens.shape == (1,)
+            and tokens.dtype == np.int32
+            and parents is None
+            and layers is None
+            and hidden is None
+            and resume_after is None
+            and taps == ()
+            and type(rows) is str
+            and rows in ("last", "all")
+            and self.state.is_whole
+        ):
+            return self._model.step(self, tokens, n_past)
         item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
         return self._model.forward_with_progress([item], on_progress)[0]
 

@@ -1,0 +1,220 @@
+"""Measuring: every prompt is run in several ways in turn, so that what slows the machine down slows all of them.
+
+A way is a function (`Runner`), so that the figures don't depend on what it is that generates. Our own are three: the
+speculative one, the plain one, and the plain one again, whose difference from the first is noise.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from edgedec.engine import Engine
+from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec_apps.bench_prompts import BenchRequest
+
+SPECULATIVE, PLAIN, AGAIN = "speculative", "plain", "plain again"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation.
+
+    Attributes:
+        token_ids: The generated tokens.
+        first_token_s: From the request to the first token.
+        total_s: From the request to the end.
+        n_steps: Forwards after the prefill; n_accepted: drafted tokens they accepted.
+        reasons: Why drafting was off, if it was.
+    """
+
+    token_ids: tuple[int, ...]
+    first_token_s: float
+    total_s: float
+    n_steps: int = 0
+    n_accepted: int = 0
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds after the first token."""
+        return self.total_s - self.first_token_s
+
+    @property
+    def n_decoded(self) -> int:
+        """Tokens after the first one."""
+        return max(0, len(self.token_ids) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A prompt run once in every way.
+
+    Attributes:
+        request: The prompt.
+        round: Which repetition, from 0.
+        runs: The run of every way.
+    """
+
+    request: BenchRequest
+    round: int
+    runs: Mapping[str, Run]
+
+
+Runner = Callable[[BenchRequest, CancelToken], Run | None]
+"""Runs a prompt; None where it was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """When a task has been measured enough: whichever comes first, but never before each prompt was run once.
+
+    Attributes:
+        n_rounds: Repetitions of all its prompts.
+        n_tokens: Tokens generated plainly, over all its prompts and repetitions.
+    """
+
+    n_rounds: int = 5
+    n_tokens: int = 600
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How the engine's runs generate.
+
+    Attributes:
+        max_tokens: Most tokens of a run.
+        temperature: 0 takes the most probable token; above, every prompt has its own seed.
+        warm_store: Whether drafters keep what they learned in earlier runs.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    warm_store: bool = False
+
+
+def engine_runner(engine: Engine, options: RunOptions, *, draft: bool) -> Runner:
+    """Return the way of an engine, drafting or plain.
+
+    Before every run the KV cache loses the prompt, and, unless the stores are to stay warm, the drafters all they
+    learned: a run finds nothing of those before it.
+    """
+
+    def run(request: BenchRequest, cancel: CancelToken) -> Run | None:
+        other = int(request.token_ids[0] == 0)  # another first token: no prefix is shared
+        engine.generate([other], max_tokens=1, temperature=0.0, draft=False, cancel=cancel)
+        if not options.warm_store:
+            engine.forget()
+        found = engine.generate(
+            request.token_ids,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            seed=request.seed,
+            draft=draft,
+            cancel=cancel,
+        )
+        if found.finish_reason == "cancelled":
+            return None
+        stats = found.stats
+        return Run(
+            found.token_ids,
+            stats.first_token_s,
+            stats.total_s,
+            stats.n_steps,
+            stats.n_accepted_tokens,
+            tuple(stats.reasons),
+        )
+
+    return run
+
+
+def engine_runners(engine: Engine, options: RunOptions) -> dict[str, Runner]:
+    """Return our own three ways."""
+    plain = engine_runner(engine, options, draft=False)
+    return {SPECULATIVE: engine_runner(engine, options, draft=True), PLAIN: plain, AGAIN: plain}
+
+
+def order(ways: Sequence[str], turn: int) -> list[str]:
+    """Return the ways in the order of a turn: rotated, every other time round backwards.
+
+    >>> [" ".join(order("abc", turn)) for turn in range(6)]
+    ['a b c', 'b c a', 'c a b', 'c b a', 'a c b', 'b a c']
+    """
+    n = len(ways)
+    start = turn % n
+    rotated = [*ways[start:], *ways[:start]]
+    return rotated[::-1] if turn // n % 2 else rotated
+
+
+def warm_up(requests: Sequence[BenchRequest], runners: Mapping[str, Runner], cancel: CancelToken) -> bool:
+    """Run the longest prompt in every way, not measured; return False where that was cancelled."""
+    longest = max(requests, key=lambda request: len(request.token_ids))
+    return all(runner(longest, cancel) is not None for runner in dict.fromkeys(runners.values()))
+
+
+def measure(
+    requests: Sequence[BenchRequest],
+    runners: Mapping[str, Runner],
+    cancel: CancelToken,
+    *,
+    rounds: Rounds | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[Trial]:
+    """Return the trials of all prompts; where it is cancelled, those that are whole.
+
+    A round goes over all tasks that need it, so that a task's repetitions lie apart in time.
+    """
+    rounds = rounds or Rounds()
+    trials: list[Trial] = []
+    for number in range(rounds.n_rounds):
+        due = _due(trials, requests, rounds)
+        for place, request in enumerate(requests):
+            if number >= due[request.task]:
+                continue
+            runs = _run_all(request, runners, order(list(runners), number + place), cancel)
+            if runs is None:
+                return trials
+            trials.append(Trial(request, number, runs))
+            if on_progress is not None:
+                expected = _due(trials, requests, rounds)
+                n_expected = sum(expected[request.task] for request in requests)
+                on_progress(Progress("measuring", len(trials), n_expected, "prompts"))
+    return trials
+
+
+def n_due(trials: Sequence[Trial], n_prompts: int, rounds: Rounds) -> int:
+    """Return how many rounds a task of `n_prompts` needs, by its trials so far: 1 before it has run.
+
+    A first round over three prompts, 160 tokens each, is followed by a second one:
+
+    >>> runs = {PLAIN: Run(tuple(range(160)), 0.1, 1.0)}
+    >>> trials = [Trial(BenchRequest(name, "chat", (1,), 0), 0, runs) for name in "abc"]
+    >>> n_due(trials, 3, Rounds(n_rounds=5, n_tokens=600)), n_due([], 3, Rounds())
+    (2, 1)
+    """
+    lengths = [len(trial.runs[PLAIN].token_ids) for trial in trials if trial.round == 0]
+    if not lengths:
+        return 1
+    n_round = sum(lengths) * n_prompts / len(lengths)
+    return min(rounds.n_rounds, ceil(rounds.n_tokens / n_round)) if n_round else rounds.n_rounds
+
+
+def _due(trials: Sequence[Trial], requests: Sequence[BenchRequest], rounds: Rounds) -> dict[str, int]:
+    """Return how many rounds every task needs."""
+    sizes = Counter(request.task for request in requests)
+    return {
+        task: n_due([trial for trial in trials if trial.request.task == task], size, rounds)
+        for task, size in sizes.items()
+    }
+
+
+def _run_all(
+    request: BenchRequest, runners: Mapping[str, Runner], ways: Sequence[str], cancel: CancelToken
+) -> dict[str, Run] | None:
+    runs: dict[str, Run] = {}
+    for way in ways:
+        run = None if cancel.cancelled else runners[way](request, cancel)
+        if run is None:
+            return None
+        runs[way] = run
+    return {way: runs[way] for way in runners}

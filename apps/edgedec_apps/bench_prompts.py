@@ -1,0 +1,123 @@
+"""The prompts of a benchmark: one JSON object a line with "id", "task" and "turns", the first turn being used.
+
+A set of our own lies beside this file: five tasks with four prompts each.
+"""
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgedec.engine import Engine
+from edgedec.errors import PromptTooLongError, RequestError, StorageError
+
+DEFAULT_PROMPTS = Path(__file__).with_name("bench_prompts.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPrompt:
+    """A prompt as the file has it.
+
+    Attributes:
+        id: Its name, unlike all others of the file.
+        task: What kind of prompt it is; figures are given per task.
+        text: The user's message.
+    """
+
+    id: str
+    task: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """A prompt as a model gets it.
+
+    Attributes:
+        id, task: As in BenchPrompt.
+        token_ids: Token ids, those of the chat template included where the model has one.
+        seed: The seed of every run of this prompt.
+    """
+
+    id: str
+    task: str
+    token_ids: tuple[int, ...]
+    seed: int
+
+
+def read_prompts(path: Path = DEFAULT_PROMPTS, per_task: int | None = None) -> list[BenchPrompt]:
+    """Return the prompts of a file, the first `per_task` of every task, the tasks in the order they appear in.
+
+    Raises:
+        StorageError: It can't be read.
+        RequestError: It is not UTF-8, a line (named) is no prompt, or there is none.
+    """
+    prompts: dict[str, BenchPrompt] = {}
+    for number, line in enumerate(_read(path).splitlines(), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            prompt = _parse(line, where)
+            if prompt.id in prompts:
+                raise RequestError(f'{where}: the "id" {prompt.id!r} was used before; give every prompt its own')
+            prompts[prompt.id] = prompt
+    if not prompts:
+        raise RequestError(f'{path} holds no prompt; write one JSON object a line, with "id", "task" and "turns"')
+    tasks: dict[str, list[BenchPrompt]] = {}
+    for prompt in prompts.values():
+        tasks.setdefault(prompt.task, []).append(prompt)
+    return [prompt for group in tasks.values() for prompt in group[:per_task]]
+
+
+def prepare(engine: Engine, prompts: list[BenchPrompt], max_tokens: int) -> list[BenchRequest]:
+    """Return the prompts as the model gets them: through its chat template, or as they are where it has none.
+
+    Raises:
+        PromptTooLongError: A prompt and its answer don't fit the context.
+    """
+    requests = []
+    for prompt in prompts:
+        token_ids = tuple(_token_ids(engine, prompt.text))
+        if len(token_ids) + max_tokens > engine.n_ctx:
+            raise PromptTooLongError(
+                f"the prompt {prompt.id} takes {len(token_ids)} tokens and its answer up to {max_tokens}; the context "
+                f"has {engine.n_ctx}. Use a longer one (--context {len(token_ids) + max_tokens}) or fewer --max-tokens"
+            )
+        requests.append(BenchRequest(prompt.id, prompt.task, token_ids, zlib.crc32(prompt.id.encode())))
+    return requests
+
+
+def _token_ids(engine: Engine, text: str) -> list[int]:
+    if engine.can_chat:
+        return engine.chat_ids([{"role": "user", "content": text}])
+    return engine.tokenizer.encode(text)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise RequestError(f"{path}, line {line}: not UTF-8 (byte {error.object[error.start]:#04x})") from error
+
+
+def _parse(line: str, where: str) -> BenchPrompt:
+    try:
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where}: no JSON ({error}); write one object a line") from error
+    if not isinstance(entry, dict):
+        raise RequestError(f'{where}: expected a JSON object with "id", "task" and "turns"')
+    for key in ("id", "task"):
+        if not isinstance(entry.get(key), str) or not entry[key]:
+            raise RequestError(f'{where}: "{key}" is {entry.get(key)!r}; it must be a string that is not empty')
+    turns = entry.get("turns")
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0].strip():
+        raise RequestError(f'{where}: "turns" must be a list whose first element is the text of the prompt')
+    try:
+        turns[0].encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f'{where}: "turns" holds a lone surrogate; write the text in UTF-8') from error
+    return BenchPrompt(entry["id"], entry["task"], turns[0])

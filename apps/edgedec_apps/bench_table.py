@@ -1,0 +1,102 @@
+"""The figures of a benchmark as lines for a person."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgedec_apps.bench_summary import Figures
+
+_HEADINGS = ("task", "tok/s", "plain", "speedup", "same text", "accepted/step", "first token", "rounds")
+
+
+def lines(document: Figures) -> list[str]:
+    """Return the report of a benchmark's JSON object: what was measured, a table, and what to know about it."""
+    rows = [_HEADINGS, *(_row(task, found) for task, found in document["tasks"].items())]
+    rows.append(_row("all", document["all"]))
+    return [_heading(document), "", *columns(rows), "", *_notes(document)]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines of columns, the first flush left and the others flush right.
+
+    >>> columns([("task", "tok/s"), ("chat", "9.0")])
+    ['task  tok/s', 'chat    9.0']
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
+
+
+def shown(value: float | None, form: str = ".2f", unit: str = "") -> str:
+    """Return a figure for a person, a dash where there is none.
+
+    >>> shown(1.234), shown(None), shown(12.34, ".1f", " tok/s")
+    ('1.23', '-', '12.3 tok/s')
+    """
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def _heading(document: Figures) -> str:
+    sampling = "greedy" if not document["temperature"] else f"temperature {document['temperature']:g}"
+    parts = [
+        str(document["model"]),
+        str(document["runtime"]),
+        f"draft {document['draft']}",
+        f"{document['threads']} thread{'' if document['threads'] == 1 else 's'}",
+        sampling,
+        f"at most {document['max_tokens']} tokens",
+    ]
+    if document["warm_store"]:
+        parts.append("WARM STORES: drafters know the earlier runs")
+    if document["interrupted"]:
+        parts.append("INTERRUPTED")
+    return " · ".join(parts)
+
+
+def _row(name: str, found: Figures) -> tuple[str, ...]:
+    return (
+        name.replace("\n", " ").replace("\r", " "),
+        shown(found["tok_s"], ".1f"),
+        shown(found["plain_tok_s"], ".1f"),
+        shown(found["speedup"]),
+        "yes" if found["identical"] else "NO",
+        shown(found["accepted_per_step"]),
+        shown(found["first_token_s"], ".2f", " s"),
+        str(found["n_rounds"]),
+    )
+
+
+def _notes(document: Figures) -> list[str]:
+    noise = document["noise"]
+    notes = [
+        f"plain against plain: {shown(noise['ratio'], '.3f')}, in a round of a task {shown(noise['lowest'])} to "
+        f"{shown(noise['highest'])}; what lies within is noise",
+        f"the worst prompt: {shown(document['worst_prompt_speedup'])} ({document['worst_prompt'] or '-'})",
+    ]
+    notes += [_against(name, found) for name, found in document["against"].items()]
+    if document["curve"]:
+        points = ", ".join(f"T({n}) {ms:.1f}" for n, ms in document["curve"].items())
+        notes.append(f"a forward of n tokens in ms: {points}")
+    notes.append(
+        f"memory is read at {shown(document['bandwidth_gb_s'], '.1f', ' GB/s')}; at the peak the process held "
+        f"{shown(_mb(document['peak_rss_bytes']), '.0f', ' MB')}"
+    )
+    notes += document["reasons"]
+    if document["differing_prompts"]:
+        advice = "please report it" if document["draft_numerics"] == "strict" else "loose numerics allow it"
+        notes.append(f"OTHER TEXT than plain decoding's: {', '.join(document['differing_prompts'])}; {advice}")
+    return notes
+
+
+def _against(name: str, found: dict[str, Any]) -> str:
+    lookup = shown(found["lookup_tok_s"], ".1f", " tok/s")
+    if found["lookup_reason"]:
+        lookup = f"not measured: {found['lookup_reason']}"
+    return f"{name}: {shown(found['tok_s'], '.1f', ' tok/s')}; with its prompt lookup {lookup}"
+
+
+def _mb(n_bytes: int | None) -> float | None:
+    return None if n_bytes is None else n_bytes / 1e6

@@ -1,0 +1,34 @@
+"""What a generation's statistics say about drafting, for a person."""
+
+from edgedec.stats import DecodeStats
+
+
+def explanation(stats: DecodeStats) -> list[str]:
+    """Return who drafted what, what was accepted, where the time went and why, a line each."""
+    lines = [_phases(stats)]
+    if stats.curve:
+        base = stats.curve.get(1)
+        points = [f"{n}: {1000 * seconds:.1f} ms{_steps(seconds, base)}" for n, seconds in stats.curve.items()]
+        lines.append(f"a forward of n tokens: {', '.join(points)}")
+    for name, counts in stats.drafters.items():
+        right, tried = counts["right"], counts["tried"]
+        share = f"{right / tried:.0%} of the {tried:.0f} that could be judged were right" if tried else "none judged"
+        lines.append(f"{name}: {counts['nodes']:.0f} tokens proposed in {counts['draft_s']:.3f} s, {share}")
+    if stats.n_drafts:
+        lines.append(
+            f"verified: {stats.n_drafts} drafts of {stats.n_draft_tokens / stats.n_drafts:.1f} tokens, "
+            f"{stats.mean_accepted:.2f} accepted of each; by position {stats.accepted_by_position}"
+        )
+    lines += stats.explanation
+    if stats.runtime_reason:
+        lines.append(f"runtime {stats.runtime}: {stats.runtime_reason}")
+    return lines
+
+
+def _phases(stats: DecodeStats) -> str:
+    phases = {"prefill": stats.prefill_s, "forwards": stats.forward_s, "verify": stats.verify_s, "draft": stats.draft_s}
+    return "time: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in phases.items())
+
+
+def _steps(seconds: float, base: float | None) -> str:
+    return f" ({seconds / base:.2f} steps)" if base and seconds != base else ""

@@ -1,0 +1,43 @@
+"""Modelled cost curves of devices that were not measured: a roofline, and nothing finer.
+
+T(n) = bytes of the weights / read bandwidth + n * parameters / rate of int8 multiply-adds + a fixed cost. The two times
+are added, as if nothing overlapped. Bandwidths are what memory of that kind gives CPU cores in published tests, rates
+half of what the cores' dot-product units could do: both are guesses to plan with. `edgedec bench --curve-out` on the
+device itself records a real one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the model needs of a device.
+
+    Attributes:
+        bandwidth: Bytes read from memory a second, by all cores that are used.
+        rate: Multiply-adds of 8-bit numbers a second.
+        fixed_s: Seconds that any forward takes besides.
+        basis: Where the figures come from.
+    """
+
+    bandwidth: float
+    rate: float
+    fixed_s: float
+    basis: str
+
+
+DEVICES = {
+    "raspberry-pi-4": Device(4e9, 35e9, 0.002, "LPDDR4-3200 x32; 4 Cortex-A72 at 1.5 GHz, no dot product"),
+    "raspberry-pi-5": Device(9e9, 150e9, 0.001, "LPDDR4X-4267 x32; 4 Cortex-A76 at 2.4 GHz, dot product"),
+    "jetson-orin-nano": Device(30e9, 140e9, 0.001, "LPDDR5 x128, its CPU's share; 6 Cortex-A78AE at 1.5 GHz"),
+    "phone": Device(25e9, 250e9, 0.001, "LPDDR5X x64; one large and three middle cores of a 2023 phone"),
+    "laptop-avx2": Device(40e9, 250e9, 0.0005, "DDR5-5600, two channels; 4 cores at 4 GHz, AVX2"),
+    "laptop-avx512": Device(60e9, 900e9, 0.0005, "LPDDR5X-7500; 4 cores at 4.5 GHz, AVX-512 VNNI"),
+}
+
+
+def modelled(device: Device, n_bytes: int, n_params: int) -> Callable[[int], float]:
+    """Return T(n) in seconds of a model of that many bytes and parameters."""
+    read_s = n_bytes / device.bandwidth + device.fixed_s
+    return lambda n: read_s + n * n_params / device.rate

@@ -1,0 +1,112 @@
+"""From the names of drafters to what makes them; loading a draft model."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from edgedec import plugins
+from edgedec.choosing import choose_runtime
+from edgedec.draft import DrafterFactory
+from edgedec.drafters.alignment import encode_aligned
+from edgedec.drafters.cascade import CascadeModel
+from edgedec.drafters.model import ROWS, WINDOW, DraftModel
+from edgedec.drafters.universal import UniversalDraftModel
+from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
+from edgedec.guarded import guarded
+from edgedec.model import LoadOptions, Model
+
+AUTO = ("suffix",)
+MODEL, CASCADE = "model", "cascade"
+_SAMPLED = 4096  # tokens of two vocabularies that are compared
+_PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
+
+
+def drafter_factories(
+    draft: str | DrafterFactory | None, *, with_model: bool
+) -> tuple[dict[str, DrafterFactory], bool]:
+    """Return the factories by name, the draft model's still to be filled in, and whether they are pinned.
+
+    Raises:
+        PluginError: A drafter has no such name, or does not import.
+        RequestError: The draft model is asked for, and none is given.
+    """
+    if draft is None or draft == "off":
+        return {}, False
+    if not isinstance(draft, str):
+        return {getattr(draft, "__name__", "custom"): guarded(draft)}, True
+    names = [*AUTO, *([MODEL] if with_model else [])] if draft == "auto" else draft.split("+")
+    for name in names:
+        if name in (MODEL, CASCADE) and not with_model:
+            raise RequestError(f"the drafter {name!r} needs a draft model; give one (--draft-model, draft_model=...)")
+    return {name: _factory(name) for name in names}, draft != "auto"
+
+
+def with_draft_model(
+    factories: Mapping[str, DrafterFactory], source: DraftModel | UniversalDraftModel, *, pinned: bool
+) -> dict[str, DrafterFactory]:
+    """Return the factories with the draft model's in their places; a cascade drafts the same in less time.
+
+    Raises:
+        RequestError: A cascade is asked for, and the draft model's tokenizer is not the target's.
+    """
+    filled = dict(factories)
+    if CASCADE in filled:
+        if not isinstance(source, DraftModel):
+            raise RequestError("the drafter 'cascade' needs a draft model with the target's tokenizer; use 'model'")
+        filled[CASCADE] = CascadeModel(source)
+    if MODEL in filled:
+        if isinstance(source, DraftModel) and not pinned:
+            del filled[MODEL]
+            filled[CASCADE] = CascadeModel(source)
+        else:
+            filled[MODEL] = source
+    return filled
+
+
+def _factory(name: str) -> DrafterFactory:
+    factory: DrafterFactory = plugins.load_plugin(plugins.DRAFTERS, name)
+    return factory if plugins.plugins(plugins.DRAFTERS)[name].package == plugins.OWN else guarded(factory)
+
+
+def open_draft_model(path: Path, target: Model, options: LoadOptions) -> DraftModel | UniversalDraftModel:
+    """Load a draft model beside its target; it drafts through the text where its tokenizer is another one.
+
+    Raises:
+        UnsupportedModelError: One of two different tokenizers can't encode text.
+        EdgedecError: As Runtime.load.
+    """
+    smaller = replace(options, n_ctx=WINDOW, n_parallel=1, max_rows=ROWS)
+    model = choose_runtime(path, "auto", smaller).runtime.load(path, smaller)
+    try:
+        if same_tokenizer(model, target):
+            return DraftModel(model)
+        for loaded in (model, target):
+            _require_encoding(loaded, path)
+        return UniversalDraftModel(model)
+    except BaseException:
+        model.close()
+        raise
+
+
+def same_tokenizer(model: Model, target: Model) -> bool:
+    """Return whether the tokens of both vocabularies are the same text, and a text becomes the same tokens."""
+    ours, theirs = model.tokenizer, target.tokenizer
+    n_both = min(model.card.n_vocab, target.card.n_vocab, ours.n_vocab, theirs.n_vocab)
+    ids = range(0, n_both, max(1, n_both // _SAMPLED))
+    n_different = sum(ours.piece(i) != theirs.piece(i) for i in ids)
+    if n_different > len(ids) // 100:
+        return False
+    try:
+        return ours.encode(_PROBE, add_special=False) == theirs.encode(_PROBE, add_special=False)
+    except EdgedecError:
+        return True  # no text needs encoding where the tokens are the same
+
+
+def _require_encoding(model: Model, path: Path) -> None:
+    """Raise UnsupportedModelError unless the tokenizer makes a text tokens, and those the text."""
+    if encode_aligned(model.tokenizer, _PROBE.encode()) is None:
+        name = model.card.name or model.card.architecture
+        raise UnsupportedModelError(
+            f"{path}: its tokenizer is not the target's, and the tokenizer of {name!r} does not make text tokens that "
+            "spell it again, which drafting through the text takes; choose a draft model of the target's family"
+        )

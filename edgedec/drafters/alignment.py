@@ -1,0 +1,166 @@
+"""A text's bytes in a tokenizer of one's own: tokens that line up with the bytes exactly, found again as it grows."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from edgedec.errors import EdgedecError
+from edgedec.tokenizer import Tokenizer
+
+_SETTLED = 8  # tokens from the end that more text may change
+_CONTEXT = 16  # tokens before those that are encoded again, so that a word cut at the beginning does no harm
+_MAX_BYTES = 32_768  # of text added at once: its end is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text's tokens.
+
+    Attributes:
+        ids: The token ids.
+        ends: The offset in the text's bytes at which each one ends.
+        has_lead: Whether the first one begins with a space that is not in the text.
+    """
+
+    ids: list[int]
+    ends: list[int]
+    has_lead: bool
+
+
+def encode_aligned(tokenizer: Tokenizer, data: bytes) -> Encoded | None:
+    """Return the tokens of UTF-8 text; None where it is not UTF-8, or they are not the text.
+
+    A space that the tokenizer puts before every text counts as no byte of it.
+    """
+    try:
+        ids = tokenizer.encode(data.decode(), add_special=False)
+    except (UnicodeDecodeError, EdgedecError):
+        return None
+    pieces = [tokenizer.piece(token) for token in ids]
+    joined = b"".join(pieces)
+    n_added = int(len(joined) == len(data) + 1 and joined.startswith(b" "))
+    if joined[n_added:] != data:
+        return None
+    return Encoded(ids, [end - n_added for end in accumulate(map(len, pieces))], bool(n_added))
+
+
+def leading_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return what the tokenizer puts before every text, such as BOS."""
+    plain, whole = tokenizer.encode("a", add_special=False), tokenizer.encode("a", add_special=True)
+    n = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    return whole[:n]
+
+
+def whole_characters(data: bytes) -> int:
+    """Return how many bytes come before a character that is cut short at the end.
+
+    >>> whole_characters("aé".encode()), whole_characters("aé".encode()[:2])
+    (3, 1)
+    """
+    for n in range(1, min(4, len(data) + 1)):
+        byte = data[-n]
+        if byte & 0xC0 != 0x80:
+            is_cut = (byte >= 0xF0 and n < 4) or (byte >= 0xE0 and n < 3) or (byte >= 0xC0 and n < 2)
+            return len(data) - n if is_cut else len(data)
+    return len(data)
+
+
+class Aligned:
+    """A text as another tokenizer's tokens.
+
+    The tokens from `start` on are always the text's bytes, to its end but for a character that is cut short there.
+    Text before a byte that is not UTF-8 is left out.
+
+    Attributes:
+        ids: The tokens.
+        ends: The offset in the text at which each one ends.
+        start: Where the first one begins.
+        text: The text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.ids: list[int] = []
+        self.ends: list[int] = []
+        self.start = 0
+        self.text = bytearray()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the tokens cover the text to its end."""
+        return self._end(len(self.ids)) == len(self.text)
+
+    def _end(self, n: int) -> int:
+        """Return where the first n tokens end."""
+        return self.ends[n - 1] if n else self.start
+
+    def add(self, more: bytes) -> None:
+        """Append bytes; the last tokens are encoded again together with them."""
+        self.text += more
+        if len(more) > _MAX_BYTES:
+            begin = len(self.text) - _MAX_BYTES
+            self._restart(begin + next((i for i in range(4) if self.text[begin + i] & 0xC0 != 0x80), 0))
+        elif not self._encode_end(self._character_start(len(self.ids) - _SETTLED - _CONTEXT)):
+            self._restart(self.start)
+
+    def _character_start(self, n: int) -> int:
+        """Return the most tokens, at most n, that end where a character begins."""
+        while n > 0 and self._end(n) < len(self.text) and self.text[self._end(n)] & 0xC0 == 0x80:
+            n -= 1
+        return max(0, n)
+
+    def _encode_end(self, n: int) -> bool:
+        """Encode what follows the first n tokens; keep old tokens up to where old and new ones meet, if they do."""
+        begin = self._end(n)
+        data = bytes(self.text[begin:])
+        found = encode_aligned(self._tokenizer, data[: whole_characters(data)])
+        if found is None:
+            return False
+        ends = [begin + end for end in found.ends]
+        for n_kept in range(len(self.ids) - _SETTLED, n, -1):
+            seam = bisect_left(ends, self._end(n_kept))
+            if seam < len(ends) and ends[seam] == self._end(n_kept):
+                self._replace(n_kept, found.ids[seam + 1 :], ends[seam + 1 :])
+                return True
+        if found.has_lead and n > 0:
+            return False
+        self._replace(n, found.ids, ends)
+        return True
+
+    def _replace(self, n_kept: int, ids: list[int], ends: list[int]) -> None:
+        self.ids[n_kept:] = ids
+        self.ends[n_kept:] = ends
+
+    def _restart(self, start: int) -> None:
+        """Encode everything from an offset on, or from behind the last byte that is not UTF-8."""
+        data = bytes(self.text[start:])
+        data = data[: whole_characters(data)]
+        while True:
+            try:
+                data.decode()
+                break
+            except UnicodeDecodeError as error:
+                start, data = start + error.end, data[error.end :]
+        found = encode_aligned(self._tokenizer, data) or Encoded([], [], has_lead=False)
+        self.start = start if found.ids else start + len(data)
+        self._replace(0, found.ids, [start + end for end in found.ends])
+
+
+def continuation(tokenizer: Tokenizer, before: Sequence[int], data: bytes) -> Encoded | None:
+    """Return the tokens of UTF-8 text that follows the tokens `before`; None where no border between the two is found.
+
+    Encoded is the text with what comes before it; where a token of that would span the border, the text by itself;
+    where that would begin with a space of the tokenizer's own, the text after a line's end.
+    """
+    head = b"".join(tokenizer.piece(token) for token in before)
+    n_cut = next((i for i in range(min(4, len(head))) if head[i] & 0xC0 != 0x80), 0)
+    for context in (head[n_cut:], b"", b"\n"):
+        found = encode_aligned(tokenizer, context + data)
+        if found is None or (not context and found.has_lead):
+            continue
+        borders = [0, *found.ends]
+        if len(context) in borders:
+            n = borders.index(len(context))
+            return Encoded(found.ids[n:], [end - len(context) for end in found.ends[n:]], has_lead=False)
+    return None

@@ -1,0 +1,58 @@
+"""A small text of everyday answers and code, from which drafters that know nothing yet learn what mostly follows what.
+
+The text lies beside this file; a small model made it up, so what it says is not to be relied on. So small a text serves
+the first tokens of an answer, before the answer itself has taught the drafters better.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from edgedec.drafters.suffix_automaton import SuffixAutomaton
+from edgedec.errors import EdgedecError
+from edgedec.remembered import recall, remember
+from edgedec.tokenizer import Tokenizer
+
+_FILE = Path(__file__).with_name("common_text.txt")
+
+
+class CommonText:
+    """The text as a tokenizer sees it.
+
+    Attributes:
+        token_ids: Its tokens.
+    """
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.token_ids = token_ids
+
+    @cached_property
+    def automaton(self) -> SuffixAutomaton:
+        """Its contexts, made when first asked for; only read from then on."""
+        automaton = SuffixAutomaton()
+        for token in self.token_ids:
+            automaton.add(token)
+        return automaton
+
+
+def common_text(tokenizer: Tokenizer, cache_dir: Path | None, fingerprint: str) -> CommonText:
+    """Return the text for a tokenizer, empty where it can't be encoded; remembered, as encoding takes a moment."""
+    return CommonText(_tokens(tokenizer, cache_dir, fingerprint))
+
+
+def _tokens(tokenizer: Tokenizer, cache_dir: Path | None, fingerprint: str) -> list[int]:
+    try:
+        text = _FILE.read_text(encoding="utf-8")
+    except OSError:
+        return []
+    key = f"{fingerprint} {hashlib.sha256(text.encode()).hexdigest()}"
+    known = recall(cache_dir, "common-text", key)
+    if isinstance(known, list) and all(isinstance(token, int) and 0 <= token < tokenizer.n_vocab for token in known):
+        return known
+    try:
+        tokens = tokenizer.encode(text, add_special=False)
+    except EdgedecError:
+        return []
+    remember(cache_dir, "common-text", key, tokens)
+    return tokens

@@ -1,0 +1,237 @@
+"""model: a smaller model with the same tokenizer drafts a chain, with its next best tokens as leaves beside it.
+
+Speculative sampling with a draft model (Leviathan et al. 2023, arXiv:2211.17192), drawing with the target's own noise
+(Daliri, Musco and Suresh 2024, arXiv:2408.07978). The chain goes on while its path probability pays for a forward of
+the draft model. Leaves cost no time here (DySpec, Xiong et al. 2024, arXiv:2410.11744, also grows below them; that
+needs a forward each, which on a CPU rarely pays).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
+from edgedec.model import Forward, Model
+from edgedec.noise import Noise
+from edgedec.sampling import SamplingParams, distribution
+
+WINDOW = 1024  # tokens of the draft model's KV cache
+ROWS = 9  # rows of logits that a draft model is loaded for: a token and what a cheap drafter expects after it
+_FIRST = 256  # last tokens of a prompt that are read: reading takes time too
+_WIDTH = 3  # most probable tokens taken of each row
+_LEAST = 0.02  # of a leaf
+
+Ahead = Callable[[list[int], int], list[int]]
+
+
+@runtime_checkable
+class ModelFactory(DrafterFactory, Protocol):
+    """A DrafterFactory that holds a loaded model: what its drafters propose takes forwards of it."""
+
+    def forget(self) -> None:
+        """Drop what is kept between generations."""
+
+    def close(self) -> None:
+        """Free the model; calling it again does nothing."""
+
+
+class DraftModel:
+    """A loaded draft model with one session; makes the drafter of each generation (a ModelFactory).
+
+    Attributes:
+        model: The draft model.
+        session: Its session, a window of the text.
+        cached: The tokens that the session holds.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.session = model.session(WINDOW)
+        self.cached: list[int] = []
+
+    def __call__(self, context: DraftContext) -> "ModelDrafter":
+        """Make the drafter of one generation."""
+        return ModelDrafter(self, context)
+
+    def forget(self) -> None:
+        """Let the next generation read its prompt anew."""
+        self.cached = []
+
+    def close(self) -> None:
+        """Free the draft model."""
+        self.model.close()
+
+    def read(self, window: Sequence[int], ahead: Sequence[int] = ()) -> Forward:
+        """Return the logits after these tokens and after each one of `ahead`, which follow them.
+
+        Evaluated is only what the session does not hold, and the last token of the window.
+        """
+        n = min(_n_common(self.cached, window), len(window) - 1, self.session.n_cached)
+        self.cached = list(window[:n])
+        tokens = np.array([*window[n:], *ahead], np.int32)
+        rows = np.arange(len(tokens) - len(ahead) - 1, len(tokens), dtype=np.int32)
+        forward = self.session.forward(tokens, n_past=n, rows=rows if ahead else "last")
+        self.cached = [*window, *ahead]
+        return forward
+
+    def go_on(self, token: int) -> Forward:
+        """Return the logits after one more token."""
+        forward = self.session.forward(np.array([token], np.int32), n_past=len(self.cached), rows="last")
+        self.cached.append(token)
+        return forward
+
+    def first_begin(self, token_ids: Sequence[int]) -> int:
+        """Return where the window of a new text begins: at its start where the session holds much of it, else late."""
+        n = len(token_ids)
+        if n - _n_common(self.cached, token_ids) <= _FIRST and n < self.session.n_ctx * 3 // 4:
+            return 0
+        return max(0, n - _FIRST)
+
+    def next_begin(self, begin: int, n: int, n_more: int) -> int:
+        """Return where the window of a text of `n` tokens begins so that `n_more` have room; half of it is kept."""
+        return begin if n - begin + n_more + 1 < self.session.n_ctx else n - self.session.n_ctx // 2
+
+
+def window_of(token_ids: Sequence[int], begin: int) -> list[int]:
+    """Return the text's tokens from `begin` on, after its first, on which attention leans.
+
+    Attention sinks: Xiao et al. 2023, arXiv:2309.17453; it is the BOS where there is one.
+
+    >>> window_of([1, 5, 6, 7], 2)
+    [1, 6, 7]
+    """
+    return [*token_ids[:1], *token_ids[begin:]] if begin > 0 else list(token_ids)
+
+
+class ModelDrafter:
+    """Implements edgedec.draft.Drafter.
+
+    Args:
+        source: The draft model.
+        context: The generation's.
+        ahead: `(tokens drafted so far, most tokens)` -> what may follow them, evaluated in the same forward so that
+            the rows are there if it does. It changes the time that drafting takes, not the draft.
+    """
+
+    def __init__(self, source: DraftModel, context: DraftContext, ahead: Ahead | None = None) -> None:
+        self._source = source
+        self._params = context.sampling
+        # Under another rule a token drawn with this noise would have to give its q: none is drawn.
+        self._noise = context.noise if context.coupled else None
+        self._floor = context.floor
+        self._ahead = ahead
+        self._width = _WIDTH if context.target.model.capabilities.trees else 1
+        self._n_vocab = min(context.target.model.card.n_vocab, source.model.card.n_vocab)
+        self._ids: list[int] = []
+        self._begin = 0  # where the window begins
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        """Nothing."""
+        return DrafterNeeds()
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the prompt; it is read when the first draft is asked for."""
+        self._ids = list(token_ids)
+        self._begin = self._source.first_begin(self._ids)
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Draft a chain of the most probable tokens, and leaves beside it, while that pays."""
+        n_max = min(n_max, self._source.session.n_ctx // 4)
+        if not self._ids or n_max < 1:
+            return EMPTY_DRAFT
+        self._begin = self._source.next_begin(self._begin, len(self._ids), n_max)
+        window = window_of(self._ids, self._begin)
+        drafted: list[int] = []
+        tokens: list[int] = []
+        parents: list[int] = []
+        p_accept: list[float] = []
+        parent, path = -1, 1.0
+        text, ahead, row = list(self._ids), self._ahead_of(drafted, n_max), 0
+        forward = self._source.read(window, ahead)
+        while True:
+            best, p = ranked(forward, self._params, text, self._noise, len(text), self._n_vocab, row=row)
+            if not best:
+                break
+            above = parent
+            for i, (token, chance) in enumerate(zip(best[: self._width], p, strict=False)):
+                if len(tokens) < n_max and (i == 0 or path * chance >= max(_LEAST, self._floor.path_probability / 3)):
+                    tokens.append(token)
+                    parents.append(above)
+                    p_accept.append(chance)
+                    if i == 0:
+                        parent = len(tokens) - 1
+            path *= p[0]
+            if path < self._floor.path_probability or len(tokens) >= n_max or monotonic() > deadline_s:
+                break
+            drafted.append(best[0])
+            text.append(best[0])
+            if row < len(ahead) and ahead[row] == best[0]:
+                row += 1
+            else:
+                ahead, row = self._ahead_of(drafted, n_max - len(tokens)), 0
+                forward = self._source.read([*window, *drafted], ahead)
+        return Draft.tree(tokens, parents, p_accept)
+
+    def _ahead_of(self, drafted: list[int], n_left: int) -> list[int]:
+        """Return the tokens to evaluate beyond those drafted; the last one of a draft needs no row of its own."""
+        n_most = min(n_left, self._source.model.capabilities.max_rows) - 1
+        if self._ahead is None or n_most < 1:
+            return []
+        found = self._ahead(drafted, n_most)[:n_most]
+        n_known = next((i for i, token in enumerate(found) if token >= self._n_vocab), len(found))
+        return found[:n_known]
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Take the tokens that the text got."""
+        self._ids.extend(verification.token_ids)
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of its own lists; the draft model has its terms in the memory plan."""
+        return 16 * len(self._ids)
+
+
+def ranked(
+    forward: Forward,
+    params: SamplingParams,
+    seen: Sequence[int],
+    noise: Noise | None,
+    position: int,
+    n_vocab: int,
+    *,
+    row: int = 0,
+) -> tuple[list[int], list[float]]:
+    """Return the tokens that the draft model would draw first after a row, and how sure it is of each.
+
+    Greedily these are its most probable ones with their probabilities. Otherwise tokens compete by log q + noise, as
+    the target's will with the same noise; the softmax of these keys says how clearly one wins. Without noise it is q.
+    """
+    logits = forward.logits[row]
+    if params.greedy and not params.logit_bias and not params.has_penalties:
+        ids = forward.ops.top_k(logits, _WIDTH)
+        total = forward.ops.total(logits)
+        p = np.exp(logits[ids].astype(np.float64) - total.most) / total.weight
+    else:
+        dist = distribution(logits, params, seen, forward.ops)
+        keys = np.log(dist.probs)
+        if not params.greedy and noise is not None:
+            keys += noise.gumbel(position, dist.token_ids)
+        best = np.argsort(-keys)[:_WIDTH]
+        weights = np.exp(keys - keys[best[0]])
+        ids, p = dist.token_ids[best], weights[best] / weights.sum()
+    order = np.argsort(-p, kind="stable")
+    return (
+        [token for token in ids[order].tolist() if token < n_vocab],
+        [chance for token, chance in zip(ids[order].tolist(), p[order].tolist(), strict=True) if token < n_vocab],
+    )
+
+
+def _n_common(some: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many tokens two texts have in common, from the start."""
+    n = min(len(some), len(others))
+    if list(some[:n]) == list(others[:n]):
+        return n
+    return next(i for i in range(n) if some[i] != others[i])

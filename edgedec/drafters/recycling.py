@@ -1,0 +1,61 @@
+"""recycling: what the target held probable after each token when it last saw it.
+
+Token Recycling (Luo et al. 2024, arXiv:2408.08696). Every row that a step evaluates, accepted or not, leaves its most
+probable next tokens behind. Lossless: it only proposes. Where a CPU wants it otherwise than the paper:
+
+- The tree is no template of 80 nodes: it grows along the most probable paths, by the probabilities kept beside the ids.
+- The rows of the accepted path are written last: of a token met twice in a step the text's own row stays.
+- The prompt fills in the tokens never evaluated with what followed them in it. A target that tells no candidates
+  teaches the tokens of the text instead.
+- Above temperature 0 children are ranked with the noise that the target draws with.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.drafters.candidate_table import K
+from edgedec.drafters.growth import Child, Ranking
+from edgedec.drafters.ngrams import NgramText, stored_table
+
+_KNOWN = 0.65
+_ERROR = 2.0
+
+
+class RecyclingDrafter:
+    """Implements edgedec.draft.Drafter.
+
+    The table outlives the request, within 32 MB and half of the budget; when it is full, the token that was met first
+    makes room.
+    """
+
+    def __init__(self, context: DraftContext) -> None:
+        self._text = NgramText(stored_table(context, "recycling", least_rate=1.0), orders=(1,))
+        self._ranking = Ranking(context.sampling, context.noise, error=_ERROR, known=_KNOWN)
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        """The target's candidates."""
+        return DrafterNeeds(candidates=K)
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the prompt."""
+        self._text.begin(token_ids)
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Follow the table from the last token, most probable paths first."""
+        return self._text.draft(n_max, self._children)
+
+    def _children(self, state: int, depth: int) -> list[Child]:
+        _, ids, probs = self._text.longest(state)
+        return self._ranking.rank(ids, probs, self._text.length + depth)
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Take the rows of the step, or, without candidates, the tokens that the text got."""
+        self._text.accept(verification)
+
+    def memory_bytes(self) -> int:
+        """Return about how much memory it and its table hold."""
+        return self._text.memory_bytes()

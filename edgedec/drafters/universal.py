@@ -1,0 +1,166 @@
+"""universal: a draft model with another tokenizer, through the text.
+
+Universal assisted generation (Timor et al. 2025, arXiv:2502.05202). The target's tokens become bytes, the bytes the
+draft model's tokens (edgedec.drafters.alignment); what it drafts goes the other way: string-level exact match (SLEM)
+there, verified as any draft is. The last token of the drafted text may be the beginning of a longer one: it is left out
+unless it is one token for both models (the vocabularies' intersection, TLI there), as then the draft model says itself
+that it ends.
+
+The two models share no noise. So the draft is greedy at every temperature, and p_accept is the draft model's
+probability at that temperature: the estimate of how often the target draws the same.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.drafters.alignment import Aligned, continuation, leading_ids, whole_characters
+from edgedec.drafters.model import DraftModel, window_of
+from edgedec.model import Forward, Model
+from edgedec.sampling import SamplingParams, distribution
+
+_BEFORE = 8  # of the target's tokens that drafted text is encoded together with
+_STEPS = 4  # forwards of the draft model for one token of the target, at most
+
+
+class UniversalDraftModel:
+    """A loaded draft model with another tokenizer; makes the drafter of each generation (a ModelFactory).
+
+    Attributes:
+        source: The draft model with its session.
+        first: Tokens that it expects before every text.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.first = leading_ids(model.tokenizer)
+        self.source = DraftModel(model)
+
+    def __call__(self, context: DraftContext) -> "UniversalDrafter":
+        """Make the drafter of one generation."""
+        return UniversalDrafter(self, context)
+
+    def forget(self) -> None:
+        """Let the next generation read its prompt anew."""
+        self.source.forget()
+
+    def close(self) -> None:
+        """Free the draft model."""
+        self.source.close()
+
+
+class UniversalDrafter:
+    """Implements edgedec.draft.Drafter."""
+
+    def __init__(self, drafts: UniversalDraftModel, context: DraftContext) -> None:
+        self._source = drafts.source
+        self._first = drafts.first
+        self._target = context.tokenizer
+        self._n_vocab = context.target.model.card.n_vocab
+        self._params = _of_any_vocabulary(context.sampling)
+        self._floor = context.floor
+        self._begin_text([])
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        """Nothing."""
+        return DrafterNeeds()
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the prompt; it is encoded and read when the first draft is asked for."""
+        self._begin_text(token_ids)
+
+    def _begin_text(self, token_ids: Sequence[int]) -> None:
+        self._text = Aligned(self._source.model.tokenizer)
+        self._new = bytearray()  # what the text does not have yet
+        self._before: list[int] = []
+        self._window: int | None = None
+        self._take(token_ids)
+
+    def _take(self, token_ids: Sequence[int]) -> None:
+        self._new += b"".join(map(self._target.piece, token_ids))
+        self._before = [*self._before, *token_ids[-_BEFORE:]][-_BEFORE:]
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Draft text greedily while that pays, and return the target's tokens in it."""
+        self._text.add(bytes(self._new))
+        self._new.clear()
+        ids = [*self._first, *self._text.ids]
+        if not ids or not self._text.complete or n_max < 1:
+            return EMPTY_DRAFT
+        n_steps = min(n_max * _STEPS, self._source.session.n_ctx // 4)
+        if self._window is None or self._window >= len(ids):  # the text may begin later than it did
+            self._window = self._source.first_begin(ids)
+        self._window = self._source.next_begin(self._window, len(ids), n_steps)
+        forward = self._source.read(window_of(ids, self._window))
+        tokenizer = self._source.model.tokenizer
+        pieces: list[bytes] = []
+        p: list[float] = []
+        path = 1.0
+        draft = EMPTY_DRAFT
+        while True:
+            token, chance = most_probable(forward, self._params)
+            if tokenizer.is_end(token):
+                draft = self._translated(pieces, p, ended=True)
+                break
+            piece = tokenizer.piece(token) if token < tokenizer.n_vocab else b""
+            if not piece:
+                break
+            pieces.append(piece)
+            p.append(chance)
+            path *= chance
+            draft = self._translated(pieces, p, ended=False)
+            if len(draft) >= n_max or len(pieces) >= n_steps:
+                break
+            if path < self._floor.path_probability or monotonic() > deadline_s:
+                break
+            forward = self._source.go_on(token)
+        return draft.truncated(n_max)
+
+    def _translated(self, pieces: Sequence[bytes], p: Sequence[float], *, ended: bool) -> Draft:
+        """Return drafted text as tokens of the target, each with the probabilities of the pieces that begin in it."""
+        data = b"".join(pieces)
+        found = continuation(self._target, self._before, data[: whole_characters(data)])
+        if found is None:
+            return EMPTY_DRAFT
+        ends = [0, *found.ends]
+        n = len(found.ids)
+        if n and not ended and ends[n - 1 :] != [len(data) - len(pieces[-1]), len(data)]:
+            n -= 1
+        n = next((i for i in range(n) if found.ids[i] >= self._n_vocab), n)
+        p_accept = [1.0] * n
+        begin = 0
+        for piece, chance in zip(pieces, p, strict=True):
+            i = bisect_left(found.ends, begin + 1)
+            if i < n:
+                p_accept[i] *= chance
+            begin += len(piece)
+        return Draft.tree(found.ids[:n], range(-1, n - 1), p_accept)
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Take the tokens that the text got."""
+        self._take(verification.token_ids)
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of the text and its tokens; the draft model has its terms in the memory plan."""
+        return len(self._new) + len(self._text.text) + 2 * 16 * len(self._text.ids)
+
+
+def most_probable(forward: Forward, params: SamplingParams) -> tuple[int, float]:
+    """Return the most probable token after a forward's only row, and its probability when it is drawn so."""
+    logits, ops = forward.logits[0], forward.ops
+    if params.greedy:
+        token, total = ops.argmax(logits), ops.total(logits)
+        return token, float(np.exp(float(logits[token]) - total.most)) / total.weight
+    dist = distribution(logits, params, (), ops)
+    best = int(dist.probs.argmax())
+    return int(dist.token_ids[best]), float(dist.probs[best])
+
+
+def _of_any_vocabulary(params: SamplingParams) -> SamplingParams:
+    """Return the options without those that name tokens of the target or count them."""
+    return replace(params, logit_bias={}, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)

@@ -1,0 +1,91 @@
+"""The cost curve of a model on this machine: measured in at most two seconds at its first load, then remembered."""
+
+import os
+import platform
+from time import monotonic, perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.curve import CostCurve
+from edgedec.errors import EdgedecError
+from edgedec.model import LoadOptions, Session
+from edgedec.remembered import recall, remember
+
+_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_BETWEEN = (3, 6, 12, 24)  # when there is time left
+_N_PAST = 32
+_REPEATS = 3
+
+
+def cost_curve(session: Session, options: LoadOptions, limit_s: float = 2.0) -> CostCurve:
+    """Return the curve of a session's model, remembered in the options' cache_dir or measured now.
+
+    The session must hold nothing that is still needed. Every n is the least of up to three forwards, some time apart,
+    so that a busy moment does not count; n rises for as long as time lasts.
+    """
+    key = _key(session, options)
+    known = _as_curve(recall(options.cache_dir, "curve", key))
+    if known is not None:
+        return known
+    measured = _measure(session, monotonic() + limit_s, options)
+    if len(measured) > 1:  # of one n alone no draft would ever be tried again
+        remember(options.cache_dir, "curve", key, {str(n): seconds for n, seconds in measured.items()})
+    return CostCurve(measured)
+
+
+def _key(session: Session, options: LoadOptions) -> str:
+    card = session.model.card
+    machine = f"{platform.machine()} {os.cpu_count()} {options.n_threads} {options.n_gpu_layers} {options.device}"
+    return f"{card.fingerprint} {card.runtime} {machine}"
+
+
+def _as_curve(found: object) -> CostCurve | None:
+    if not isinstance(found, dict):
+        return None
+    try:
+        measured = {int(n): float(seconds) for n, seconds in found.items()}
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if not measured or not all(n >= 1 and 0 < seconds < 1e6 for n, seconds in measured.items()):
+        return None
+    return CostCurve(measured)
+
+
+def _measure(session: Session, until: float, options: LoadOptions) -> dict[int, float]:
+    most = min(session.model.capabilities.max_rows, session.n_ctx - 1)
+    tokens = np.arange(_N_PAST + max(most, 1), dtype=np.int32) % session.model.card.n_vocab
+    measured: dict[int, float] = {}
+    try:
+        n_past = _fill(session, tokens, until, most)
+        for n in _order(most):
+            expected = measured.get(n, 2 * max(measured.values(), default=0.0))
+            if measured and monotonic() + expected > until:
+                continue  # one of fewer rows may still fit
+            if options.cancel is not None:
+                options.cancel.check("measuring the model's speed")
+            started = perf_counter()
+            session.forward(tokens[n_past : n_past + n], n_past=n_past, rows="all")
+            seconds = perf_counter() - started
+            measured[n] = min(measured.get(n, seconds), seconds)
+    except EdgedecError:
+        if options.cancel is not None:
+            options.cancel.check("measuring the model's speed")
+    return measured
+
+
+def _fill(session: Session, tokens: NDArray[np.int32], until: float, most: int) -> int:
+    """Evaluate the context that forwards are measured on, which also warms the weights; return its tokens."""
+    started = monotonic()
+    session.forward(tokens[:1], n_past=0)
+    token_s = monotonic() - started
+    n = min(_N_PAST, session.n_ctx - max(most, 1), int((until - started) / (8 * token_s + 1e-9)))
+    if n > 1:
+        session.forward(tokens[1:n], n_past=1)
+    return max(n, 1) if session.n_ctx > 1 else 0
+
+
+def _order(most: int) -> list[int]:
+    """Return the rows to measure, over and over rather than in a row, so that a busy moment spoils one time of each."""
+    rows = sorted({n for n in (*_ROWS, most) if 1 <= n <= most})
+    return rows * _REPEATS + [n for n in _BETWEEN if n < most] * _REPEATS

@@ -1,0 +1,303 @@
+"""The scheduler: before each step, what to verify, or nothing; by measured cost and measured acceptance.
+
+It maximises expected tokens per second, E[accepted + 1] / (time of drafting + T(n)), over all drafters and over every n
+of the cost curve. SmartSpec's goodput (Liu et al. 2024, arXiv:2406.14066) and the stop of SpecDec++ (Huang et al. 2024,
+arXiv:2405.19715) are special cases. Drafters that cost next to nothing propose before every step and are scored in
+shadow: their proposals are compared with the text that comes, verified or not. One that costs time for every node (a
+draft model) is asked only where its record says that it pays, and tried at times within 1 % of the time.
+"""
+
+from collections.abc import Mapping, Sequence
+from time import monotonic, perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.curve import CostCurve
+from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Floor, Verification
+from edgedec.draft_tree import DraftTree, best_part
+from edgedec.guarded import Guarded
+from edgedec.model import Session
+from edgedec.proposing import asked, described
+from edgedec.recording import Proposals
+from edgedec.records import SHOWN, Cost, Member, Record, Verdict, best_length, depth_of
+from edgedec.stats import DecodeStats
+
+_DEADLINE_S = 1.0  # for a pinned drafter
+_LEAST_DEADLINE_S = 0.05  # and for another, or half a step
+_MOST_NODES = 24  # that a cheap drafter is asked for
+_GAIN = 1.03  # what a costly drafter must promise against the best without it
+_EXPLORE = 0.01  # share of the time that trying a costly drafter may lose
+_PLAIN_AFTER = 60  # drafts in a row: before the curve forgets what one row costs
+_TRIAL = 4  # steps of such a trial
+_KEEPS_UP = 24  # tokens of text that a costly drafter reads as part of its next draft
+_REST_AFTER = 24  # steps in which none of a cheap drafter's nodes was worth verifying
+_REST_STEPS = 8
+_FORGET = 0.97
+_FORGET_TRIALS = 0.85  # trials are few and far between
+_MOST_READ = 512  # tokens that a draft model reads at most to catch up: half its window
+
+
+class Policy:
+    """Implements edgedec.proposing.Proposer for one generation.
+
+    Args:
+        members: The drafters, begun.
+        session: The target's.
+        curve: Its cost.
+        greedy: Whether tokens are drawn at temperature 0.
+        n_max: Most nodes of a draft.
+        floor: Where costly drafters look up what a node must promise.
+        always: Verify what is proposed whatever it costs.
+
+    Attributes:
+        rows: Where a list, every proposal is noted there and none verified.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        session: Session,
+        curve: CostCurve,
+        *,
+        greedy: bool,
+        n_max: int,
+        floor: Floor,
+        always: bool = False,
+    ) -> None:
+        self._members = list(members)
+        self._session = session
+        self._curve = curve
+        self._greedy = greedy
+        self._n_max = n_max
+        self._floor = floor
+        self._always = always
+        self._trees = session.model.capabilities.trees
+        self.rows: list[Proposals] | None = None
+        self._deadline_s = _DEADLINE_S
+        self._n_drafted = 0  # steps in a row
+        self._verdict = Verdict()
+        self._refresh_needs()
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        """What the drafters ask of the target together."""
+        return self._needs
+
+    def _refresh_needs(self) -> None:
+        needs = [member.drafter.needs for member in self._members]
+        self._needs = DrafterNeeds(
+            tuple(sorted({tap for need in needs for tap in need.taps})),
+            any(need.layers for need in needs),
+            max((need.candidates for need in needs), default=0),
+        )
+
+    def propose(self, stats: DecodeStats, n_past: int, n_max: int) -> Draft:
+        """Return the nodes that pay."""
+        n_max = min(n_max, self._n_max)
+        if not self._members or n_max < 1:
+            return EMPTY_DRAFT
+        started = perf_counter()
+        cost = self._curve.up_to(max(n_max, SHOWN) + 1, n_past).__getitem__
+        self._deadline_s = _DEADLINE_S if self._always else max(_LEAST_DEADLINE_S, cost(0) / 2)
+        tree = DraftTree()
+        for member in list(self._members):
+            if not member.costly:
+                self._ask_cheap(stats, member, tree, n_max)
+        paths = tree.paths()
+        nodes, rate = self._choose(tree, paths, cost, n_max, perf_counter() - started)
+        for member in list(self._members):
+            if member.costly and self._ask_costly(stats, member, tree, cost, n_max, rate):
+                paths = tree.paths()
+                nodes, rate = self._choose(tree, paths, cost, n_max, 0.0)
+        if self.rows is not None:
+            self.rows.append(Proposals(tuple(tree.tokens), tuple(tree.parents), tuple(paths), perf_counter() - started))
+            nodes = []
+        self._verdict.take(paths, len(nodes), cost)
+        if nodes and self._plain_is_due(rate * cost(0)):
+            nodes = []
+        self._n_drafted = self._n_drafted + 1 if nodes else 0
+        for member in self._members:
+            member.record.total_s += cost(len(nodes))
+        if not nodes:
+            return EMPTY_DRAFT
+        if self._always and len(self._members) == 1 and (self._trees or self._members[0].draft.is_chain):
+            return self._members[0].draft  # with its q
+        chosen = set(nodes)
+        for member in self._members:
+            if len(member.draft) and not chosen.isdisjoint(member.places):
+                member.idle = 0
+        return tree.draft(nodes)
+
+    def _plain_is_due(self, gain: float) -> bool:
+        """Tell whether to find out again what a plain step takes, where drafting promises little more than that.
+
+        One in so many steps, so that it costs less than 1 %; a gain above that is beyond doubt.
+        """
+        return not self._always and self._n_drafted >= _PLAIN_AFTER and gain < 1 + _EXPLORE * _PLAIN_AFTER
+
+    def _ask_cheap(self, stats: DecodeStats, member: Member, tree: DraftTree, n_max: int) -> None:
+        """Merge in what a drafter proposes; one whose nodes were of no use for long is asked now and then."""
+        member.draft = EMPTY_DRAFT
+        member.idle += 1
+        if member.idle > _REST_AFTER and member.idle % _REST_STEPS and not self._always:
+            return
+        self._merge(stats, member, tree, min(n_max, _MOST_NODES))
+
+    def _merge(self, stats: DecodeStats, member: Member, tree: DraftTree, n_max: int) -> float:
+        """Ask a drafter, add its nodes with corrected p to the tree; return the seconds it took."""
+        started = perf_counter()
+        try:
+            draft = asked(member.drafter, self._session, n_max, monotonic() + self._deadline_s, any_shape=True)
+        except Exception as error:
+            self._drop(stats, member, error)
+            return perf_counter() - started
+        finally:
+            self._count_late(stats, member)
+        member.draft = draft
+        if len(draft):
+            corrected = member.record.calibration[self._greedy].corrected
+            p = draft.p_accept.tolist()
+            if not self._always:
+                p = [corrected(said) for said in p]
+            member.places = tree.add(draft.tokens.tolist(), draft.parents.tolist(), p)
+        seconds = perf_counter() - started
+        stats.count_proposal(member.name, len(draft), seconds)
+        return seconds
+
+    def _count_late(self, stats: DecodeStats, member: Member) -> None:
+        if isinstance(member.drafter, Guarded) and member.drafter.n_late > member.late:
+            member.late = member.drafter.n_late
+            stats.count_failure(member.name, "late")
+            stats.add_reason(f"{member.name}: drafts came after their deadline and were left out")
+
+    def _choose(
+        self, tree: DraftTree, paths: list[float], cost: Cost, n_max: int, spent_s: float
+    ) -> tuple[list[int], float]:
+        """Return the nodes to verify and the tokens per second expected with them."""
+        candidates = range(len(paths)) if self._trees else tree.chain(paths)
+        if self._always:
+            best = sorted(candidates, key=lambda node: (-paths[node], node))
+            return sorted(best[:n_max]), 0.0
+        return best_part(paths, candidates, cost, n_max, spent_s)
+
+    def _ask_costly(
+        self, stats: DecodeStats, member: Member, tree: DraftTree, cost: Cost, n_max: int, rate: float
+    ) -> bool:
+        """Draft where the record says that it pays, or to find out; tell whether there is something new."""
+        member.draft = EMPTY_DRAFT
+        record = member.record
+        level_s = record.level_s if record.level_s is not None else cost(0) / 4
+        length, gain = best_length(record.rate(self._greedy), level_s, cost, n_max, rate)
+        explores = gain < _GAIN and not self._always
+        if explores:
+            length = min(2, n_max)
+            if not self._may_try(member, length * level_s + cost(length) - cost(0)):
+                return False
+        self._floor.path_probability = 0.0
+        if not self._always:
+            # One more level pays while it adds more per second than there is with those before it.
+            slope = (cost(length) - cost(0)) / length
+            p = record.rate(self._greedy)
+            marginal = (level_s + slope) * rate * max(gain, 1.0)
+            self._floor.path_probability = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
+        asked_for = n_max if self._always else min(n_max, 2 * length)
+        seconds = self._merge(stats, member, tree, asked_for)
+        n = len(member.draft)
+        if n:
+            self._time(record, seconds, level_s, depth_of(member.draft.parents.tolist()), member.missed)
+        member.missed, member.tries = 0, explores
+        if explores:
+            lost_s = seconds + cost(n) - cost(0)
+            record.lost_s += lost_s
+            record.trial_s += lost_s
+        return n > 0
+
+    @staticmethod
+    def _time(record: Record, seconds: float, level_s: float, n_levels: int, n_missed: int | None) -> None:
+        """Note what a draft took; where much text had to be read first, a level took less than its share."""
+        mine = seconds / n_levels
+        if n_missed is not None and n_missed <= _KEEPS_UP:
+            record.level_s = 0.8 * level_s + 0.2 * mine
+        else:
+            record.level_s = min(level_s, mine)
+            if n_missed is not None:
+                record.read_s = max(0.0, seconds - n_levels * record.level_s) / n_missed
+
+    def _may_try(self, member: Member, step_s: float) -> bool:
+        """Tell whether a trial goes on, or another one is affordable: some steps in a row, as reading up takes time."""
+        record = member.record
+        if member.trials == 0:
+            price = max(_TRIAL * step_s + record.read_s * (member.missed or 0), record.trial_s)
+            if record.lost_s + price > _EXPLORE * record.total_s:
+                return False
+            member.trials, record.trial_s = _TRIAL, 0.0
+        member.trials -= 1
+        return True
+
+    def learn(
+        self,
+        stats: DecodeStats,
+        draft: Draft,
+        verification: Verification,
+        hidden: Mapping[int, NDArray[np.float32]],
+    ) -> None:
+        """Score every proposal against the tokens that came, and tell the drafters."""
+        for member in list(self._members):
+            path = self._score(stats, member, verification.token_ids)
+            if member.missed is not None:
+                member.missed = min(_MOST_READ, member.missed + len(verification.token_ids))
+            member.draft = EMPTY_DRAFT  # a step may come for which nobody is asked
+            told = Verification(path, verification.token_ids, verification.candidates)
+            try:
+                member.drafter.accept(told, hidden)
+            except Exception as error:
+                self._drop(stats, member, error)
+
+    def _score(self, stats: DecodeStats, member: Member, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Observe the nodes whose parents are on the text's path; return those that are on it themselves."""
+        proposed = member.draft
+        if not len(proposed):
+            return ()
+        observe = member.record.calibration[self._greedy].observe
+        depths = {-1: 0}
+        path: list[int] = []
+        n_tried = deepest = 0
+        tokens, parents, said = proposed.tokens.tolist(), proposed.parents.tolist(), proposed.p_accept.tolist()
+        for node, (token, parent, p) in enumerate(zip(tokens, parents, said, strict=True)):
+            depth = depths.get(parent)
+            if depth is None or depth >= len(token_ids):
+                continue
+            right = token == token_ids[depth]
+            observe(p, right)
+            n_tried += 1
+            deepest = max(deepest, depth + 1)
+            if right and depth == len(path):  # of two siblings with one token the first
+                depths[node] = depth + 1
+                path.append(node)
+        if member.costly:
+            record, greedy = member.record, self._greedy
+            kept = _FORGET_TRIALS if member.tries else _FORGET
+            record.offered[greedy] = record.offered[greedy] * kept + deepest
+            record.accepted[greedy] = record.accepted[greedy] * kept + len(path)
+        stats.count_outcome(member.name, n_tried, len(path))
+        return tuple(path[: len(token_ids) - 1])  # the step's last token was nobody's to accept
+
+    def _drop(self, stats: DecodeStats, member: Member, error: Exception) -> None:
+        """Go on without a drafter that failed: a drafter never changes the text, so it never ends it either."""
+        self._members.remove(member)
+        stats.count_failure(member.name, "failed")
+        if isinstance(member.drafter, Guarded):
+            member.drafter.close()
+        self._refresh_needs()
+        stats.add_reason(f"{member.name} off: the drafter failed ({described(error)})")
+
+    def close(self) -> None:
+        """End the threads of drafters that have one."""
+        for member in self._members:
+            if isinstance(member.drafter, Guarded):
+                member.drafter.close()
+
+    def explain(self) -> list[str]:
+        """Say how often drafting paid and, where it did not, why."""
+        return [self._verdict.text()] if self._verdict.n_steps else []

@@ -1,0 +1,134 @@
+"""What is known of each drafter, and how the decisions of a generation fell."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from edgedec.calibration import Calibration
+from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
+
+Cost = Callable[[int], float]  # seconds of a forward by the nodes in it
+
+SHOWN = 4  # nodes that the reason against drafting speaks of
+_FIRST_RATE = 0.7  # acceptance expected of a costly drafter that was never tried
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of a drafter; outlives a request.
+
+    Attributes:
+        calibration: What its estimates are worth, [sampling, greedy].
+        level_s: Seconds that a costly drafter takes to go one token deeper.
+        offered, accepted: How deep its drafts were tried and how deep they were right, forgetting slowly; as above.
+        lost_s, total_s: What trying it cost, and the time of all steps in which it could have been tried.
+        trial_s: What the last trial cost.
+        read_s: Seconds that a token takes to read of the text that came since it was asked last.
+    """
+
+    calibration: tuple[Calibration, Calibration] = field(default_factory=lambda: (Calibration(), Calibration()))
+    level_s: float | None = None
+    offered: list[float] = field(default_factory=lambda: [6.0, 6.0])
+    accepted: list[float] = field(default_factory=lambda: [6.0 * _FIRST_RATE] * 2)
+    lost_s: float = 0.0
+    total_s: float = 0.0
+    trial_s: float = 0.0
+    read_s: float = 0.0
+
+    def rate(self, greedy: bool) -> float:
+        """Return P(a node is accepted | its parent was)."""
+        return min(0.98, self.accepted[greedy] / self.offered[greedy])
+
+
+@dataclass(slots=True)
+class Member:
+    """A drafter at work in one generation.
+
+    Attributes:
+        name: As users call it.
+        drafter: The drafter.
+        record: What is known of it.
+        costly: Whether each of its nodes takes time worth counting.
+        draft: What it proposed before this step.
+        places: The proposal's nodes in the step's tree.
+        idle: Steps since a node of its was last worth verifying.
+        missed: Tokens of the text since it was asked last, as far as they will have to be read; None before that.
+        tries: Whether its draft is only to find out what it is worth.
+        trials: Steps still to come in which it drafts only to find out what it is worth.
+        late: How many of its drafts came after their deadline.
+    """
+
+    name: str
+    drafter: Drafter
+    record: Record
+    costly: bool = False
+    draft: Draft = EMPTY_DRAFT
+    places: list[int] = field(default_factory=list)
+    idle: int = 0
+    missed: int | None = None
+    tries: bool = False
+    trials: int = 0
+    late: int = 0
+
+
+@dataclass(slots=True)
+class Verdict:
+    """How the decisions of a generation fell."""
+
+    n_steps: int = 0
+    n_drafted: int = 0
+    n_empty: int = 0
+    promised: float = 0.0
+    price: float = 0.0
+    nodes: int = 0
+
+    def take(self, paths: Sequence[float], n_chosen: int, cost: Cost) -> None:
+        """Count a decision; of one against drafting, note what the best nodes promised and would have cost."""
+        self.n_steps += 1
+        if n_chosen:
+            self.n_drafted += 1
+        elif not paths:
+            self.n_empty += 1
+        else:
+            best = sorted(paths, reverse=True)[:SHOWN]
+            self.promised += sum(best)
+            self.price += cost(len(best)) / cost(0)
+            self.nodes += len(best)
+
+    def text(self) -> str:
+        """Return it as a sentence."""
+        n_against = self.n_steps - self.n_drafted - self.n_empty
+        parts = [f"drafted in {self.n_drafted} of {self.n_steps} steps"]
+        if self.n_empty:
+            parts.append(f"nothing to propose in {self.n_empty}")
+        if n_against:
+            nodes, price = self.nodes / n_against, self.price / n_against
+            parts.append(
+                f"not worth it in {n_against}: verifying {nodes:.0f} more tokens costs {price:.2f} steps and promised "
+                f"{1 + self.promised / n_against:.2f} tokens"
+            )
+        return ", ".join(parts)
+
+
+def best_length(rate: float, level_s: float, cost: Cost, n_max: int, plain_rate: float) -> tuple[int, float]:
+    """Return the best length of a chain whose nodes are accepted at `rate` and take `level_s`, and its gain.
+
+    >>> best_length(0.8, 0.01, lambda n: 0.05, 8, 1 / 0.05)[0]
+    4
+    """
+    best, gain = 1, 0.0
+    expected, path = 1.0, 1.0
+    for n in range(1, n_max + 1):
+        path *= rate
+        expected += path
+        found = expected / (n * level_s + cost(n)) / max(plain_rate, 1e-9)
+        if found > gain:
+            best, gain = n, found
+    return best, gain
+
+
+def depth_of(parents: Sequence[int]) -> int:
+    """Return how many tokens deep a draft goes."""
+    depths = [0] * (len(parents) + 1)  # the last for -1
+    for node, parent in enumerate(parents):
+        depths[node] = depths[parent] + 1
+    return max(depths)

@@ -1,0 +1,91 @@
+"""Block verification: a chain is judged as a whole (Sun et al. 2024, arXiv:2403.10444)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from edgedec.draft import Draft, Verification
+from edgedec.sampling import Distribution
+from edgedec.verification.contract import Target, Uniform, in_turn, laws_of
+from edgedec.verification.distributions import excess, probability, residual, sample
+from edgedec.verification.recursive import verify_recursive
+from edgedec.verification.walk import path_to
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A node of the path under judgement.
+
+    Attributes:
+        node: Its index in the draft.
+        token: Its token.
+        p: The target's distribution where it stands.
+        q: What it was drawn from.
+        weight: The chance that the path before it stands, given the path.
+    """
+
+    node: int
+    token: int
+    p: Distribution
+    q: Distribution
+    weight: float
+
+    @property
+    def weight_after(self) -> float:
+        """The chance that the path stands up to and with this node, given the path."""
+        return min(1.0, self.weight * probability(self.p, self.token) / probability(self.q, self.token))
+
+    @property
+    def stop(self) -> float:
+        """The chance that the path before it is taken, given that nothing longer was."""
+        above = float(excess(self.p, self.q, self.weight).sum())
+        return above / (above + 1 - self.weight) if self.weight < 1 else 1.0
+
+
+def verify_block(draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform) -> Verification:
+    """Judge a chain as a whole, by weights min(1, weight p(x) / q(x)): it accepts at least what verify_tokenwise does.
+
+    Assumes a chain, each node drawn from its q given the nodes before it, with random numbers that no earlier step
+    looked at: whether a token stands depends on those after it. A node without a q was drawn from a point mass. Where
+    the chain ends may depend on its tokens. A tree goes to verify_recursive.
+
+    Args:
+        draft: What was proposed.
+        q: What each node was drawn from, None where no chance was involved.
+        target: p at a row; asked for every row up to the first token that p rules out, for the last one only if the
+            whole chain stands.
+        uniform: The random numbers of this step.
+
+    Raises:
+        PluginError: q does not fit the draft.
+    """
+    if not draft.is_chain:
+        return verify_recursive(draft, q, target, uniform)
+    path: list[Drawn] = []
+    weight, tokens = 1.0, tuple(draft.tokens.tolist())
+    for node, law in enumerate(laws_of(draft, q)):
+        path.append(Drawn(node, tokens[node], target(node, tokens[:node]), law, weight))
+        weight = path[-1].weight_after
+        if weight == 0:
+            break
+    return verify_path(draft, path, target, in_turn(uniform))
+
+
+def verify_path(draft: Draft, path: Sequence[Drawn], target: Target, numbers: Iterator[float]) -> Verification:
+    """Judge one path, from its end to its root: the first part that is taken stands.
+
+    Args:
+        draft: What was proposed.
+        path: One node of the draft for each token, root first; the last may hold a token that p rules out. A node's
+            parent is the node before it, or one with the same text.
+        target: p at a row; asked for no row but the one after the whole path.
+        numbers: Random numbers: one for each part that is judged, one for the token that follows.
+    """
+    tokens = tuple(drawn.token for drawn in path)
+    if not path or next(numbers) < path[-1].weight_after:
+        n, row = len(path), path[-1].node + 1 if path else 0
+        p = target(row, tokens)
+    else:
+        n = next((n for n in range(len(path) - 1, 0, -1) if next(numbers) < path[n].stop), 0)
+        p = residual(path[n].p, path[n].q, path[n].weight)
+    nodes = path_to(draft, path[n - 1].node) if n else ()
+    return Verification(nodes, (*tokens[:n], sample(p, next(numbers))))

@@ -1,0 +1,90 @@
+"""K-SEQ, sequential selection among independent drafts (SpecTr, Sun et al. 2023, arXiv:2310.15141)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.draft import Draft, Verification
+from edgedec.sampling import Distribution
+from edgedec.verification.contract import Target, Uniform, in_turn, laws_of
+from edgedec.verification.distributions import geometric, probabilities, probability, rescaled, same, sample
+from edgedec.verification.walk import walk
+
+_N_HALVINGS = 30
+
+
+def verify_kseq(draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform) -> Verification:
+    """Test k candidates in order: accept x with min(1, p(x) / (rho q(x))), rho as small as exactness allows.
+
+    Assumes that every node is a draw of its own, independent of its siblings: K paths side by side, not merged where
+    they agree. After an accepted prefix, the k candidates are the next nodes of the paths that begin with it. Those
+    with equal q are tested together; the others, a node without a q for one, in their turn against what is left of p.
+
+    Args:
+        draft: What was proposed.
+        q: What each node was drawn from, None where no chance was involved.
+        target: p at a row; asked for the rows of the path.
+        uniform: The random numbers of this step.
+
+    Raises:
+        PluginError: q does not fit the draft.
+    """
+    laws, tokens, numbers = laws_of(draft, q), draft.tokens.tolist(), in_turn(uniform)
+
+    def draw_token(row: int, accepted: tuple[int, ...], candidates: Sequence[int]) -> int:
+        p = target(row, accepted)
+        for group in groups(candidates, laws):
+            law, k = laws[group[0]], len(group)
+            drawn = probabilities(law, p.token_ids)
+            rho = strictness(p.probs, drawn, k)
+            for node in group:
+                token: int = tokens[node]
+                if next(numbers) < probability(p, token) / (rho * probability(law, token)):
+                    return token
+            once = np.minimum(p.probs / rho, drawn)
+            p = rescaled(p, np.maximum(p.probs - _n_tests(p.probs, drawn, k, rho) * once, 0.0))
+        return sample(p, next(numbers))
+
+    return walk(draft, draw_token)
+
+
+def groups(candidates: Sequence[int], laws: Sequence[Distribution]) -> list[list[int]]:
+    """Return the candidates by the distribution they were drawn from, in the order of the first of each."""
+    found: list[list[int]] = []
+    for node in candidates:
+        group = next((group for group in found if same(laws[group[0]], laws[node])), None)
+        if group is None:
+            found.append([node])
+        else:
+            group.append(node)
+    return found
+
+
+def strictness(p: NDArray[np.float64], q: NDArray[np.float64], k: int) -> float:
+    """Return rho: the least number from 1 to k by which p may be divided in the test, found by halving.
+
+    A token is accepted with min(q, p / rho) times 1 + (1 - b) + ... + (1 - b)^(k - 1), b the chance that one test
+    accepts. That is at most p as long as the sum is at most rho; the end of the interval that is returned fulfils this,
+    so the rule is exact however few halvings there are.
+
+    Args:
+        p: f64[n], the probabilities of some tokens, all that p and q share among them.
+        q: f64[n], the same tokens'.
+        k: How many candidates there are.
+    """
+    low, high = 1.0, float(k)
+    if _n_tests(p, q, k, low) <= low:
+        return low
+    for _ in range(_N_HALVINGS):
+        middle = (low + high) / 2
+        if _n_tests(p, q, k, middle) <= middle:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _n_tests(p: NDArray[np.float64], q: NDArray[np.float64], k: int, rho: float) -> float:
+    """Return how many of the k tests are made on average."""
+    return float(geometric(1.0 - float(np.minimum(p / rho, q).sum()), k))

@@ -1,0 +1,107 @@
+"""Greedy multi-path block verification: choose one of several paths, then judge it as a block.
+
+Block verification (Sun et al. 2024, arXiv:2403.10444) is exact for any path whose distribution is known, and so for
+one chosen among K. Ours is chosen node by node. Some of the tokens that p holds more often than q are favoured: the
+first path with one of them is taken, the first path of all where there is none. The favoured ones are those with the
+largest p / q, as many as make the chosen token's distribution cover most of p at this node. Paths that agree with the
+one taken stay in the race.
+
+Ranking all tokens by p / q instead, and taking the path that is largest in the order of the ranks, was tried: it
+accepts as much where p and q are far apart, but fewer than one path alone where they are close.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.draft import Draft, Verification
+from edgedec.sampling import Distribution
+from edgedec.verification.block import Drawn, verify_block, verify_path
+from edgedec.verification.contract import Target, Uniform, in_turn, laws_of
+from edgedec.verification.distributions import geometric, probabilities, same
+from edgedec.verification.kseq import verify_kseq
+from edgedec.verification.walk import children_of
+
+
+def verify_multipath(draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform) -> Verification:
+    """Choose one of the draft's paths by p / q and judge it as verify_block would, with the distribution of the choice.
+
+    Assumes that every node is a draw of its own, independent of its siblings: K paths side by side, not merged where
+    they agree, with random numbers that no earlier step looked at. A chain goes to verify_block; of several
+    paths with a node that was not drawn, verify_kseq makes more.
+
+    Args:
+        draft: What was proposed.
+        q: What each node was drawn from, None where no chance was involved.
+        target: p at a row; asked for the rows of the path chosen, up to the first token that p rules out.
+        uniform: The random numbers of this step.
+
+    Raises:
+        PluginError: q does not fit the draft.
+    """
+    if draft.is_chain:
+        return verify_block(draft, q, target, uniform)
+    if any(law is None for law in q):
+        return verify_kseq(draft, q, target, uniform)
+    return verify_path(draft, chosen_path(draft, laws_of(draft, q), target), target, in_turn(uniform))
+
+
+def chosen_path(draft: Draft, laws: Sequence[Distribution], target: Target) -> list[Drawn]:
+    """Return the path to judge, with what its tokens were, in effect, drawn from."""
+    children, tokens = children_of(draft), draft.tokens.tolist()
+    path: list[Drawn] = []
+    row, weight, candidates = 0, 1.0, children[-1]
+    while candidates and weight > 0:
+        p, law = target(row, tuple(drawn.token for drawn in path)), laws[candidates[0]]
+        candidates = [node for node in candidates if same(laws[node], law)]  # of another q, there is no one law
+        favoured, law = choice(p, law, weight, len(candidates))
+        node = next((node for node in candidates if tokens[node] in favoured), candidates[0])
+        path.append(Drawn(node, tokens[node], p, law, weight))
+        standing = [other for other in candidates if tokens[other] == tokens[node]]
+        candidates = [child for other in standing for child in children[other]]
+        row, weight = node + 1, path[-1].weight_after
+    return path
+
+
+def choice(p: Distribution, q: Distribution, weight: float, k: int) -> tuple[frozenset[int], Distribution]:
+    """Return the favoured tokens among k draws from q, and the distribution of the token that is then chosen.
+
+    A favoured token is chosen with q (1 + m + ... + m^(k - 1)), m the mass of q that is not favoured, another one with
+    q m^(k - 1). The favoured set is the one, of those with the largest p / q, for which the sum of min(weight p, that)
+    is largest; all tokens, which leaves q as it is, where nothing is gained.
+    """
+    if k == 1:
+        return frozenset(), q
+    with np.errstate(over="ignore"):
+        ratio = probabilities(p, q.token_ids) / q.probs
+    order = np.argsort(ratio, kind="stable")
+    missed = np.concatenate([[0.0], np.cumsum(q.probs[order])[:-1]])
+    often, seldom = geometric(missed, k), missed ** (k - 1)
+    best = int(np.argmax(_covered(weight * ratio[order], q.probs[order], often, seldom)))
+    probs = q.probs * seldom[best]
+    probs[order[best:]] = q.probs[order[best:]] * often[best]
+    kept = probs > 0
+    return frozenset(q.token_ids[order[best:]].tolist()), Distribution(q.token_ids[kept], probs[kept])
+
+
+def _covered(
+    ratio: NDArray[np.float64], q: NDArray[np.float64], often: NDArray[np.float64], seldom: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return f64[n], for each place the sum of q min(ratio, seldom) below it and q min(ratio, often) from it on.
+
+    Args:
+        ratio: f64[n], ascending.
+        q: f64[n], the tokens' masses.
+        often: f64[n], what the masses from each place on are multiplied with.
+        seldom: f64[n], what the masses below each place are multiplied with.
+    """
+    mass = np.concatenate([[0.0], np.cumsum(q)])
+    capped = np.concatenate([[0.0], np.cumsum(q * ratio)])
+    place = np.arange(len(q))
+    low = np.minimum(np.searchsorted(ratio, seldom, "right"), place)
+    high = np.maximum(np.searchsorted(ratio, often, "right"), place)
+    below = capped[low] + seldom * (mass[place] - mass[low])
+    above = capped[high] - capped[place] + often * (mass[-1] - mass[high])
+    covered: NDArray[np.float64] = below + above
+    return covered

@@ -1,0 +1,49 @@
+"""Recursive rejection over siblings drawn without replacement (RSD, Jeon et al. 2024, arXiv:2402.14160)."""
+
+from collections.abc import Sequence
+
+from edgedec.draft import Draft, Verification
+from edgedec.errors import PluginError
+from edgedec.sampling import Distribution
+from edgedec.verification.contract import Target, Uniform, in_turn, laws_of
+from edgedec.verification.distributions import probability, residual, sample, without
+from edgedec.verification.walk import walk
+
+
+def verify_recursive(draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform) -> Verification:
+    """Test siblings in order: accept x with min(1, p(x) / q(x)), else go on with what p holds above q, and q without x.
+
+    Assumes a tree in which siblings that share one q, the same object, were drawn from it without replacement, in the
+    order of the nodes. A sibling with a q of its own was drawn from that, whatever the others are; one without a q is
+    accepted with what is left of p(x). So any mixture of drawn and looked-up siblings is exact.
+
+    Args:
+        draft: What was proposed.
+        q: What each node was drawn from, None where no chance was involved.
+        target: p at a row; asked for the rows of the path.
+        uniform: The random numbers of this step.
+
+    Raises:
+        PluginError: q does not fit the draft, or siblings that share a q hold the same token.
+    """
+    laws, tokens, numbers = laws_of(draft, q), draft.tokens.tolist(), in_turn(uniform)
+    parents = draft.parents.tolist()
+
+    def draw_token(row: int, accepted: tuple[int, ...], candidates: Sequence[int]) -> int:
+        p = target(row, accepted)
+        left: dict[tuple[int, int], Distribution] = {}
+        for node in candidates:
+            token, group = tokens[node], (parents[node], id(laws[node]))
+            law = left.get(group, laws[node])
+            drawn = probability(law, token)
+            if drawn == 0:
+                raise PluginError(
+                    f"node {node} repeats token {token} of a sibling with the same q; this rule needs siblings drawn"
+                    " without replacement: choose the rule kseq for independent draws"
+                )
+            if next(numbers) < probability(p, token) / drawn:
+                return int(token)
+            p, left[group] = residual(p, law), without(law, token)
+        return sample(p, next(numbers))
+
+    return walk(draft, draw_token)

@@ -1,0 +1,51 @@
+"""The drafter that knows a small text from the start."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.tiny_models import tiny_llama
+
+import edgedec
+from edgedec.draft import DraftContext, Verification
+from edgedec.drafters.common import CommonDrafter
+from edgedec.drafters.common_text import CommonText, common_text
+
+MakeContext = Callable[..., DraftContext]
+
+
+def test_it_proposes_what_mostly_followed(make_context: MakeContext) -> None:
+    """Of the longest context known the most frequent continuation stands first; the text teaches it nothing."""
+    text = CommonText([1, 2, 3, 9, 1, 2, 3, 9, 1, 2, 4, 8])
+    drafter = CommonDrafter(replace(make_context(), common=text))
+    drafter.begin([7, 1, 2])
+    draft = drafter.draft(3, 1e18)
+    assert draft.tokens.tolist() == [3, 4, 9]
+    assert draft.parents.tolist() == [-1, -1, 0]
+    for token_ids in ((7, 7, 7), (7, 7)):
+        drafter.accept(Verification((), token_ids), {})
+    assert len(drafter.draft(3, 1e18)) == 0
+
+
+def test_without_a_text_it_proposes_nothing(make_context: MakeContext) -> None:
+    """A context that holds none is fine."""
+    drafter = CommonDrafter(make_context())
+    drafter.begin([1, 2])
+    drafter.accept(Verification((), (3,)), {})
+    assert len(drafter.draft(4, 1e18)) == 0
+
+
+def test_the_text_that_ships_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are remembered by model; a damaged cache is no matter."""
+    with edgedec.load(tiny_llama(tmp_path / "m.gguf"), cache_dir=tmp_path, runtime="reference") as engine:
+        tokenizer = engine.tokenizer
+        found = common_text(tokenizer, tmp_path, "a")
+        assert len(found.token_ids) > 10_000
+        assert tokenizer.decode(list(found.token_ids[:200])).startswith("Photosynthesis is")
+        (file,) = (tmp_path / "probes").glob("common-text-*.json")
+        monkeypatch.setattr(tokenizer, "encode", None)
+        assert common_text(tokenizer, tmp_path, "a").token_ids == found.token_ids
+        monkeypatch.undo()
+        file.write_text("[-1]")
+        assert common_text(tokenizer, tmp_path, "a").token_ids == found.token_ids

@@ -1,0 +1,194 @@
+"""A draft model with the target's tokenizer: the text is plain decoding's, and nothing is evaluated in vain."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from drafters.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
+from support.tiny_models import BOS, byte_ids
+
+from edgedec.conformance import check_drafter
+from edgedec.draft import DraftContext, DrafterFactory, Verification
+from edgedec.drafters import model as model_drafter
+from edgedec.drafters.cascade import CascadeModel
+from edgedec.drafters.model import DraftModel, ModelFactory, window_of
+from edgedec.drafters.suffix import SuffixDrafter
+from edgedec.drafters.universal import UniversalDraftModel
+from edgedec.drafting import Drafting
+from edgedec.errors import SessionError
+from edgedec.model import Capabilities, Model
+from edgedec.noise import Noise
+from edgedec.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the models are."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Path:
+    """The target's file."""
+    return tiny(folder, 1)
+
+
+@pytest.fixture(params=[1, 2], ids=["the target", "another"])
+def draft_model(request: pytest.FixtureRequest, folder: Path) -> Iterator[Model]:
+    """A draft model: the target itself, or one that is nearly always wrong."""
+    with loaded(tiny(folder, request.param)) as model:
+        yield model
+
+
+@pytest.fixture
+def equal(target: Path) -> Iterator[DraftModel]:
+    """The target as its own draft model."""
+    with loaded(target) as model:
+        yield DraftModel(model)
+
+
+def context_for(model: Model, params: SamplingParams = GREEDY, **options: Any) -> DraftContext:
+    """Return the context of a generation on a model."""
+    return DraftContext(model.session(512), model.tokenizer, params, Noise(3), **options)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_text_is_plain_decodings(target: Path, draft_model: Model, name: str) -> None:
+    """With a draft model that is always right and one that is nearly always wrong, greedy and sampled."""
+    plain = generate(target, None, **SETTINGS[name])
+    found = generate(target, DraftModel(draft_model), **SETTINGS[name])
+    assert found.token_ids == plain.token_ids
+    assert found.stats.n_drafts > 0
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_draft_model_equal_to_the_target_is_always_right(target: Path, equal: DraftModel, name: str) -> None:
+    """Greedily, and by the shared noise also where tokens are drawn: every draft is accepted to its end."""
+    recorded = Recorded(equal)
+    found = generate(target, recorded, **SETTINGS[name])
+    recorded.assert_all_accepted()
+    assert found.stats.n_accepted_tokens + found.stats.n_steps == 39
+
+
+def test_no_accepted_token_is_evaluated_twice(target: Path, equal: DraftModel) -> None:
+    """Nor is a prompt that the session holds from the turn before."""
+    session = counted(equal)
+    recorded = Recorded(equal)
+    found = generate(target, recorded, temperature=0)
+    session.assert_evaluated_once([BOS, *byte_ids(TEXT), *found.token_ids])
+    n_rows = len(session.prefixes)
+    again = generate(target, recorded, n_tokens=20, temperature=0)
+    assert again.token_ids == found.token_ids[:20]
+    assert len(session.prefixes) - n_rows < 40  # of 68 in the prompt and 20 in the text
+
+
+def test_rejected_tokens_leave_no_trace(target: Path, folder: Path) -> None:
+    """After many rejections the draft model's logits are those of the text read by a new session."""
+    with loaded(tiny(folder, 2)) as model:
+        source = DraftModel(model)
+        recorded = Recorded(source)
+        found = generate(target, recorded, temperature=0)
+        assert sum(outcome.path == () for _, outcome in recorded.steps) > 10
+        text = [BOS, *byte_ids(TEXT), *found.token_ids]
+        continued = source.read(text).logits.copy()
+        fresh = model.session(512).forward(np.array(text, np.int32), n_past=0)
+        np.testing.assert_array_equal(continued, fresh.logits)
+
+
+@pytest.mark.parametrize("factory", [DraftModel, CascadeModel, UniversalDraftModel])
+def test_a_text_longer_than_the_window(target: Path, factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window moves on, several times, and never holds more than it may; the text stays plain decoding's."""
+    monkeypatch.setattr(model_drafter, "WINDOW", 48)
+    plain = generate(target, None, n_tokens=120, temperature=0)
+    with loaded(target) as model:
+        drafts = factory(DraftModel(model)) if factory is CascadeModel else factory(model)
+        source = drafts if isinstance(drafts, DraftModel) else drafts.source
+        session = counted(source)
+        found = generate(target, drafts, n_tokens=120, temperature=0)
+    assert found.token_ids == plain.token_ids
+    assert max(len(prefix) for prefix in session.prefixes) <= 48
+    assert len({prefix[:2] for prefix in session.prefixes}) > 2
+
+
+def test_a_window_keeps_the_texts_first_token() -> None:
+    """On it attention leans; the text before the window is left out but for it."""
+    assert window_of([1, 5, 6, 7], 0) == [1, 5, 6, 7]
+    assert window_of([1, 5, 6, 7], 3) == [1, 7]
+
+
+def test_a_long_prompt_is_read_from_its_end(equal: DraftModel) -> None:
+    """Of a prompt that the session does not hold, the first token and the last 256 are read."""
+    session = counted(equal)
+    drafter = equal(context_for(equal.model))
+    prompt = [5 + i % 200 for i in range(400)]
+    drafter.begin(prompt)
+    drafter.draft(1, 1e18)
+    assert session.prefixes[-1] == (prompt[0], *prompt[-256:])
+
+
+def test_without_trees_the_draft_is_a_chain(equal: DraftModel) -> None:
+    """A runtime that takes no trees gets no leaves."""
+    context = context_for(equal.model)
+    card = SimpleNamespace(card=equal.model.card, capabilities=Capabilities(trees=False))
+    without: Any = SimpleNamespace(model=card)
+    shapes = {}
+    for name, given in {"trees": context, "chains": replace(context, target=without)}.items():
+        drafter = equal(given)
+        drafter.begin(byte_ids(TEXT))
+        shapes[name] = drafter.draft(8, 1e18).is_chain
+    assert shapes == {"trees": False, "chains": True}
+
+
+def test_under_another_rule_nothing_is_drawn(equal: DraftModel) -> None:
+    """Where the rule is not the coupled one, the draft is most probable tokens, whatever the noise."""
+    sampled = SamplingParams(temperature=1.0, top_p=1.0)
+    tokens = []
+    for seed in (1, 2):
+        drafter = equal(replace(context_for(equal.model, sampled, coupled=False), noise=Noise(seed)))
+        drafter.begin(byte_ids(TEXT))
+        tokens.append(drafter.draft(8, 1e18).tokens.tolist())
+    greedy = equal(context_for(equal.model))
+    greedy.begin(byte_ids(TEXT))
+    assert tokens[0] == tokens[1]
+    assert tokens[0][0] == greedy.draft(8, 1e18).tokens[0]
+
+
+def test_a_token_that_was_not_drafted_is_taken_back(equal: DraftModel) -> None:
+    """After a correction the next draft is what a new drafter would propose."""
+    drafter, prompt = equal(context_for(equal.model)), byte_ids(TEXT)
+    drafter.begin(prompt)
+    wrong = (int(drafter.draft(4, 1e18).tokens[0]) + 1) % 260
+    drafter.accept(Verification((), (wrong,)), {})
+    fresh = equal(context_for(equal.model))
+    fresh.begin([*prompt, wrong])
+    assert drafter.draft(4, 1e18).tokens.tolist() == fresh.draft(4, 1e18).tokens.tolist()
+
+
+def test_the_conformance_suite_passes(target: Path, draft_model: Model) -> None:
+    """Every check of a drafter."""
+    results = check_drafter(DraftModel(draft_model), lambda: loaded(target), n_tokens=16)
+    assert [(result.name, result.detail) for result in results if result.status != "passed"] == []
+
+
+def test_forgetting_and_closing_reach_every_factory_with_a_model(target: Path) -> None:
+    """Drafting knows them by what they can do; a class of drafters is none of them."""
+    models = [loaded(target) for _ in range(2)]
+    source, universal = DraftModel(models[0]), UniversalDraftModel(models[1])
+    factories: dict[str, DrafterFactory] = {"model": source, "cascade": CascadeModel(source), "universal": universal}
+    factories["suffix"] = SuffixDrafter
+    assert [isinstance(factory, ModelFactory) for factory in factories.values()] == [True, True, True, False]
+    drafting = Drafting(factories, 8)
+    for held in (source, universal.source):
+        held.read([1, 2, 3])
+    drafting.forget()
+    assert (source.cached, universal.source.cached) == ([], [])
+    drafting.close()
+    for model in models:
+        with pytest.raises(SessionError, match="closed"):
+            model.session(8)

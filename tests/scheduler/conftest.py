@@ -1,0 +1,13 @@
+"""A clock that stands still unless told, in place of the scheduler's."""
+
+import pytest
+from scheduler.simulation import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The policy's clock."""
+    fake = Clock()
+    monkeypatch.setattr("edgedec.policy.perf_counter", fake)
+    monkeypatch.setattr("edgedec.policy.monotonic", fake)
+    return fake

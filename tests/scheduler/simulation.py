@@ -1,0 +1,175 @@
+"""Generations without a model: the text is known, time is what a fake clock says, forwards cost what a table says."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.curve import CostCurve
+from edgedec.draft import Draft, DraftContext, DrafterNeeds, Floor, Verification
+from edgedec.model import Capabilities, Session
+from edgedec.noise import Noise
+from edgedec.policy import Policy
+from edgedec.records import Member, Record
+from edgedec.sampling import SamplingParams
+from edgedec.stats import DecodeStats
+from edgedec.tokenizer import Tokenizer
+from edgedec.verify import verify_coupled
+
+N_VOCAB = 1000
+N_MAX = 15
+WINDOW = 512  # tokens that a costly drafter reads at most
+GREEDY = SamplingParams(temperature=0)
+
+
+class Clock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time, as perf_counter and monotonic do."""
+        return self.now
+
+
+def fake_session(*, trees: bool = True, n_vocab: int = N_VOCAB, taps: bool = False) -> Session:
+    """Return what policies and drafters look at of a session."""
+    card = SimpleNamespace(n_vocab=n_vocab, n_layer=4, runtime="fake")
+    model = SimpleNamespace(card=card, capabilities=Capabilities(trees=trees, taps=taps), tokenizer=None)
+    return cast(Session, SimpleNamespace(model=model, n_ctx=4096))
+
+
+def context(store: dict[str, object] | None = None, budget_bytes: int | None = None) -> DraftContext:
+    """Return what a drafter is opened with."""
+    return DraftContext(
+        fake_session(),
+        cast(Tokenizer, None),
+        GREEDY,
+        Noise(0),
+        budget_bytes,
+        store if store is not None else {},
+    )
+
+
+@dataclass(slots=True)
+class Oracle:
+    """A drafter that knows the text and gets each token right with probability `p`; it says `says`.
+
+    Attributes:
+        text: Prompt and what will follow.
+        level_s: What each token of a draft takes, on `clock`.
+        depth: Most tokens of a draft.
+        floor: Where it looks up how probable a path must be to go on.
+        n_asked: How often it was asked.
+    """
+
+    text: Sequence[int]
+    p: float
+    says: float | None = None
+    clock: Clock = field(default_factory=Clock)
+    level_s: float = 0.0
+    depth: int = N_MAX
+    floor: Floor = field(default_factory=Floor)
+    n_asked: int = 0
+    position: int = 0
+    read: int = 0
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
+
+    needs = DrafterNeeds()
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the prompt."""
+        self.position = len(token_ids)
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Return the coming tokens, some of them wrong; reading what came since takes a tenth of a level a token."""
+        self.n_asked += 1
+        n = min(n_max, self.depth, len(self.text) - self.position)
+        says = self.p if self.says is None else self.says
+        while n > 1 and says ** (n - 1) < self.floor.path_probability:
+            n -= 1
+        self.clock.now += (n + 0.1 * min(WINDOW, self.position - self.read)) * self.level_s
+        self.read = self.position
+        right = (self.rng.random(n) < self.p).cumprod()
+        tokens = [(self.text[self.position + i] + 1 - int(right[i])) % N_VOCAB for i in range(n)]
+        return Draft.chain(tokens, says)
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Go on in the text."""
+        self.position += len(verification.token_ids)
+
+    def memory_bytes(self) -> int:
+        """Nothing worth counting."""
+        return 0
+
+
+@dataclass(slots=True)
+class Run:
+    """What a simulated generation did: its tokens, its seconds, and the nodes verified in each step."""
+
+    token_ids: list[int]
+    seconds: float
+    drafted: list[int]
+    stats: DecodeStats
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return len(self.token_ids) / self.seconds
+
+
+def policy_of(
+    members: Sequence[Member], curve: CostCurve, *, trees: bool = True, always: bool = False, greedy: bool = True
+) -> Policy:
+    """Return a policy over a fake session."""
+    floor = next((one.drafter.floor for one in members if isinstance(one.drafter, Oracle)), Floor())
+    return Policy(members, fake_session(trees=trees), curve, greedy=greedy, n_max=N_MAX, floor=floor, always=always)
+
+
+def member(drafter: Oracle, *, costly: bool = False, record: Record | None = None) -> Member:
+    """Return an oracle as a policy's member."""
+    return Member("oracle", drafter, record or Record(), costly)
+
+
+def decode(
+    policy: Policy,
+    text: Sequence[int],
+    curve: CostCurve,
+    seconds: Callable[[int], float],
+    clock: Clock | None = None,
+    *,
+    observe: bool = True,
+) -> Run:
+    """Decode a known text to its end under a policy; a forward over n rows takes `seconds(n)`."""
+    clock = clock or Clock()
+    stats, begun, token_ids = DecodeStats(), clock.now, list[int]()
+    drafted: list[int] = []
+    while len(token_ids) < len(text):
+        draft = policy.propose(stats, len(token_ids), len(text) - len(token_ids) - 1)
+        spent = seconds(1 + len(draft))
+        clock.now += spent
+        if observe:
+            curve.observe(1 + len(draft), spent, len(token_ids))
+        start = len(token_ids)
+        verification = verify_coupled(draft, lambda row, accepted, start=start: text[start + len(accepted)])  # type: ignore[misc]
+        token_ids.extend(verification.token_ids)
+        drafted.append(len(draft))
+        policy.learn(stats, draft, verification, {})
+    policy.close()
+    return Run(token_ids, clock.now - begun, drafted, stats)
+
+
+def best_fixed(p: float, seconds: Callable[[int], float], level_s: float = 0.0) -> float:
+    """Return the tokens per second of the best draft length, or of none, where every token is right with `p`."""
+    rates = [sum(p**i for i in range(n + 1)) / (seconds(n + 1) + n * level_s) for n in range(N_MAX + 1)]
+    return max(rates)
+
+
+def a_text(n: int, seed: int = 0) -> list[int]:
+    """Return random tokens."""
+    found: list[int] = np.random.default_rng(seed).integers(0, N_VOCAB, n).tolist()
+    return found

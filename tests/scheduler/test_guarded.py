@@ -1,0 +1,274 @@
+"""A drafter of somebody else's: late, failing or talking nonsense, it costs a count and a reason, never the text."""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from time import monotonic
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scheduler.simulation import GREEDY, a_text, decode, fake_session
+
+from edgedec.curve import CostCurve
+from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.drafting import Drafting, open_policy
+from edgedec.errors import PluginError
+from edgedec.guarded import Guarded, guarded
+from edgedec.noise import Noise
+from edgedec.policy import Policy
+from edgedec.sequence import Request
+from edgedec.sequence import Sequence as TokenSequence
+
+TEXT = a_text(60)
+SECONDS = 5.0  # long enough for any machine; nothing waits for it where all goes well
+
+
+def nothing(*_: object) -> None:
+    """Do nothing."""
+
+
+@dataclass(slots=True)
+class Foreign:
+    """A drafter made of functions."""
+
+    propose: Callable[[int], Any] = lambda n: Draft.chain([1])
+    on_begin: Callable[[Any], object] = nothing
+    on_accept: Callable[[Any, Any], object] = nothing
+    needs: Any = field(default_factory=DrafterNeeds)
+    held: Any = 0
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the prompt."""
+        self.on_begin(token_ids)
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Propose."""
+        return cast(Draft, self.propose(n_max))
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Take the outcome."""
+        self.on_accept(verification, hidden)
+
+    def memory_bytes(self) -> int:
+        """Return what it was told to."""
+        return cast(int, self.held)
+
+
+def opened(drafter: Foreign, *, budget: int | None = None, always: bool = True) -> tuple[Policy | None, TokenSequence]:
+    """Open a policy as a generation does."""
+    sequence = TokenSequence(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
+    drafting = Drafting({"foreign": guarded(lambda context: cast(Drafter, drafter))}, 15, always, budget)
+    return open_policy(drafting, fake_session(taps=True), CostCurve(), sequence, Noise(0)), sequence
+
+
+def generated(drafter: Foreign) -> tuple[list[int], dict[str, float], list[str]]:
+    """Generate with a pinned drafter; return the text, the drafter's counts and the reasons."""
+    policy, _ = opened(drafter)
+    assert policy is not None
+    run = decode(policy, TEXT, CostCurve(), lambda n: 1.0)
+    return run.token_ids, run.stats.drafters.get("foreign", {}), run.stats.reasons
+
+
+def fail(*_: object) -> None:
+    """Raise."""
+    raise ValueError("no luck")
+
+
+def leave(*_: object) -> None:
+    """Try to end the application."""
+    sys.exit(3)
+
+
+class Unprintable(Exception):
+    """An error whose message is an error."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def fail_unprintably(*_: object) -> None:
+    """Raise what can't be shown."""
+    raise Unprintable
+
+
+I32, F32 = np.int32, np.float32
+ONE, ROOT, P = np.array([1], I32), np.array([-1], I32), np.array([0.5], F32)
+NONSENSE: dict[str, Any] = {
+    "none": None,
+    "a list": [1, 2],
+    "a vocabulary too large": Draft.chain([1, 1000]),
+    "negative tokens": Draft.chain([-1]),
+    "a cycle": Draft.tree([1, 2], [1, 0], [0.5, 0.5]),
+    "its own parent": Draft.tree([1], [0], [0.5]),
+    "a parent before the root": Draft.tree([1], [-2], [0.5]),
+    "NaN": Draft.tree([1], [-1], [float("nan")]),
+    "infinite": Draft.tree([1], [-1], [float("inf")]),
+    "more than certain": Draft.tree([1], [-1], [1.5]),
+    "int64": Draft(np.array([1]), ROOT, P),
+    "float64": Draft(ONE, ROOT, np.array([0.5])),
+    "floats as tokens": Draft(cast(Any, np.array([1.0], F32)), ROOT, P),
+    "objects": Draft(np.array([None], object), ROOT, P),
+    "lists": Draft(cast(Any, [1]), cast(Any, [-1]), cast(Any, [0.5])),
+    "lengths that differ": Draft(ONE, np.array([-1, 0], I32), P),
+    "a matrix": Draft(np.ones((1, 2), I32), ROOT, P),
+    "no dimension": Draft(np.array(1, I32), ROOT, P),
+    "masked": Draft(np.ma.masked_array(ONE, [True]), ROOT, P),
+    "q of another length": Draft(ONE, ROOT, P, (None, None, None)),
+}
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_nonsense_ends_the_drafter_and_not_the_text(kind: str) -> None:
+    """The first such proposal is the last; the text is whole, the reason told, the failure counted."""
+    asked = []
+
+    def propose(n_max: int) -> Any:
+        asked.append(n_max)
+        return NONSENSE[kind]
+
+    text, counts, reasons = generated(Foreign(propose))
+    assert text == TEXT
+    assert len(asked) == 1
+    assert counts["failed"] == 1
+    assert len(reasons) == 1
+    assert reasons[0].startswith("foreign off: the drafter failed (")
+
+
+@pytest.mark.parametrize("how", [fail, leave, fail_unprintably])
+@pytest.mark.parametrize("where", ["begin", "draft", "accept"])
+def test_a_drafter_that_raises_ends_itself_only(where: str, how: Callable[..., None]) -> None:
+    """Wherever it raises, and whatever, even what would end the process."""
+    drafter = {"begin": Foreign(on_begin=how), "draft": Foreign(how), "accept": Foreign(on_accept=how)}[where]
+    text, counts, reasons = generated(drafter)
+    assert text == TEXT
+    assert counts["failed"] == 1
+    assert len(reasons) == 1
+
+
+def test_a_late_draft_is_left_out_and_the_third_in_a_row_is_the_last() -> None:
+    """Steps go on plain; a draft that comes later is not taken for the one asked for then."""
+    gate = Event()
+    drafter = Guarded(Foreign(lambda n: (gate.wait(SECONDS), Draft.chain([n]))[1]))
+    assert [len(drafter.draft(n, monotonic())) for n in (1, 2)] == [0, 0]
+    with pytest.raises(PluginError, match="3 drafts in a row came after their deadline"):
+        drafter.draft(3, monotonic())
+    gate.set()
+    assert drafter.draft(4, monotonic() + SECONDS).tokens.tolist() == [4]
+    assert drafter.n_late == 3
+    drafter.close()
+
+
+def test_misses_count_only_in_a_row() -> None:
+    """One in time begins the count anew."""
+    gate = Event()
+    drafter = Guarded(Foreign(lambda n: (gate.wait(SECONDS), Draft.chain([n]))[1]))
+    for _ in range(3):
+        gate.clear()
+        drafter.draft(1, monotonic())
+        drafter.draft(1, monotonic())
+        gate.set()
+        assert len(drafter.draft(1, monotonic() + SECONDS)) == 1
+    drafter.close()
+
+
+def test_a_drafter_that_never_answers_costs_three_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is whole; three late drafts are counted, then it is not asked again."""
+    monkeypatch.setattr("edgedec.policy._DEADLINE_S", 0.0)
+    gate = Event()
+    text, counts, reasons = generated(Foreign(lambda n: gate.wait(SECONDS)))
+    gate.set()
+    assert text == TEXT
+    assert (counts["late"], counts["failed"]) == (3, 1)
+    assert [reason.split(";")[0] for reason in reasons] == [
+        "foreign: drafts came after their deadline and were left out",
+        "foreign off: the drafter failed (PluginError: 3 drafts in a row came after their deadline",
+    ]
+
+
+def test_the_drafter_is_told_everything_in_order_and_gets_copies() -> None:
+    """Prompt, then draft and outcome of each step; hidden states hold although the target's memory is used again."""
+    told: list[Any] = []
+
+    def propose(n_max: int) -> Draft:
+        told.append(n_max)
+        return Draft.chain([n_max])
+
+    drafter = Guarded(Foreign(propose, told.append, lambda verification, hidden: told.append((verification, hidden))))
+    hidden = np.ones((1, 2), np.float32)
+    drafter.begin([5, 6])
+    drafter.draft(3, monotonic() + SECONDS)
+    drafter.accept(Verification((), (7,)), {0: hidden})
+    hidden[:] = 0
+    drafter.draft(4, monotonic() + SECONDS)
+    assert told[:2] == [(5, 6), 3]
+    assert told[2][0].token_ids == (7,)
+    assert told[2][1][0].tolist() == [[1, 1]]
+    assert told[3] == 4
+    drafter.close()
+
+
+BAD_NEEDS: list[Any] = [
+    None,
+    DrafterNeeds(taps=(99,)),
+    DrafterNeeds(taps=(-1,)),
+    DrafterNeeds(layers=True),
+    DrafterNeeds(candidates=-1),
+    DrafterNeeds(candidates=cast(int, "many")),
+]
+
+
+@pytest.mark.parametrize("needs", BAD_NEEDS)
+def test_needs_that_no_step_could_meet_are_refused_at_the_beginning(needs: Any) -> None:
+    """Not by the forward in the middle of a text; the thread ends."""
+    before = threading.active_count()
+    policy, sequence = opened(Foreign(needs=needs))
+    assert policy is None
+    assert len(sequence.stats.reasons) == 1
+    assert sequence.stats.drafters["foreign"]["failed"] == 1
+    join(before)
+
+
+@pytest.mark.parametrize("held", [101, "much", None])
+def test_memory_beyond_the_budget_is_refused(held: Any) -> None:
+    """So is what is no number; the thread ends."""
+    before = threading.active_count()
+    policy, sequence = opened(Foreign(held=held), budget=100)
+    assert policy is None
+    assert len(sequence.stats.reasons) == 1
+    join(before)
+
+
+def test_one_that_does_not_fit_leaves_its_memory_to_the_next() -> None:
+    """The budget is that of those that draft."""
+    sequence = TokenSequence(Request((1,), GREEDY, 0), [1])
+
+    def holding(n_bytes: int) -> DrafterFactory:
+        def make(context: DraftContext) -> Drafter:
+            return Foreign(held=n_bytes)
+
+        return make
+
+    drafting = Drafting({"a": holding(60), "b": holding(60), "c": holding(40)}, 15, False, 100)
+    policy = open_policy(drafting, fake_session(), CostCurve(), sequence, Noise(0))
+    assert policy is not None
+    assert [reason.split(" ")[0] for reason in sequence.stats.reasons] == ["b"]
+
+
+def test_threads_end_with_their_generations() -> None:
+    """After fifty generations, some with a drafter that fails, no thread is left."""
+    before = threading.active_count()
+    for i in range(50):
+        generated(Foreign(on_accept=fail if i % 3 == 0 else nothing))
+    join(before)
+
+
+def join(n_before: int) -> None:
+    """Wait until no more threads than that are left."""
+    for thread in threading.enumerate():
+        if thread.name == "edgedec-drafter":
+            thread.join(SECONDS)
+    assert threading.active_count() <= n_before

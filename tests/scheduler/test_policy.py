@@ -1,0 +1,264 @@
+"""The scheduler, in simulated generations: near the best fixed choice, never far below plain, always the same text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scheduler.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
+
+from edgedec.curve import CostCurve
+from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Verification
+from edgedec.records import Member, Record
+from edgedec.stats import DecodeStats
+
+JAGGED = [1, 1.6, 1.7, 1.2, 1.9, 2, 2.1, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.25, 3.5]
+
+
+def jagged(n: int) -> float:
+    """Return the seconds of n rows where four are cheaper than three, and eight than seven."""
+    return 0.01 * JAGGED[n - 1]
+
+
+def flat(n: int) -> float:
+    """Return them where a row adds next to nothing."""
+    return 0.01 * (1 + 0.02 * (n - 1))
+
+
+def in_proportion(n: int) -> float:
+    """Return them where rows cost what they cost alone."""
+    return 0.01 * n
+
+
+CURVES = {"jagged": jagged, "flat": flat, "in proportion": in_proportion}
+
+
+def curve_of(name: str) -> CostCurve:
+    """Return the curve as measured at load."""
+    return CostCurve({n: CURVES[name](n) for n in (1, 2, 4, 8, 16)})
+
+
+def simulated(name: str, oracle: Oracle, clock: Clock, *, costly: bool = False, record: Record | None = None) -> Run:
+    """Decode the oracle's text."""
+    curve = curve_of(name)
+    policy = policy_of([member(oracle, costly=costly, record=record)], curve)
+    run = decode(policy, oracle.text, curve, CURVES[name], clock)
+    assert run.token_ids == list(oracle.text)
+    return run
+
+
+@pytest.mark.parametrize("says", [None, 0.9, 0.1])
+@pytest.mark.parametrize("p", [0.02, 0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("name", CURVES)
+def test_a_cheap_drafter_comes_near_the_best_fixed_choice(
+    name: str, p: float, says: float | None, clock: Clock
+) -> None:
+    """Within 7 % (a draft of 15 is a matter of luck), and never 1 % below plain, whatever the drafter claims."""
+    run = simulated(name, Oracle(a_text(3000), p, says, rng=np.random.default_rng(2)), clock)
+    assert run.rate >= 0.93 * best_fixed(p, CURVES[name])
+    assert run.rate >= 0.99 / CURVES[name](1)
+
+
+def test_where_rows_cost_their_full_price_nothing_is_ever_verified(clock: Clock) -> None:
+    """Not even what is right nineteen times of twenty; the reason says so."""
+    curve = curve_of("in proportion")
+    policy = policy_of([member(Oracle(a_text(200), 0.95))], curve)
+    run = decode(policy, a_text(200), curve, in_proportion, clock)
+    assert set(run.drafted) == {0}
+    assert policy.explain()[0].startswith("drafted in 0 of 199 steps")
+
+
+@pytest.mark.parametrize("p", [0.1, 0.2, 0.3, 0.5])
+def test_long_contexts_where_rows_cost_more_than_at_load_do_not_mislead(p: float, clock: Clock) -> None:
+    """Plain steps are timed again now and then: a curve that is wrong for them would never be put right."""
+
+    def now(n: int) -> float:
+        return jagged(n) + 0.003 * n
+
+    curve, text = curve_of("jagged"), a_text(4000)
+    run = decode(policy_of([member(Oracle(text, p))], curve), text, curve, now, clock)
+    assert run.rate >= 0.98 / now(1)
+
+
+@pytest.mark.parametrize("level_s", [0.001, 0.003, 0.006])
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("name", ["jagged", "flat"])
+def test_a_costly_drafter_never_costs_more_than_it_may(name: str, p: float, level_s: float, clock: Clock) -> None:
+    """Finding out costs 1 % of the time; where it pays, most of what it can bring is had."""
+    record = Record()
+    oracle = Oracle(a_text(6000), p, clock=clock, level_s=level_s)
+    run = simulated(name, oracle, clock, costly=True, record=record)
+    assert record.lost_s <= 0.011 * clock.now
+    assert run.rate >= 0.98 / CURVES[name](1)
+    assert run.rate >= 0.85 * best_fixed(p, CURVES[name], level_s)
+
+
+@pytest.mark.parametrize("level_s", [0.001, 0.003])
+def test_a_costly_drafter_is_taken_up_when_it_begins_to_pay(level_s: float, clock: Clock) -> None:
+    """Within 1,500 tokens, in the middle of a text."""
+
+    @dataclass(slots=True)
+    class Improving(Oracle):
+        def draft(self, n_max: int, deadline_s: float) -> Draft:
+            self.p = 0.9 if self.position >= 3000 else 0.05
+            return Oracle.draft(self, n_max, deadline_s)
+
+    text = a_text(6000)
+    run = simulated("flat", Improving(text, 0.05, clock=clock, level_s=level_s), clock, costly=True)
+    assert sum(run.drafted[:2900]) < 200
+    assert sum(map(bool, run.drafted[-200:])) >= 195
+
+
+def test_the_share_of_time_for_trials_outlives_a_request(clock: Clock) -> None:
+    """A hundred short texts with a useless draft model together lose 1 % and its first trial."""
+    record, seconds = Record(), 0.0
+    text = a_text(60)
+    for seed in range(100):
+        oracle = Oracle(text, 0.02, clock=clock, level_s=0.005, rng=np.random.default_rng(seed))
+        oracle.read = -300  # the prompt
+        seconds += simulated("flat", oracle, clock, costly=True, record=record).seconds
+    assert record.lost_s <= 0.01 * seconds + 0.5
+
+
+def test_shadow_scoring_judges_what_was_never_verified(clock: Clock) -> None:
+    """Estimates are put right by the text alone: a drafter that says 0.01 and is right is used in the end."""
+    run = simulated("flat", Oracle(a_text(400), 0.95, says=0.01), clock)
+    assert run.drafted[0] == 0
+    assert all(run.drafted[-20:-2])
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_greedy_and_sampled_texts_are_judged_apart(greedy: bool, clock: Clock) -> None:
+    """What is seen of one changes nothing for the other."""
+    record, fresh, text = Record(), Record(), a_text(300)
+    oracle = Oracle(text, 0.02, says=0.85, clock=clock, level_s=0.001)
+    curve = curve_of("flat")
+    decode(policy_of([member(oracle, costly=True, record=record)], curve, greedy=greedy), text, curve, flat, clock)
+    assert record.rate(greedy) < 0.6
+    assert record.rate(not greedy) == fresh.rate(not greedy)
+    assert record.calibration[greedy].corrected(0.85) < 0.6
+    assert record.calibration[not greedy].corrected(0.85) == 0.85
+
+
+@dataclass(slots=True)
+class Told:
+    """A drafter that proposes what it is given and notes what it is told.
+
+    Attributes:
+        drafts: What it proposes, one after the other, and then nothing.
+        told: What came of them.
+    """
+
+    drafts: list[Draft]
+    told: list[Verification] = field(default_factory=list)
+
+    needs = DrafterNeeds()
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the prompt."""
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Propose the next one."""
+        return self.drafts.pop(0) if self.drafts else EMPTY_DRAFT
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Note the outcome."""
+        self.told.append(verification)
+
+    def memory_bytes(self) -> int:
+        """Nothing."""
+        return 0
+
+
+def one(draft: Draft, name: str = "one") -> Member:
+    """Return a member that proposes one draft."""
+    return Member(name, Told([draft]), Record())
+
+
+def told(member: Member) -> list[Verification]:
+    """Return what its drafter was told."""
+    assert isinstance(member.drafter, Told)
+    return member.drafter.told
+
+
+def test_a_step_without_proposals_scores_none() -> None:
+    """The last token of a text is not asked for: the draft before it is not judged twice."""
+    stats, member = DecodeStats(), one(Draft.chain([5, 6], 0.5))
+    policy = policy_of([member], CostCurve(), always=True)
+    policy.learn(stats, policy.propose(stats, 0, 9), Verification((0, 1), (5, 6, 7)), {})
+    before = dict(stats.drafters["one"])
+    policy.learn(stats, EMPTY_DRAFT, Verification((), (9,)), {})
+    assert stats.drafters["one"] == before
+    assert before["tried"] == before["right"] == 2
+    assert [outcome.path for outcome in told(member)] == [(0, 1), ()]
+
+
+def test_each_drafter_is_told_of_its_own_nodes() -> None:
+    """Those that are the text, at most all but the step's last token; of two siblings alike the first."""
+    stats = DecodeStats()
+    a = one(Draft.tree([5, 5, 6, 7], [-1, -1, 1, 0], [0.5] * 4), "a")
+    b = one(Draft.tree([4, 5, 6, 7], [-1, -1, 1, 2], [0.5] * 4), "b")
+    policy = policy_of([a, b], CostCurve(), always=True)
+    policy.propose(stats, 0, 9)
+    policy.learn(stats, EMPTY_DRAFT, Verification((), (5, 6)), {})
+    assert told(a)[0].path == (0,)
+    assert told(b)[0].path == (1,)
+    assert told(b)[0].token_ids == (5, 6)
+
+
+def test_a_runtime_without_trees_gets_the_best_chain_of_one() -> None:
+    """The drafter is not at fault: it stays."""
+    stats = DecodeStats()
+    for always in (False, True):
+        member = one(Draft.tree([1, 2, 3], [-1, -1, 1], [0.2, 0.8, 0.9]))
+        policy = policy_of([member], curve_of("flat"), trees=False, always=always)
+        draft = policy.propose(stats, 0, 9)
+        assert draft.is_chain
+        assert draft.tokens.tolist() == [2, 3]
+    assert stats.reasons == []
+
+
+def test_pinned_drafters_share_the_rows_by_what_they_promise() -> None:
+    """The first one's many improbable nodes do not crowd out the second one's."""
+    many = one(Draft.tree(list(range(9)), [-1] * 9, [0.01] * 9), "many")
+    sure = one(Draft.chain([50, 51], 0.8), "sure")
+    draft = policy_of([many, sure], CostCurve(), always=True).propose(DecodeStats(), 0, 3)
+    assert draft.tokens.tolist() == [0, 50, 51]
+
+
+def test_a_pinned_draft_reaches_verification_as_it_was_made() -> None:
+    """With the distributions that its tokens were drawn from."""
+    draft = replace(Draft.chain([1, 2], 0.1), q=(None, None))
+    assert policy_of([one(draft)], CostCurve(), always=True).propose(DecodeStats(), 0, 9) is draft
+
+
+def test_a_curve_that_knows_nothing_decodes_plainly() -> None:
+    """Rows of unknown cost are taken to cost what single ones do."""
+    assert len(policy_of([one(Draft.chain([1], 0.99))], CostCurve()).propose(DecodeStats(), 0, 9)) == 0
+
+
+@pytest.mark.parametrize("n_max", [0, 1, 2, 3, 15])
+def test_never_more_nodes_than_there_is_room_for(n_max: int) -> None:
+    """Whatever is proposed, the session's room decides, and what explains it does not stumble over it."""
+    stats = DecodeStats()
+    for always in (False, True):
+        members = [one(Draft.tree([i] * 6, [-1, *range(5)], [0.9] * 6), str(i)) for i in range(3)]
+        policy = policy_of(members, curve_of("flat"), always=always)
+        assert len(policy.propose(stats, 0, n_max)) <= n_max
+        policy.explain()
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("always", [False, True])
+def test_the_text_is_the_same_with_any_drafters(seed: int, always: bool) -> None:
+    """Three at once, right at random, of random depth, costly or not, on a random curve."""
+    rng, clock, text = np.random.default_rng(seed), Clock(), a_text(150)
+    curve = CostCurve({n: float(rng.uniform(1, 2)) for n in (1, 3, 9, 16)})
+    members = []
+    for i in range(3):
+        oracle = Oracle(text, rng.uniform(), says=rng.uniform(), clock=clock, depth=int(rng.integers(1, 15)), rng=rng)
+        members.append(Member(str(i), oracle, Record(), costly=bool(rng.integers(2))))
+    run = decode(policy_of(members, curve, always=always), text, curve, lambda n: float(rng.uniform(1, 2)), clock)
+    assert run.token_ids == text
+    assert run.stats.reasons == []

@@ -1,0 +1,195 @@
+"""The suffix drafter and its automaton, against counting by hand."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler.simulation import a_text, context
+
+from edgedec.draft import Draft, Verification
+from edgedec.drafters.suffix import SuffixDrafter, SuffixStore
+from edgedec.drafters.suffix_automaton import SuffixAutomaton
+
+CLIMB = 24  # contexts whose count a token raises
+Text = list[int]
+
+texts = st.lists(st.integers(0, 2), max_size=40)
+short_texts = st.lists(st.integers(0, 2), max_size=CLIMB - 1)
+
+
+def automaton_of(*added: Sequence[int]) -> SuffixAutomaton:
+    """Return the automaton of texts that do not follow each other."""
+    automaton = SuffixAutomaton()
+    for text in added:
+        automaton.last = 0
+        for token in text:
+            automaton.add(token)
+    return automaton
+
+
+def n_times(context: Sequence[int], *texts: Sequence[int]) -> int:
+    """Count the places where a context stands."""
+    n = len(context)
+    return sum(list(text[i : i + n]) == list(context) for text in texts for i in range(len(text) - n + 1))
+
+
+def followers(context: Sequence[int], *texts: Sequence[int]) -> set[int]:
+    """Return the tokens that ever followed a context."""
+    n = len(context)
+    return {text[i + n] for text in texts for i in range(len(text) - n) if list(text[i : i + n]) == list(context)}
+
+
+@given(texts)
+def test_the_last_state_links_to_the_longest_context_seen_before(text: Text) -> None:
+    """Its length, and every token that followed it, are exact after each token."""
+    automaton = SuffixAutomaton()
+    for end, token in enumerate(text, start=1):
+        automaton.add(token)
+        seen = text[:end]
+        longest = next(seen[i:] for i in range(1, end + 1) if i == end or n_times(seen[i:], seen) > 1)
+        state = automaton.link[automaton.last]
+        assert automaton.length[state] == len(longest)
+        assert set(automaton.next[state]) == followers(longest, seen)
+
+
+@given(st.lists(texts, max_size=4), texts)
+def test_following_a_text_finds_its_longest_known_context(known: list[Text], text: Text) -> None:
+    """Over several texts, added one after the other, no context runs from one into the next."""
+    automaton = automaton_of(*known)
+    state = length = 0
+    for end, token in enumerate(text, start=1):
+        state, length = automaton.follow(state, length, token)
+        longest = next(text[i:end] for i in range(end + 1) if i == end or n_times(text[i:end], *known))
+        assert length == len(longest)
+        assert set(automaton.next[state]) == followers(longest, *known)
+
+
+@given(short_texts)
+def test_counts_are_exact_within_the_climb(text: Text) -> None:
+    """In texts shorter than the climb every context's count is how often it stands there."""
+    automaton = automaton_of(text)
+    for i in range(len(text)):
+        state = 0
+        for end in range(i, len(text)):
+            state = automaton.next[state][text[end]]
+            assert automaton.count[state] == n_times(text[i : end + 1], text)
+
+
+@given(st.lists(texts, max_size=4))
+def test_counts_are_never_too_high(known: list[Text]) -> None:
+    """Beyond the climb, and over several texts, a count is at most how often the context stands there."""
+    automaton = automaton_of(*known)
+    for text in known:
+        for i in range(len(text)):
+            state = 0
+            for end in range(i, len(text)):
+                state = automaton.next[state][text[end]]
+                assert automaton.count[state] <= n_times(text[i : end + 1], *known)
+
+
+def test_a_monotonous_text_takes_two_states_a_token_at_most() -> None:
+    """Memory is linear in the text, whatever it says."""
+    for text in ([7] * 1000, [1, 2] * 500, a_text(1000), [i % 7 * (i % 11) for i in range(1000)]):
+        assert len(automaton_of(text).next) <= 2 * len(text)
+
+
+def drafter_of(
+    prompt: Sequence[int], store: dict[str, object] | None = None, budget: int | None = None
+) -> SuffixDrafter:
+    """Open a drafter on a prompt."""
+    drafter = SuffixDrafter(context(store, budget))
+    drafter.begin(prompt)
+    return drafter
+
+
+def proposed(draft: Draft) -> list[tuple[int, int, float]]:
+    """Return token, parent and rounded p of every node."""
+    p = [round(p, 4) for p in draft.p_accept.tolist()]
+    return list(zip(draft.tokens.tolist(), draft.parents.tolist(), p, strict=True))
+
+
+def say(drafter: SuffixDrafter, token_ids: Sequence[int]) -> None:
+    """Let the text go on."""
+    for token in token_ids:
+        drafter.accept(Verification((), (token,)), {})
+
+
+def test_what_followed_before_is_proposed_as_a_chain() -> None:
+    """A match of three tokens is trusted 0.45, one of five 0.6; no more nodes than asked for."""
+    drafter = drafter_of([1, 2, 3, 4, 1, 2, 3])
+    assert proposed(drafter.draft(9, 0)) == [(4, -1, 0.45), (1, 0, 0.45), (2, 1, 0.6), (3, 2, 0.6)]
+    assert proposed(drafter.draft(2, 0)) == [(4, -1, 0.45), (1, 0, 0.45)]
+    assert proposed(drafter.draft(0, 0)) == []
+
+
+def test_continuations_are_ranked_by_how_often_they_came() -> None:
+    """After 1, 2 came 7 twice and 8 once."""
+    drafter = drafter_of([1, 2, 7, 1, 2, 8, 1, 2, 7, 0, 1, 2])
+    assert proposed(drafter.draft(2, 0)) == [(7, -1, 0.2), (8, -1, 0.1)]
+
+
+@pytest.mark.parametrize("prompt", [[], [1], [1, 2, 3]])
+def test_nothing_seen_twice_proposes_nothing(prompt: Text) -> None:
+    """An empty draft."""
+    assert len(drafter_of(prompt).draft(9, 0)) == 0
+
+
+@given(texts, st.lists(texts.filter(bool), max_size=3), st.integers(1, 20))
+def test_every_proposal_is_a_draft_of_texts_seen(prompt: Text, said: list[Text], n_max: int) -> None:
+    """It passes every check, and each path stands, after the text's last token, somewhere before."""
+    drafter, text = drafter_of(prompt), list(prompt)
+    for tokens in said:
+        say(drafter, tokens)
+        text += tokens
+        draft = drafter.draft(n_max, 0)
+        draft.check(n_vocab=3)
+        assert len(draft) <= n_max
+        paths: list[Text] = []
+        for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else text[-1:]), token])
+            assert n_times(paths[-1], text)
+        assert len({tuple(path) for path in paths}) == len(paths)
+
+
+def test_later_requests_find_what_earlier_ones_said() -> None:
+    """What was generated, not what was asked; until it is forgotten."""
+    store: dict[str, object] = {}
+    say(drafter_of([8, 9], store), [1, 2, 3, 4, 5])
+    assert drafter_of([7, 1, 2, 3], store).draft(2, 0).tokens.tolist() == [4, 5]
+    assert len(drafter_of([7, 8], store).draft(2, 0)) == 0
+    store.clear()
+    assert len(drafter_of([7, 1, 2, 3], store).draft(2, 0)) == 0
+
+
+def test_texts_of_two_requests_do_not_run_into_each_other() -> None:
+    """The end of the first does not propose the beginning of the second."""
+    store: dict[str, object] = {}
+    say(drafter_of([8], store), [1, 2, 3])
+    say(drafter_of([9], store), [4, 5, 6])
+    assert len(drafter_of([7, 2, 3], store).draft(9, 0)) == 0
+    assert drafter_of([7, 4], store).draft(9, 0).tokens.tolist() == [5, 6]
+
+
+def test_the_store_keeps_to_its_bytes_and_drops_the_oldest() -> None:
+    """Two generations of texts, of which the older goes when the younger is half of the limit."""
+    store: dict[str, object] = {}
+    budget = 400_000
+    said = [a_text(120, seed) for seed in range(30)]
+    one = SuffixAutomaton.memory_bytes(automaton_of(said[0]))
+    for text in said:
+        say(drafter_of([0], store, budget), text)
+        kept = store["suffix"]
+        assert isinstance(kept, SuffixStore)
+        assert kept.memory_bytes() <= budget // 2 + 2 * one
+    assert drafter_of(said[-1][:5], store, budget).draft(3, 0).tokens.tolist() == said[-1][5:8]
+    assert len(drafter_of(said[0][:5], store, budget).draft(3, 0)) == 0
+
+
+@pytest.mark.parametrize("budget", [0, 100_000])
+def test_a_long_prompt_keeps_to_the_budget(budget: int) -> None:
+    """The text begins anew where it would hold more than its half; proposals go on."""
+    drafter = drafter_of([*a_text(5000), 1, 2, 3, 1, 2], None, budget)
+    assert drafter.memory_bytes() <= budget + 10_000
+    if budget:
+        assert drafter.draft(1, 0).tokens.tolist() == [3]
