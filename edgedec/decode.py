@@ -35,7 +35,7 @@ class Decoder:
     Attributes:
         session: The target's session; holds the sequence's first n_cached tokens.
         noise: Random numbers of this generation.
-        curve: Takes the measured time of every forward.
+        curve: Takes the measured time of every forward, or None.
         proposer: Says what to verify, or None to decode plainly.
         on_progress: Called during the prefill.
         logprobs: Filled with one entry per token of the last step, where asked for.
@@ -43,7 +43,7 @@ class Decoder:
 
     session: Session
     noise: Noise
-    curve: CostCurve
+    curve: CostCurve | None
     proposer: Proposer | None = None
     on_progress: OnProgress | None = None
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
@@ -79,7 +79,8 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
     else:
         stats.forward_s += ended - started
         stats.n_steps += 1
-        decoder.curve.observe(len(pending) + len(draft), ended - started, sequence.n_cached)
+        if decoder.curve is not None:
+            decoder.curve.observe(len(pending) + len(draft), ended - started, sequence.n_cached)
     sequence.token_ids.extend(verification.token_ids)
     sequence.n_cached += len(pending) + len(verification.path)
     if len(draft):

@@ -15,7 +15,7 @@ from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.guarded import guarded
 from edgedec.model import LoadOptions, Model
 
-AUTO = ("suffix",)
+AUTO = ("suffix", "common")
 MODEL, CASCADE = "model", "cascade"
 _SAMPLED = 4096  # tokens of two vocabularies that are compared
 _PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."

@@ -137,6 +137,7 @@ def _decode(
     try:
         yield from _steps(target, sequence, decoder, text, cancel, started)
     finally:
+        _remember_cached(target, sequence)
         if isinstance(decoder.proposer, Policy):
             sequence.stats.curve = target.curve.table()
             sequence.stats.explanation = decoder.proposer.explain()
@@ -162,8 +163,6 @@ def _steps(
             sequence.stats.add_reason("the text ends because the KV cache is full")
             sequence.finish_reason = "length"
             break
-        finally:
-            _remember_cached(target, sequence)
         if n_before == len(sequence.request.prompt_ids):
             sequence.stats.first_token_s = perf_counter() - started
         for output in _outputs(sequence, decoder, text, n_before):
@@ -230,8 +229,9 @@ def _remember_cached(target: Target, sequence: Sequence) -> None:
     n_start, n_prompt = sequence.stats.n_reused_tokens, len(sequence.request.prompt_ids)
     chunk = target.session.model.capabilities.prefill_chunk
     target.cached_ids = sequence.token_ids[: sequence.n_cached]
+    n_cached = len(target.cached_ids)
     if n_start <= target.n_exact and n_start % chunk == 0:
-        whole = sequence.n_cached if chunk == 1 else min(sequence.n_cached, n_prompt)
+        whole = n_cached if chunk == 1 else min(n_cached, n_prompt)
         target.n_exact = whole // chunk * chunk
     else:
         target.n_exact = min(target.n_exact, n_start)
@@ -239,7 +239,8 @@ def _remember_cached(target: Target, sequence: Sequence) -> None:
 
 def _decoder(target: Target, sequence: Sequence, on_progress: OnProgress | None) -> Decoder:
     noise = Noise(sequence.request.seed)
-    decoder = Decoder(target.session, noise, target.curve, on_progress=on_progress)
+    curve = None if target.drafting is None else target.curve
+    decoder = Decoder(target.session, noise, curve, on_progress=on_progress)
     rule = sequence.request.rule
     if rule != COUPLED:
         sequence.stats.add_reason(f"verified by {rule}: a text of the same distribution, not plain decoding's own")

@@ -26,6 +26,10 @@ from edgedec.stats import DecodeStats
 _DEADLINE_S = 1.0  # for a pinned drafter
 _LEAST_DEADLINE_S = 0.05  # and for another, or half a step
 _MOST_NODES = 24  # that a cheap drafter is asked for
+_LOOK_FIRST = 8  # steps before a draft model may read the text
+_FIRST_LEVELS = 32  # forwards of a draft model that reading a text's beginning is taken to cost, before it was timed
+_REST_OF_TEXT = 256
+_REPAID = 1.5  # times
 _GAIN = 1.03  # what a costly drafter must promise against the best without it
 _EXPLORE = 0.01  # share of the time that trying a costly drafter may lose
 _PLAIN_AFTER = 60  # drafts in a row: before the curve forgets what one row costs
@@ -77,6 +81,8 @@ class Policy:
         self._deadline_s = _DEADLINE_S
         self._n_drafted = 0  # steps in a row
         self._verdict = Verdict()
+        self._room = self._n_tokens = 0
+        self._spent_s = 0.0
         self._refresh_needs()
 
     @property
@@ -94,6 +100,7 @@ class Policy:
 
     def propose(self, stats: DecodeStats, n_past: int, n_max: int) -> Draft:
         """Return the nodes that pay."""
+        self._room = n_max
         n_max = min(n_max, self._n_max)
         if not self._members or n_max < 1:
             return EMPTY_DRAFT
@@ -117,6 +124,7 @@ class Policy:
         if nodes and self._plain_is_due(rate * cost(0)):
             nodes = []
         self._n_drafted = self._n_drafted + 1 if nodes else 0
+        self._spent_s += cost(len(nodes)) + perf_counter() - started
         for member in self._members:
             member.record.total_s += cost(len(nodes))
         if not nodes:
@@ -188,6 +196,8 @@ class Policy:
         member.draft = EMPTY_DRAFT
         record = member.record
         level_s = record.level_s if record.level_s is not None else cost(0) / 4
+        if member.missed is None and not self._always and not self._pays_to_read(record, level_s, cost, n_max):
+            return False
         length, gain = best_length(record.rate(self._greedy), level_s, cost, n_max, rate)
         explores = gain < _GAIN and not self._always
         if explores:
@@ -213,6 +223,18 @@ class Policy:
             record.trial_s += lost_s
         return n > 0
 
+    def _pays_to_read(self, record: Record, level_s: float, cost: Cost, n_max: int) -> bool:
+        """Tell whether the rest of the text is likely to repay what reading its beginning takes.
+
+        How fast the cheap drafters go is seen in the first steps; the rest is what is allowed, at most 256 tokens.
+        """
+        if self._verdict.n_steps < _LOOK_FIRST:
+            return False
+        mean = max(1 / cost(0), self._n_tokens / max(self._spent_s, 1e-9))
+        _, gain = best_length(record.rate(self._greedy), level_s, cost, n_max, mean)
+        first_s = record.first_s if record.first_s is not None else _FIRST_LEVELS * level_s
+        return gain >= _GAIN and min(self._room, _REST_OF_TEXT) / mean * (1 - 1 / gain) > _REPAID * first_s
+
     @staticmethod
     def _time(record: Record, seconds: float, level_s: float, n_levels: int, n_missed: int | None) -> None:
         """Note what a draft took; where much text had to be read first, a level took less than its share."""
@@ -221,7 +243,9 @@ class Policy:
             record.level_s = 0.8 * level_s + 0.2 * mine
         else:
             record.level_s = min(level_s, mine)
-            if n_missed is not None:
+            if n_missed is None:
+                record.first_s = max(0.0, seconds - n_levels * record.level_s)
+            else:
                 record.read_s = max(0.0, seconds - n_levels * record.level_s) / n_missed
 
     def _may_try(self, member: Member, step_s: float) -> bool:
@@ -243,6 +267,7 @@ class Policy:
         hidden: Mapping[int, NDArray[np.float32]],
     ) -> None:
         """Score every proposal against the tokens that came, and tell the drafters."""
+        self._n_tokens += len(verification.token_ids) if self._verdict.n_steps else 0
         for member in list(self._members):
             path = self._score(stats, member, verification.token_ids)
             if member.missed is not None:

@@ -9,7 +9,7 @@ from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
 Cost = Callable[[int], float]  # seconds of a forward by the nodes in it
 
 SHOWN = 4  # nodes that the reason against drafting speaks of
-_FIRST_RATE = 0.7  # acceptance expected of a costly drafter that was never tried
+_FIRST_RATE = 0.6  # acceptance expected of a costly drafter that was never tried
 
 
 @dataclass(slots=True)
@@ -23,6 +23,7 @@ class Record:
         lost_s, total_s: What trying it cost, and the time of all steps in which it could have been tried.
         trial_s: What the last trial cost.
         read_s: Seconds that a token takes to read of the text that came since it was asked last.
+        first_s: Seconds that reading the prompt took, the first time it was asked in a generation.
     """
 
     calibration: tuple[Calibration, Calibration] = field(default_factory=lambda: (Calibration(), Calibration()))
@@ -33,6 +34,7 @@ class Record:
     total_s: float = 0.0
     trial_s: float = 0.0
     read_s: float = 0.0
+    first_s: float | None = None
 
     def rate(self, greedy: bool) -> float:
         """Return P(a node is accepted | its parent was)."""

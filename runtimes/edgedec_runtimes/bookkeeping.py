@@ -84,14 +84,24 @@ class Stop:
         """
         outer = self._running
         try:
-            with self._lock:
-                self._running = (*outer, *sessions)
+            self.enter(sessions)
             yield
         finally:
-            with self._lock:
-                self._running = outer
-                if not outer:
-                    self.flag.value = 0
+            self.leave(outer)
+
+    def enter(self, sessions: Sequence[Session]) -> tuple[Session, ...]:
+        """Begin what running() does; return what leave() needs at the end, whatever happens in between."""
+        outer = self._running
+        with self._lock:
+            self._running = (*outer, *sessions)
+        return outer
+
+    def leave(self, outer: tuple[Session, ...]) -> None:
+        """End what running() does."""
+        with self._lock:
+            self._running = outer
+            if not outer:
+                self.flag.value = 0
 
     def cancel(self, session: Session) -> None:
         """Stop the forward that the session is in, from any thread; without one, nothing happens."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
 from edgedec.memory import MemoryTerm
-from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
+from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items, check_step
@@ -147,21 +147,27 @@ class CpuModel:
 
     def step(self, session: CpuSession, tokens: NDArray[np.int32], n_past: int) -> Forward:
         """Evaluate one token of a session that holds whole tokens: a forward with less to prepare."""
-        with self.exclusive():
+        with self.lock:
+            self._check_alive()
             state, step = session.state, session.step
             check_step(tokens, n_past, state, self._shape)
             if not len(self._logits):
                 self._logits = np.empty((1, self._card.n_vocab), np.float32)
-            with self.stop.running((session,)):
+            outer: tuple[Session, ...] = ()
+            try:
+                outer = self.stop.enter((session,))
                 state.begin_step(n_past)
                 step.item.n_past = n_past
                 step.token[0] = tokens[0]
                 flag, logits = ctypes.addressof(self.stop.flag), address(self._logits)
-                code = native().ec_forward(self._handle, ctypes.byref(step.item), 1, logits, flag)
-                if code == CANCELLED:
-                    self.stop.check()
-                check(code, "a forward")
+                code = native().ec_forward(self._handle, step.pointer, 1, logits, flag)
+                if code:
+                    if code == CANCELLED:
+                        self.stop.check()
+                    check(code, "a forward")
                 state.advance_step()
+            finally:
+                self.stop.leave(outer)
             return Forward(self._logits[:1], {}, self._ops)
 
     def _prepare(self, items: Sequence[ForwardItem]) -> list[Work]:
@@ -218,10 +224,13 @@ class CpuModel:
             SessionError: The model is closed, or of the process that this one is a fork of.
         """
         with self.lock:
-            self.lock.check_process()
-            if not self._finalizer.alive:
-                raise SessionError("the model is closed; load it again")
+            self._check_alive()
             yield
+
+    def _check_alive(self) -> None:
+        self.lock.check_process()
+        if not self._finalizer.alive:
+            raise SessionError("the model is closed; load it again")
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""

@@ -27,6 +27,7 @@ class Step:
     Attributes:
         item: The description; n_past and the token are filled in for each step.
         token: int32[1].
+        pointer: To the description.
     """
 
     def __init__(self, handle: ctypes.c_void_p) -> None:
@@ -35,6 +36,7 @@ class Step:
         self.item = Item(
             session=handle, n_rows=1, tokens=address(self.token), n_wanted=1, wanted=address(self._wanted), n_taps=0
         )
+        self.pointer = ctypes.pointer(self.item)
 
 
 class CpuSession:
