@@ -154,12 +154,13 @@ def draw(
     scores = _penalized(logits, params, seen)
     if params.greedy:
         return _most_probable(scores, ops)
-    if params.has_truncation:
-        return choose(_truncated(scores, params, ops), noise, position)
     key = noise.key(position)
-    ids = ops.contenders(scores, params.temperature, key)
-    keys = scores[ids].astype(np.float64) / params.temperature + gumbel(key, ids)
-    _require_finite(keys.max(initial=-np.inf))
+    ids = _kept(scores, params, ops) if params.has_truncation else ops.contenders(scores, params.temperature, key)
+    keys = scores[ids].astype(np.float64)
+    if not params.has_truncation:
+        _require_finite(keys.max(initial=-np.inf))
+    keys /= params.temperature
+    keys += gumbel(key, ids)
     return int(ids[int(keys.argmax())])
 
 
@@ -190,17 +191,22 @@ def _truncated(scores: NDArray[np.float32], params: SamplingParams, ops: RowOps)
     """Keep what top-k, top-p and min-p leave, and apply the temperature."""
     if params.greedy:
         return Distribution(np.array([_most_probable(scores, ops)]), np.ones(1))
-    ids = _candidates(scores, params, ops)
+    ids = _kept(scores, params, ops)
     kept = scores[ids].astype(np.float64)
-    most = kept.max(initial=-np.inf)
-    _require_finite(most)
-    if params.min_p > 0:
-        mask = kept >= most + np.log(params.min_p)
-        ids, kept = ids[mask], kept[mask]
+    most = kept.max()
     weights = np.exp((kept - most) / params.temperature)
     mask = weights > 0
     ids, weights = ids[mask], weights[mask]
     return Distribution(ids, weights / weights.sum())
+
+
+def _kept(scores: NDArray[np.float32], params: SamplingParams, ops: RowOps) -> NDArray[np.int64]:
+    """Return the tokens, ascending, that top-k, top-p and min-p leave; at least one."""
+    ids = _candidates(scores, params, ops)
+    row = scores[ids]
+    most = float(row.max(initial=-np.inf))
+    _require_finite(most)
+    return ids[row.astype(np.float64) >= most + math.log(params.min_p)] if params.min_p > 0 else ids
 
 
 def _candidates(scores: NDArray[np.float32], params: SamplingParams, ops: RowOps) -> NDArray[np.int64]:

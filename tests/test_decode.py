@@ -235,6 +235,7 @@ def test_counts_of_right_drafts_are_exact(model: Model, plain: dict[str, list[in
     assert drafter.asked == [4, 4, 4, 4, 2]
     assert (stats.n_steps, stats.n_drafts, stats.n_draft_tokens, stats.n_accepted_tokens) == (5, 5, 18, 18)
     assert stats.accepted_by_position == [5, 5, 4, 4]
+    assert found.decoder.curve is not None
     assert set(found.decoder.curve.table()) == {3, 5}
     assert [len(verification.token_ids) for verification, _ in drafter.told] == [1, 5, 5, 5, 5, 3]
     assert stats.reasons == []

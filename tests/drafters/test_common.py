@@ -38,7 +38,7 @@ def test_without_a_text_it_proposes_nothing(make_context: MakeContext) -> None:
 
 def test_the_text_that_ships_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tokens are remembered by model; a damaged cache is no matter."""
-    with edgedec.load(tiny_llama(tmp_path / "m.gguf"), cache_dir=tmp_path, runtime="reference") as engine:
+    with edgedec.load(tiny_llama(tmp_path / "m.gguf"), cache_dir=tmp_path, runtime="reference", draft="off") as engine:
         tokenizer = engine.tokenizer
         found = common_text(tokenizer, tmp_path, "a")
         assert len(found.token_ids) > 10_000

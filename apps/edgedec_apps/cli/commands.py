@@ -127,14 +127,14 @@ def simulate(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="What edgedec bench --rows wrote.")],
     *,
     curve: Annotated[
-        str,
+        str | None,
         option(
             "--curve",
-            help="A file of edgedec bench --curve-out, or a modelled device such as raspberry-pi-5.",
+            help="A file of edgedec bench --curve-out, or a modelled device (default: all of these).",
             metavar="FILE",
             panel=_BENCH,
         ),
-    ],
+    ] = None,
     draft_max: Annotated[
         int, option("--draft-max", help="Most tokens of a draft.", metavar="N", panel=_BENCH)
     ] = N_DRAFT_MAX,

@@ -25,29 +25,34 @@ class Costs:
     source: str
 
 
-def simulate(rows: Path, curve: str, *, n_max: int, as_json: bool) -> None:
-    """Replay the drafts and print the expected speed per task."""
+def simulate(rows: Path, curve: str | None, *, n_max: int, as_json: bool) -> None:
+    """Replay the drafts and print the expected speed per task, or on every modelled device."""
     if n_max < 1:
         raise RequestError(f"--draft-max is {n_max}; it must be at least 1")
     recording = read_recording(rows)
-    costs = read_costs(curve, recording)
+    found = [_document(recording, read_costs(name, recording), n_max) for name in ([curve] if curve else DEVICES)]
+    if as_json:
+        write_json(found[0] if curve else found)
+        return
+    write_line(f"{recording.model} · drafting time left out")
+    for document in found:
+        write_line("")
+        write_line(document["curve"])
+        tasks = document["tasks"].items() if curve else ()
+        for line in columns([_HEADINGS, *(_row(task, one) for task, one in tasks), _row("all", document["all"])]):
+            write_line(line)
+
+
+def _document(recording: Recording, costs: Costs, n_max: int) -> dict[str, Any]:
     tasks: dict[str, list[Replay]] = {}
     for text in recording.texts:
         tasks.setdefault(text.task, []).append(replay(text.token_ids, text.proposals, costs.seconds, n_max))
-    everything = _figures([found for replays in tasks.values() for found in replays])
-    document = {
+    return {
         "model": recording.model,
         "curve": costs.source,
-        "all": everything,
+        "all": _figures([one for replays in tasks.values() for one in replays]),
         "tasks": {task: _figures(replays) for task, replays in tasks.items()},
     }
-    if as_json:
-        write_json(document)
-        return
-    write_line(f"{recording.model} · {costs.source} · drafting time left out")
-    shown = [_HEADINGS, *(_row(task, _figures(replays)) for task, replays in tasks.items()), _row("all", everything)]
-    for line in columns(shown):
-        write_line(line)
 
 
 def read_costs(curve: str, recording: Recording) -> Costs:

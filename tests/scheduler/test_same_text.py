@@ -1,0 +1,56 @@
+"""One seed, one text, on a real model, for every drafter and length of draft (all prompts: benchmarks/same_text.py)."""
+
+from typing import Any
+
+import pytest
+from support.real_models import real_model
+
+import edgedec
+
+pytestmark = pytest.mark.model
+
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n"
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "seed": 5},
+    {"temperature": 1.0, "top_p": 1.0, "seed": 6},
+]
+_plain: list[tuple[int, ...]] = []
+
+
+def generated(draft: str, n_draft_max: int, **options: Any) -> list[tuple[int, ...]]:
+    """Return the tokens of each way to draw them, and note that something was drafted."""
+    model = real_model("smollm2-135m.gguf")
+    with edgedec.load(model, draft=draft, n_draft_max=n_draft_max, runtime="cpu", offline=True, **options) as engine:
+        results = [engine.generate(PROMPT, max_tokens=48, ignore_end=True, **way) for way in WAYS]
+    assert draft == "off" or any(result.stats.n_drafts for result in results)
+    return [result.token_ids for result in results]
+
+
+@pytest.mark.parametrize(
+    ("draft", "n_draft_max"),
+    [
+        ("suffix", 1),
+        ("suffix", 13),
+        ("common", 4),
+        ("recycling", 7),
+        ("trigram", 3),
+        ("stand", 15),
+        ("suffix+recycling+stand", 9),
+        ("auto", 15),
+    ],
+)
+def test_the_text_is_plain_decodings(draft: str, n_draft_max: int) -> None:
+    """Greedy and with two seeds, the tokens are equal."""
+    if not _plain:
+        _plain.extend(generated("off", 15))
+    assert generated(draft, n_draft_max) == _plain
+
+
+def test_a_model_that_drafts_for_itself_changes_nothing() -> None:
+    """The draft model and the cascade around it, pinned and left to the policy."""
+    model = real_model("smollm2-135m.gguf")
+    if not _plain:
+        _plain.extend(generated("off", 15))
+    for draft in ("model", "cascade", "auto"):
+        assert generated(draft, 6, draft_model=model) == _plain
