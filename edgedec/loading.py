@@ -9,6 +9,7 @@ from typing import Literal
 from edgedec import plugins
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.choosing import Choice, choose_runtime
+from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import DrafterFactory
 from edgedec.draft_loading import drafter_factories, open_draft_model, with_draft_model
 from edgedec.drafters.common_text import common_text
@@ -25,7 +26,6 @@ from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
 
 Numerics = Literal["strict", "loose"]
-N_DRAFT_MAX = 15
 
 
 def load(

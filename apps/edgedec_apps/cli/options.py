@@ -12,8 +12,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from edgedec.defaults import N_DRAFT_MAX
 from edgedec.errors import RequestError
-from edgedec.loading import N_DRAFT_MAX
 
 _MODEL, _PROMPT, _SAMPLING, _OUTPUT = "Model and memory", "Prompt", "Sampling", "Output"
 _TILES = "Tiles"
