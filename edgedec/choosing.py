@@ -1,7 +1,5 @@
 """Which runtime runs a model: the one named, the first that takes it, or of two that do the faster, as measured."""
 
-import os
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +15,7 @@ from edgedec.errors import CancelledError, EdgedecError, RequestError, Unsupport
 from edgedec.gguf import read_gguf
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import CancelToken
-from edgedec.remembered import recall, remember
+from edgedec.remembered import machine_key, recall, remember
 
 _PREFERRED = ("cpu", "llamacpp")
 _NEVER_CHOSEN = ("reference",)
@@ -143,9 +141,8 @@ def _key(path: Path, options: LoadOptions) -> str:
     """Name model, machine and options of a comparison."""
     from edgedec import __version__
 
-    machine = f"{platform.machine()} {os.cpu_count()} {options.n_threads} {options.n_gpu_layers} {options.device}"
     header = read_gguf(path).header_hash if path.suffix != ".onnx" else str(path)
-    return f"{__version__} {header} {machine} {options.kv_type}"
+    return f"{__version__} {header} {machine_key(options)} {options.kv_type}"
 
 
 def _measure(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def with_draft_model(
 
 def _factory(name: str) -> DrafterFactory:
     factory: DrafterFactory = plugins.load_plugin(plugins.DRAFTERS, name)
-    return factory if plugins.plugins(plugins.DRAFTERS)[name].package == plugins.OWN else guarded(factory)
+    return factory if plugins.is_own(plugins.DRAFTERS, name) else guarded(factory)
 
 
 def open_draft_model(path: Path, target: Model, options: LoadOptions) -> DraftModel | UniversalDraftModel:

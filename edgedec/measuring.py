@@ -1,7 +1,5 @@
 """The cost curve of a model on this machine: measured in at most two seconds at its first load, then remembered."""
 
-import os
-import platform
 from time import monotonic, perf_counter
 
 import numpy as np
@@ -10,7 +8,7 @@ from numpy.typing import NDArray
 from edgedec.curve import CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.model import LoadOptions, Session
-from edgedec.remembered import recall, remember
+from edgedec.remembered import machine_key, recall, remember
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 _BETWEEN = (3, 6, 12, 24)  # when there is time left
@@ -36,8 +34,7 @@ def cost_curve(session: Session, options: LoadOptions, limit_s: float = 2.0) -> 
 
 def _key(session: Session, options: LoadOptions) -> str:
     card = session.model.card
-    machine = f"{platform.machine()} {os.cpu_count()} {options.n_threads} {options.n_gpu_layers} {options.device}"
-    return f"{card.fingerprint} {card.runtime} {machine}"
+    return f"{card.fingerprint} {card.runtime} {machine_key(options)}"
 
 
 def _as_curve(found: object) -> CostCurve | None:

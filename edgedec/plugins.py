@@ -16,7 +16,6 @@ DRAFTERS = "edgedec.drafters"
 RESOLVERS = "edgedec.resolvers"
 TEMPLATES = "edgedec.templates"
 FOLDERS = "edgedec.folders"
-OWN = "edgedec"
 
 _BUILT_IN = {
     RUNTIMES: {
@@ -79,11 +78,16 @@ GROUPS = tuple(_BUILT_IN)
 
 def plugins(group: str) -> dict[str, Plugin]:
     """Return the plug-ins of a group by name, ours first; a name of ours can't be taken over."""
-    found = {name: Plugin(group, name, target, OWN) for name, target in _BUILT_IN[group].items()}
+    found = {name: Plugin(group, name, target, "edgedec") for name, target in _BUILT_IN[group].items()}
     for entry in metadata.entry_points(group=group):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown package"
         found.setdefault(entry.name, Plugin(group, entry.name, entry.value, package))
     return found
+
+
+def is_own(group: str, name: str) -> bool:
+    """Return whether the plug-in of that name is ours; no other package's can take the name."""
+    return name in _BUILT_IN[group]
 
 
 def load_plugin(group: str, name: str) -> Any:

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import os
+import platform
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from edgedec import plugins
+from edgedec.model import LoadOptions
 
 
 def recall(cache_dir: Path | None, kind: str, key: str) -> Any:
@@ -33,6 +35,11 @@ def remember(cache_dir: Path | None, kind: str, key: str, value: Any) -> None:
     except OSError:
         with suppress(OSError):
             partial.unlink()
+
+
+def machine_key(options: LoadOptions) -> str:
+    """Name what a measured time depends on besides the model: the machine, threads and device."""
+    return f"{platform.machine()} {os.cpu_count()} {options.n_threads} {options.n_gpu_layers} {options.device}"
 
 
 def cache_folder(cache_dir: Path | None) -> Path:

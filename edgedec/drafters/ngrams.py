@@ -1,13 +1,14 @@
 """Where a text stands in a table of n-grams, and what a step of decoding teaches the table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgedec.draft import Candidates, Draft, DraftContext, Verification
-from edgedec.drafters.candidate_table import BITS, CandidateTable, context_key, last_tokens, learn_text
-from edgedec.drafters.growth import Children, grow
+from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.drafters.candidate_table import BITS, CandidateTable, K, context_key, last_tokens, learn_text
+from edgedec.drafters.growth import Child, Children, grow
 
 _STORE_BYTES = 32_000_000
 _MAX_PROMPT = 8_192  # last tokens of a prompt that are looked at
@@ -111,3 +112,38 @@ def _path(tokens: list[int], parents: list[int], token_ids: Sequence[int]) -> li
             break
         path.append(row)
     return path
+
+
+class NgramDrafter:
+    """What drafters on a table of n-grams have in common; a subclass says which children a state has.
+
+    Implements edgedec.draft.Drafter. The table outlives the request, within 32 MB and half of the budget; when it is
+    full, the context that was met first makes room.
+    """
+
+    def __init__(self, context: DraftContext, name: str, orders: tuple[int, ...], least_rate: float) -> None:
+        self._text = NgramText(stored_table(context, name, least_rate), orders)
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        """The target's candidates."""
+        return DrafterNeeds(candidates=K)
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the prompt."""
+        self._text.begin(token_ids)
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Grow a tree from the text's last tokens, most probable paths first."""
+        return self._text.draft(n_max, self._children)
+
+    def _children(self, state: int, depth: int) -> list[Child]:
+        raise NotImplementedError
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Take the rows of the step, or, without candidates, the tokens that the text got."""
+        self._text.accept(verification)
+
+    def memory_bytes(self) -> int:
+        """Return about how much memory it and its table hold."""
+        return self._text.memory_bytes()

@@ -10,21 +10,15 @@ probable next tokens behind. Lossless: it only proposes. Where a CPU wants it ot
 - Above temperature 0 children are ranked with the noise that the target draws with.
 """
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
-
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.candidate_table import K
+from edgedec.draft import DraftContext
 from edgedec.drafters.growth import Child, Ranking
-from edgedec.drafters.ngrams import NgramText, stored_table
+from edgedec.drafters.ngrams import NgramDrafter
 
 _KNOWN = 0.65
 _ERROR = 2.0
 
 
-class RecyclingDrafter:
+class RecyclingDrafter(NgramDrafter):
     """Implements edgedec.draft.Drafter.
 
     The table outlives the request, within 32 MB and half of the budget; when it is full, the token that was met first
@@ -32,30 +26,9 @@ class RecyclingDrafter:
     """
 
     def __init__(self, context: DraftContext) -> None:
-        self._text = NgramText(stored_table(context, "recycling", least_rate=1.0), orders=(1,))
+        super().__init__(context, "recycling", (1,), least_rate=1.0)
         self._ranking = Ranking(context.sampling, context.noise, error=_ERROR, known=_KNOWN)
-
-    @property
-    def needs(self) -> DrafterNeeds:
-        """The target's candidates."""
-        return DrafterNeeds(candidates=K)
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt."""
-        self._text.begin(token_ids)
-
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Follow the table from the last token, most probable paths first."""
-        return self._text.draft(n_max, self._children)
 
     def _children(self, state: int, depth: int) -> list[Child]:
         _, ids, probs = self._text.longest(state)
         return self._ranking.rank(ids, probs, self._text.length + depth)
-
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Take the rows of the step, or, without candidates, the tokens that the text got."""
-        self._text.accept(verification)
-
-    def memory_bytes(self) -> int:
-        """Return about how much memory it and its table hold."""
-        return self._text.memory_bytes()

@@ -11,20 +11,14 @@ it otherwise than the paper:
 - The prompt fills in the contexts that are missing.
 """
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
-
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.candidate_table import K
+from edgedec.draft import DraftContext
 from edgedec.drafters.growth import Child, Ranking
-from edgedec.drafters.ngrams import NgramText, stored_table
+from edgedec.drafters.ngrams import NgramDrafter
 
 _LEAST_RATE = 0.3
 
 
-class StandDrafter:
+class StandDrafter(NgramDrafter):
     """Implements edgedec.draft.Drafter.
 
     The table outlives the request (samples of one prompt share it), within 32 MB and half of the budget; when it is
@@ -32,7 +26,7 @@ class StandDrafter:
     """
 
     def __init__(self, context: DraftContext) -> None:
-        self._text = NgramText(stored_table(context, "stand", _LEAST_RATE), orders=(3, 2, 1))
+        super().__init__(context, "stand", (3, 2, 1), _LEAST_RATE)
         sampling, noise = context.sampling, context.noise
         self._rankings = {
             3: Ranking(sampling, noise, error=1.0, known=0.9),
@@ -40,27 +34,6 @@ class StandDrafter:
             1: Ranking(sampling, noise, error=2.0, known=0.65),
         }
 
-    @property
-    def needs(self) -> DrafterNeeds:
-        """The target's candidates."""
-        return DrafterNeeds(candidates=K)
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt."""
-        self._text.begin(token_ids)
-
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Draw from the longest known contexts, most probable paths first."""
-        return self._text.draft(n_max, self._children)
-
     def _children(self, state: int, depth: int) -> list[Child]:
         order, ids, probs = self._text.longest(state)
         return self._rankings[order].rank(ids, probs, self._text.length + depth) if order else []
-
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Take the rows of the step, or, without candidates, the tokens that the text got."""
-        self._text.accept(verification)
-
-    def memory_bytes(self) -> int:
-        """Return about how much memory it and its table hold."""
-        return self._text.memory_bytes()

@@ -12,22 +12,18 @@ ADED (Liu et al. 2024, arXiv:2407.12021). Lossless: it only proposes. Where a CP
 """
 
 import math
-from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.candidate_table import BITS, K, context_key
+from edgedec.draft import DraftContext
+from edgedec.drafters.candidate_table import BITS, context_key
 from edgedec.drafters.growth import Child, Ranking
-from edgedec.drafters.ngrams import NgramText, stored_table
+from edgedec.drafters.ngrams import NgramDrafter
 
 _EXPLORATION = 0.1  # c
 _MOST_VISITS = 100  # of a context in the rule, so that the bonus at most doubles a score
 _LEAST_RATE = 0.5
 
 
-class TrigramDrafter:
+class TrigramDrafter(NgramDrafter):
     """Implements edgedec.draft.Drafter.
 
     The table outlives the request, within 32 MB and half of the budget; when it is full, the context that was met
@@ -35,25 +31,12 @@ class TrigramDrafter:
     """
 
     def __init__(self, context: DraftContext) -> None:
-        self._text = NgramText(stored_table(context, "trigram", _LEAST_RATE), orders=(2, 1))
+        super().__init__(context, "trigram", (2, 1), _LEAST_RATE)
         sampling, noise = context.sampling, context.noise
         self._rankings = {
             2: Ranking(sampling, noise, error=1.5, known=0.8),
             1: Ranking(sampling, noise, error=2.0, known=0.65),
         }
-
-    @property
-    def needs(self) -> DrafterNeeds:
-        """The target's candidates."""
-        return DrafterNeeds(candidates=K)
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt."""
-        self._text.begin(token_ids)
-
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Search the table from the last two tokens."""
-        return self._text.draft(n_max, self._children)
 
     def _children(self, state: int, depth: int) -> list[Child]:
         order, ids, probs = self._text.longest(state)
@@ -68,11 +51,3 @@ class TrigramDrafter:
         ]
         scored.sort(key=lambda child: -child[0])
         return scored
-
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Take the rows of the step, or, without candidates, the tokens that the text got."""
-        self._text.accept(verification)
-
-    def memory_bytes(self) -> int:
-        """Return about how much memory it and its table hold."""
-        return self._text.memory_bytes()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterNeeds, Verification
 from edgedec.drafters.candidate_table import CandidateTable, context_key
 from edgedec.drafters.recycling import RecyclingDrafter
 from edgedec.noise import Noise, gumbel_of
@@ -121,33 +121,6 @@ def test_the_noise_of_one_token_is_the_targets(seed: int, position: int, token: 
     """A token's number is Noise.gumbel's, but for the rounding of two logarithms."""
     noise = Noise(seed)
     assert gumbel_of(noise.key(position), token) == pytest.approx(float(noise.gumbel(position, np.array([token]))[0]))
-
-
-@given(
-    st.integers(0, 2**32),
-    st.integers(1, 25),
-    st.sampled_from([0.0, 1e-300, 0.7, 1.5]),
-    st.sampled_from([None, 0, 5000]),
-)
-def test_any_generation_is_survived(
-    make_context: MakeContext,
-    generate: Callable[[Drafter, int, int], list[Draft]],
-    seed: int,
-    n_steps: int,
-    temperature: float,
-    budget_bytes: int | None,
-) -> None:
-    """Every draft is valid and within its bounds, whatever is verified, and the same once more."""
-    first, again = (
-        generate(RecyclingDrafter(make_context(temperature, budget_bytes)), seed, n_steps) for _ in range(2)
-    )
-    assert [draft.tokens.tolist() for draft in first] == [draft.tokens.tolist() for draft in again]
-    assert [draft.p_accept.tolist() for draft in first] == [draft.p_accept.tolist() for draft in again]
-
-
-def test_the_store_stays_in_its_budget(budget_holds: Callable[[DrafterFactory, str], None]) -> None:
-    """At most half of the budget, the first token met makes room, and a smaller budget starts afresh."""
-    budget_holds(RecyclingDrafter, "recycling")
 
 
 def test_a_table_takes_the_memory_it_says() -> None:
