@@ -17,7 +17,7 @@ import numpy as np
 from rich.progress import track
 
 import edgedec
-from edgedec.memory import resident_bytes
+from edgedec.system_memory import resident_bytes
 
 
 def state() -> dict[str, int]:

@@ -10,6 +10,8 @@ _REMEMBERED = 15
 _SURE = 3  # samples before which an expectation is never raised
 _BUCKET = 512  # tokens of context below which a forward costs about the same; then by doubling
 _ODD = 4.0  # times the expected seconds: a suspended process or a busy machine, not a cost
+_KEEP_SHARE = 1 / 8  # of the latest tree in what keeping a branch is taken to cost
+_KEEP_FADES = 0.995  # with every step without a tree, so that one dear keep does not rule trees out for good
 _STALE = 64  # observations without one of some n, after which that n goes back to what was measured at load
 
 
@@ -89,6 +91,11 @@ class CostCurve:
     ...     curve.observe(n_rows, seconds)
     >>> curve.seconds(1), curve.seconds(5), curve.seconds(16)
     (0.011, 0.03, 0.06)
+
+    Attributes:
+        keep_s: Seconds that keeping a branch of a tree takes on the average of the latest: next to nothing where it
+            moves what was computed, up to a forward where nodes are evaluated again. A mean, as a median would not show
+            what happens in one step of three.
     """
 
     def __init__(self, measured: Mapping[int, float] | None = None) -> None:
@@ -96,12 +103,22 @@ class CostCurve:
         for n_rows, seconds in sorted((measured or {}).items(), reverse=True):
             cheapest = min(base.values(), default=seconds)
             base[n_rows] = min(seconds, cheapest)  # more rows for less: the time of fewer was disturbed
+        self.keep_s = 0.0
         self._base = base
         self._buckets = {0: _Bucket(dict(base))} if base else {}
 
-    def observe(self, n_rows: int, seconds: float, n_past: int = 0) -> None:
-        """Take the measured time of one forward; only the latest few of each kind are remembered."""
-        self._bucket(n_past).observe(n_rows, seconds)
+    def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
+        """Take the measured time of one forward; only the latest few of each kind are remembered.
+
+        `keep_s` is what Session.keep took after it, None for a chain, which needs none. It is believed up to the cost
+        of the forward itself, as no more nodes than that can be evaluated again.
+        """
+        bucket = self._bucket(n_past)
+        bucket.observe(n_rows, seconds)
+        if keep_s is None:
+            self.keep_s *= _KEEP_FADES
+        else:
+            self.keep_s += _KEEP_SHARE * (min(keep_s, bucket.seconds(n_rows) or seconds) - self.keep_s)
 
     def _bucket(self, n_past: int) -> _Bucket:
         """Return the bucket of contexts of that length; a new one begins with the points of the nearest one."""

@@ -16,6 +16,7 @@ from edgedec.proposing import Proposer
 from edgedec.row_ops import RowOps
 from edgedec.sampling import Distribution, distribution, draw, log_probs
 from edgedec.sequence import Sequence
+from edgedec.tokenizer import Tokenizer
 from edgedec.verification import RULES, uniform_source
 from edgedec.verify import COUPLED, verify_coupled
 
@@ -70,9 +71,12 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
         raise
     ended = perf_counter()
     verification = _verify(sequence, decoder, draft, forward)
+    keep_s = None
     if not draft.is_chain:
         rows = [len(pending) - 1] + [len(pending) + node for node in verification.path]
+        chosen = perf_counter()
         session.keep(np.array(rows, dtype=np.int32))
+        keep_s = perf_counter() - chosen
     verified = perf_counter()
     if prefill:
         stats.prefill_s += ended - started
@@ -80,7 +84,7 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
         stats.forward_s += ended - started
         stats.n_steps += 1
         if decoder.curve is not None:
-            decoder.curve.observe(len(pending) + len(draft), ended - started, sequence.n_cached)
+            decoder.curve.observe(len(pending) + len(draft), ended - started, sequence.n_cached, keep_s)
     sequence.token_ids.extend(verification.token_ids)
     sequence.n_cached += len(pending) + len(verification.path)
     if len(draft):
@@ -135,12 +139,22 @@ def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
         uniform = uniform_source(decoder.noise, position)
         q = draft.q if draft.q is not None else (None,) * len(draft)
         verification = RULES[sequence.request.rule](draft, q, target, uniform)
+    if not params.ignore_end:
+        verification = _until_end(verification, decoder.session.model.tokenizer)
     if params.logprobs is not None:
         rows = (0, *(node + 1 for node in verification.path))
         decoder.logprobs += [
             _logprobs(logits[row], token, params.logprobs, ops)
             for row, token in zip(rows, verification.token_ids, strict=True)
         ]
+    return verification
+
+
+def _until_end(verification: Verification, tokenizer: Tokenizer) -> Verification:
+    """Leave out what a draft had behind an end token: it is no text, and no drafter should learn it."""
+    for i, token_id in enumerate(verification.token_ids[:-1]):
+        if tokenizer.is_end(token_id):
+            return Verification(verification.path[:i], verification.token_ids[: i + 1])
     return verification
 
 

@@ -13,6 +13,7 @@ from edgedec.drafters.model import ROWS, WINDOW, DraftModel
 from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.guarded import guarded
+from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model
 
 AUTO = ("suffix", "common")
@@ -75,7 +76,7 @@ def open_draft_model(path: Path, target: Model, options: LoadOptions) -> DraftMo
         UnsupportedModelError: One of two different tokenizers can't encode text.
         EdgedecError: As Runtime.load.
     """
-    smaller = replace(options, n_ctx=WINDOW, n_parallel=1, max_rows=ROWS)
+    smaller = _draft_options(options)
     model = choose_runtime(path, "auto", smaller).runtime.load(path, smaller)
     try:
         if same_tokenizer(model, target):
@@ -86,6 +87,17 @@ def open_draft_model(path: Path, target: Model, options: LoadOptions) -> DraftMo
     except BaseException:
         model.close()
         raise
+
+
+def draft_model_terms(path: Path, options: LoadOptions) -> list[MemoryTerm]:
+    """Return what a draft model adds to its target's memory plan (raises what Runtime.plan raises)."""
+    smaller = replace(_draft_options(options), on_progress=None)
+    terms = choose_runtime(path, "auto", smaller).runtime.plan(path, smaller)
+    return [replace(term, name=f"draft model: {term.name}") for term in terms if not term.base]
+
+
+def _draft_options(options: LoadOptions) -> LoadOptions:
+    return replace(options, n_ctx=WINDOW, n_parallel=1, max_rows=ROWS, resident_bytes=None)
 
 
 def same_tokenizer(model: Model, target: Model) -> bool:

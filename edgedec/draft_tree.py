@@ -5,8 +5,11 @@ which is the best tree of every size (DySpec, Xiong et al. 2024, arXiv:2410.1174
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from edgedec.draft import Draft
+
+_NO_KEEP = 0.01  # of a plain step: below that, keeping a branch costs nothing
 
 
 class DraftTree:
@@ -56,7 +59,7 @@ class DraftTree:
         return result
 
     def draft(self, nodes: Sequence[int]) -> Draft:
-        """Return these nodes, ascending and closed under parents, as a draft."""
+        """Return these nodes, ascending and closed under parents, as a draft; without q, as they were chosen."""
         places = {node: i for i, node in enumerate(nodes)}
         places[-1] = -1
         return Draft.tree(
@@ -99,3 +102,19 @@ def best_part(
         if rate > best_rate:
             best_n, best_rate = n, rate
     return sorted(order[:best_n]), best_rate
+
+
+def best_shape(
+    tree: DraftTree, paths: Sequence[float], cost: Callable[[int], float], n_max: int, spent_s: float, keep_s: float
+) -> tuple[list[int], float]:
+    """Return the best part of a tree or, where keeping a branch costs more than that brings, of its likeliest chain.
+
+    `keep_s` is what keeping one takes after the forward, in seconds; a chain needs none. The rest as for best_part.
+    """
+    nodes, rate = best_part(paths, range(len(paths)), cost, n_max, spent_s)
+    in_order = all(tree.parents[node] == last for last, node in pairwise([-1, *nodes]))
+    if in_order or keep_s < _NO_KEEP * cost(0):
+        return nodes, rate
+    whole = best_part(paths, range(len(paths)), lambda n: cost(n) + (keep_s if n else 0.0), n_max, spent_s)
+    chain = best_part(paths, tree.chain(paths), cost, n_max, spent_s)
+    return whole if whole[1] > chain[1] else chain

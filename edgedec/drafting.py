@@ -7,11 +7,12 @@ from typing import Any
 
 from edgedec.curve import CostCurve
 from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
+from edgedec.draft_store import DraftStore
 from edgedec.drafters.common_text import CommonText
 from edgedec.drafters.model import ModelFactory
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.guarded import Guarded
-from edgedec.model import Session
+from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
 from edgedec.policy import Policy
 from edgedec.proposing import described
@@ -29,26 +30,63 @@ class Drafting:
         n_max: Most nodes of a draft; 0 where no draft can be verified with the bits of single steps.
         always: Verify what is proposed whatever it costs, for a drafter that is pinned.
         budget_bytes: Most memory that the drafters may hold together, or None.
+        store_bytes: Most that each of them keeps between requests, or None.
         store: What drafters keep between requests.
         records: What is known of the drafters' acceptance and cost.
         common: A small text to begin with.
+        file: Where the suffix drafter's part of `store` outlives the process, or None.
+        notes: What the next generation's statistics will tell, once.
+        policy: The generation's that is running, or None.
+        off: Drafters that are asked no more, as their memory was needed, with what to tell of them.
     """
 
     factories: Mapping[str, DrafterFactory]
     n_max: int
     always: bool = False
     budget_bytes: int | None = None
+    store_bytes: int | None = None
     store: dict[str, Any] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
     common: CommonText | None = None
+    file: DraftStore | None = None
+    notes: list[str] = field(default_factory=list)
+    policy: Policy | None = None
+    off: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def share_bytes(self) -> int | None:
+        """Most memory that a drafter may hold, of which its store is at most half."""
+        shares = [n for n in (self.budget_bytes, self.store_bytes and 2 * self.store_bytes) if n is not None]
+        return min(shares, default=None)
+
+    def switch_off(self, name: str, reason: str) -> None:
+        """Go on without a drafter, in the generation that is running and those that come, until forget()."""
+        self.off[name] = reason
+        if self.policy is not None:
+            self.policy.leave(name)
 
     def forget(self) -> None:
-        """Empty all that outlives a request."""
+        """Empty all that outlives a request; drafters that were switched off are back, but for closed draft models."""
+        self.off = {name: why for name, why in self.off.items() if isinstance(self.factories[name], ModelFactory)}
         self.store.clear()
         self.records.clear()
+        if self.file is not None:
+            self.file.forget()
         for factory in self.factories.values():
             if isinstance(factory, ModelFactory):
                 factory.forget()
+
+    def use_file(self, file: DraftStore, options: LoadOptions) -> None:
+        """Take what a file holds, and save to it from now on (raises what DraftStore.fill raises)."""
+        note = file.fill(self.store, self.share_bytes, options)
+        self.file = file
+        if note is not None:
+            self.notes.append(note)
+
+    def save(self) -> None:
+        """Write the file, where there is one and something new (StorageError, ModelFormatError: it can't be)."""
+        if self.file is not None:
+            self.file.save(self.store)
 
     def close(self) -> None:
         """Free what the drafters have loaded."""
@@ -62,6 +100,8 @@ def open_policy(
 ) -> Policy | None:
     """Make the drafters of a generation; None, with the reason in its statistics, when none is left."""
     stats, sampling = sequence.stats, sequence.request.sampling
+    while drafting.notes:
+        stats.add_reason(drafting.notes.pop(0))
     if drafting.n_max < 1:
         stats.add_reason("drafting off: this model's rows are not bit-equal to single steps on this runtime")
         return None
@@ -71,7 +111,7 @@ def open_policy(
         session.model.tokenizer,
         sampling,
         noise,
-        drafting.budget_bytes,
+        drafting.share_bytes,
         drafting.store,
         floor,
         coupled=sequence.request.rule == COUPLED,
@@ -79,6 +119,9 @@ def open_policy(
     )
     left = drafting.budget_bytes
     for name, factory in drafting.factories.items():
+        if name in drafting.off:
+            stats.add_reason(drafting.off[name])
+            continue
         drafter = None
         try:
             drafter = factory(context)
@@ -97,9 +140,17 @@ def open_policy(
         members.append(_member(name, drafter, factory, drafting))
     if not members:
         return None
-    return Policy(
-        members, session, curve, greedy=sampling.greedy, n_max=drafting.n_max, floor=floor, always=drafting.always
+    drafting.policy = Policy(
+        members,
+        session,
+        curve,
+        greedy=sampling.greedy,
+        n_max=drafting.n_max,
+        floor=floor,
+        always=drafting.always,
+        coupled=context.coupled,
     )
+    return drafting.policy
 
 
 def _check_needs(needs: DrafterNeeds, session: Session) -> None:

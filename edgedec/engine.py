@@ -13,7 +13,7 @@ from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
 from edgedec.curve import CostCurve
 from edgedec.errors import ModelFormatError, RequestError, TemplateError
 from edgedec.generate import Target, TokenStream
-from edgedec.memory import MemoryPlan
+from edgedec.memory import MemoryPlan, release
 from edgedec.model import Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache
@@ -275,8 +275,22 @@ class Engine:
             target.cached_ids, target.n_exact = list(cache.token_ids), cache.n_exact
         return len(cache.token_ids)
 
+    def save_draft_store(self) -> None:
+        """Write the file of load(draft_store=...) now, as close() does; nothing where there is none, or nothing new.
+
+        Raises:
+            StorageError, ModelFormatError: It can't be written, or is another model's by now; it is not tried again.
+        """
+        if self._target.drafting is not None:
+            with self._target.turns.turn(CancelToken()):
+                self._target.drafting.save()
+
     def close(self) -> None:
-        """Stop what is running, then free the model and its memory; calling it again does nothing."""
+        """Stop what is running, then free the model and its memory; calling it again does nothing.
+
+        Raises:
+            StorageError, ModelFormatError: All is freed, but the draft store could not be written.
+        """
         target = self._target
         target.closing = True
         target.session.cancel()
@@ -287,9 +301,13 @@ class Engine:
             self._close_models()
 
     def _close_models(self) -> None:
-        if self._target.drafting is not None:
-            self._target.drafting.close()
+        release(self)
+        drafting = self._target.drafting
+        if drafting is not None:
+            drafting.close()
         self._model.close()
+        if drafting is not None and os.getpid() == self._target.pid:
+            drafting.save()
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ from edgedec.curve import CostCurve
 from edgedec.decode import Decoder, step
 from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, ContextFullError, PromptTooLongError, RequestError, SessionError
+from edgedec.memory_watch import Watch
 from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.policy import Policy
@@ -33,6 +34,7 @@ class Target:
         pid: The process that opened it.
         closing: Set once, to end what is running and refuse what comes.
         runtime_reason: What a comparison of runtimes found; may be empty.
+        watch: What sheds memory that can be done without, or None.
     """
 
     session: Session
@@ -44,6 +46,7 @@ class Target:
     pid: int = field(default_factory=os.getpid)
     closing: bool = False
     runtime_reason: str = ""
+    watch: Watch | None = None
 
 
 class TokenStream(Iterator[TokenOutput]):
@@ -142,6 +145,8 @@ def _decode(
             sequence.stats.curve = target.curve.table()
             sequence.stats.explanation = decoder.proposer.explain()
             decoder.proposer.close()
+        if target.drafting is not None:
+            target.drafting.policy = None
 
 
 def _steps(
@@ -151,6 +156,9 @@ def _steps(
         if cancel.cancelled or target.closing:
             sequence.finish_reason = "cancelled"
             break
+        if target.watch is not None:
+            for sentence in target.watch.check():
+                sequence.stats.add_reason(sentence)
         n_before = len(sequence.token_ids)
         try:
             step(sequence, decoder)

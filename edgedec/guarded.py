@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from time import monotonic
 
 import numpy as np
@@ -12,6 +12,9 @@ from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Drafter, DrafterFact
 from edgedec.errors import PluginError
 
 _MISSES = 3
+_MAKING_S = 2.0  # that a constructor may take: the first token waits for it
+
+_Made = tuple[Drafter, DrafterNeeds, int]
 
 
 class Guarded:
@@ -20,19 +23,37 @@ class Guarded:
     A draft that is not there by its deadline is left out; after three in a row draft() raises, as it does with what the
     drafter itself raised.
 
+    Args:
+        make: Makes the drafter, in the worker thread too.
+
     Attributes:
         n_late: Drafts that were not there by their deadline.
+
+    Raises:
+        PluginError: Making it took over two seconds.
+        Exception: What making it raised.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-        self._needs = drafter.needs
+    def __init__(self, make: Callable[[], Drafter]) -> None:
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._drafts: SimpleQueue[tuple[int, Draft | Exception]] = SimpleQueue()
+        self._made: SimpleQueue[_Made | Exception] = SimpleQueue()
         self._asked = self._misses = self.n_late = 0
         self._failure: Exception | None = None
-        self._thread = Thread(target=self._run, name="edgedec-drafter", daemon=True)
-        self._thread.start()
+        thread = Thread(target=self._run, args=(make,), name="edgedec-drafter", daemon=True)
+        thread.start()
+        made: _Made | Exception
+        try:
+            made = self._made.get(timeout=_MAKING_S)
+        except Empty:
+            made = PluginError(f"its constructor took over {_MAKING_S:.0f} s; it must return sooner")
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
+        if isinstance(made, Exception):
+            self.close()
+            raise made
+        self._drafter, self._needs, self._held_bytes = made
 
     @property
     def needs(self) -> DrafterNeeds:
@@ -90,14 +111,19 @@ class Guarded:
         self._work.put(lambda: self._drafter.accept(verification, copies))
 
     def memory_bytes(self) -> int:
-        """Return what the drafter says."""
-        return self._drafter.memory_bytes()
+        """Return what the drafter said when it was made."""
+        return self._held_bytes
 
     def close(self) -> None:
         """End the thread when it comes to it."""
         self._work.put(None)
 
-    def _run(self) -> None:
+    def _run(self, make: Callable[[], Drafter]) -> None:
+        try:
+            drafter = make()
+            self._made.put((drafter, drafter.needs, drafter.memory_bytes()))
+        except BaseException as error:
+            self._made.put(_exception(error))
         while (act := self._work.get()) is not None:
             try:
                 act()
@@ -111,9 +137,17 @@ def _exception(error: BaseException) -> Exception:
 
 
 def guarded(factory: DrafterFactory) -> DrafterFactory:
-    """Return a factory whose drafters run in threads of their own."""
+    """Return a factory whose drafters are made and run in threads of their own."""
+    making = Lock()
 
     def make(context: DraftContext) -> Drafter:
-        return Guarded(factory(context))
+        if making.locked():  # or every text would wait for it, and leave a thread behind
+            raise PluginError("its constructor, called for an earlier text, has not returned yet")
+
+        def made() -> Drafter:
+            with making:
+                return factory(context)
+
+        return Guarded(made)
 
     return make

@@ -12,6 +12,7 @@ from edgedec.choosing import Choice, choose_runtime
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import DrafterFactory
 from edgedec.draft_loading import drafter_factories, open_draft_model, with_draft_model
+from edgedec.draft_store import DraftStore, require_draft_store
 from edgedec.drafters.common_text import common_text
 from edgedec.drafting import Drafting
 from edgedec.engine import Engine
@@ -19,11 +20,13 @@ from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
 from edgedec.gguf import NO_SUCH_FILE, storage_error
 from edgedec.measuring import cost_curve
-from edgedec.memory import MemoryPlan, parse_size
+from edgedec.memory import hold, parse_size
 from edgedec.model import LoadOptions, Model, default_n_ctx
+from edgedec.planning import AUTO_KV, STORE_BYTES, Asked, Cap, Setting, drafter_bytes, plan_within
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
+from edgedec.shedding import memory_watch
 
 Numerics = Literal["strict", "loose"]
 
@@ -38,6 +41,7 @@ def load(
     draft_model: str | os.PathLike[str] | None = None,
     n_draft_max: int = N_DRAFT_MAX,
     draft_numerics: Numerics = "strict",
+    draft_store: str | os.PathLike[str] | None = None,
     chat_template: str | None = None,
     n_parallel: int = 1,
     max_rows: int | None = None,
@@ -62,8 +66,10 @@ def load(
         runtime: Name of a runtime, or "auto", which compares the two best at the first load of a model (at most 3 s,
             and not under a memory cap).
         n_ctx: Tokens of the context; None for min(trained, 4,096).
-        memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), the rest of the process not counted; a plan
-            over it is refused before anything is loaded.
+        memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), for all models of the process together, the
+            rest of the process not counted. What was not asked for by name is cut down to fit, in the order of
+            edgedec.planning (engine.plan.given_up says what); what is over it even so is refused before anything is
+            loaded. None for what the system has free, as far as that can be found out.
         draft: "auto" drafts where measured cost and acceptance say that it pays; the name of a drafter, several joined
             by "+", or a factory pins it: its drafts are verified whatever they cost. "off" and None decode plainly.
             The text is the same in every case.
@@ -71,9 +77,12 @@ def load(
         n_draft_max: Most nodes of a draft.
         draft_numerics: "strict" keeps to drafts whose rows are bit-equal to single steps on this runtime; "loose" goes
             beyond, and the text may then differ where two tokens are nearly as probable.
+        draft_store: File in which what the suffix drafter keeps between requests, the token ids of earlier outputs,
+            outlives the process: read now, written by Engine.close(). Only models of one vocabulary share a file.
         chat_template: Jinja source to use instead of the model's own.
-        n_parallel, max_rows, n_threads, kv_type, flash_attention, mmap, repack, tile_cache, n_gpu_layers, device: As
-            in edgedec.model.LoadOptions.
+        kv_type: As in LoadOptions, or "auto": "f16", and smaller where memory is short, which may change the text.
+        n_parallel, max_rows, n_threads, flash_attention, mmap, repack, tile_cache, n_gpu_layers, device: As in
+            edgedec.model.LoadOptions.
         offline: Never touch the network.
         cache_dir: Root of edgedec's cache; None for EDGEDEC_CACHE or the platform's default.
         on_progress: Called with progress of fetching and loading.
@@ -98,57 +107,78 @@ def load(
         on_progress=on_progress,
         cancel=cancel,
     )
+    store = None if draft_store is None else require_draft_store(Path(draft_store))
     resolving = ResolveOptions(options.cache_dir, offline, on_progress, cancel)
-    choice = choose_runtime(resolve(model, resolving), runtime, options, measure=memory is None)
-    cap_bytes = parse_size(memory) if isinstance(memory, str) else memory
-    plan = MemoryPlan(())
-    if cap_bytes is not None:
-        whole = plan_memory(choice, options, cap_bytes)
-        plan = replace(whole, terms=tuple(term for term in whole.terms if not term.base))
-        plan.require()
+    path = resolve(model, resolving)
     return open_engine(
-        choice,
+        choose(path, runtime, options, measure=memory is None),
         options,
-        plan,
+        Cap(parse_size(memory) if isinstance(memory, str) else memory, whole_process=False),
         draft=draft,
         draft_model=None if draft_model is None else resolve(draft_model, resolving),
         n_draft_max=n_draft_max,
         draft_numerics=draft_numerics,
+        draft_store=store,
         chat_template=chat_template,
     )
+
+
+def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool) -> Choice:
+    """Return the runtime for a model file: choose_runtime for options that may leave the KV cache's type open."""
+    definite = replace(options, kv_type="f16") if options.kv_type == AUTO_KV else options
+    return choose_runtime(path, runtime, definite, measure=measure)
 
 
 def open_engine(
     choice: Choice,
     options: LoadOptions,
-    plan: MemoryPlan,
+    cap: Cap,
     *,
     draft: str | DrafterFactory | None = "auto",
     draft_model: Path | None = None,
     n_draft_max: int = N_DRAFT_MAX,
     draft_numerics: Numerics = "strict",
+    draft_store: Path | None = None,
     chat_template: str | None = None,
+    store_bytes: int = STORE_BYTES,
 ) -> Engine:
-    """Load what choose_runtime chose, under a plan that was found to fit, and the draft model where there is one."""
+    """Plan, and load what choose chose and the draft model where there is one (raises what load raises).
+
+    `draft_store` is what require_draft_store returned.
+    """
+    if n_draft_max < 1:
+        raise RequestError(f"n_draft_max is {n_draft_max}; it must be at least 1")
     factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
+    wishes = Setting(options, tuple(factories), draft_model, store_bytes)
+    planned = plan_within(choice, wishes, Asked(options.n_ctx is not None, pinned), cap)
+    planned.plan.require()
+    setting = planned.setting
+    options = setting.options
+    factories = {name: factory for name, factory in factories.items() if name in setting.drafters}
     with ExitStack() as undo:
         loaded = choice.runtime.load(choice.path, options)
         undo.callback(loaded.close)
         session = loaded.session(options.n_ctx or default_n_ctx(loaded.card.n_ctx_train))
         target = Target(session, runtime_reason=choice.reason)
-        if draft_model is not None and factories:
-            source = open_draft_model(draft_model, loaded, options)
+        if setting.draft_model is not None and factories:
+            source = open_draft_model(setting.draft_model, loaded, options)
             undo.callback(source.close)
             factories = with_draft_model(factories, source, pinned=pinned)
         if factories:
-            budget = None if plan.cap_bytes is None else plan.cap_bytes - plan.total_bytes
             n_max = _draft_limit(loaded, n_draft_max, draft_numerics)
-            target.drafting = Drafting(factories, n_max, pinned, budget)
-            if "common" in factories:
+            budget = drafter_bytes(setting, session.n_ctx) if planned.plan.terms else None
+            target.drafting = Drafting(factories, n_max, pinned, budget, setting.store_bytes)
+            if n_max >= 1 and "common" in factories:
                 target.drafting.common = common_text(loaded.tokenizer, options.cache_dir, loaded.card.fingerprint)
+                target.drafting.common.build(options)
+            if n_max >= 1 and "suffix" in factories and draft_store is not None:
+                target.drafting.use_file(DraftStore(draft_store, loaded), options)
             if n_max >= 1 and not pinned:
-                target.curve = cost_curve(session, options)
-        engine = Engine(loaded, target, _template(loaded, chat_template), plan)
+                rows = {"most_rows": options.max_rows} if planned.plan.terms else {}
+                target.curve = cost_curve(session, options, **rows)
+        target.watch = memory_watch(target.drafting, planned.plan.process_cap_bytes)
+        engine = Engine(loaded, target, _template(loaded, chat_template), planned.plan)
+        hold(engine, planned.plan)
         undo.pop_all()
         return engine
 
@@ -188,8 +218,6 @@ def _resolve_name(name: str, options: ResolveOptions) -> Path:
 
 def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
     """Return the most nodes of a draft: in strict numerics, those whose verification has the bits of single steps."""
-    if n_draft_max < 1:
-        raise RequestError(f"n_draft_max is {n_draft_max}; it must be at least 1")
     limit = min(n_draft_max, model.capabilities.max_rows - 1)
     if numerics == "loose":
         return limit
@@ -204,8 +232,3 @@ def _template(model: Model, source: str | None) -> ChatTemplate | None:
     factory: ChatTemplateFactory = plugins.load_plugin(plugins.TEMPLATES, "jinja")
     tokenizer = model.tokenizer
     return factory(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
-
-
-def plan_memory(choice: Choice, options: LoadOptions, cap_bytes: int | None) -> MemoryPlan:
-    """Return the plan for the whole process, interpreter and libraries included, under a cap; it may not fit."""
-    return MemoryPlan(choice.runtime.plan(choice.path, options), cap_bytes)

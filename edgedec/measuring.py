@@ -16,17 +16,19 @@ _N_PAST = 32
 _REPEATS = 3
 
 
-def cost_curve(session: Session, options: LoadOptions, limit_s: float = 2.0) -> CostCurve:
+def cost_curve(
+    session: Session, options: LoadOptions, limit_s: float = 2.0, *, most_rows: int = _ROWS[-1]
+) -> CostCurve:
     """Return the curve of a session's model, remembered in the options' cache_dir or measured now.
 
     The session must hold nothing that is still needed. Every n is the least of up to three forwards, some time apart,
-    so that a busy moment does not count; n rises for as long as time lasts.
+    so that a busy moment does not count; n rises for as long as time lasts, to `most_rows`: each takes a row of logits.
     """
-    key = _key(session, options)
+    key = f"{_key(session, options)} {most_rows}"
     known = _as_curve(recall(options.cache_dir, "curve", key))
     if known is not None:
         return known
-    measured = _measure(session, monotonic() + limit_s, options)
+    measured = _measure(session, monotonic() + limit_s, options, most_rows)
     if len(measured) > 1:  # of one n alone no draft would ever be tried again
         remember(options.cache_dir, "curve", key, {str(n): seconds for n, seconds in measured.items()})
     return CostCurve(measured)
@@ -49,8 +51,8 @@ def _as_curve(found: object) -> CostCurve | None:
     return CostCurve(measured)
 
 
-def _measure(session: Session, until: float, options: LoadOptions) -> dict[int, float]:
-    most = min(session.model.capabilities.max_rows, session.n_ctx - 1)
+def _measure(session: Session, until: float, options: LoadOptions, most_rows: int) -> dict[int, float]:
+    most = min(session.model.capabilities.max_rows, session.n_ctx - 1, most_rows)
     tokens = np.arange(_N_PAST + max(most, 1), dtype=np.int32) % session.model.card.n_vocab
     measured: dict[int, float] = {}
     try:

@@ -5,8 +5,8 @@ mapped files that are in memory (VmRSS and VmHWM on Linux, the working set on Wi
 """
 
 import re
-import sys
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from edgedec.errors import MemoryCapError, RequestError
 
@@ -39,15 +39,24 @@ class MemoryPlan:
     Attributes:
         terms: What will be held at the peak.
         cap_bytes: What is allowed, or None.
+        given_up: What is less than was wished, so that it fits, a phrase each.
+        cap_name: What the cap is: what was "allowed", or what is "free" on this machine.
     """
 
     terms: tuple[MemoryTerm, ...]
     cap_bytes: int | None = None
+    given_up: tuple[str, ...] = ()
+    cap_name: str = "allowed"
 
     @property
     def total_bytes(self) -> int:
         """Sum of the terms."""
         return sum(term.n_bytes for term in self.terms)
+
+    @property
+    def process_cap_bytes(self) -> int | None:
+        """What the whole process may hold, where that is what the cap is for."""
+        return self.cap_bytes if any(term.base for term in self.terms) else None
 
     @property
     def fits(self) -> bool:
@@ -60,17 +69,38 @@ class MemoryPlan:
         rows.append(("total", format_bytes(self.total_bytes), ""))
         if self.cap_bytes is not None:
             over = self.total_bytes - self.cap_bytes
-            rows.append(("allowed", format_bytes(self.cap_bytes), f"over by {format_bytes(over)}" if over > 0 else ""))
+            what = f"over by {format_bytes(over)}" if over > 0 else ""
+            rows.append((self.cap_name, format_bytes(self.cap_bytes), what))
         width = max(len(name) for name, _, _ in rows)
         return "\n".join(f"  {name:{width}}  {size:>9}  {detail}".rstrip() for name, size, detail in rows)
 
     def require(self) -> None:
         """Raise MemoryCapError, with the table, when the plan is over its cap."""
         if not self.fits:
+            with_less = f", with {', '.join(self.given_up)}" if self.given_up else ""
             raise MemoryCapError(
-                f"the model needs {format_bytes(self.total_bytes)}, allowed are {format_bytes(self.cap_bytes or 0)}:\n"
-                f"{self.table()}\nallow more, or ask for a shorter context or a smaller model"
+                f"the model needs {format_bytes(self.total_bytes)}{with_less}; {self.cap_name}: "
+                f"{format_bytes(self.cap_bytes or 0)}\n{self.table()}\n"
+                "allow more, or take a smaller model; edgedec plan MODEL shows what fits into what"
             )
+
+
+_held: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+
+
+def hold(owner: object, plan: MemoryPlan) -> None:
+    """Count a plan's bytes against the caps of what is loaded later, until release, or as long as the owner lives."""
+    _held[owner] = sum(term.n_bytes for term in plan.terms if not term.base and term.name != "other models")
+
+
+def release(owner: object) -> None:
+    """Count its bytes no more."""
+    _held.pop(owner, None)
+
+
+def held_bytes() -> int:
+    """Return the planned bytes of all models that are loaded in this process."""
+    return sum(_held.values())
 
 
 def parse_size(text: str) -> int:
@@ -102,32 +132,3 @@ def format_bytes(n_bytes: int) -> str:
             divisor = 10**9 if unit == "GB" else scale
             return f"{n_bytes / divisor:.1f} {unit}"
     return f"{n_bytes} B"
-
-
-def resident_bytes() -> int | None:
-    """Return what this process holds in memory now, as the system counts it; None where it can't be read."""
-    return _status_bytes("VmRSS")
-
-
-def peak_resident_bytes() -> int | None:
-    """Return the most this process has held so far; None where it can't be read."""
-    peak = _status_bytes("VmHWM")
-    if peak is not None:
-        return peak
-    try:
-        import resource  # absent on Windows
-    except ImportError:
-        return None
-    maximum = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return maximum if sys.platform == "darwin" else maximum * 1024
-
-
-def _status_bytes(key: str) -> int | None:
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            for line in status:
-                if line.startswith(key + ":"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        return None
-    return None

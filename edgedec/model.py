@@ -274,6 +274,8 @@ class LoadOptions:
         repack: Rearrange weights for speed where the runtime can, at the price of private memory.
         tile_cache: Keep weights that a runtime rearranged on the disk, below `cache_dir` (None there: the platform's
             default), so that the next start maps them.
+        resident_bytes: Most bytes of weights that may be in memory; the others are read from the disk in each forward,
+            which says how fast that can be in the memory plan. None for all of them.
         n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
         device: Name of the device (`edgedec doctor` lists them), or None.
         cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None: remember nothing.
@@ -290,6 +292,7 @@ class LoadOptions:
     mmap: bool = True
     repack: bool = True
     tile_cache: bool = False
+    resident_bytes: int | None = None
     n_gpu_layers: int | None = None
     device: str | None = None
     cache_dir: Path | None = None

@@ -5,6 +5,12 @@ of the cost curve. SmartSpec's goodput (Liu et al. 2024, arXiv:2406.14066) and t
 arXiv:2405.19715) are special cases. Drafters that cost next to nothing propose before every step and are scored in
 shadow: their proposals are compared with the text that comes, verified or not. One that costs time for every node (a
 draft model) is asked only where its record says that it pays, and tried at times within 1 % of the time.
+
+A draft that was drawn from q, for a rule that looks at q, is verified whole and alone. To choose among its nodes by
+what was drawn would change the text's distribution: with p = q = (0.9, 0.1) and only the first token worth a node, the
+text would get it in 0.99 of all cases. So whether to ask, and for how many nodes, is decided before anything is drawn.
+Without q any choice is exact: a rule takes a token without q for one that was there before its random numbers, however
+it got there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.curve import CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Floor, Verification
-from edgedec.draft_tree import DraftTree, best_part
+from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, DrafterNeeds, Floor, Verification
+from edgedec.draft_tree import DraftTree, best_part, best_shape
 from edgedec.guarded import Guarded
 from edgedec.model import Session
 from edgedec.proposing import asked, described
@@ -53,6 +59,7 @@ class Policy:
         n_max: Most nodes of a draft.
         floor: Where costly drafters look up what a node must promise.
         always: Verify what is proposed whatever it costs.
+        coupled: Whether the verification rule is the coupled one, for which q is nothing.
 
     Attributes:
         rows: Where a list, every proposal is noted there and none verified.
@@ -68,6 +75,7 @@ class Policy:
         n_max: int,
         floor: Floor,
         always: bool = False,
+        coupled: bool = True,
     ) -> None:
         self._members = list(members)
         self._session = session
@@ -76,6 +84,8 @@ class Policy:
         self._n_max = n_max
         self._floor = floor
         self._always = always
+        self._coupled = coupled
+        self._drawn: Draft | None = None  # the draft with its q, of the latest step in which somebody was asked
         self._trees = session.model.capabilities.trees
         self.rows: list[Proposals] | None = None
         self._deadline_s = _DEADLINE_S
@@ -108,20 +118,24 @@ class Policy:
         cost = self._curve.up_to(max(n_max, SHOWN) + 1, n_past).__getitem__
         self._deadline_s = _DEADLINE_S if self._always else max(_LEAST_DEADLINE_S, cost(0) / 2)
         tree = DraftTree()
+        plain = self._drawn is not None and self._plain_is_due(self._n_tokens / max(self._spent_s, 1e-9) * cost(0))
+        self._drawn = None
         for member in list(self._members):
             if not member.costly:
                 self._ask_cheap(stats, member, tree, n_max)
         paths = tree.paths()
         nodes, rate = self._choose(tree, paths, cost, n_max, perf_counter() - started)
         for member in list(self._members):
-            if member.costly and self._ask_costly(stats, member, tree, cost, n_max, rate):
+            if member.costly and not plain and self._ask_costly(stats, member, tree, cost, n_max, rate):
                 paths = tree.paths()
                 nodes, rate = self._choose(tree, paths, cost, n_max, 0.0)
         if self.rows is not None:
             self.rows.append(Proposals(tuple(tree.tokens), tuple(tree.parents), tuple(paths), perf_counter() - started))
             nodes = []
+        elif self._drawn is not None:
+            nodes = list(range(len(self._drawn)))
         self._verdict.take(paths, len(nodes), cost)
-        if nodes and self._plain_is_due(rate * cost(0)):
+        if nodes and self._drawn is None and (plain or self._plain_is_due(rate * cost(0))):
             nodes = []
         self._n_drafted = self._n_drafted + 1 if nodes else 0
         self._spent_s += cost(len(nodes)) + perf_counter() - started
@@ -129,8 +143,10 @@ class Policy:
             member.record.total_s += cost(len(nodes))
         if not nodes:
             return EMPTY_DRAFT
+        if self._drawn is not None:
+            return self._drawn
         if self._always and len(self._members) == 1 and (self._trees or self._members[0].draft.is_chain):
-            return self._members[0].draft  # with its q
+            return self._members[0].draft
         chosen = set(nodes)
         for member in self._members:
             if len(member.draft) and not chosen.isdisjoint(member.places):
@@ -163,7 +179,9 @@ class Policy:
         finally:
             self._count_late(stats, member)
         member.draft = draft
-        if len(draft):
+        if not self._coupled and self._keeps_q(draft):
+            self._drawn = draft if self._drawn is None else self._drawn
+        elif len(draft):
             corrected = member.record.calibration[self._greedy].corrected
             p = draft.p_accept.tolist()
             if not self._always:
@@ -172,6 +190,10 @@ class Policy:
         seconds = perf_counter() - started
         stats.count_proposal(member.name, len(draft), seconds)
         return seconds
+
+    def _keeps_q(self, draft: Draft) -> bool:
+        """Tell whether a draft has a drawn node, and a shape that can be verified as it is."""
+        return draft.q is not None and any(law is not None for law in draft.q) and (self._trees or draft.is_chain)
 
     def _count_late(self, stats: DecodeStats, member: Member) -> None:
         if isinstance(member.drafter, Guarded) and member.drafter.n_late > member.late:
@@ -187,6 +209,8 @@ class Policy:
         if self._always:
             best = sorted(candidates, key=lambda node: (-paths[node], node))
             return sorted(best[:n_max]), 0.0
+        if self._trees:
+            return best_shape(tree, paths, cost, n_max, spent_s, self._curve.keep_s)
         return best_part(paths, candidates, cost, n_max, spent_s)
 
     def _ask_costly(
@@ -308,14 +332,26 @@ class Policy:
         stats.count_outcome(member.name, n_tried, len(path))
         return tuple(path[: len(token_ids) - 1])  # the step's last token was nobody's to accept
 
+    def drafter(self, name: str) -> Drafter | None:
+        """Return the drafter of that name that is at work, None where there is none."""
+        return next((member.drafter for member in self._members if member.name == name), None)
+
+    def leave(self, name: str) -> None:
+        """Go on without a drafter, between two steps; without one of that name nothing changes."""
+        for member in [member for member in self._members if member.name == name]:
+            self._remove(member)
+
     def _drop(self, stats: DecodeStats, member: Member, error: Exception) -> None:
         """Go on without a drafter that failed: a drafter never changes the text, so it never ends it either."""
-        self._members.remove(member)
+        self._remove(member)
         stats.count_failure(member.name, "failed")
+        stats.add_reason(f"{member.name} off: the drafter failed ({described(error)})")
+
+    def _remove(self, member: Member) -> None:
+        self._members.remove(member)
         if isinstance(member.drafter, Guarded):
             member.drafter.close()
         self._refresh_needs()
-        stats.add_reason(f"{member.name} off: the drafter failed ({described(error)})")
 
     def close(self) -> None:
         """End the threads of drafters that have one."""

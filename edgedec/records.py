@@ -9,7 +9,7 @@ from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
 Cost = Callable[[int], float]  # seconds of a forward by the nodes in it
 
 SHOWN = 4  # nodes that the reason against drafting speaks of
-_FIRST_RATE = 0.6  # acceptance expected of a costly drafter that was never tried
+_FIRST_RATE = 0.7  # acceptance expected of a costly drafter that was never tried
 
 
 @dataclass(slots=True)

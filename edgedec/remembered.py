@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,37 @@ def remember(cache_dir: Path | None, kind: str, key: str, value: Any) -> None:
 
 def machine_key(options: LoadOptions) -> str:
     """Name what a measured time depends on besides the model: the machine, threads and device."""
-    return f"{platform.machine()} {os.cpu_count()} {options.n_threads} {options.n_gpu_layers} {options.device}"
+    machine = f"{platform.machine()} {cpu_name()} {os.cpu_count()}"
+    key = f"{machine} {options.n_threads} {options.n_gpu_layers} {options.device}"
+    return key if options.resident_bytes is None else f"{key} {options.resident_bytes}"
+
+
+@cache
+def cpu_name() -> str:
+    """Name the CPU, as two machines that share a home folder differ by it; empty where the system does not say."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            return named_cpu(lines) or platform.processor()
+    except OSError:  # not Linux
+        return platform.processor()
+
+
+def named_cpu(lines: Iterable[str]) -> str:
+    """Return the CPU of the lines of /proc/cpuinfo: its model's name or, on Arm, the parts that its cores are.
+
+    >>> named_cpu(["processor : 0", "model name : Some CPU @ 2 GHz", "model name : never read"])
+    'Some CPU @ 2 GHz'
+    >>> named_cpu(["CPU implementer : 0x41", "CPU part : 0xd0b", "CPU implementer : 0x41", "CPU part : 0xd05"])
+    '0x41 0xd05 0xd0b'
+    """
+    parts: set[str] = set()
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+        if key.strip() in ("CPU implementer", "CPU part"):
+            parts.add(value.strip())
+    return " ".join(sorted(parts))
 
 
 def cache_folder(cache_dir: Path | None) -> Path:

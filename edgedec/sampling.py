@@ -244,5 +244,5 @@ def _penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequen
 
 
 def _require_finite(score: float) -> None:
-    if not np.isfinite(score):
+    if not math.isfinite(score):
         raise RequestError("no token is left to choose: every token is ruled out, or the model's logits are not finite")

@@ -25,7 +25,8 @@ class TextStream:
 
     def feed(self, data: bytes) -> str:
         """Take the bytes of a token and return the text that is now certain."""
-        return self._release(self._decoder.decode(data))
+        text = self._decoder.decode(data)
+        return self._release(text) if self._stop else text
 
     def finish(self) -> str:
         """Return what was held back; the text is over."""

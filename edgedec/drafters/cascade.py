@@ -3,7 +3,8 @@
 A hierarchy of speculation: cheap tokens -> draft model -> target (SpecMQuant, Zhang et al. 2025, arXiv:2505.22179;
 Spector and Re 2023, arXiv:2308.04623). The draft model evaluates the chain of cheap tokens in one forward and goes on
 from the row where what it would draw itself is another token. So the draft is the draft model's own, whatever the cheap
-tokens were.
+tokens were. That holds for a chain drawn from q under the opt-in rules, too: a cheap token is a row that may be of use,
+never a token of the draft.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ _NODES = 16  # asked of the cheap drafter
 _LEAST_PATH = 0.15  # of a cheap token: a row more takes about a tenth of a forward
 _REMEMBERED = 8192  # last tokens of a prompt whose pairs are remembered
 _AFTER_PAIR = 3
+_DRAWS = 0x4361736361644472  # sets the numbers that it draws with apart from a "model" drafter's beside it
 
 
 class CascadeModel:
@@ -56,7 +58,7 @@ class CascadeDrafter:
         assert isinstance(store, dict), "the store's entry of this name is ours"
         budget = None if context.budget_bytes is None else context.budget_bytes // 2
         self._cheap = cheap(replace(context, store=store, budget_bytes=budget))
-        self._model = ModelDrafter(source, context, self._ahead)
+        self._model = ModelDrafter(source, context, self._ahead, label=_DRAWS)
         self._tree = EMPTY_DRAFT
         self._pairs = _Pairs()
 

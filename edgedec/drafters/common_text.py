@@ -6,11 +6,12 @@ the first tokens of an answer, before the answer itself has taught the drafters 
 
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
+from edgedec.drafters.reporting import reported
 from edgedec.drafters.suffix_automaton import SuffixAutomaton
 from edgedec.errors import EdgedecError
+from edgedec.model import LoadOptions
 from edgedec.remembered import recall, remember
 from edgedec.tokenizer import Tokenizer
 
@@ -26,14 +27,28 @@ class CommonText:
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.token_ids = token_ids
+        self._automaton: SuffixAutomaton | None = None
 
-    @cached_property
+    @property
     def automaton(self) -> SuffixAutomaton:
-        """Its contexts, made when first asked for; only read from then on."""
+        """Its contexts, made now where build() was not called; only read from then on."""
+        return self._automaton or self.build(LoadOptions())
+
+    def build(self, options: LoadOptions) -> SuffixAutomaton:
+        """Make the contexts, so that no request has to wait for them (CancelledError by the options' cancel)."""
         automaton = SuffixAutomaton()
-        for token in self.token_ids:
+        for token in reported(self.token_ids, "everyday text", options):
             automaton.add(token)
+        self._automaton = automaton
         return automaton
+
+    def shed(self) -> None:
+        """Drop the contexts; they are made anew when they are asked for again."""
+        self._automaton = None
+
+    def memory_bytes(self) -> int:
+        """Return about how much memory the contexts take."""
+        return 0 if self._automaton is None else self._automaton.memory_bytes()
 
 
 def common_text(tokenizer: Tokenizer, cache_dir: Path | None, fingerprint: str) -> CommonText:

@@ -4,18 +4,23 @@ Suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) and prompt lookup (Saxena
 match costs nothing to find, and continuations are ranked by how often they followed. Lossless: it only proposes.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.matching import Match, MatchRates, expected, grow
-from edgedec.drafters.suffix_automaton import SuffixAutomaton
+from edgedec.drafters.suffix_automaton import STATE_BYTES, SuffixAutomaton
 
 _STORE_BYTES = 32_000_000  # of earlier texts, where the context names no budget
+MOST_TOKENS = _STORE_BYTES // STATE_BYTES  # that a store ever holds
 _MAX_PROMPT = 32_768  # last tokens of a prompt that are looked at
+
+Text: TypeAlias = "array[int]"  # token ids, four bytes each
 
 
 @dataclass(slots=True)
@@ -25,16 +30,43 @@ class SuffixStore:
     Attributes:
         young: Texts of the latest requests.
         old: Those before; dropped when `young` is full and takes its place.
+        outputs, old_outputs: The token ids of the requests among them whose texts no file holds yet, oldest first.
         rates: How often a match was right, by its length.
+        shut: Whether no more texts are taken.
     """
 
     young: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     old: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    outputs: list[Text] = field(default_factory=list)
+    old_outputs: list[Text] = field(default_factory=list)
     rates: MatchRates = field(default_factory=MatchRates)
+    shut: bool = False
+
+    def begin(self, limit_bytes: int) -> None:
+        """Begin a text, which does not follow the one before; `limit_bytes` is the most that all of them may take."""
+        if self.young.memory_bytes() > limit_bytes // 2:
+            self.old, self.young = self.young, SuffixAutomaton()
+            self.old_outputs, self.outputs = self.outputs, []
+        self.young.last = 0
+
+    def take_outputs(self) -> list[Text]:
+        """Return the texts that no file holds yet, oldest first, for a file to hold them."""
+        taken = [output for output in (*self.old_outputs, *self.outputs) if output]
+        self.old_outputs, self.outputs = [], []
+        return taken
+
+    def shed(self) -> None:
+        """Drop all texts, but for the token ids that a file has still to take, and take no more of them."""
+        self.young, self.old, self.shut = SuffixAutomaton(), SuffixAutomaton(), True
 
     def memory_bytes(self) -> int:
         """Return about how much memory it holds."""
         return self.young.memory_bytes() + self.old.memory_bytes()
+
+
+def store_limit(budget_bytes: int | None) -> int:
+    """Return the most bytes of earlier texts under a budget of all drafters."""
+    return _STORE_BYTES if budget_bytes is None else min(_STORE_BYTES, budget_bytes // 2)
 
 
 class SuffixDrafter:
@@ -44,9 +76,9 @@ class SuffixDrafter:
         store = context.store.setdefault("suffix", SuffixStore())
         assert isinstance(store, SuffixStore), "the store's entry of this name is ours"
         self._store = store
-        budget = 2 * _STORE_BYTES if context.budget_bytes is None else context.budget_bytes
-        self._limit = min(_STORE_BYTES, budget // 2)
+        self._limit = store_limit(context.budget_bytes)
         self._text = SuffixAutomaton()
+        self._output: Text = array("i")
         self._earlier: list[Match] = []
         self._expected: tuple[int, int] | None = None  # bucket and most frequent continuation of the last match
 
@@ -57,9 +89,9 @@ class SuffixDrafter:
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt."""
-        if self._store.young.memory_bytes() > self._limit // 2:
-            self._store.old, self._store.young = self._store.young, SuffixAutomaton()
-        self._store.young.last = 0  # the next text does not follow the one before
+        self._store.begin(self._limit)
+        self._output = array("i")
+        self._store.outputs.append(self._output)
         self._earlier = [Match(a) for a in (self._store.young, self._store.old) if len(a.next) > 1]
         for token in token_ids[-_MAX_PROMPT:]:
             self._take(token)
@@ -79,12 +111,16 @@ class SuffixDrafter:
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
+        if self._store.shut:
+            self._earlier.clear()
         for token in verification.token_ids:
             if self._expected is not None:
                 bucket, best = self._expected
                 self._store.rates.observe(bucket, token == best)
             self._take(token)
-            self._store.young.add(token)
+            if not self._store.shut:
+                self._store.young.add(token)
+                self._output.append(token)
             self._expected = expected(self._longest())
 
     def _longest(self) -> Match:

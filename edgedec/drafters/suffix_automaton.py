@@ -5,7 +5,7 @@ end at the same places of the text; its link leads to the longest shorter contex
 """
 
 _MAX_CLIMB = 24  # contexts whose count a token raises, longest first
-_STATE_BYTES = 420  # of a state and its share of dictionaries, as sys.getsizeof adds up
+STATE_BYTES = 420  # of a state and its share of dictionaries, as sys.getsizeof adds up; a token makes one or two
 
 
 class SuffixAutomaton:
@@ -72,4 +72,4 @@ class SuffixAutomaton:
 
     def memory_bytes(self) -> int:
         """Return about how much memory it holds."""
-        return len(self.next) * _STATE_BYTES
+        return len(self.next) * STATE_BYTES

@@ -7,7 +7,8 @@ unless it is one token for both models (the vocabularies' intersection, TLI ther
 that it ends.
 
 The two models share no noise. So the draft is greedy at every temperature, and p_accept is the draft model's
-probability at that temperature: the estimate of how often the target draws the same.
+probability at that temperature: the estimate of how often the target draws the same. Nor has it a q under the opt-in
+rules: a token of the target is spelled by many drafts of text, so what it would be drawn from is not known.
 """
 
 from bisect import bisect_left

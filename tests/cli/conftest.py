@@ -1,5 +1,6 @@
 """Fixtures: nothing of this machine's settings, a cache of our own, and tiny models on the reference runtime."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -25,6 +26,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGEDEC_RUNTIME", "reference")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return root
+
+
+@pytest.fixture(autouse=True)
+def quiet_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back what --verbose of another test in this process changed, and what this one will."""
+    logger = logging.getLogger("edgedec")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,7 @@ def test_without_a_template_the_text_is_continued_and_that_is_said(plain_model: 
 def test_json_is_one_object_and_nothing_else(model: Path) -> None:
     """--json prints one object with text, tokens, reason and counts; the text itself is not printed besides."""
     found = document(run_here("run", model, "Hello", *GREEDY, "--json", "--seed", "7", "--logprobs", "2"))
-    assert list(found) == ["model", "text", "token_ids", "finish_reason", "stats", "logprobs"]
+    assert list(found) == ["model", "text", "token_ids", "finish_reason", "stats", "logprobs", "memory"]
     assert (found["model"], found["finish_reason"]) == (str(model), "length")
     assert found["stats"]["seed"] == 7
     assert len(found["token_ids"]) == len(found["logprobs"]) == 8

@@ -17,7 +17,7 @@ from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
 from support.tiny_runs import Bits, Tokens, bits, extend, one_by_one, paths
 
 from edgedec.model import ForwardItem, LoadOptions, Model, Session
-from edgedec_runtimes.cpu.library import instruction_sets
+from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_CTX = 128
@@ -55,9 +55,10 @@ class Kind:
 
 
 def kinds() -> list[Kind]:
-    """Return every architecture with every instruction set; int8 for every other one of the two."""
+    """Return every architecture with every instruction set and a KV type in turn; then those with biases."""
     pairs = itertools.product(ARCHITECTURES, instruction_sets())
-    return [Kind(name, isa, ("f16", "q8_0")[i % 2]) for i, (name, isa) in enumerate(pairs)]
+    kinds = [Kind(name, isa, tuple(KV_TYPES)[i % len(KV_TYPES)]) for i, (name, isa) in enumerate(pairs)]
+    return kinds + [Kind("qwen2", instruction_sets()[0], kv_type) for kv_type in ("q8_0", "q4_0", "gear")]
 
 
 def load(path: Path, kind: Kind, n_threads: int) -> Model:
@@ -86,7 +87,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Case(model, text, expected)
 
 
-@pytest.fixture(scope="module", params=["f16", "q8_0"])
+@pytest.fixture(scope="module", params=list(KV_TYPES))
 def real(request: pytest.FixtureRequest, smollm_path: Path) -> Iterator[Case]:
     """The real 135M model, with a shorter text."""
     kind = Kind("llama", instruction_sets()[0], request.param)
@@ -228,7 +229,7 @@ def test_prefill_in_several_chunks(tmp_path: Path, name: str) -> None:
     tiny = replace(ARCHITECTURES[name], types=TILE_TYPES, seed=4)
     path, n = write_tiny(tmp_path / "m.gguf", tiny), 2 * CHUNK + 70
     wanted = np.array([0, 63, 64, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, n - 1], np.int32)
-    for kv_type in ("f16", "q8_0"):
+    for kv_type in KV_TYPES:
         with load(path, Kind(name, instruction_sets()[0], kv_type), 2) as model:
             text = tokens(n, 260, 5)
             expected = one_by_one(model.session(n), text)

@@ -1,5 +1,6 @@
 """What the cpu runtime does not run, and options that it can't honour, are refused before anything is loaded."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kv_type": "q4_0"}, "kv_type is 'q4_0'; the cpu runtime takes f16 and q8_0"),
+        ({"kv_type": "q5_1"}, "kv_type is 'q5_1'; the cpu runtime takes f16, q8_0, q4_0, gear"),
         ({"n_threads": 0}, "n_threads is 0"),
         ({"n_threads": 257}, "n_threads is 257"),
         ({"n_ctx": 0}, "n_ctx is 0"),
@@ -51,13 +52,13 @@ def test_options_that_it_cannot_honour(path: Path, options: dict[str, Any], word
             act(path, LoadOptions(**options))
 
 
-def test_int8_wants_heads_of_whole_blocks(tmp_path: Path) -> None:
-    """Heads of 48 elements are kept as float16, and refused as int8."""
+def test_narrow_types_want_heads_of_whole_blocks(tmp_path: Path) -> None:
+    """Heads of 48 elements are kept as float16, and refused as anything narrower."""
     path = write_tiny(tmp_path / "m.gguf", Tiny(n_embd=48, n_head=1, n_head_kv=1, head_dim=48))
     Cpu().load(path, LoadOptions()).close()
-    for act in (Cpu().load, Cpu().plan):
-        with pytest.raises(RequestError, match="heads of 48 elements"):
-            act(path, LoadOptions(kv_type="q8_0"))
+    for act, kv_type in itertools.product((Cpu().load, Cpu().plan), ("q8_0", "q4_0", "gear")):
+        with pytest.raises(RequestError, match="heads have 48 elements"):
+            act(path, LoadOptions(kv_type=kv_type))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit that holds for the stacks of threads")

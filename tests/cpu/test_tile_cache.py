@@ -61,7 +61,9 @@ def test_empty_tensors(maker: Maker) -> None:
     for tensors in ([TileTensor("token_embd.weight", 8323), TileTensor("none", 0)], []):
         for _ in range(2):
             gguf = read_gguf(maker.path)
-            with open_tiles(gguf, tensors, lambda name, out: None, layout="empty", cache_dir=maker.root) as tiles:
+            with open_tiles(
+                gguf, tensors, lambda name, out, start: None, layout="empty", cache_dir=maker.root
+            ) as tiles:
                 assert [(name, len(tiles[name])) for name in tiles] == [(t.name, t.n_bytes) for t in tensors]
 
 
@@ -311,4 +313,4 @@ def test_a_model_that_is_gone(maker: Maker) -> None:
     gguf = read_gguf(maker.path)
     maker.path.unlink()
     with pytest.raises(ModelNotFoundError, match=r"m\.gguf"):
-        open_tiles(gguf, [], lambda name, out: None, layout=LAYOUT, cache_dir=maker.root)
+        open_tiles(gguf, [], lambda name, out, start: None, layout=LAYOUT, cache_dir=maker.root)

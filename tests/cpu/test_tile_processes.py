@@ -32,7 +32,7 @@ phases = set()
 def note(line):
     with open(notes, "a") as file:
         file.write(line + "\\n")
-def fill(name, out):
+def fill(name, out, start):
     note("fill")
     time.sleep(float(pause_s))
     out[:-3] = np.frombuffer(gguf.read_tensor_bytes(name), np.uint8)[::-1]

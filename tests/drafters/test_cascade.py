@@ -13,10 +13,19 @@ from support.tiny_models import BOS, byte_ids
 import edgedec
 from edgedec.conformance import check_drafter
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.drafters import model as model_drafter
 from edgedec.drafters.cascade import CascadeModel, likely_chain, path_of
 from edgedec.drafters.model import DraftModel
 from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.noise import Noise
+from edgedec.sampling import SamplingParams
 from edgedec_runtimes.cpu.runtime import Cpu
+
+
+@pytest.fixture(autouse=True)
+def _prompts_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read more of a prompt than TEXT is long, so that draft model and target see the same."""
+    monkeypatch.setattr(model_drafter, "_FIRST", 256)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +96,31 @@ def test_the_drafts_are_the_draft_models_own(target: Path, draft_model: Model, n
         found = Recorded(cascade)
         generate(target, found, **SETTINGS[name])
         assert found.drafts == expected.drafts
+
+
+def test_a_drawn_chain_is_the_same_whatever_the_cheap_tokens_are(target: Path) -> None:
+    """Under another rule than the coupled one: the same tokens and q in every step, for fewer forwards."""
+    prompt = [BOS, *byte_ids(TEXT)]
+    drafts: list[list[Draft]] = []
+    n_forwards: list[int] = []
+    for known in ([], [0] * 60, None):
+        with loaded(target) as model:
+            source = DraftModel(model)
+            session = counted(source)
+            text = [*prompt, *(drafts[0][0].tokens.tolist() if known is None else known)]
+            cascade = CascadeModel(source, lambda context, text=text: Knowing(text, 0))
+            params = SamplingParams(temperature=1.0, top_p=1.0)
+            drafter = cascade(DraftContext(model.session(64), model.tokenizer, params, Noise(4), coupled=False))
+            drafter.begin(prompt)
+            drafts.append([drafter.draft(6, 1e18) for _ in range(3)])
+            n_forwards.append(session.n_forwards)
+    for other in drafts[1:]:
+        for first, second in zip(drafts[0], other, strict=True):
+            assert first.tokens.tolist() == second.tokens.tolist()
+            assert first.q is not None
+            assert second.q is not None
+            assert [law.probs.tolist() for law in first.q if law] == [law.probs.tolist() for law in second.q if law]
+    assert n_forwards[2] < n_forwards[0]
 
 
 @pytest.mark.parametrize(("shift", "saves"), [(0, True), (1, False)])

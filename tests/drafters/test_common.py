@@ -11,6 +11,9 @@ import edgedec
 from edgedec.draft import DraftContext, Verification
 from edgedec.drafters.common import CommonDrafter
 from edgedec.drafters.common_text import CommonText, common_text
+from edgedec.errors import CancelledError
+from edgedec.model import LoadOptions
+from edgedec.progress import CancelToken, Progress
 
 MakeContext = Callable[..., DraftContext]
 
@@ -34,6 +37,30 @@ def test_without_a_text_it_proposes_nothing(make_context: MakeContext) -> None:
     drafter.begin([1, 2])
     drafter.accept(Verification((), (3,)), {})
     assert len(drafter.draft(4, 1e18)) == 0
+
+
+def test_its_contexts_are_made_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request waits for them; loading says so where it takes long, and can be cancelled there."""
+    monkeypatch.setattr("edgedec.drafters.reporting._PATIENCE_S", -1.0)
+    path, told = tiny_llama(tmp_path / "m.gguf"), list[Progress]()
+    with edgedec.load(path, cache_dir=tmp_path, runtime="reference", on_progress=told.append) as engine:
+        monkeypatch.setattr(CommonText, "build", None)
+        engine.generate("Once", max_tokens=3)
+    shown = [progress.done for progress in told if progress.detail == "everyday text"]
+    assert (shown[0], shown[-1]) == (0, 100)
+    assert shown == sorted(shown)
+    monkeypatch.undo()
+    cancel = CancelToken()
+    cancel.cancel()
+    with pytest.raises(CancelledError, match="loading everyday text: cancelled"):
+        CommonText([1, 2]).build(LoadOptions(cancel=cancel))
+
+
+def test_what_is_made_quickly_is_not_reported(tmp_path: Path) -> None:
+    """A tenth of a second is no progress worth a line."""
+    told = list[Progress]()
+    CommonText([1, 2] * 600).build(LoadOptions(on_progress=told.append))
+    assert told == []
 
 
 def test_the_text_that_ships_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

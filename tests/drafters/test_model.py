@@ -12,19 +12,25 @@ from drafters.draft_models import SETTINGS, TEXT, Recorded, counted, generate, l
 from support.tiny_models import BOS, byte_ids
 
 from edgedec.conformance import check_drafter
-from edgedec.draft import DraftContext, DrafterFactory, Verification
+from edgedec.draft import DraftContext, DrafterFactory, Floor, Verification
 from edgedec.drafters import model as model_drafter
 from edgedec.drafters.cascade import CascadeModel
-from edgedec.drafters.model import DraftModel, ModelFactory, window_of
+from edgedec.drafters.model import DraftModel, ModelFactory, cut, window_of
 from edgedec.drafters.suffix import SuffixDrafter
 from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.drafting import Drafting
 from edgedec.errors import SessionError
 from edgedec.model import Capabilities, Model
 from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import SamplingParams, distribution
 
 GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture(autouse=True)
+def _prompts_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read more of a prompt than TEXT is long, so that draft model and target see the same."""
+    monkeypatch.setattr(model_drafter, "_FIRST", 256)
 
 
 @pytest.fixture(scope="module")
@@ -145,18 +151,69 @@ def test_without_trees_the_draft_is_a_chain(equal: DraftModel) -> None:
     assert shapes == {"trees": False, "chains": True}
 
 
-def test_under_another_rule_nothing_is_drawn(equal: DraftModel) -> None:
-    """Where the rule is not the coupled one, the draft is most probable tokens, whatever the noise."""
-    sampled = SamplingParams(temperature=1.0, top_p=1.0)
-    tokens = []
-    for seed in (1, 2):
-        drafter = equal(replace(context_for(equal.model, sampled, coupled=False), noise=Noise(seed)))
+@pytest.mark.parametrize("name", ["sampled", "truncated", "penalized"])
+def test_under_another_rule_a_chain_is_drawn_from_the_q_it_comes_with(equal: DraftModel, name: str) -> None:
+    """Each q is what the draft model gives after the nodes before, by the target's options; so is p_accept."""
+    params, prompt = SamplingParams(**SETTINGS[name]), byte_ids(TEXT)[:40]
+    drafter = equal(context_for(equal.model, params, coupled=False))
+    drafter.begin(prompt)
+    draft = drafter.draft(8, 1e18)
+    assert draft.is_chain
+    assert draft.q is not None
+    assert len(draft) == len(draft.q) == 8
+    session = equal.model.session(512)
+    for node, law in enumerate(draft.q):
+        assert law is not None
+        text = np.array([*prompt, *draft.tokens[:node]], np.int32)
+        expected = distribution(session.forward(text, n_past=0).logits[0], params, text.tolist())
+        assert law.token_ids.tolist() == expected.token_ids.tolist()
+        assert law.probs.tolist() == expected.probs.tolist()
+        assert draft.tokens[node] in law.token_ids
+        assert draft.p_accept[node] == np.float32((1 + (law.probs**2).sum()) / 2)
+
+
+def test_a_position_that_is_drafted_again_gets_fresh_numbers(equal: DraftModel) -> None:
+    """No two drafts are alike, nor those of other seeds; the same calls give the same drafts."""
+    found = []
+    for seed in (1, 2, 1):
+        context = context_for(equal.model, SamplingParams(temperature=1.0, top_p=1.0), coupled=False)
+        drafter = equal(replace(context, noise=Noise(seed)))
         drafter.begin(byte_ids(TEXT))
-        tokens.append(drafter.draft(8, 1e18).tokens.tolist())
-    greedy = equal(context_for(equal.model))
-    greedy.begin(byte_ids(TEXT))
-    assert tokens[0] == tokens[1]
-    assert tokens[0][0] == greedy.draft(8, 1e18).tokens[0]
+        found.append([tuple(drafter.draft(6, 1e18).tokens.tolist()) for _ in range(20)])
+    assert len({*found[0], *found[1]}) == 40
+    assert found[0] == found[2]
+
+
+def test_a_drawn_chain_goes_on_by_what_is_there_before_the_next_draw(equal: DraftModel) -> None:
+    """The floor ends a chain after the node whose q brings the path's estimate below it, whatever token was drawn."""
+    floor = Floor(0.5)
+    context = context_for(equal.model, SamplingParams(temperature=1.0, top_p=1.0), coupled=False, floor=floor)
+    drafter = equal(context)
+    drafter.begin(byte_ids(TEXT))
+    lengths = set()
+    for _ in range(20):
+        path = np.cumprod(drafter.draft(8, 1e18).p_accept.astype(np.float64))
+        assert (path[:-1] >= 0.5).all()
+        assert path[-1] < 0.5
+        lengths.add(len(path))
+    assert lengths == {2}
+
+
+def test_a_greedy_draft_is_looked_up_under_every_rule(equal: DraftModel) -> None:
+    """At temperature 0 there is nothing to draw: the same tree, without q."""
+    drafts = []
+    for coupled in (True, False):
+        drafter = equal(context_for(equal.model, coupled=coupled))
+        drafter.begin(byte_ids(TEXT))
+        drafts.append(drafter.draft(8, 1e18))
+    assert drafts[0].q is drafts[1].q is None
+    assert drafts[0].tokens.tolist() == drafts[1].tokens.tolist()
+    assert not drafts[1].is_chain
+
+
+def test_a_q_is_cut_where_no_option_cuts_it() -> None:
+    """To 1,024 tokens; fewer where top-k asks for fewer."""
+    assert [cut(SamplingParams(top_k=k)).top_k for k in (0, 40, 5000)] == [1024, 40, 1024]
 
 
 def test_a_token_that_was_not_drafted_is_taken_back(equal: DraftModel) -> None:

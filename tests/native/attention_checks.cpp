@@ -14,20 +14,61 @@ using namespace edgedec;
 namespace checks {
 namespace {
 
+// How a test keeps keys and values.
+struct Kind {
+  int32_t type, head_dim;
+  bool biased = false;  // keys are kept without their bias
+  bool interleaved = false;
+
+  std::string name() const {
+    const char *types[] = {"f16", "int8", "int4", "gear"};
+    return std::string(types[type]) + (biased ? ", biased" : "") + (interleaved ? ", interleaved" : "") + ", heads of " +
+           std::to_string(head_dim);
+  }
+  // How far a result may be from that of the exact numbers, which are normal.
+  double tolerance() const { return type == EC_KV_F16 ? 1e-5 : type == EC_KV_INT8 ? 0.1 : 1.0; }
+  int32_t n_rot() const { return biased ? head_dim / 4 * 2 : 0; }
+};
+
 // Keys and values of `n` tokens in a cache, and as what they are kept.
 struct Cached {
+  Kind kind;
   KVShape shape;
   KVCache cache;
   std::vector<Floats> keys, values;
+  Floats bias;
 
-  Cached(std::mt19937 &random, int32_t head_dim, bool int8, int32_t n)
-      : shape{2, 2, head_dim, int8}, cache(shape, n + 64), keys((size_t)n), values((size_t)n) {
+  Cached(std::mt19937 &random, const Kind &kind, int32_t n)
+      : kind(kind), shape(2, 2, kind.head_dim, kind.type, kind.n_rot()), cache(shape, n + 64), keys((size_t)n), values((size_t)n) {
     cache.prepare(0, n + 64);
-    for (Floats &row : keys) row = normal(random, (size_t)head_dim);
-    for (Floats &row : values) row = normal(random, (size_t)head_dim);
+    for (Floats &row : keys) row = normal(random, (size_t)kind.head_dim);
+    for (Floats &row : values) row = normal(random, (size_t)kind.head_dim);
+    bias = normal(random, (size_t)kind.head_dim, 20.0f);
   }
   void put(int32_t token, int32_t slot) {
+    cache.write_rotation(slot, rotation(token).data());
     cache.write(1, 1, slot, keys[(size_t)token].data(), values[(size_t)token].data());
+  }
+  Floats rotation(int32_t position) const {
+    Floats cos_sin((size_t)shape.n_rot);
+    for (int32_t i = 0; i < shape.n_rot / 2; ++i) {
+      cos_sin[(size_t)i] = cosf(0.1f * (float)(position * (i + 1)));
+      cos_sin[(size_t)(shape.n_rot / 2 + i)] = sinf(0.1f * (float)(position * (i + 1)));
+    }
+    return cos_sin;
+  }
+  // A token's key as attention means it.
+  Floats key(int32_t token) const {
+    Floats whole = keys[(size_t)token], turned = bias;
+    if (kind.type == EC_KV_F16)
+      for (float &x : whole) x = kept(x);
+    if (!kind.biased) return whole;
+    portable_kernels()->rope(turned.data(), rotation(token).data(), shape.n_rot, kind.interleaved);
+    for (size_t i = 0; i < whole.size(); ++i) whole[i] += turned[i];
+    return whole;
+  }
+  float value(int32_t token, size_t i) const {
+    return kind.type == EC_KV_F16 ? kept(values[(size_t)token][i]) : values[(size_t)token][i];
   }
   static float kept(float x) { return half_to_float(float_to_half(x)); }
 };
@@ -47,12 +88,18 @@ std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::v
                            int32_t n_prefix, int32_t n_slots, bool is_tree) {
   const int64_t stride = n_slots + 64;
   Floats scores((size_t)stride * MAX_QUERIES, NAN), scratch((size_t)stride, NAN);
+  Floats unpacked((size_t)UNPACKED_TOKENS * (size_t)c.shape.head_dim, NAN);
   Floats packed((size_t)MAX_QUERIES * (size_t)std::max(c.shape.head_dim, PAGE_TOKENS), NAN);
   std::vector<Floats> out(queries.size(), Floats((size_t)c.shape.head_dim, NAN));
   AttentionWork w{};
   w.head_dim = c.shape.head_dim;
   w.n_queries = (int32_t)queries.size();
-  w.kv_int8 = c.shape.int8;
+  w.layout = c.shape.layout;
+  w.rotations = c.shape.rotations();
+  w.n_rot = c.shape.n_rot;
+  w.rope_interleaved = c.kind.interleaved;
+  w.key_bias = c.kind.biased ? c.bias.data() : nullptr;
+  w.unpacked = unpacked.data();
   w.pages = c.cache.pages();
   w.offset = c.shape.offset(1, 1);
   w.n_prefix = n_prefix;
@@ -77,7 +124,8 @@ std::vector<double> expected(const Cached &c, const Query &query) {
   std::vector<double> weights, sum((size_t)c.shape.head_dim, 0.0);
   for (int32_t t = query.start; t < query.visible; ++t) {
     double score = 0;
-    for (size_t i = 0; i < sum.size(); ++i) score += (double)query.values[i] * c.kept(c.keys[(size_t)t][i]);
+    const Floats key = c.key(t);
+    for (size_t i = 0; i < sum.size(); ++i) score += (double)query.values[i] * key[i];
     weights.push_back(score * scale_of(c));
   }
   const double peak = *std::max_element(weights.begin(), weights.end());
@@ -85,7 +133,7 @@ std::vector<double> expected(const Cached &c, const Query &query) {
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   for (size_t t = 0; t < weights.size(); ++t)
     for (size_t i = 0; i < sum.size(); ++i)
-      sum[i] += weights[t] / total * c.kept(c.values[t + (size_t)query.start][i]);
+      sum[i] += weights[t] / total * c.value((int32_t)t + query.start, i);
   return sum;
 }
 
@@ -98,12 +146,12 @@ std::vector<Query> make_queries(std::mt19937 &random, int32_t head_dim, int32_t 
   return queries;
 }
 
-void check_chains(const Kernels &kernels, std::mt19937 &random, int32_t head_dim, bool int8, bool sliding, int32_t n) {
-  Cached c(random, head_dim, int8, n);
+void check_chains(const Kernels &kernels, std::mt19937 &random, const Kind &kind, bool sliding, int32_t n) {
+  const int32_t head_dim = kind.head_dim;
+  Cached c(random, kind, n);
   for (int32_t t = 0; t < n; ++t) c.put(t, t);
   const std::vector<Query> queries = make_queries(random, head_dim, n, sliding);
-  const std::string what = "attention over " + std::to_string(n) + (int8 ? ", int8" : "") + (sliding ? ", sliding" : "") +
-                           ", heads of " + std::to_string(head_dim);
+  const std::string what = "attention over " + std::to_string(n) + (sliding ? ", sliding, " : ", ") + kind.name();
   std::vector<Floats> alone;
   std::vector<const Query *> together;
   for (const Query &query : queries) {
@@ -111,11 +159,11 @@ void check_chains(const Kernels &kernels, std::mt19937 &random, int32_t head_dim
     const Floats portable = attend(*portable_kernels(), c, {&query}, query.visible - 1, query.visible, false)[0];
     double most = 0;
     for (size_t i = 0; i < portable.size(); ++i) most = std::max(most, (double)fabsf(alone.back()[i] - portable[i]));
-    expect(most < TOLERANCE, kernels, what + ": beside the portable kernels");
+    expect(most < (kind.biased ? 1e-4 : TOLERANCE), kernels, what + ": beside the portable kernels");
     const std::vector<double> sums = expected(c, query);
     most = 0;
     for (size_t i = 0; i < sums.size(); ++i) most = std::max(most, fabs(alone.back()[i] - sums[i]));
-    expect(most < (int8 ? 0.1 : TOLERANCE), kernels, what + ": beside plain sums");
+    expect(most < kind.tolerance(), kernels, what + ": beside plain sums");
     together.push_back(&query);
     const std::vector<Floats> found = attend(kernels, c, together, n - 4, n, false);
     for (size_t i = 0; i < found.size(); ++i)
@@ -124,9 +172,10 @@ void check_chains(const Kernels &kernels, std::mt19937 &random, int32_t head_dim
 }
 
 // A tree on a prefix: row j lies in slot n_prefix + j, between rows of other branches.
-void check_trees(const Kernels &kernels, std::mt19937 &random, int32_t head_dim, bool int8, bool sliding, int32_t n_prefix) {
+void check_trees(const Kernels &kernels, std::mt19937 &random, const Kind &kind, bool sliding, int32_t n_prefix) {
   constexpr int32_t n_own = 6;
-  Cached chain(random, head_dim, int8, n_prefix + n_own), tree = chain;
+  const int32_t head_dim = kind.head_dim;
+  Cached chain(random, kind, n_prefix + n_own), tree = chain;
   tree.cache = KVCache(tree.shape, n_prefix + 4 * n_own);
   tree.cache.prepare(0, n_prefix + 4 * n_own);
   const Floats noise = normal(random, (size_t)head_dim, 9.0f);
@@ -154,17 +203,77 @@ void check_trees(const Kernels &kernels, std::mt19937 &random, int32_t head_dim,
   }
 }
 
+// Attention of one token to itself gives its value as it is kept.
+Floats kept_value(const Cached &c, int32_t slot) {
+  const Query query = {Floats((size_t)c.shape.head_dim, 0.0f), slot, slot + 1, {}};
+  return attend(*portable_kernels(), c, {&query}, slot, slot + 1, false)[0];
+}
+
+// Values come back within half a step of their group's scale, the largest of gear exactly as halves; after a move and after
+// saving and loading they have the same bits.
+void check_round_trip(std::mt19937 &random, int32_t type, int32_t head_dim) {
+  const Kernels &kernels = *portable_kernels();
+  Cached c(random, {type, head_dim}, 40);
+  for (int32_t t = 0; t < 40; ++t) {
+    for (int32_t i = 0; i < head_dim; i += 16) c.values[(size_t)t][(size_t)(i + t % 16)] += 50.0f;
+    c.put(t, t);
+  }
+  bool close = true, exact = true;
+  for (int32_t t = 0; t < 40; ++t) {
+    const Floats found = kept_value(c, t);
+    for (size_t i = 0; i < found.size(); ++i) {
+      const bool is_outlier = type == EC_KV_GEAR && (int32_t)i % 16 == t % 16;
+      float peak = 0.0f;
+      for (size_t j = i / 32 * 32; j < i / 32 * 32 + 32; ++j)
+        if (type != EC_KV_GEAR || (int32_t)j % 16 != t % 16) peak = std::max(peak, fabsf(c.values[(size_t)t][j]));
+      const float step = type == EC_KV_INT8 ? peak / 127.0f : peak / 7.4f;
+      if (is_outlier) exact = exact && found[i] == c.kept(c.values[(size_t)t][i]);
+      else close = close && fabsf(found[i] - c.values[(size_t)t][i]) <= 1.41f * step;  // the largest of the wrong sign: 7.4 to 7
+    }
+  }
+  const std::string what = c.kind.name() + " values";
+  expect(close, kernels, what + " come back within a step");
+  expect(exact, kernels, what + ": the largest come back exactly");
+  const int32_t from[] = {7, 20, 39};
+  Floats before[3];
+  for (int i = 0; i < 3; ++i) before[i] = kept_value(c, from[i]);
+  c.cache.move(from, 3, 5);
+  for (int i = 0; i < 3; ++i) expect(same_bits(kept_value(c, 5 + i), before[i]), kernels, what + " are moved");
+  std::vector<uint8_t> bytes((size_t)(40 * c.cache.token_bytes()));
+  c.cache.save(40, bytes.data());
+  Cached other(random, {type, head_dim}, 40);
+  other.cache.load(40, bytes.data());
+  for (int32_t t : {0, 6, 17, 39}) expect(same_bits(kept_value(other, t), kept_value(c, t)), kernels, what + " are restored");
+}
+
+// What is no number, infinite or nothing at all does no harm to other tokens.
+void check_odd_numbers(std::mt19937 &random, int32_t type) {
+  Cached c(random, {type, 64}, 3);
+  c.values[0] = Floats(64, NAN);
+  c.values[1] = Floats(64, INFINITY);
+  c.values[2] = Floats(64, 0.0f);
+  for (int32_t t = 0; t < 3; ++t) c.put(t, t);
+  expect(same_bits(kept_value(c, 2), Floats(64, 0.0f)), *portable_kernels(), c.kind.name() + ": nothing stays nothing");
+}
+
 }  // namespace
 
 void check_attention(const Kernels &kernels) {
   std::mt19937 random(7);
-  for (bool int8 : {false, true})
-    for (bool sliding : {false, true})
-      for (int32_t head_dim : {16, 48, 64, 80, 128, 256}) {
-        if (int8 && head_dim % 32 != 0) continue;
-        for (int32_t n : {4, 16, 17, 63, 64, 65, 150, 257}) check_chains(kernels, random, head_dim, int8, sliding, n);
-        for (int32_t n_prefix : {0, 1, 15, 16, 60, 64, 130}) check_trees(kernels, random, head_dim, int8, sliding, n_prefix);
-      }
+  std::vector<Kind> kinds;
+  for (int32_t head_dim : {16, 48, 64, 80, 128, 256}) kinds.push_back({EC_KV_F16, head_dim});
+  for (int32_t type : {EC_KV_INT8, EC_KV_INT4, EC_KV_GEAR}) {
+    for (int32_t head_dim : {32, 64, 96, 128, 256}) kinds.push_back({type, head_dim});
+    for (bool interleaved : {false, true}) kinds.push_back({type, 64, true, interleaved});
+    check_round_trip(random, type, 64);
+    check_round_trip(random, type, 96);
+    check_odd_numbers(random, type);
+  }
+  for (const Kind &kind : kinds)
+    for (bool sliding : {false, true}) {
+      for (int32_t n : {4, 16, 17, 63, 64, 65, 150, 257}) check_chains(kernels, random, kind, sliding, n);
+      for (int32_t n_prefix : {0, 1, 15, 16, 60, 64, 130}) check_trees(kernels, random, kind, sliding, n_prefix);
+    }
 }
 
 }  // namespace checks

@@ -1,8 +1,22 @@
 """T(n): bounds for what was not measured, refinement by real steps, and what must not spoil it."""
 
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scheduler.simulation import Clock, Oracle, a_text, member, policy_of
 
 from edgedec.curve import CostCurve
+from edgedec.decode import Decoder, step
+from edgedec.draft import Draft
+from edgedec.model import Capabilities, Forward, Session
+from edgedec.noise import Noise
+from edgedec.proposing import Pinned
+from edgedec.sampling import SamplingParams
+from edgedec.sequence import Request, Sequence
+from edgedec.stats import DecodeStats
 
 MEASURED = {1: 0.010, 2: 0.012, 4: 0.013, 8: 0.020}
 
@@ -126,3 +140,78 @@ def test_long_contexts_have_a_curve_of_their_own() -> None:
     assert curve.seconds(1, 2048) == 0.016
     assert curve.seconds(8, 1500) == curve.seconds(8, 2048) == pytest.approx(0.032)
     assert curve.table() == MEASURED
+
+
+def test_what_keeping_a_branch_takes_is_a_mean() -> None:
+    """A keep of 8 ms in one tree of two is seen as 4, which a median would call 0; forwards stay what they were."""
+    curve = CostCurve(MEASURED)
+    assert curve.keep_s == 0
+    for i in range(100):
+        curve.observe(4, 0.013, keep_s=0.008 * (i % 2))
+    assert curve.keep_s == pytest.approx(0.004, abs=0.0004)
+    assert curve.table() == MEASURED
+
+
+def test_one_dear_keep_does_not_rule_trees_out_for_good() -> None:
+    """It counts as a forward at most, and is forgotten in steps without trees."""
+    curve = CostCurve(MEASURED)
+    curve.observe(4, 0.013, keep_s=1000.0)
+    assert curve.keep_s == 0.013 / 8
+    for _ in range(500):
+        curve.observe(1, 0.010)
+    assert curve.keep_s < 0.013 / 80
+
+
+class Slow:
+    """A session whose forwards take 10 ms, and 4 ms to keep a branch; token 7 is always the next."""
+
+    n_ctx = n_cached = 4096
+
+    def __init__(self, clock: Clock) -> None:
+        tokenizer = SimpleNamespace(is_end=lambda token_id: False)
+        card = SimpleNamespace(n_vocab=9, runtime="fake")
+        self.model = SimpleNamespace(card=card, capabilities=Capabilities(trees=True), tokenizer=tokenizer)
+        self.kept: list[list[int]] = []
+        self._clock = clock
+
+    def forward(self, tokens: NDArray[np.int32], **_: object) -> Forward:
+        """Let the time pass."""
+        self._clock.now += 0.010
+        return Forward(np.tile(np.eye(9, dtype=np.float32)[7], (len(tokens), 1)))
+
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Evaluate something again."""
+        self._clock.now += 0.004
+        self.kept.append(rows.tolist())
+
+
+@pytest.mark.parametrize("parents", [[-1, 0], [-1, -1]])
+def test_a_step_tells_the_curve_what_keeping_took(parents: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apart from the forward, and nothing for a chain, which is never kept."""
+    clock = Clock()
+    monkeypatch.setattr("edgedec.decode.perf_counter", clock)
+    session, curve = Slow(clock), CostCurve()
+    drafter = Oracle([], 1.0)
+    monkeypatch.setattr(Oracle, "draft", lambda *_: Draft.tree([3, 7], parents, [0.5, 0.5]))
+    params = SamplingParams(temperature=0)
+    sequence = Sequence(Request((1,), params, 0), [1])
+    fake = cast(Session, session)
+    decoder = Decoder(fake, Noise(0), curve, Pinned(drafter, 2, fake))
+    step(sequence, decoder)  # with a prompt of one token the prefill is a draft, too, and no cost
+    assert curve.keep_s == 0
+    step(sequence, decoder)
+    assert sequence.stats.reasons == []
+    assert curve.table() == {3: pytest.approx(0.010)}
+    is_tree = parents == [-1, -1]
+    assert curve.keep_s == pytest.approx(0.004 / 8 if is_tree else 0)
+    assert session.kept == ([[0, 2]] * 2 if is_tree else [])
+
+
+def test_where_keeping_is_dear_the_policy_takes_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two likely siblings and a child promise 2.0 tokens, the chain among them 1.8, in the time of one step each."""
+    monkeypatch.setattr(Oracle, "draft", lambda *_: Draft.tree([3, 4, 5], [-1, -1, 0], [0.5, 0.2, 0.6]))
+    for keep_s, parents in [(0.0, [-1, -1, 0]), (0.0005, [-1, -1, 0]), (0.005, [-1, 0])]:
+        curve = CostCurve({1: 0.010, 8: 0.010})
+        curve.keep_s = keep_s
+        policy = policy_of([member(Oracle(a_text(9), 1.0))], curve)
+        assert policy.propose(DecodeStats(), 5, 8).parents.tolist() == parents

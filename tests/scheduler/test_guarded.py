@@ -73,6 +73,11 @@ def generated(drafter: Foreign) -> tuple[list[int], dict[str, float], list[str]]
     return run.token_ids, run.stats.drafters.get("foreign", {}), run.stats.reasons
 
 
+def running(drafter: Foreign) -> Guarded:
+    """Return a drafter in a thread of its own."""
+    return Guarded(lambda: cast(Drafter, drafter))
+
+
 def fail(*_: object) -> None:
     """Raise."""
     raise ValueError("no luck")
@@ -152,7 +157,7 @@ def test_a_drafter_that_raises_ends_itself_only(where: str, how: Callable[..., N
 def test_a_late_draft_is_left_out_and_the_third_in_a_row_is_the_last() -> None:
     """Steps go on plain; a draft that comes later is not taken for the one asked for then."""
     gate = Event()
-    drafter = Guarded(Foreign(lambda n: (gate.wait(SECONDS), Draft.chain([n]))[1]))
+    drafter = running(Foreign(lambda n: (gate.wait(SECONDS), Draft.chain([n]))[1]))
     assert [len(drafter.draft(n, monotonic())) for n in (1, 2)] == [0, 0]
     with pytest.raises(PluginError, match="3 drafts in a row came after their deadline"):
         drafter.draft(3, monotonic())
@@ -165,7 +170,7 @@ def test_a_late_draft_is_left_out_and_the_third_in_a_row_is_the_last() -> None:
 def test_misses_count_only_in_a_row() -> None:
     """One in time begins the count anew."""
     gate = Event()
-    drafter = Guarded(Foreign(lambda n: (gate.wait(SECONDS), Draft.chain([n]))[1]))
+    drafter = running(Foreign(lambda n: (gate.wait(SECONDS), Draft.chain([n]))[1]))
     for _ in range(3):
         gate.clear()
         drafter.draft(1, monotonic())
@@ -197,7 +202,7 @@ def test_the_drafter_is_told_everything_in_order_and_gets_copies() -> None:
         told.append(n_max)
         return Draft.chain([n_max])
 
-    drafter = Guarded(Foreign(propose, told.append, lambda verification, hidden: told.append((verification, hidden))))
+    drafter = running(Foreign(propose, told.append, lambda verification, hidden: told.append((verification, hidden))))
     hidden = np.ones((1, 2), np.float32)
     drafter.begin([5, 6])
     drafter.draft(3, monotonic() + SECONDS)
@@ -264,6 +269,64 @@ def test_threads_end_with_their_generations() -> None:
     for i in range(50):
         generated(Foreign(on_accept=fail if i % 3 == 0 else nothing))
     join(before)
+
+
+@pytest.mark.parametrize("how", [fail, leave, fail_unprintably])
+def test_a_constructor_that_raises_ends_the_drafter_only(how: Callable[..., None]) -> None:
+    """Whatever it raises, even what would end the process; the thread ends."""
+    before = threading.active_count()
+    policy, sequence = opened_with(how)
+    assert policy is None
+    assert sequence.stats.drafters["foreign"]["failed"] == 1
+    assert len(sequence.stats.reasons) == 1
+    join(before)
+
+
+@pytest.mark.parametrize("what", ["needs", "memory_bytes"])
+def test_questions_that_raise_end_the_drafter_only(what: str) -> None:
+    """What it needs and holds is asked in its thread, too."""
+    before = threading.active_count()
+    broken = type("Broken", (), {"needs": DrafterNeeds(), "memory_bytes": nothing, what: property(fail)})
+    policy, sequence = opened_with(lambda context: broken())
+    assert policy is None
+    assert sequence.stats.reasons == ["foreign off: the drafter failed (ValueError: no luck)"]
+    join(before)
+
+
+def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text begins without it, and so do the next ones, at once, until it returns; then it is called again."""
+    monkeypatch.setattr("edgedec.guarded._MAKING_S", 0.05)
+    before = threading.active_count()
+    gate, called = Event(), []
+
+    def make(context: DraftContext) -> Drafter:
+        called.append(threading.current_thread())
+        gate.wait(SECONDS)
+        return cast(Drafter, Foreign())
+
+    factory = guarded(make)
+    for reason in ("its constructor took over 0 s", "has not returned yet"):
+        policy, sequence = opened_with(factory, guard=False)
+        assert policy is None
+        assert reason in sequence.stats.reasons[0]
+    assert len(called) == 1
+    gate.set()
+    join(before)
+    monkeypatch.setattr("edgedec.guarded._MAKING_S", SECONDS)
+    policy, _ = opened_with(factory, guard=False)
+    assert policy is not None
+    assert policy.needs == DrafterNeeds()
+    policy.close()
+    assert len(called) == 2
+    assert threading.current_thread() not in called
+    join(before)
+
+
+def opened_with(factory: Any, *, guard: bool = True) -> tuple[Policy | None, TokenSequence]:
+    """Open a policy with a drafter of that factory."""
+    sequence = TokenSequence(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
+    drafting = Drafting({"foreign": guarded(factory) if guard else factory}, 15, True)
+    return open_policy(drafting, fake_session(), CostCurve(), sequence, Noise(0)), sequence
 
 
 def join(n_before: int) -> None:

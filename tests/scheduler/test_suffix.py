@@ -1,12 +1,15 @@
 """The suffix drafter and its automaton, against counting by hand."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler.simulation import a_text, context
+from support.tiny_models import tiny_llama
 
+import edgedec
 from edgedec.draft import Draft, Verification
 from edgedec.drafters.suffix import SuffixDrafter, SuffixStore
 from edgedec.drafters.suffix_automaton import SuffixAutomaton
@@ -193,3 +196,47 @@ def test_a_long_prompt_keeps_to_the_budget(budget: int) -> None:
     assert drafter.memory_bytes() <= budget + 10_000
     if budget:
         assert drafter.draft(1, 0).tokens.tolist() == [3]
+
+
+def test_the_store_gets_the_outputs_for_a_file_once() -> None:
+    """The texts of requests that said something, oldest first; no prompt."""
+    store: dict[str, object] = {}
+    for text in ([1, 2], [], [3]):
+        say(drafter_of([8, 9], store), text)
+    kept = store["suffix"]
+    assert isinstance(kept, SuffixStore)
+    assert [text.tolist() for text in kept.take_outputs()] == [[1, 2], [3]]
+    assert kept.take_outputs() == []
+
+
+def test_texts_that_are_dropped_are_for_no_file_any_more() -> None:
+    """What waits for a file keeps to the store's bytes, too."""
+    store: dict[str, object] = {}
+    for seed in range(30):
+        say(drafter_of([0], store, 400_000), a_text(120, seed))
+    kept = store["suffix"]
+    assert isinstance(kept, SuffixStore)
+    waiting = [text.tolist() for text in kept.take_outputs()]
+    assert waiting == [a_text(120, seed) for seed in range(30 - len(waiting), 30)]
+    assert 2 <= len(waiting) <= 5
+
+
+@pytest.mark.parametrize("ignore_end", [False, True])
+def test_nothing_behind_an_end_token_is_learned(tmp_path: Path, ignore_end: bool) -> None:
+    """A draft that goes on behind it is cut there, unless end tokens are ignored; the text is plain decoding's."""
+    path = tiny_llama(tmp_path / "m.gguf", n_embd=32, n_ff=48)
+    with (
+        edgedec.load(path, runtime="reference", draft="suffix") as engine,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        whole = engine.generate("Once", max_tokens=40, temperature=0, ignore_end=True).token_ids
+        end = next(i for i in range(20, 40) if whole[i] not in whole[:i])
+        patch.setattr(type(engine.tokenizer), "is_end", lambda self, token_id: token_id == whole[end])
+        plain = engine.generate("Once", max_tokens=40, temperature=0, draft=False, ignore_end=ignore_end)
+        assert plain.token_ids == (whole if ignore_end else whole[:end])
+        drafted = engine.generate("Once", max_tokens=40, temperature=0, ignore_end=ignore_end)
+        assert (drafted.token_ids, drafted.finish_reason) == (plain.token_ids, plain.finish_reason)
+        assert drafted.stats.n_accepted_tokens > 10
+        store = engine._target.drafting.store["suffix"]  # type: ignore[union-attr]
+        learned = tuple(store.take_outputs()[-1])
+    assert learned == (whole if ignore_end else whole[: end + 1])

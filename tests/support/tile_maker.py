@@ -40,7 +40,7 @@ class Maker:
         self.filled.clear()
         self.reports.clear()
 
-        def fill(name: str, out: U8) -> None:
+        def fill(name: str, out: U8, start: int) -> None:
             self.filled.append(name)
             self.on_fill(name)
             data = np.frombuffer(gguf.read_tensor_bytes(name), np.uint8)

@@ -12,10 +12,11 @@ from typing import Any
 from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RequestError, StorageError
 from edgedec.loading import resolve
-from edgedec.memory import parse_size, peak_resident_bytes
+from edgedec.memory import parse_size
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
+from edgedec.system_memory import peak_resident_bytes
 from edgedec_apps.bench_llamacpp import LLAMACPP, LOOKUP, open_lookup
 from edgedec_apps.bench_machine import bandwidths, forget_peak, versions
 from edgedec_apps.bench_measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
@@ -120,6 +121,8 @@ def _check(job: BenchJob) -> None:
         raise RequestError(f"--against {one_line(job.against)!r}; known: {', '.join(_OTHERS)}")
     if job.load.prompt_cache is not None:
         raise RequestError("--prompt-cache means nothing to a benchmark, whose runs all start cold; leave it out")
+    if job.load.draft_store is not None:
+        raise RequestError("--draft-store means nothing to a benchmark, which begins with nothing; leave it out")
     for path in (job.output.json_out, job.rows, job.curve_out):
         if path is not None:
             require_json_file(path)

@@ -8,13 +8,16 @@ import typer
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec_apps.cli.options import (
     AsJson,
+    JsonOut,
     LoadFlags,
     ModelName,
     Offline,
     OutputFlags,
     Quiet,
+    RuntimeName,
     SamplingFlags,
     System,
+    Threads,
     model_option,
     option,
     prompt_option,
@@ -23,6 +26,7 @@ from edgedec_apps.cli.options import (
 )
 
 _BENCH = "Benchmark"
+_EVAL = "Evaluation"
 
 
 def run(
@@ -146,6 +150,76 @@ def simulate(
     replay(rows, curve, n_max=draft_max, as_json=as_json)
 
 
+def evaluate(
+    model: ModelName,
+    *,
+    text: Annotated[
+        Path | None,
+        option("--text", help="A text in UTF-8 (default: our own, of 2,200 tokens).", metavar="FILE", panel=_EVAL),
+    ] = None,
+    window: Annotated[
+        int, option("--window", help="Cut the text into windows of at most N tokens.", metavar="N", panel=_EVAL)
+    ] = 512,
+    max_tokens: Annotated[
+        int | None, option("--max-tokens", "-n", help="Only the first N tokens of the text.", metavar="N", panel=_EVAL)
+    ] = None,
+    kv_type: Annotated[
+        list[str] | None,
+        option("--kv-type", help="Element type of the KV cache (default: f16). Repeatable.", metavar="T", panel=_EVAL),
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        option("--layers", help="Layers to run, such as 0-11,14-29, or all. Repeatable.", metavar="R", panel=_EVAL),
+    ] = None,
+    against: Annotated[
+        str,
+        option(
+            "--against",
+            help="The baseline's model: another file of the same vocabulary, or the same.",
+            metavar="MODEL",
+            panel=_EVAL,
+        ),
+    ] = "same",
+    against_runtime: Annotated[
+        str | None,
+        option("--against-runtime", help="The baseline's runtime (default: the same).", metavar="NAME", panel=_EVAL),
+    ] = None,
+    runtime: RuntimeName = "auto",
+    threads: Threads = None,
+    offline: Offline = False,
+    as_json: AsJson = False,
+    json_out: JsonOut = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure what a KV type or left-out layers cost in quality and bring in speed.
+
+    Each window of a text is predicted token by token from the true tokens before. The baseline (f16, all layers) comes
+    first, then every KV type with every set of layers. Figures: perplexity; KL divergence from the baseline in nats,
+    its mean and 99th percentile; how often both find the same token the most probable; and tokens per second, decoded
+    one at a time at the ends of the windows, without drafts.
+    """
+    from edgedec_apps.cli.evaluate import EvalJob, run_eval
+
+    run_eval(
+        EvalJob(
+            model=model,
+            text=text,
+            window=window,
+            max_tokens=max_tokens,
+            against=against,
+            against_runtime=against_runtime,
+            runtime=runtime,
+            kv_types=tuple(kv_type or ()),
+            layers=tuple(layers or ()),
+            threads=threads,
+            offline=offline,
+            as_json=as_json,
+            json_out=json_out,
+            quiet=quiet,
+        )
+    )
+
+
 def pull(
     model: ModelName,
     *,
@@ -174,6 +248,13 @@ def rm(
     from edgedec_apps.cli.models import delete_model
 
     delete_model(model)
+
+
+def plan(model: ModelName, *, load: LoadFlags, as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Show what a model will hold in memory, what is given up to keep within --memory, and what else would fit."""
+    from edgedec_apps.cli.plan import print_plan
+
+    print_plan(model, load, as_json=as_json, quiet=quiet)
 
 
 def info(model: ModelName, *, as_json: AsJson = False) -> None:

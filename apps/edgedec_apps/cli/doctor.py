@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 import edgedec
-from edgedec import plugins
+from edgedec import plugins, system_memory
 from edgedec.errors import EdgedecError
 from edgedec.memory import format_bytes
 from edgedec.model import RuntimeReport
@@ -57,15 +57,13 @@ def _cpu() -> dict[str, str]:
 
 
 def _memory() -> dict[str, str]:
-    sizes = {}
-    for line in _lines("/proc/meminfo"):
-        key, _, value = line.partition(":")
-        if key in ("MemTotal", "MemAvailable"):
-            sizes["total" if key == "MemTotal" else "available"] = format_bytes(int(value.split()[0]) * 1024)
-    for line in _lines("/sys/fs/cgroup/memory.max"):
-        if line.strip().isdigit():
-            sizes["cgroup limit"] = format_bytes(int(line))
-    return sizes or {"total": f"unknown on {sys.platform}"}
+    sizes = {
+        "total": system_memory.total_bytes(),
+        "available": system_memory.available_bytes(),
+        "cgroup limit": system_memory.cgroup_limit_bytes(),
+    }
+    known = {name: format_bytes(n_bytes) for name, n_bytes in sizes.items() if n_bytes is not None}
+    return known or {"total": f"unknown on {sys.platform}"}
 
 
 def _lines(path: str) -> list[str]:

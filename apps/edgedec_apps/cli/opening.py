@@ -1,17 +1,18 @@
 """From the options of a command to a loaded engine."""
 
 import logging
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgedec.choosing import choose_runtime
+from edgedec.draft_store import require_draft_store
 from edgedec.engine import Engine, require_rule
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
-from edgedec.loading import Numerics, open_engine, plan_memory, resolve
-from edgedec.memory import MemoryPlan, parse_size
+from edgedec.loading import Numerics, choose, open_engine, resolve
+from edgedec.memory import format_bytes, parse_size
 from edgedec.model import LoadOptions
-from edgedec.progress import CancelToken
+from edgedec.planning import ONE_REQUEST_BYTES, STORE_BYTES, Cap, base_bytes
+from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import require_prompt_cache
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
@@ -23,48 +24,59 @@ from edgedec_apps.cli.terminal import say
 from edgedec_models.folders import cache_folder
 
 
-def open_model(name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelToken) -> Engine:
+def open_model(
+    name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelToken, *, one_request: bool = False
+) -> Engine:
     """Resolve, plan and load; shows progress. Raises what edgedec.load raises."""
     if output.verbose:
         _show_log()
+    if flags.memory is not None:
+        base_bytes()
     root = cache_folder()
     with ProgressLine(quiet=output.quiet) as on_progress:
-        options = LoadOptions(
-            n_ctx=flags.context,
-            max_rows=flags.draft_max + 1 if flags.draft != "off" else 1,
-            n_threads=flags.threads,
-            kv_type=flags.kv_type,
-            flash_attention=flags.flash_attention,
-            mmap=flags.mmap,
-            repack=flags.repack,
-            tile_cache=flags.tile_cache,
-            n_gpu_layers=flags.gpu_layers,
-            device=flags.device,
-            cache_dir=root,
-            on_progress=on_progress,
-            cancel=cancel,
-        )
+        options = load_options(flags, root, on_progress, cancel)
         template = None if flags.chat_template is None else read_text(flags.chat_template)
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)
+        draft_store = None if flags.draft_store is None else require_draft_store(flags.draft_store)
         resolving = ResolveOptions(root, flags.offline, on_progress, cancel)
         path = resolve(name, resolving)
         draft_model = None if flags.draft_model is None else resolve(flags.draft_model, resolving)
-        choice = choose_runtime(path, flags.runtime, options, measure=flags.memory is None)
-        plan = MemoryPlan(())
-        if flags.memory is not None:
-            plan = plan_memory(choice, replace(options, on_progress=None), parse_size(flags.memory))
-            plan.require()
-        return open_engine(
+        choice = choose(path, flags.runtime, options, measure=flags.memory is None)
+        engine = open_engine(
             choice,
             options,
-            plan,
+            Cap(None if flags.memory is None else parse_size(flags.memory)),
             draft=flags.draft,
             draft_model=draft_model,
             n_draft_max=flags.draft_max,
             draft_numerics=numerics(flags.draft_numerics),
+            draft_store=draft_store,
             chat_template=template,
+            store_bytes=ONE_REQUEST_BYTES if one_request and draft_store is None else STORE_BYTES,
         )
+    if engine.plan.given_up and not output.quiet:
+        say(f"edgedec: to keep within {format_bytes(engine.plan.cap_bytes or 0)}: {', '.join(engine.plan.given_up)}")
+    return engine
+
+
+def load_options(flags: LoadFlags, root: Path, on_progress: OnProgress, cancel: CancelToken) -> LoadOptions:
+    """Return what the flags say to the runtime."""
+    return LoadOptions(
+        n_ctx=flags.context,
+        max_rows=flags.draft_max + 1 if flags.draft != "off" else 1,
+        n_threads=flags.threads,
+        kv_type=flags.kv_type,
+        flash_attention=flags.flash_attention,
+        mmap=flags.mmap,
+        repack=flags.repack,
+        tile_cache=flags.tile_cache,
+        n_gpu_layers=flags.gpu_layers,
+        device=flags.device,
+        cache_dir=root,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
 
 
 def numerics(name: str) -> Numerics:
@@ -95,13 +107,15 @@ def restore_prompt_cache(engine: Engine, path: Path | None) -> None:
 
 
 def store_prompt_cache(engine: Engine, path: Path | None) -> None:
-    """Save the prompt cache; the reply is out already, so a failure is only said."""
-    if path is None:
-        return
-    try:
-        engine.save_prompt_cache(path)
-    except EdgedecError as error:
-        say(f"edgedec: {error}")
+    """Save the prompt cache, and the draft store; the reply is out already, so a failure is only said."""
+    saves = [engine.save_draft_store]
+    if path is not None:
+        saves.append(partial(engine.save_prompt_cache, path))
+    for save in saves:
+        try:
+            save()
+        except EdgedecError as error:
+            say(f"edgedec: {error}")
 
 
 class _SayingHandler(logging.Handler):

@@ -62,7 +62,12 @@ ModelName = Annotated[
 ]
 AsJson = Annotated[bool, output_option("--json", help="Print one JSON object to standard output.")]
 Offline = Annotated[bool, model_option("--offline", help="Never touch the network.")]
+JsonOut = Annotated[
+    Path | None, output_option("--json-out", help="Also write the JSON object to this file.", metavar="FILE")
+]
 Quiet = Annotated[bool, output_option("--quiet", "-q", help="No progress and no summary.")]
+RuntimeName = Annotated[str, model_option("--runtime", help="Runtime, or auto.", metavar="NAME")]
+Threads = Annotated[int | None, model_option("--threads", help="Threads (default: the cores usable).", metavar="N")]
 System = Annotated[str | None, prompt_option("--system", help="System message.", metavar="TEXT")]
 
 
@@ -70,7 +75,7 @@ System = Annotated[str | None, prompt_option("--system", help="System message.",
 class LoadFlags:
     """How the model is loaded."""
 
-    runtime: Annotated[str, model_option("--runtime", help="Runtime, or auto.", metavar="NAME")] = "auto"
+    runtime: RuntimeName = "auto"
     context: Annotated[
         int | None,
         model_option("--context", "-c", help="Tokens of context (default: as trained, at most 4096).", metavar="N"),
@@ -79,9 +84,7 @@ class LoadFlags:
         str | None,
         model_option("--memory", help="Most the process may hold, as 900MB or 1.5GiB; else refuse.", metavar="SIZE"),
     ] = None
-    threads: Annotated[
-        int | None, model_option("--threads", help="Threads (default: the cores usable).", metavar="N")
-    ] = None
+    threads: Threads = None
     draft: Annotated[
         str,
         model_option(
@@ -103,8 +106,19 @@ class LoadFlags:
             metavar="MODE",
         ),
     ] = "strict"
+    draft_store: Annotated[
+        Path | None,
+        model_option(
+            "--draft-store", help="File in which earlier outputs are kept for the suffix drafter.", metavar="FILE"
+        ),
+    ] = None
     kv_type: Annotated[
-        str, model_option("--kv-type", help="Element type of the KV cache, such as q8_0.", metavar="TYPE")
+        str,
+        model_option(
+            "--kv-type",
+            help="Element type of the KV cache, such as q8_0; the cpu runtime has f16, q8_0, gear and q4_0.",
+            metavar="TYPE",
+        ),
     ] = "f16"
     flash_attention: Annotated[
         bool | None,
@@ -210,9 +224,7 @@ class OutputFlags:
     """What is printed where."""
 
     as_json: AsJson = False
-    json_out: Annotated[
-        Path | None, output_option("--json-out", help="Also write the JSON object to this file.", metavar="FILE")
-    ] = None
+    json_out: JsonOut = None
     quiet: Quiet = False
     explain: Annotated[
         bool, output_option("--explain", help="After the text, say what was drafted, accepted and why.")

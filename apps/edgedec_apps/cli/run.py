@@ -6,10 +6,12 @@ from typing import Any
 from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RequestError
 from edgedec.generate import TokenStream
+from edgedec.memory import MemoryPlan
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import require_json_file, write_json_file
+from edgedec_apps.cli.memory_report import held_document, held_line
 from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.progress import ProgressLine
@@ -39,18 +41,18 @@ def run_prompt(job: Job) -> None:
         require_json_file(job.output.json_out)
     options = sampling_options(job.sampling)
 
-    def work(cancel: CancelToken) -> Generation:
-        with open_model(job.model, job.load, job.output, cancel) as engine:
+    def work(cancel: CancelToken) -> tuple[Generation, MemoryPlan]:
+        with open_model(job.model, job.load, job.output, cancel, one_request=True) as engine:
             restore_prompt_cache(engine, job.load.prompt_cache)
             progress = ProgressLine(quiet=job.output.quiet)
             with progress as on_progress:
                 stream = _stream(engine, job, options | {"cancel": cancel, "on_progress": on_progress})
                 print_stream(stream, progress, show=not job.output.as_json)
             store_prompt_cache(engine, job.load.prompt_cache)
-            return stream.generation
+            return stream.generation, engine.plan
 
-    generation = interruptible(work)
-    _report(generation, job.model, job.output)
+    generation, plan = interruptible(work)
+    _report(generation, plan, job.model, job.output)
     if generation.finish_reason == "cancelled":
         raise CancelledError("interrupted")
 
@@ -84,12 +86,14 @@ def _stream(engine: Engine, job: Job, options: dict[str, Any]) -> TokenStream:
     return engine.chat_stream([*messages, {"role": "user", "content": job.prompt}], **options)
 
 
-def _report(generation: Generation, model: str, output: OutputFlags) -> None:
+def _report(generation: Generation, plan: MemoryPlan, model: str, output: OutputFlags) -> None:
     if not output.quiet:
         say_summary(generation, explain=output.explain)
+        if output.explain:
+            say(f"  {held_line(plan)}")
     if not output.as_json and output.json_out is None:
         return
-    document = as_document(generation, model)
+    document = as_document(generation, model) | {"memory": held_document(plan)}
     if output.as_json:
         write_json(document)
     if output.json_out is not None:

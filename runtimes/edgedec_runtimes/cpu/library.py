@@ -9,12 +9,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError
+from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 
-ABI_VERSION = 1
-OK, INVALID, NO_MEMORY, CANCELLED = range(4)
+ABI_VERSION = 2
+OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE = range(5)
 OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "head", "other")
-KV_TYPES = {"f16": 0, "q8_0": 1}
+KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
 
 _NAME = {"win32": "edgedec_cpu.dll", "darwin": "libedgedec_cpu.dylib"}.get(sys.platform, "libedgedec_cpu.so")
 
@@ -52,6 +52,20 @@ class Item(ctypes.Structure):
     )
 
 
+class Part(ctypes.Structure):
+    """ec_part: what a stage of a forward reads, where it lies in a file of tiles."""
+
+    _fields_ = (
+        ("stage", c_int32),
+        ("layer", c_int32),
+        ("row_begin", c_int64),
+        ("row_end", c_int64),
+        ("offset", c_uint64),
+        ("n_bytes", c_uint64),
+        ("data", c_void_p),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_abi_version": (c_int32, ()),
     "ec_last_error": (c_char_p, ()),
@@ -86,6 +100,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_row_top_k": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
     "ec_row_nucleus": (c_int64, (c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int64)),
     "ec_row_contenders": (c_int64, (c_void_p, c_void_p, c_int64, c_float, c_uint64, c_void_p, c_int64)),
+    "ec_file_read": (c_int32, (c_int64, c_uint64, c_uint64, c_uint64, c_void_p)),
+    "ec_model_place_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_uint64, c_uint64)),
+    "ec_model_stream": (c_int32, (c_void_p, c_int64, c_uint64, POINTER(Part), c_int32, c_uint64)),
+    "ec_model_streamed_bytes": (c_uint64, (c_void_p,)),
 }
 
 
@@ -99,16 +117,21 @@ def native() -> Any:
         raise RuntimeUnavailableError(
             f"the cpu runtime's library {path} does not load ({error}); install edgedec again"
         ) from error
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name, None)
-        if function is None:
-            raise RuntimeUnavailableError(f"{path} has no {name}: it is of another version; install edgedec again")
-        function.restype, function.argtypes = result, arguments
+    _declare(library, _SIGNATURES)
     if library.ec_abi_version() != ABI_VERSION:
         raise RuntimeUnavailableError(
             f"{path} has interface {library.ec_abi_version()}, expected {ABI_VERSION}; install edgedec again"
         )
     return library
+
+
+def _declare(library: Any, signatures: dict[str, tuple[Any, tuple[Any, ...]]]) -> None:
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name, None)
+        if function is None:
+            path = library._name
+            raise RuntimeUnavailableError(f"{path} has no {name}: it is of another version; install edgedec again")
+        function.restype, function.argtypes = result, arguments
 
 
 def _find() -> Path:
@@ -139,6 +162,8 @@ def check(code: int, what: str) -> None:
         raise MemoryCapError(f"{what}: {reason}; close programs, or use a shorter context or a smaller model")
     if code == CANCELLED:
         raise CancelledError(f"{what}: {reason}")
+    if code == UNREADABLE:
+        raise StorageError(f"{what}: {reason}; check the disk, and load the model again: damaged tiles are made anew")
     raise SessionError(f"{what}: {reason}; this should have been refused earlier, please report it")
 
 

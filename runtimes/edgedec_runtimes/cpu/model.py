@@ -21,8 +21,9 @@ from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_
 from edgedec_runtimes.cpu.library import CANCELLED, OPERATIONS, Item, address, check, native
 from edgedec_runtimes.cpu.row_ops import NativeRowOps
 from edgedec_runtimes.cpu.session import CpuSession
+from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tile_cache import Tiles
-from edgedec_runtimes.cpu.weights import MAX_ROWS
+from edgedec_runtimes.cpu.weights import LET_GO_ROWS, MAX_ROWS
 
 
 @dataclass(slots=True)
@@ -46,22 +47,41 @@ class CpuModel:
     def __init__(
         self,
         handle: ctypes.c_void_p,
-        tiles: Tiles,
+        tiles: Tiles | StreamedTiles,
         tokenizer: Tokenizer,
         card: ModelCard,
         kv_type: int,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
+        n_kept_rows: int,
+        let_go: Callable[[], None] | None = None,
     ) -> None:
+        """Take over the native model.
+
+        Args:
+            handle: The native model.
+            tiles: Its weights.
+            tokenizer: The vocabulary.
+            card: The facts.
+            kv_type: Of sessions, as the library numbers it.
+            terms: Makes the memory plan for a context and a number of rows.
+            n_kept_rows: Rows of logits that have their place between forwards; one that wants more gets its own.
+            let_go: Called after every LET_GO_ROWS tokens, to let the pages of the embedding matrix go; or None.
+        """
+        self._let_go = let_go
+        self._n_looked_up = 0
         self._handle = handle
         self._tokenizer = tokenizer
         self._card = card
         self._kv_type = kv_type
         self._terms = terms
         self._shape = Shape(card.n_vocab, card.n_embd, card.n_layer, MAX_ROWS)
-        self._logits = np.empty((0, card.n_vocab), np.float32)
         self._ops = NativeRowOps(native().ec_model_instruction_set(handle))
+        self._logits = np.empty((n_kept_rows, card.n_vocab), np.float32)
+        self._logits_address = address(self._logits)
+        self._one_row = Forward(self._logits[:1], {}, self._ops)
         self.lock = ModelLock()
         self.stop = Stop()
+        self._flag_address = ctypes.addressof(self.stop.flag)
         self._sessions: weakref.WeakSet[CpuSession] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, _free, handle, tiles, os.getpid())
         self._finalizer.atexit = False  # a daemon thread may be in a forward then
@@ -108,6 +128,11 @@ class CpuModel:
             native().ec_model_seconds(self._handle, address(seconds))
         return dict(zip(OPERATIONS, seconds.tolist(), strict=True))
 
+    def streamed_bytes(self) -> int:
+        """Return how many bytes of weights were read for forwards so far; 0 where all stay in memory."""
+        with self.exclusive():
+            return int(native().ec_model_streamed_bytes(self._handle))
+
     def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
         """Return what the process will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""
         return self._terms(n_ctx, n_rows)
@@ -151,24 +176,23 @@ class CpuModel:
             self._check_alive()
             state, step = session.state, session.step
             check_step(tokens, n_past, state, self._shape)
-            if not len(self._logits):
-                self._logits = np.empty((1, self._card.n_vocab), np.float32)
             outer: tuple[Session, ...] = ()
             try:
                 outer = self.stop.enter((session,))
                 state.begin_step(n_past)
                 step.item.n_past = n_past
                 step.token[0] = tokens[0]
-                flag, logits = ctypes.addressof(self.stop.flag), address(self._logits)
-                code = native().ec_forward(self._handle, step.pointer, 1, logits, flag)
+                code = native().ec_forward(self._handle, step.pointer, 1, self._logits_address, self._flag_address)
                 if code:
                     if code == CANCELLED:
                         self.stop.check()
                     check(code, "a forward")
                 state.advance_step()
+                if self._let_go is not None:
+                    self._look_up(1)
             finally:
                 self.stop.leave(outer)
-            return Forward(self._logits[:1], {}, self._ops)
+            return self._one_row
 
     def _prepare(self, items: Sequence[ForwardItem]) -> list[Work]:
         checked = check_items(items, self, self._shape)
@@ -181,12 +205,13 @@ class CpuModel:
 
     def _with_results(self, items: Sequence[ForwardItem], checked: list[Checked]) -> Iterator[Work]:
         n_wanted, first = sum(len(c.wanted) for c in checked), 0
-        if len(self._logits) < n_wanted:
-            self._logits = np.empty((n_wanted, self._card.n_vocab), np.float32)
+        logits = self._logits
+        if len(logits) < n_wanted:
+            logits = np.empty((n_wanted, self._card.n_vocab), np.float32)
         for item, c in zip(items, checked, strict=True):
             assert isinstance(item.session, CpuSession), "a session of this model is one of this class"
             hidden = {tap: np.empty((c.n_rows, self._card.n_embd), np.float32) for tap in c.taps}
-            yield Work(item.session, c, self._logits[first : first + len(c.wanted)], hidden)
+            yield Work(item.session, c, logits[first : first + len(c.wanted)], hidden)
             first += len(c.wanted)
 
     def _run(self, work: list[Work], on_progress: OnProgress | None) -> None:
@@ -203,8 +228,7 @@ class CpuModel:
         items = (Item * len(pieces))(*(piece.item for piece in pieces))
         n_wanted = sum(piece.n_wanted for piece in pieces)
         logits = np.empty((n_wanted, self._card.n_vocab), np.float32) if len(pieces) > 1 else pieces[0].logits
-        flag = ctypes.addressof(self.stop.flag)
-        code = native().ec_forward(self._handle, items, len(pieces), address(logits), flag)
+        code = native().ec_forward(self._handle, items, len(pieces), address(logits), self._flag_address)
         if code == CANCELLED:
             self.stop.check()
         check(code, "a forward")
@@ -214,7 +238,17 @@ class CpuModel:
                 piece.logits[:] = logits[first : first + piece.n_wanted]
                 first += piece.n_wanted
             piece.finish()
-        return sum(end - begin for _, begin, end in group)
+        n_rows = sum(end - begin for _, begin, end in group)
+        self._look_up(n_rows)
+        return n_rows
+
+    def _look_up(self, n_rows: int) -> None:
+        """Count rows that were looked up in the embedding matrix."""
+        self._n_looked_up += n_rows
+        if self._n_looked_up >= LET_GO_ROWS:
+            self._n_looked_up = 0
+            if self._let_go is not None:
+                self._let_go()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -309,7 +343,7 @@ def _groups(work: list[Work]) -> tuple[list[list[tuple[Work, int, int]]], list[l
     return beginnings, [group for group in ends if group]
 
 
-def _free(handle: ctypes.c_void_p, tiles: Tiles, pid: int) -> None:
+def _free(handle: ctypes.c_void_p, tiles: Tiles | StreamedTiles, pid: int) -> None:
     """Free native memory; a forked child leaves the parent's alone."""
     if os.getpid() == pid:
         native().ec_model_destroy(handle)

@@ -3,19 +3,21 @@
 import hashlib
 from collections import deque
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.gguf import GGUF, read_gguf
 from edgedec.gguf_metadata import get_text
-from edgedec.memory import MemoryTerm, resident_bytes
+from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_info import describe, require_text_decoder
-from edgedec_runtimes.cpu import weights
+from edgedec.system_memory import resident_bytes
+from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
+from edgedec_runtimes.cpu.tile_cache import Tiles
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.vocabulary import open_tokenizer, refusal
 
@@ -45,8 +47,8 @@ class Cpu:
         gguf, network = _read(path)
         _require_covered_vocabulary(gguf)
         _check_kv(path, network, options)
-        n_ctx, n_tile_bytes = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_bytes(gguf, network)
-        return _terms(n_tile_bytes, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
+        n_ctx, held = options.n_ctx or default_n_ctx(network.n_ctx_train), _weights_term(gguf, network, options)
+        return _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Load the weights: map their tiles, or make them first."""
@@ -58,20 +60,27 @@ class Cpu:
         with ExitStack() as undo:
             handle = weights.create(network, options.n_threads or usable_cores())
             undo.callback(native().ec_model_destroy, handle)
-            tiles = weights.load_tiles(gguf, network, options)
+            streamed = weights.stream_plan(gguf, network, options)
+            tiles = (
+                weights.load_tiles(gguf, network, options)
+                if streamed is None
+                else weights.stream_tiles(gguf, network, options, streamed)
+            )
             undo.callback(tiles.close)
             weights.attach(handle, gguf, network, tiles)
             if options.cancel is not None:
                 options.cancel.check(f"loading {path.name}")
             isa = native().ec_model_instruction_set(handle).decode()
             card = _card(gguf, network, tiles.head.model_sha256, f"{isa} {options.kv_type}")
-            n_tile_bytes = tiles.n_bytes
+            held = _weights_term(gguf, network, options)
 
             @lru_cache(maxsize=8)
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
-                return _terms(n_tile_bytes, network, options, n_ctx, n_rows, before)
+                return _terms(held, network, options, n_ctx, n_rows, before)
 
-            model = CpuModel(handle, tiles, tokenizer, card, KV_TYPES[options.kv_type], terms)
+            rare = weights.rarely_read(network) if isinstance(tiles, Tiles) and tiles.mapped else None
+            let_go = None if rare is None or not isinstance(tiles, Tiles) else partial(tiles.let_go, rare.name)
+            model = CpuModel(handle, tiles, tokenizer, card, KV_TYPES[options.kv_type], terms, options.max_rows, let_go)
             undo.pop_all()
         return model
 
@@ -100,21 +109,25 @@ def _require_covered_vocabulary(gguf: GGUF) -> None:
 def _check_options(options: LoadOptions) -> None:
     """Raise RequestError for what the runtime can't honour."""
     if options.kv_type not in KV_TYPES:
-        raise RequestError(f"kv_type is {options.kv_type!r}; the cpu runtime takes {' and '.join(KV_TYPES)}")
+        raise RequestError(f"kv_type is {options.kv_type!r}; the cpu runtime takes {', '.join(KV_TYPES)}")
     if options.n_gpu_layers not in (None, 0, -1) or options.device not in (None, "CPU"):
         raise RequestError("the cpu runtime has no GPU; leave device and n_gpu_layers out, or use the llamacpp runtime")
-    for name, most in (("n_ctx", 1 << 24), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):
+    for name, most in (
+        ("n_ctx", 1 << 24),
+        ("n_parallel", 1 << 16),
+        ("n_threads", 256),
+        ("max_rows", 1 << 16),
+        ("resident_bytes", 1 << 62),
+    ):
         value = getattr(options, name)
         if value is not None and not 1 <= value <= most:
             raise RequestError(f"{name} is {value}; it must be from 1 to {most}")
 
 
 def _check_kv(path: Path, network: Network, options: LoadOptions) -> None:
-    if options.kv_type == "q8_0" and network.head_dim % _BLOCK:
-        raise RequestError(
-            f"{path}: its heads of {network.head_dim} elements are no multiple of {_BLOCK}, so that keys and values "
-            "can't be kept as q8_0; use kv_type 'f16'"
-        )
+    reason = kv_types.refusal(network, options.kv_type)
+    if reason is not None:
+        raise RequestError(f"{path}: {reason}")
 
 
 def _card(gguf: GGUF, network: Network, model_sha256: str, numerics: str) -> ModelCard:
@@ -134,16 +147,24 @@ def _card(gguf: GGUF, network: Network, model_sha256: str, numerics: str) -> Mod
     )
 
 
+def _weights_term(gguf: GGUF, network: Network, options: LoadOptions) -> MemoryTerm:
+    streamed = weights.stream_plan(gguf, network, options)
+    if streamed is not None:
+        return weights.streamed_term(gguf, network, options, streamed)
+    if weights.are_mapped(gguf, network, options):
+        return MemoryTerm("weights (tiles)", weights.mapped_bytes(gguf, network), "mapped")
+    return MemoryTerm("weights (tiles)", weights.tile_bytes(gguf, network), "private")
+
+
 def _terms(
-    n_tile_bytes: int, network: Network, options: LoadOptions, n_ctx: int, n_rows: int, base_bytes: int
+    held: MemoryTerm, network: Network, options: LoadOptions, n_ctx: int, n_rows: int, base_bytes: int
 ) -> tuple[MemoryTerm, ...]:
-    """Return the plan's terms; `base_bytes` is what the process held before."""
-    n, element = network, 2 if options.kv_type == "f16" else 1 + 4 / _BLOCK
-    n_tokens = -(-n_ctx // 64) * 64
-    kv_bytes = int(n_tokens * n.n_layer * n.n_head_kv * n.head_dim * 2 * element)
+    """Return the plan's terms; `held` is that of the weights, `base_bytes` what the process held before."""
+    n, n_tokens = network, -(-n_ctx // 64) * 64
+    kv_bytes = n_tokens * kv_types.token_bytes(network, options.kv_type)
     return (
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
-        MemoryTerm("weights (tiles)", n_tile_bytes, "mapped" if options.cache_dir and options.mmap else "private"),
+        held,
         MemoryTerm("vocabulary", n.n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n.n_vocab} tokens"),
         MemoryTerm("KV cache", kv_bytes * options.n_parallel, f"{n_ctx} tokens × {options.n_parallel}"),
         MemoryTerm("logits", n_rows * n.n_vocab * 4, f"{n_rows} rows"),

@@ -19,12 +19,13 @@ from edgedec.gguf import GGUF
 from edgedec.memory import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.shared_files import publish
-from edgedec_runtimes.cpu.tile_file import U8, TileHead, Tiles, blocks
+from edgedec_runtimes.cpu.tile_file import U8, TileHead, Tiles, TileTensor, blocks
 from edgedec_runtimes.cpu.tile_sources import Source, model_sha256, source_of
 
-Fill = Callable[[str, U8], None]
+Fill = Callable[[str, U8, int], None]
 
 _POLL_S = 0.1
+_PIECE_BYTES = 8 << 20
 
 
 class CacheUnusableError(StorageError):
@@ -37,7 +38,7 @@ class Job:
 
     Attributes:
         head: The head of the file but for what is known when the tiles are made: SHA-256 and CRCs.
-        fill: Writes one tensor's tiles.
+        fill: Writes a tensor's tiles, or of one that has units those from a byte on.
     """
 
     gguf: GGUF
@@ -87,7 +88,7 @@ def make_in_memory(job: Job) -> Tiles:
     detail, total = f"{job.label}, in memory", job.n_bytes
     job.report("tiles", 0, total, detail)
     for tensor, offset in zip(job.head.tensors, job.head.offsets(), strict=False):
-        job.fill(tensor.name, whole[offset : offset + tensor.n_bytes])
+        job.fill(tensor.name, whole[offset : offset + tensor.n_bytes], 0)
         job.report("tiles", offset + tensor.n_bytes, total, detail)
     return Tiles(buffer, job.head, None)
 
@@ -124,27 +125,35 @@ def require_unchanged(job: Job, source: Source) -> None:
 
 
 def _write_tiles(job: Job, partial: "_Partial", detail: str) -> tuple[int, ...]:
-    """Fill and write tensor by tensor, and return their CRCs.
+    """Fill and write tensor by tensor, large ones in pieces, and return their CRCs.
 
     They pass through a buffer: a mapped file that finds the disk full ends the process, where write() says so.
     """
     crcs, done, total = [], 0, job.n_bytes
-    buffer = _anonymous(max((tensor.n_bytes for tensor in job.head.tensors), default=0))
+    buffer = _anonymous(max((_piece_bytes(tensor) for tensor in job.head.tensors), default=0))
     scratch: U8 = np.frombuffer(buffer, np.uint8)
     for tensor, offset in zip(job.head.tensors, job.head.offsets(), strict=False):
         job.report("tiles", done, total, detail)
-        out = scratch[: tensor.n_bytes]
-        out[:] = 0
-        job.fill(tensor.name, out)
         partial.seek(offset)
-        crc, done = 0, offset
-        for block in blocks(out):
-            crc = zlib.crc32(block, crc)
-            partial.write(block)
-            done += len(block)
-            job.report("tiles", done, total, detail)
+        crc, done, step = 0, offset, _piece_bytes(tensor)
+        for start in range(0, max(1, tensor.n_bytes), max(1, step)):
+            out = scratch[: min(step, tensor.n_bytes - start)]
+            out[:] = 0
+            job.fill(tensor.name, out, start)
+            for block in blocks(out):
+                crc = zlib.crc32(block, crc)
+                partial.write(block)
+                done += len(block)
+                job.report("tiles", done, total, detail)
         crcs.append(crc)
     return tuple(crcs)
+
+
+def _piece_bytes(tensor: TileTensor) -> int:
+    """Return how much of a tensor is made at once."""
+    if tensor.unit_bytes == 0:
+        return tensor.n_bytes
+    return min(tensor.n_bytes, max(1, _PIECE_BYTES // tensor.unit_bytes) * tensor.unit_bytes)
 
 
 class _Partial:

@@ -41,7 +41,16 @@ from edgedec_runtimes.cpu.tile_file import TileHead, Tiles, TileTensor, map_tile
 from edgedec_runtimes.cpu.tile_listing import remove_outdated, tile_paths, tiles_folder
 from edgedec_runtimes.cpu.tile_sources import Source, add_source, model_sha256, read_sources, source_of, sources_path
 
-__all__ = ["Fill", "TileTensor", "Tiles", "open_tiles", "tile_cache_note", "tiles_n_bytes"]
+__all__ = [
+    "Fill",
+    "TileTensor",
+    "Tiles",
+    "known_tile_file",
+    "open_tiles",
+    "tile_cache_note",
+    "tile_offsets",
+    "tiles_n_bytes",
+]
 
 MARGIN_BYTES = 16 << 20  # left free, so that the tiles do not fill the disk to the last byte
 POLL_S = 0.1
@@ -57,6 +66,7 @@ def open_tiles(
     layout: str,
     cache_dir: Path | None,
     use_cache: bool = True,
+    in_memory: bool = True,
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> Tiles:
@@ -67,11 +77,13 @@ def open_tiles(
     Args:
         gguf: The model, unchanged since its header was read.
         tensors: Names and sizes of the tiles, in the order of the file; no name twice.
-        fill: Called with a name and uint8[n_bytes], zeros, to write one tensor's tiles into; in this thread, in order.
-            After a failure of the disk it is called again from the first tensor on.
+        fill: Called with a name, zeros and a number, to write one tensor's tiles into, those from that byte on: all of
+            them (uint8[n_bytes], 0), or some units of a tensor that has units; in this thread, in order. After a
+            failure of the disk it is called again from the first tensor on.
         layout: Version of the arrangement; another one has a file of its own.
         cache_dir: The cache's root; None for private memory.
         use_cache: False for private memory as well.
+        in_memory: False to raise StorageError where only private memory would be left.
         on_progress: Gets the phases "tiles", "wait" (for another process that makes them) and "verify" (a model that
             may have changed is read).
         cancel: Stops it, between two tensors at the latest; nothing is left on the disk.
@@ -86,6 +98,8 @@ def open_tiles(
         try:
             return _from_cache(job, cache_dir)
         except CacheUnusableError as error:
+            if not in_memory:
+                raise
             logger.warning("%s: %s; the tiles are made in memory, at each start", job.label, error)
     return make_in_memory(job)
 
@@ -95,19 +109,45 @@ def tiles_n_bytes(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str) -> 
     return _draft_head(gguf, tensors, layout).offsets()[-1]
 
 
-def tile_cache_note(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str, cache_dir: Path | None) -> str | None:
-    """Return what open_tiles would take on the disk, "tiles: 96.0 MB on disk in FOLDER"; None when it takes no more."""
-    if cache_dir is None:
-        return None
-    job = Job(gguf, _draft_head(gguf, tensors, layout), lambda name, out: None)
-    folder = tiles_folder(cache_dir)
+def tile_offsets(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str) -> dict[str, int]:
+    """Return where in the tile file each tensor's tiles begin, in bytes by name."""
+    offsets = _draft_head(gguf, tensors, layout).offsets()
+    return {tensor.name: offset for tensor, offset in zip(tensors, offsets, strict=False)}
+
+
+def known_tile_file(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str, cache_dir: Path) -> Path | None:
+    """Return a sound tile file that may be this model's, as the header is the same; None where there is none."""
+    job = Job(gguf, _draft_head(gguf, tensors, layout), lambda name, out, start: None)
     try:
-        found = _candidates(job, folder)
+        found = _candidates(job, tiles_folder(cache_dir))
     except CacheUnusableError:
         return None
     for tiles in found:
         tiles.close()
-    return None if found else _note(job, folder)
+    return found[0].path if found else None
+
+
+def tile_cache_note(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str, cache_dir: Path | None) -> str | None:
+    """Return what open_tiles would take on the disk, "tiles: 96.0 MB on disk in FOLDER"; None when it takes no more."""
+    if cache_dir is None:
+        return None
+    if known_tile_file(gguf, tensors, layout=layout, cache_dir=cache_dir) is not None:
+        return None
+    return _note(_draft_head(gguf, tensors, layout), tiles_folder(cache_dir))
+
+
+def can_be_mapped(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str, cache_dir: Path) -> bool:
+    """Tell whether open_tiles will map a file: there is one, or the disk has room for one and takes it."""
+    if known_tile_file(gguf, tensors, layout=layout, cache_dir=cache_dir) is not None:
+        return True
+    folder = tiles_folder(cache_dir)
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        room = shutil.disk_usage(folder).free >= tiles_n_bytes(gguf, tensors, layout=layout) + MARGIN_BYTES
+        return room and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        return False
 
 
 def _draft_head(gguf: GGUF, tensors: Sequence[TileTensor], layout: str) -> TileHead:
@@ -120,8 +160,8 @@ def _key(head: TileHead) -> str:
     return hashlib.sha256(wanted.encode()).hexdigest()[:16]
 
 
-def _note(job: Job, folder: Path) -> str:
-    return f"tiles: {format_bytes(job.n_bytes)} on disk in {folder}"
+def _note(head: TileHead, folder: Path) -> str:
+    return f"tiles: {format_bytes(head.offsets()[-1])} on disk in {folder}"
 
 
 def _from_cache(job: Job, cache_dir: Path) -> Tiles:
@@ -205,7 +245,7 @@ def _remember(path: Path, source: Source) -> None:
 def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
     """Make the tiles in a file, under the lock, and map it; what the same paths held before loses its tiles."""
     folder = tiles_folder(cache_dir)
-    logger.info("%s: %s", job.label, _note(job, folder))
+    logger.info("%s: %s", job.label, _note(job.head, folder))
     with cache_errors():
         free = shutil.disk_usage(folder).free
     if free < job.n_bytes + MARGIN_BYTES:

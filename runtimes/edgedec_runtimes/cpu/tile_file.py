@@ -17,7 +17,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -40,10 +40,15 @@ U8 = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class TileTensor:
-    """A matrix by name, and the size of its tiles."""
+    """A matrix by name, and the size of its tiles.
+
+    Attributes:
+        unit_bytes: Multiples of this can be made by themselves; 0: only the whole can.
+    """
 
     name: str
     n_bytes: int
+    unit_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +210,18 @@ class Tiles:
                     f"{self.path}: the tiles of {tensor.name!r} are damaged (CRC-32 {crc:08x}, expected "
                     f"{expected:08x}); delete the file, and the next start writes it anew"
                 )
+
+    def let_go(self, name: str) -> None:
+        """Let the pages of a tensor in a mapped file go; what is read of it again comes back, mostly from the cache."""
+        advise = getattr(mmap, "MADV_DONTNEED", None)
+        if self.path is None or advise is None or name not in self._views:
+            return
+        names = [tensor.name for tensor in self.head.tensors]
+        begin = self.head.offsets()[names.index(name)]
+        first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (begin + len(self._views[name])) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            self._buffer.madvise(advise, first, last - first)
 
     def close(self) -> None:
         """Give the memory back; no array and no address taken from here may be used any more."""

@@ -8,13 +8,24 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError, StorageError
+from edgedec.errors import ModelFormatError, RequestError, StorageError
 from edgedec.gguf import GGUF, TensorInfo
+from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec.remembered import cache_folder
 from edgedec_runtimes.cpu.library import Config, address, check, forced_instruction_set, native
 from edgedec_runtimes.cpu.network import Network
-from edgedec_runtimes.cpu.tile_cache import Tiles, TileTensor, open_tiles, tiles_n_bytes
+from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
+from edgedec_runtimes.cpu.streaming import StreamPlan, plan_streaming, remembered_rate
+from edgedec_runtimes.cpu.tile_cache import (
+    Tiles,
+    TileTensor,
+    can_be_mapped,
+    known_tile_file,
+    open_tiles,
+    tile_offsets,
+    tiles_n_bytes,
+)
 
 LAYOUT = "1"
 """Version of the arrangement in tiles (native/tiles.h); a change makes caches start anew."""
@@ -22,6 +33,10 @@ LAYOUT = "1"
 MAX_ROWS = 256
 """Most rows that go through the layers together."""
 
+LET_GO_ROWS = 256
+"""Tokens after which the pages of an embedding matrix that a forward only looks up rows in are let go."""
+
+_ROW_BYTES = 80_000  # of such pages that a token brings: the system maps 64 KiB around what is read
 _PIECE_BYTES = 8 << 20
 _TILE_ROWS = 16
 
@@ -30,7 +45,11 @@ def tile_tensors(network: Network) -> tuple[TileTensor, ...]:
     """Return the tiles of a network's matrices, in the order in which a forward reads them."""
     library = native()
     return tuple(
-        TileTensor(t.name, library.ec_tile_bytes(t.type, t.shape[1], t.shape[0]))
+        TileTensor(
+            t.name,
+            library.ec_tile_bytes(t.type, t.shape[1], t.shape[0]),
+            unit_bytes=library.ec_tile_bytes(t.type, _TILE_ROWS, t.shape[0]),
+        )
         for t in (placed.tensor for placed in network.matrices)
     )
 
@@ -40,31 +59,71 @@ def tile_bytes(gguf: GGUF, network: Network) -> int:
     return tiles_n_bytes(gguf, tile_tensors(network), layout=LAYOUT)
 
 
-def load_tiles(gguf: GGUF, network: Network, options: LoadOptions) -> Tiles:
-    """Map the tiles from the cache, or make them."""
+def stream_plan(gguf: GGUF, network: Network, options: LoadOptions) -> StreamPlan | None:
+    """Return how the weights share options.resident_bytes; None where all of them may stay in memory.
+
+    Raises:
+        RequestError: It is too little, or there is to be no tile file to read from.
+    """
+    if options.resident_bytes is None or options.resident_bytes >= tile_bytes(gguf, network):
+        return None
+    if not options.tile_cache:
+        raise RequestError(
+            "resident_bytes is less than the weights take, and tile_cache is off: there is no file to read the rest "
+            "from; turn tile_cache on, or allow all to stay"
+        )
+    offsets = tile_offsets(gguf, tile_tensors(network), layout=LAYOUT)
+    return plan_streaming(network, offsets, options.resident_bytes)
+
+
+def streamed_term(gguf: GGUF, network: Network, options: LoadOptions, plan: StreamPlan) -> MemoryTerm:
+    """Return the weights' line of the memory plan; before there are tiles, the speed is that of the model's disk."""
+    tiles = known_tile_file(gguf, tile_tensors(network), layout=LAYOUT, cache_dir=cache_folder(options.cache_dir))
+    rate = remembered_rate(tiles or gguf.paths[0])
+    return plan.memory_term(rate, "the tiles" if tiles else "the model's file, as there are no tiles yet")
+
+
+def stream_tiles(gguf: GGUF, network: Network, options: LoadOptions, plan: StreamPlan) -> StreamedTiles:
+    """Open the tiles in the cache, made first if need be, and read what stays in memory.
+
+    Raises:
+        StorageError: They can't be kept on the disk, or read.
+        CancelledError, MemoryCapError, ModelFormatError.
+    """
+    with load_tiles(gguf, network, options, in_memory=False) as tiles:  # mapped, but not read: that takes no memory
+        assert tiles.path is not None, "they are in a file"
+        return StreamedTiles(tiles.path, plan, on_progress=options.on_progress, cancel=options.cancel)
+
+
+def load_tiles(gguf: GGUF, network: Network, options: LoadOptions, *, in_memory: bool = True) -> Tiles:
+    """Map the tiles from the cache, or make them; `in_memory=False` refuses to make them anywhere else."""
     return open_tiles(
         gguf,
         tile_tensors(network),
         _packer(gguf),
         layout=LAYOUT,
         cache_dir=cache_folder(options.cache_dir) if options.tile_cache else None,
+        in_memory=in_memory,
         on_progress=options.on_progress,
         cancel=options.cancel,
     )
 
 
-def _packer(gguf: GGUF) -> Callable[[str, NDArray[np.uint8]], None]:
-    """Return what writes one tensor's tiles, reading the file a few rows at a time."""
+def _packer(gguf: GGUF) -> Callable[[str, NDArray[np.uint8], int], None]:
+    """Return what writes a tensor's tiles from a byte on, reading the file a few rows at a time."""
 
-    def fill(name: str, out: NDArray[np.uint8]) -> None:
+    def fill(name: str, out: NDArray[np.uint8], start: int) -> None:
         tensor = gguf.tensors[name]
-        n_cols, n_rows = tensor.shape
-        row_bytes = tensor.n_bytes // n_rows
+        n_cols, n_all_rows = tensor.shape
+        unit_bytes = native().ec_tile_bytes(tensor.type, _TILE_ROWS, n_cols)
+        first = start // unit_bytes * _TILE_ROWS
+        n_rows = min(len(out) // unit_bytes * _TILE_ROWS, n_all_rows - first)
+        row_bytes = tensor.n_bytes // n_all_rows
         step = max(_TILE_ROWS, _PIECE_BYTES // row_bytes // _TILE_ROWS * _TILE_ROWS)
         piece = np.empty(step * row_bytes, np.uint8)
         path = gguf.paths[tensor.shard]
         with _open(path) as file:
-            file.seek(tensor.offset)
+            file.seek(tensor.offset + first * row_bytes)
             for begin in range(0, n_rows, step):
                 end = min(begin + step, n_rows)
                 data = piece[: (end - begin) * row_bytes]
@@ -95,16 +154,13 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     return handle
 
 
-def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles) -> None:
+def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles) -> None:
     """Give a native model its weights; the tiles must outlive it."""
     library = native()
-    for placed in network.matrices:
-        tensor, data = placed.tensor, tiles[placed.tensor.name]
-        code = library.ec_model_set_matrix(
-            *(handle, placed.which, placed.layer, tensor.type, tensor.shape[1], tensor.shape[0]),
-            *(address(data), len(data)),
-        )
-        check(code, tensor.name)
+    if isinstance(tiles, StreamedTiles):
+        tiles.attach(handle, network)
+    else:
+        _set_matrices(handle, network, tiles)
     for placed in network.vectors:
         values = np.frombuffer(gguf.read_tensor_bytes(placed.tensor.name), "<f4").astype(np.float32)
         if not np.isfinite(values).all():
@@ -114,6 +170,37 @@ def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles) 
         code = library.ec_model_set_vector(handle, placed.which, placed.layer, address(values), len(values))
         check(code, placed.tensor.name)
     check(library.ec_model_finish(handle), str(gguf.paths[0]))
+
+
+def rarely_read(network: Network) -> TensorInfo | None:
+    """Return the embedding matrix where it is not the head's as well: of it a forward reads a row for each token."""
+    embedding, *rest = (placed.tensor for placed in network.matrices)
+    return embedding if all(tensor.name != embedding.name for tensor in rest) else None
+
+
+def mapped_bytes(gguf: GGUF, network: Network) -> int:
+    """Return the most that mapped tiles hold in memory, as pages of the embedding matrix are let go now and then."""
+    rare, n_bytes = rarely_read(network), tile_bytes(gguf, network)
+    if rare is None:
+        return n_bytes
+    n_rare = next(tensor.n_bytes for tensor in tile_tensors(network) if tensor.name == rare.name)
+    return n_bytes - n_rare + min(n_rare, LET_GO_ROWS * _ROW_BYTES)
+
+
+def are_mapped(gguf: GGUF, network: Network, options: LoadOptions) -> bool:
+    """Tell whether load_tiles will map a file."""
+    tensors, folder = tile_tensors(network), cache_folder(options.cache_dir)
+    return options.tile_cache and can_be_mapped(gguf, tensors, layout=LAYOUT, cache_dir=folder)
+
+
+def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> None:
+    for placed in network.matrices:
+        tensor, data = placed.tensor, tiles[placed.tensor.name]
+        code = native().ec_model_set_matrix(
+            *(handle, placed.which, placed.layer, tensor.type, tensor.shape[1], tensor.shape[0]),
+            *(address(data), len(data)),
+        )
+        check(code, tensor.name)
 
 
 def _shrunk(path: Path, tensor: TensorInfo) -> ModelFormatError:

@@ -11,10 +11,11 @@ from pathlib import Path
 from edgedec.errors import EdgedecError
 from edgedec.ggml_types import GGMLType
 from edgedec.gguf import GGUF, GGUFArray, read_gguf
-from edgedec.memory import MemoryTerm, resident_bytes
+from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_checks import require_consistent
 from edgedec.model_info import describe, require_text_decoder
+from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.llamacpp.library import INSTALL, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import check_options, context_options, device_names, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from edgedec.errors import (
 )
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
+from edgedec.system_memory import return_free_memory
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
@@ -58,6 +58,8 @@ def check_options(options: LoadOptions) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise RequestError(f"{name} is {value}; it must be at least 1")
+    if options.resident_bytes is not None:
+        raise RequestError("the llamacpp runtime maps all weights; leave resident_bytes out, or use the cpu runtime")
 
 
 def context_options(model: Any, options: LoadOptions, n_cells: int) -> ContextOptions:
@@ -159,21 +161,13 @@ def dry_run(path: Path, options: LoadOptions, n_ctx: int) -> DryRun:
             api.llama_free(context)
         finally:
             api.llama_model_free(model)
-            _return_free_memory()
+            return_free_memory()
     return DryRun(
         kv_bytes=_logged(lines, r"(?:kv_cache|recurrent|memory_\w+).*?: size = +([\d.]+) MiB"),
         output_bytes=_logged(lines, r"output buffer size = +([\d.]+) MiB"),
         compute_bytes=_logged(lines, r"compute buffer size = +([\d.]+) MiB"),
         repacks=any("REPACK model buffer size" in line for line in lines),
     )
-
-
-def _return_free_memory() -> None:
-    """Give freed heap pages back to the system, where the C library can: they would count as held."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; musl has none
-        if trim is not None:
-            trim(0)
 
 
 def _logged(lines: list[str], pattern: str) -> int:

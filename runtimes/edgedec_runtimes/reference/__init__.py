@@ -12,9 +12,10 @@ import numpy as np
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf import read_gguf
 from edgedec.gguf_metadata import get_text
-from edgedec.memory import MemoryTerm, resident_bytes
+from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_info import describe
+from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import n_weight_bytes, read_hyperparameters, read_weights
@@ -82,3 +83,5 @@ def _check_options(options: LoadOptions) -> None:
         raise RequestError("the reference runtime has no GPU; leave device and n_gpu_layers out")
     if options.flash_attention:
         raise RequestError("the reference runtime has no flash attention; leave it out")
+    if options.resident_bytes is not None:
+        raise RequestError("the reference runtime keeps all weights in memory; leave resident_bytes out")

@@ -25,6 +25,9 @@ int32_t guarded(Body body) {
   } catch (const std::bad_alloc &) {
     last_error = "the system refused memory";
     return EC_NO_MEMORY;
+  } catch (const Unreadable &error) {
+    last_error = error.what();
+    return EC_UNREADABLE;
   } catch (const std::exception &error) {
     last_error = error.what();
     return EC_INVALID;
@@ -81,6 +84,14 @@ const char *ec_instruction_sets(void) {
   return names.c_str();
 }
 
+int32_t ec_file_read(int64_t file, uint64_t file_bytes, uint64_t offset, uint64_t n_bytes, void *pages) {
+  return guarded([&] {
+    require(offset <= file_bytes && n_bytes <= file_bytes - offset, "what is to be read lies beyond the file's end");
+    File(file, file_bytes).read_pages(offset, n_bytes, (uint8_t *)pages, nullptr);
+    return EC_OK;
+  });
+}
+
 uint64_t ec_tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols) { return tile_bytes(type, n_rows, n_cols); }
 
 int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_begin, int64_t row_end,
@@ -116,19 +127,49 @@ int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32_t max_
   });
 }
 
+namespace {
+
+Matrix &matrix_of(ec_model *model, int32_t which, int32_t layer) {
+  require(!model->finished && which >= 0 && which < EC_N_MATRICES, "no such matrix");
+  require(which < EC_Q || (layer >= 0 && layer < model->config.n_layer), "no such layer");
+  return which == EC_TOKEN_EMBD ? model->token_embd
+         : which == EC_OUTPUT   ? model->output
+                                : model->layers[(size_t)layer].matrices[which];
+}
+
+}  // namespace
+
 int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows, int64_t n_cols,
                             const void *tiles, uint64_t n_tile_bytes) {
   return guarded([&] {
-    require(!model->finished && which >= 0 && which < EC_N_MATRICES, "no such matrix");
-    require(which < EC_Q || (layer >= 0 && layer < model->config.n_layer), "no such layer");
+    Matrix &matrix = matrix_of(model, which, layer);
     check_tiles(type, n_rows, n_cols, n_tile_bytes);
-    Matrix &matrix = which == EC_TOKEN_EMBD ? model->token_embd
-                     : which == EC_OUTPUT   ? model->output
-                                            : model->layers[(size_t)layer].matrices[which];
+    require(tiles != nullptr, "a matrix has no tiles");
     matrix = {type, n_rows, n_cols, (const uint8_t *)tiles};
     return EC_OK;
   });
 }
+
+int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
+                              int64_t n_cols, uint64_t offset, uint64_t n_tile_bytes) {
+  return guarded([&] {
+    Matrix &matrix = matrix_of(model, which, layer);
+    check_tiles(type, n_rows, n_cols, n_tile_bytes);
+    model->streamer.place(which, which < EC_Q ? 0 : layer, offset, n_tile_bytes);
+    matrix = {type, n_rows, n_cols, nullptr};
+    return EC_OK;
+  });
+}
+
+int32_t ec_model_stream(ec_model *model, int64_t file, uint64_t file_bytes, const ec_part *parts, int32_t n_parts,
+                        uint64_t ring_bytes) {
+  return guarded([&] {
+    model->streamer.start(*model, file, file_bytes, parts, n_parts, ring_bytes);
+    return EC_OK;
+  });
+}
+
+uint64_t ec_model_streamed_bytes(ec_model *model) { return model->streamer.bytes_read(); }
 
 int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n) {
   return guarded([&] {
@@ -161,10 +202,18 @@ void ec_model_destroy(ec_model *model) { delete model; }
 namespace {
 
 KVShape kv_shape(const ec_model *model, int32_t kv_type) {
-  require(kv_type == EC_KV_F16 || kv_type == EC_KV_INT8, "no such KV type");
+  require(kv_type >= EC_KV_F16 && kv_type <= EC_KV_GEAR, "no such KV type");
   const ec_config &c = model->config;
-  require(kv_type == EC_KV_F16 || c.head_dim % 32 == 0, "int8 keys and values need a head_dim that is a multiple of 32");
-  return {c.n_layer, c.n_head_kv, c.head_dim, kv_type == EC_KV_INT8};
+  require(kv_type == EC_KV_F16 || (c.head_dim % 32 == 0 && c.head_dim <= MAX_PACKED_HEAD),
+          "keys and values of less than 16 bits need a head_dim that is a multiple of 32 and at most 256");
+  // Keys are kept without their bias where it is the same vector for all, rotated: not before a norm.
+  bool biased = false, normed = c.sliding_pattern > 0;
+  for (const Layer &layer : model->layers) {
+    biased = biased || !layer.vectors[EC_K_BIAS].empty();
+    normed = normed || !layer.vectors[EC_K_NORM].empty();
+  }
+  const bool apart = kv_type != EC_KV_F16 && biased && !normed;
+  return {c.n_layer, c.n_head_kv, c.head_dim, kv_type, apart ? c.n_rot : 0};
 }
 
 void check_tokens(const ec_session *session, int32_t n_tokens) {

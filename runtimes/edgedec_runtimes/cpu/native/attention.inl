@@ -4,72 +4,49 @@
 // exponentials are summed in lanes by position modulo LANES, and values are added in order of position. So a query's
 // result depends on what it sees and not on slots, on other queries, or on how the work was cut.
 
-struct PageView {
-  const uint8_t *keys, *values;
-  const float *key_scales, *value_scales;
-};
-
-template <bool INT8>
-inline PageView view_of(const AttentionWork &w, int64_t page) {
-  const uint8_t *p = w.pages[page] + w.offset;
-  const int64_t bytes = (int64_t)edgedec::PAGE_TOKENS * w.head_dim * (INT8 ? 1 : 2);
-  const float *scales = (const float *)(p + 2 * bytes);
-  return {p, p + bytes, scales, scales + edgedec::PAGE_TOKENS * (w.head_dim / 32)};
-}
+#include "unpack.inl"
 
 // Scores of N queries against B blocks of 16 keys.
-template <bool INT8, int N, int B>
+template <bool PACKED, int N, int B>
 void score_blocks(const AttentionWork &w, int64_t block) {
   constexpr int V = edgedec::KEY_BLOCK / LANES;
   const uint8_t *keys[B];
-  const float *scales[B];
   const int64_t per_page = edgedec::PAGE_TOKENS / edgedec::KEY_BLOCK;
   for (int b = 0; b < B; ++b) {
-    const PageView page = view_of<INT8>(w, (block + b) / per_page);
+    const uint8_t *page = w.pages[(block + b) / per_page];
     const int64_t i = (block + b) % per_page;
-    keys[b] = page.keys + i * w.head_dim * edgedec::KEY_BLOCK * (INT8 ? 1 : 2);
-    scales[b] = page.key_scales + i * (w.head_dim / 32) * edgedec::KEY_BLOCK;
+    if constexpr (PACKED) {
+      float *unpacked = w.unpacked + b * w.head_dim * edgedec::KEY_BLOCK;
+      unpack_keys(w, page, i, unpacked);
+      keys[b] = (const uint8_t *)unpacked;
+    } else {
+      keys[b] = page + w.offset + 2 * i * w.head_dim * edgedec::KEY_BLOCK;
+    }
   }
   for (int v = 0; v < V; ++v) {
     Floats acc[B][N];
     for (int b = 0; b < B; ++b)
       for (int q = 0; q < N; ++q) acc[b][q] = zero();
-    if constexpr (INT8) {
-      for (int32_t g = 0; g < w.head_dim; g += 32) {
-        Floats part[B][N];
-        for (int b = 0; b < B; ++b)
-          for (int q = 0; q < N; ++q) part[b][q] = zero();
-        for (int32_t d = g; d < g + 32; ++d)
-          for (int b = 0; b < B; ++b) {
-            const Floats k = load_s8(keys[b] + d * 16 + LANES * v);
-            UNROLL for (int q = 0; q < N; ++q) part[b][q] = fma(k, set(w.packed[d * N + q]), part[b][q]);
-          }
-        for (int b = 0; b < B; ++b) {
-          const Floats s = load(scales[b] + g / 32 * 16 + LANES * v);
-          for (int q = 0; q < N; ++q) acc[b][q] = fma(part[b][q], s, acc[b][q]);
-        }
+    for (int32_t d = 0; d < w.head_dim; ++d)
+      for (int b = 0; b < B; ++b) {
+        const Floats k = load_element<PACKED>(keys[b], d * 16 + LANES * v);
+        UNROLL for (int q = 0; q < N; ++q) acc[b][q] = fma(k, set(w.packed[d * N + q]), acc[b][q]);
       }
-    } else {
-      for (int32_t d = 0; d < w.head_dim; ++d)
-        for (int b = 0; b < B; ++b) {
-          const Floats k = load_halves(keys[b] + 2 * (d * 16 + LANES * v));
-          UNROLL for (int q = 0; q < N; ++q) acc[b][q] = fma(k, set(w.packed[d * N + q]), acc[b][q]);
-        }
-    }
     for (int b = 0; b < B; ++b)
       for (int q = 0; q < N; ++q)
         store(w.scores + q * w.stride + (block + b) * 16 + LANES * v, mul(acc[b][q], set(w.scale)));
   }
 }
 
-template <bool INT8, int N>
+template <bool PACKED, int N>
 void score(const AttentionWork &w, int64_t begin, int64_t end) {
   for (int32_t d = 0; d < w.head_dim; ++d)
     for (int q = 0; q < N; ++q) w.packed[d * N + q] = w.query[q][d];
+  if (stays_rotated(w)) edgedec::hadamard(w.packed, w.head_dim, N);
   constexpr int B = LANES == 16 && N <= 4 ? 2 : 1;
   int64_t block = begin;
-  for (; block + B <= end; block += B) score_blocks<INT8, N, B>(w, block);
-  for (; block < end; ++block) score_blocks<INT8, N, 1>(w, block);
+  for (; block + B <= end; block += B) score_blocks<PACKED, N, B>(w, block);
+  for (; block < end; ++block) score_blocks<PACKED, N, 1>(w, block);
 }
 
 // Turn scores into weights; returns what the sum of weighted values is divided by.
@@ -94,20 +71,21 @@ float softmax(float *s, int64_t start, int64_t visible) {
   return sum_lanes(sum);
 }
 
-template <bool INT8>
-inline Floats load_values(const PageView &page, int64_t slot, int32_t head_dim, int32_t d) {
-  if constexpr (INT8)
-    return mul(load_s8(page.values + slot * head_dim + d), set(page.value_scales[slot * (head_dim / 32) + d / 32]));
-  else
-    return load_halves(page.values + 2 * (slot * head_dim + d));
+// Where the values of the slots [begin, end) of one page lie: as halves in the page, or unpacked.
+template <bool PACKED>
+const uint8_t *values_of(const AttentionWork &w, int64_t begin, int64_t end) {
+  const uint8_t *page = w.pages[begin / edgedec::PAGE_TOKENS];
+  const int64_t first = begin % edgedec::PAGE_TOKENS;
+  if constexpr (!PACKED) return page + w.offset + w.layout.values + 2 * first * w.head_dim;
+  unpack_values(w, page, first, first + end - begin, w.unpacked);
+  return (const uint8_t *)w.unpacked;
 }
 
 // Add the weighted values of the slots [begin, end), which lie in one page, to N queries' results.
-template <bool INT8, int N>
+template <bool PACKED, int N>
 void add_values(const AttentionWork &w, int64_t begin, int64_t end) {
   constexpr int V = LANES == 8 ? 1 : 2;
-  const PageView page = view_of<INT8>(w, begin / edgedec::PAGE_TOKENS);
-  const int64_t base = begin - begin % edgedec::PAGE_TOKENS;
+  const uint8_t *rows = values_of<PACKED>(w, begin, end);
   for (int64_t slot = begin; slot < end; ++slot)
     for (int q = 0; q < N; ++q) w.packed[(slot - begin) * N + q] = w.scores[q * w.stride + slot];
   for (int32_t d = 0; d < w.head_dim; d += V * LANES) {
@@ -118,12 +96,12 @@ void add_values(const AttentionWork &w, int64_t begin, int64_t end) {
     if (used == V) {
       for (int64_t slot = begin; slot < end; ++slot)
         for (int v = 0; v < V; ++v) {
-          const Floats x = load_values<INT8>(page, slot - base, w.head_dim, d + LANES * v);
+          const Floats x = load_element<PACKED>(rows, (slot - begin) * w.head_dim + d + LANES * v);
           UNROLL for (int q = 0; q < N; ++q) acc[q][v] = fma(x, set(w.packed[(slot - begin) * N + q]), acc[q][v]);
         }
     } else {
       for (int64_t slot = begin; slot < end; ++slot) {
-        const Floats x = load_values<INT8>(page, slot - base, w.head_dim, d);
+        const Floats x = load_element<PACKED>(rows, (slot - begin) * w.head_dim + d);
         for (int q = 0; q < N; ++q) acc[q][0] = fma(x, set(w.packed[(slot - begin) * N + q]), acc[q][0]);
       }
     }
@@ -132,24 +110,24 @@ void add_values(const AttentionWork &w, int64_t begin, int64_t end) {
   }
 }
 
-template <bool INT8>
+template <bool PACKED>
 void add_value(const AttentionWork &w, int query, int64_t slot, float weight) {
-  const PageView page = view_of<INT8>(w, slot / edgedec::PAGE_TOKENS);
+  const uint8_t *row = values_of<PACKED>(w, slot, slot + 1);
   for (int32_t d = 0; d < w.head_dim; d += LANES) {
-    const Floats x = load_values<INT8>(page, slot % edgedec::PAGE_TOKENS, w.head_dim, d);
+    const Floats x = load_element<PACKED>(row, d);
     float *out = w.out[query] + d;
     store(out, fma(x, set(weight), load(out)));
   }
 }
 
-template <bool INT8>
+template <bool PACKED>
 void attend_as(const AttentionWork &w) {
   using Score = void (*)(const AttentionWork &, int64_t, int64_t);
-  static constexpr Score scores[8] = {score<INT8, 1>, score<INT8, 2>, score<INT8, 3>, score<INT8, 4>,
-                                      score<INT8, 5>, score<INT8, 6>, score<INT8, 7>, score<INT8, 8>};
-  static constexpr Score values[8] = {add_values<INT8, 1>, add_values<INT8, 2>, add_values<INT8, 3>,
-                                      add_values<INT8, 4>, add_values<INT8, 5>, add_values<INT8, 6>,
-                                      add_values<INT8, 7>, add_values<INT8, 8>};
+  static constexpr Score scores[8] = {score<PACKED, 1>, score<PACKED, 2>, score<PACKED, 3>, score<PACKED, 4>,
+                                      score<PACKED, 5>, score<PACKED, 6>, score<PACKED, 7>, score<PACKED, 8>};
+  static constexpr Score values[8] = {add_values<PACKED, 1>, add_values<PACKED, 2>, add_values<PACKED, 3>,
+                                      add_values<PACKED, 4>, add_values<PACKED, 5>, add_values<PACKED, 6>,
+                                      add_values<PACKED, 7>, add_values<PACKED, 8>};
   const int n = w.n_queries;
   int64_t start = w.start[0], end = 0;
   for (int q = 0; q < n; ++q) {
@@ -172,21 +150,22 @@ void attend_as(const AttentionWork &w) {
     for (int64_t i = w.visible[q]; i < joint; ++i) s[i] = 0.0f;
     memset(w.out[q], 0, (size_t)w.head_dim * sizeof(float));
   }
+  constexpr int64_t RUN = PACKED ? edgedec::UNPACKED_TOKENS : edgedec::PAGE_TOKENS;
   for (int64_t i = start; i < joint;) {
-    const int64_t border = (i / edgedec::PAGE_TOKENS + 1) * edgedec::PAGE_TOKENS, to = border < joint ? border : joint;
+    const int64_t border = (i / RUN + 1) * RUN, to = border < joint ? border : joint;
     values[n - 1](w, i, to);
     i = to;
   }
   for (int q = 0; q < n; ++q) {
     if (is_tree)
       for (int64_t i = w.start[q] > w.n_prefix ? w.start[q] : w.n_prefix; i < w.visible[q]; ++i)
-        add_value<INT8>(w, q, w.path[q][i - w.n_prefix], w.scores[q * w.stride + i]);
+        add_value<PACKED>(w, q, w.path[q][i - w.n_prefix], w.scores[q * w.stride + i]);
     const Floats factor = set(1.0f / total[q]);
     for (int32_t d = 0; d < w.head_dim; d += LANES) store(w.out[q] + d, mul(load(w.out[q] + d), factor));
   }
 }
 
 void attend(const AttentionWork &work) {
-  if (work.kv_int8) attend_as<true>(work);
+  if (work.layout.bits < 16) attend_as<true>(work);
   else attend_as<false>(work);
 }

@@ -20,9 +20,9 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 1
+#define EC_ABI_VERSION 2
 
-enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3 };
+enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4 };
 
 /* Tensor types have ggml's numbers. */
 
@@ -59,7 +59,9 @@ enum {
   EC_N_OPERATIONS
 };
 
-enum { EC_KV_F16 = 0, EC_KV_INT8 = 1 };
+/* Keys and values: halves; or in groups of 32 with a half scale, as int8, as 4 bits, or as 4 bits beside the largest
+ * elements as halves (one of 16). The last three need a head_dim that is a multiple of 32 and at most 256. */
+enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
 
 /* The switches by which architectures differ. */
 typedef struct ec_config {
@@ -82,6 +84,19 @@ typedef struct ec_config {
   float rope_base_sliding;
   float rope_scale; /* positions are multiplied by it, on layers that do not slide */
 } ec_config;
+
+/* The stages of a forward that read weights: q, k and v; attention output; gate and up; down; the head. */
+enum { EC_PART_QKV, EC_PART_ATTN_OUT, EC_PART_GATE_UP, EC_PART_DOWN, EC_PART_HEAD };
+
+/* What a stage reads, where it lies in a file of tiles. */
+typedef struct ec_part {
+  int32_t stage;
+  int32_t layer;             /* 0 for the head */
+  int64_t row_begin, row_end; /* of the head: begins at a multiple of 32; else 0 */
+  uint64_t offset;           /* a multiple of 64 */
+  uint64_t n_bytes;
+  const void *data;          /* where it lies in memory for good (borrowed), or NULL: it is read in each forward */
+} ec_part;
 
 typedef struct ec_model ec_model;
 typedef struct ec_session ec_session;
@@ -115,6 +130,10 @@ EC_API const char *ec_instruction_sets(void);
 /* Bytes per second at which n_threads read n_bytes of memory once; 0 where that can't be measured. */
 EC_API double ec_read_bandwidth(int32_t n_threads, uint64_t n_bytes);
 
+/* Read the pages of 4,096 bytes that have [offset, offset + n_bytes) of a file (a descriptor, on Windows a handle) to the
+ * page-aligned memory at `pages`. */
+EC_API int32_t ec_file_read(int64_t file, uint64_t file_bytes, uint64_t offset, uint64_t n_bytes, void *pages);
+
 /* Bytes of the tiles of a matrix, 0 where the type or shape is not supported. */
 EC_API uint64_t ec_tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
 /* Rearrange rows [row_begin, row_end) of a matrix (GGUF's bytes, starting with row_begin) into the whole matrix's tiles;
@@ -131,6 +150,16 @@ EC_API int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32
 /* The tiles are borrowed and must outlive the model. */
 EC_API int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
                                    int64_t n_cols, const void *tiles, uint64_t tile_bytes);
+/* Instead: say where the tiles lie in a file of which parts are read in each forward; offset is a multiple of 64. */
+EC_API int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
+                                     int64_t n_cols, uint64_t offset, uint64_t tile_bytes);
+/* When all matrices are placed, before ec_model_finish: the parts, by layer and stage, the head's at last, by rows.
+ * `file` is a descriptor (on Windows a handle) that stays open, opened around the system's cache or not. Parts whose data
+ * is NULL are read ahead into a ring of ring_bytes, at least three times the largest of them in whole pages. */
+EC_API int32_t ec_model_stream(ec_model *model, int64_t file, uint64_t file_bytes, const ec_part *parts, int32_t n_parts,
+                               uint64_t ring_bytes);
+/* Bytes of parts that were read so far. */
+EC_API uint64_t ec_model_streamed_bytes(ec_model *model);
 /* Vectors are copied. */
 EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n);
 /* Check that everything is there and allocate what forwards need. */

@@ -138,8 +138,7 @@ class Run {
       if (thread == 0 && runs && cancel_ != nullptr && *cancel_ != 0) stopped = true;
       next_stage(thread, EC_OP_OTHER);
       if (runs && stopped) return;
-      attention_block(thread, l, memory);
-      mlp_block(thread, l, memory);
+      if (!attention_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
       if (thread == 0) copy_taps(l);
     }
     head(thread, memory);
@@ -159,6 +158,14 @@ class Run {
     m_.seconds[operation] += std::chrono::duration<double>(now - last_).count();
     last_ = now;
   }
+  // Have a part of the weights in memory, and at its end give it back; false: it is not to be had, and all threads leave.
+  bool fetch(int thread, int32_t part) { return !streamed_ || m_.streamer.fetch(thread, part, cancel_); }
+  bool fetch(int thread, int32_t stage, int32_t l) { return fetch(thread, Streamer::part(stage, l)); }
+  void release(int thread, int32_t part) {
+    if (streamed_ && thread == 0) m_.streamer.release(part);
+  }
+  void release(int thread, int32_t stage, int32_t l) { release(thread, Streamer::part(stage, l)); }
+
   int take(int thread) { return counters_[stages_[(size_t)thread].number % 3].take(); }
 
   void embed(int thread) {
@@ -169,13 +176,14 @@ class Run {
       if (item.hidden != nullptr) {
         memcpy(x, item.hidden + (int64_t)row.index * c_.n_embd, (size_t)c_.n_embd * sizeof(float));
       } else {
-        tile_row(m_.token_embd.type, c_.n_embd, m_.token_embd.tiles, item.tokens[row.index], x);
+        if (!streamed_) tile_row(m_.token_embd.type, c_.n_embd, m_.token_embd.tiles, item.tokens[row.index], x);
         if (c_.embedding_scale != 1.0f)
           for (int32_t i = 0; i < c_.n_embd; ++i) x[i] *= c_.embedding_scale;
       }
       fill_rope(m_.cos_sin[0].data() + (int64_t)r * c_.n_rot, m_.rope_frequencies, row.position);
       if (c_.sliding_pattern > 0)
         fill_rope(m_.cos_sin[1].data() + (int64_t)r * c_.n_rot, m_.rope_frequencies_sliding, row.position);
+      item.session->cache.write_rotation(row.slot, m_.cos_sin[0].data() + (int64_t)r * c_.n_rot);
     }
   }
 
@@ -257,9 +265,10 @@ class Run {
     next_stage(thread, EC_OP_NORM);
   }
 
-  void attention_block(int thread, int32_t l, float *memory) {
+  bool attention_block(int thread, int32_t l, float *memory) {
     const std::vector<int32_t> &rows = plan_.attn(l);
-    if (rows.empty()) return;
+    if (rows.empty()) return true;
+    if (!fetch(thread, EC_PART_QKV, l)) return false;
     const Layer &layer = m_.layers[(size_t)l];
     const int64_t width = m_.n_q() + 2 * m_.n_kv();
     float *qkv = m_.qkv.data();
@@ -268,10 +277,14 @@ class Run {
                                {&layer.matrices[EC_V], qkv + m_.n_q() + m_.n_kv(), width}};
     norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
     products(thread, EC_OP_QKV, m_.normed.view(), (int64_t)rows.size(), targets, 3, memory);
+    release(thread, EC_PART_QKV, l);
     write_keys_and_values(thread, l, layer, rows, memory);
     attend(thread, l, layer, rows, memory);
+    if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
     add_product(thread, EC_OP_ATTN_OUT, m_.attended.view(), rows, layer.matrices[EC_ATTN_OUT],
                 layer.vectors[EC_POST_ATTN_NORM], memory);
+    release(thread, EC_PART_ATTN_OUT, l);
+    return true;
   }
 
   // Biases, norms of heads, rotation; then the keys and values go to the cache.
@@ -285,10 +298,11 @@ class Run {
       for (int32_t h = head * group; h < (head + 1) * group; ++h)
         prepare_head(base + h * d, layer.vectors[EC_Q_BIAS], h, layer.vectors[EC_Q_NORM], cos_sin, memory);
       float *keys = base + m_.n_q() + head * d, *values = keys + m_.n_kv();
-      prepare_head(keys, layer.vectors[EC_K_BIAS], head, layer.vectors[EC_K_NORM], cos_sin, memory);
+      KVCache &cache = plan_.items[row.item].session->cache;
+      prepare_head(keys, cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS], head, layer.vectors[EC_K_NORM], cos_sin, memory);
       const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
       if (!bias.empty()) k_.add(values, bias.data() + head * d, d);
-      plan_.items[row.item].session->cache.write(l, head, row.slot, keys, values);
+      cache.write(l, head, row.slot, keys, values);
     }
     next_stage(thread, EC_OP_ROPE);
   }
@@ -350,7 +364,11 @@ class Run {
     AttentionWork w{};
     w.head_dim = d;
     w.n_queries = n;
-    w.kv_int8 = cache.shape().int8;
+    w.layout = cache.shape().layout;
+    w.rotations = cache.shape().rotations();
+    w.n_rot = cache.shape().n_rot;
+    w.rope_interleaved = c_.rope_interleaved != 0;
+    if (w.n_rot > 0 && !layer.vectors[EC_K_BIAS].empty()) w.key_bias = layer.vectors[EC_K_BIAS].data() + (int64_t)head * d;
     w.pages = cache.pages();
     w.offset = cache.shape().offset(l, head);
     w.n_prefix = item.n_past;
@@ -359,6 +377,7 @@ class Run {
     w.scores = memory;
     w.tree_scratch = memory + w.stride * MAX_QUERIES;
     w.packed = w.tree_scratch + w.stride;
+    w.unpacked = w.packed + MAX_QUERIES * std::max(d, PAGE_TOKENS);
     int64_t at[MAX_QUERIES];
     for (int q = 0; q < n; ++q) {
       const int64_t i = (int64_t)begin + (first + q) / group, h = head * group + (first + q) % group;
@@ -377,14 +396,19 @@ class Run {
         k_.quantize(m_.attended.view(), at[q] / m_.n_q(), at[q] % m_.n_q(), d, m_.attention.data() + at[q]);
   }
 
-  void mlp_block(int thread, int32_t l, float *memory) {
+  bool mlp_block(int thread, int32_t l, float *memory) {
     const std::vector<int32_t> &rows = plan_.mlp(l);
-    if (rows.empty()) return;
+    if (rows.empty()) return true;
+    if (!fetch(thread, EC_PART_GATE_UP, l)) return false;
     const Layer &layer = m_.layers[(size_t)l];
     norm(thread, rows, layer.vectors[EC_FFN_NORM], memory);
     gate_and_up(thread, layer, (int64_t)rows.size(), memory);
+    release(thread, EC_PART_GATE_UP, l);
+    if (!fetch(thread, EC_PART_DOWN, l)) return false;
     add_product(thread, EC_OP_DOWN, m_.gated.view(), rows, layer.matrices[EC_DOWN], layer.vectors[EC_POST_FFN_NORM],
                 memory);
+    release(thread, EC_PART_DOWN, l);
+    return true;
   }
 
   // A panel of both matrices gives 32 columns of the gated activations, which is one block to quantize.
@@ -420,9 +444,21 @@ class Run {
   void head(int thread, float *memory) {
     next_stage(thread, EC_OP_OTHER);
     if (plan_.n_wanted == 0) return;
+    if (streamed_) return head_in_parts(thread, memory);
     const Target target = {&m_.output, logits_, c_.n_vocab};
     norm(thread, plan_.wanted, m_.output_norm, memory);
     products(thread, EC_OP_HEAD, m_.normed.view(), plan_.n_wanted, &target, 1, memory);
+  }
+
+  void head_in_parts(int thread, float *memory) {
+    Streamer &streamer = m_.streamer;
+    norm(thread, plan_.wanted, m_.output_norm, memory);
+    for (int32_t part = streamer.first_head_part(); part < streamer.n_parts(); ++part) {
+      if (!fetch(thread, part)) return;
+      const Target target = {&streamer.head(part), logits_ + streamer.head_begin(part), c_.n_vocab};
+      products(thread, EC_OP_HEAD, m_.normed.view(), plan_.n_wanted, &target, 1, memory);
+      release(thread, part);
+    }
   }
 
   ec_model &m_;
@@ -431,11 +467,29 @@ class Run {
   const Plan &plan_;
   float *logits_;
   const volatile int32_t *cancel_;
+  const std::vector<float> none_;
+  const bool streamed_ = m_.streamer.started();
   Counter counters_[3];
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
   struct alignas(64) Stage { int64_t number = 0; };
   std::vector<Stage> stages_ = std::vector<Stage>((size_t)m_.pool.size());
 };
+
+// What streamed weights want to know of a forward, and the rows of the embedding matrix it begins with.
+void begin_streaming(ec_model &model, const Plan &plan) {
+  std::vector<int32_t> order;
+  for (int32_t l = 0; l < model.config.n_layer; ++l) {
+    if (!plan.attn(l).empty()) order.insert(order.end(), {Streamer::part(EC_PART_QKV, l), Streamer::part(EC_PART_ATTN_OUT, l)});
+    if (!plan.mlp(l).empty()) order.insert(order.end(), {Streamer::part(EC_PART_GATE_UP, l), Streamer::part(EC_PART_DOWN, l)});
+  }
+  for (int32_t p = model.streamer.first_head_part(); plan.n_wanted > 0 && p < model.streamer.n_parts(); ++p) order.push_back(p);
+  model.streamer.begin(order);
+  for (int32_t r = 0; r < plan.n_rows; ++r) {
+    const RowInfo &row = plan.rows[(size_t)r];
+    const ec_item &item = plan.items[row.item];
+    if (item.tokens != nullptr) model.streamer.embed(item.tokens[row.index], model.x.data() + (int64_t)r * model.config.n_embd);
+  }
+}
 
 }  // namespace
 
@@ -446,11 +500,14 @@ bool forward(ec_model &model, const ec_item *items, int32_t n_items, float *logi
   for (int32_t i = 0; i < n_items; ++i)
     items[i].session->cache.prepare(items[i].n_past, items[i].n_past + items[i].n_rows);
   const size_t panel = 2 * BAND * PANEL_ROWS, packed = (size_t)MAX_QUERIES * (size_t)std::max(model.config.head_dim, PAGE_TOKENS),
-               scores = (size_t)(plan.most_slots + 64) * (MAX_QUERIES + 1) + packed;
+               scores = (size_t)(plan.most_slots + 64) * (MAX_QUERIES + 1) + packed +
+                        (size_t)UNPACKED_TOKENS * (size_t)model.config.head_dim;
   const size_t row = (size_t)std::max(model.config.n_embd, model.config.head_dim);
   for (auto &memory : model.thread_memory) memory.resize(std::max({memory.size(), panel, scores, row}));
   Run run(model, plan, logits, cancel);
+  if (model.streamer.started()) begin_streaming(model, plan);
   model.pool.run([&](int thread) { run(thread); });
+  if (model.streamer.started() && !model.streamer.end()) return false;
   return !run.stopped;
 }
 

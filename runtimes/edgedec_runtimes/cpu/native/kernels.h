@@ -1,6 +1,7 @@
 // What an instruction set implements. Every function's result for a row depends on that row alone: not on how many rows
 // stand in the call, nor on how the work is cut.
 #pragma once
+#include <math.h>
 #include <stdint.h>
 
 namespace edgedec {
@@ -28,12 +29,42 @@ struct Matrix {
   const uint8_t *tiles;
 };
 
-// Keys and values of one layer and one key-value head in the pages of a session.
-//   float16  keys [64 / 16][head_dim][16], values [64][head_dim]
-//   int8     keys the same as int8, values too; then float scales of keys [64 / 16][head_dim / 32][16] and of values
-//            [64][head_dim / 32]
+// Keys and values of one layer and one key-value head in the pages of a session. What belongs to keys lies in blocks of
+// 16 tokens, [64 / 16][n][16], what belongs to values in rows, [64][n]:
+//   float16  n = head_dim halves
+//   int8     n = head_dim bytes; half scales, n = head_dim / 32
+//   4 bit    n = head_dim / 2 bytes, 16 to a group of 32 elements: element i in the low half of byte i, element 16 + i in the
+//            high one, plus 8; half scales as above; then n_outliers exact elements as halves, and their places as bytes
+// Rotated keys are multiplied by a Hadamard matrix. A page ends with cosines and sines of its tokens' positions,
+// [64 / 16][n_rot][16] floats, where keys are kept without their bias, which is rotated and added when they are read.
 constexpr int PAGE_TOKENS = 64;
 constexpr int KEY_BLOCK = 16;
+constexpr int UNPACKED_TOKENS = 32;  // keys or values that are unpacked at a time
+constexpr int MAX_PACKED_HEAD = 256;  // most elements of a head whose keys and values have less than 16 bits
+constexpr int OUTLIERS_OF = 16;       // one element of so many is kept exactly
+constexpr int MAX_OUTLIERS = MAX_PACKED_HEAD / OUTLIERS_OF;
+
+struct KVLayout {
+  int32_t bits;  // 16, 8 or 4
+  int32_t n_groups, n_outliers;
+  bool rotated;
+  int64_t values, key_scales, value_scales, key_outliers, value_outliers, key_places, value_places, bytes;  // from the keys on
+};
+
+// Multiply `width` vectors, x[i * width], of d elements by the orthonormal Hadamard matrix, in pieces of the largest power
+// of two that divides d. It is its own inverse. Internal to each file, see kernels.cpp.
+static inline void hadamard(float *x, int32_t d, int32_t width) {
+  const int32_t size = d & -d;
+  for (int32_t half = 1; half < size; half *= 2)
+    for (int32_t begin = 0; begin < d; begin += 2 * half)
+      for (int32_t i = begin * width; i < (begin + half) * width; ++i) {
+        const float a = x[i], b = x[i + half * width];
+        x[i] = a + b;
+        x[i + half * width] = a - b;
+      }
+  const float factor = 1.0f / sqrtf((float)size);
+  for (int32_t i = 0; i < d * width; ++i) x[i] *= factor;
+}
 
 constexpr int MAX_QUERIES = 8;
 
@@ -52,7 +83,12 @@ static inline uint64_t hash_of(uint64_t key, int64_t token) {
 // Up to 8 queries of one key-value head. Query i sees the positions [start[i], visible[i]); a position below `n_prefix`
 // lies in the slot of the same number, later ones in path[i][position - n_prefix].
 struct AttentionWork {
-  int32_t head_dim, n_queries, kv_int8;
+  int32_t head_dim, n_queries;
+  KVLayout layout;
+  const float *key_bias;           // [head_dim], to be added to the keys when they are read, or nullptr
+  int64_t rotations;               // cosines and sines in a page
+  int32_t n_rot;
+  bool rope_interleaved;
   const uint8_t *const *pages;     // of the session
   int64_t offset;                  // of this layer and head in a page
   const float *query[MAX_QUERIES]; // [head_dim]
@@ -64,6 +100,7 @@ struct AttentionWork {
   float *scores;        // [n_queries][stride]
   int64_t stride;       // at least n_slots + 32
   float *tree_scratch;  // [at least n_slots - n_prefix]
+  float *unpacked;      // [UNPACKED_TOKENS * head_dim], for keys and values of less than 16 bits
   float *packed;        // [8 * the larger of head_dim and 64], queries and weights in the order they are used
 };
 

@@ -18,19 +18,80 @@ std::shared_ptr<uint8_t> new_page(int64_t n_bytes) {
   return std::shared_ptr<uint8_t>(page, free);
 }
 
-// Round 32 floats to int8 with one scale.
-float to_int8(const float *x, int stride_out, int8_t *out) {
-  float peak = 0.0f;
+// Where number i of a token's n lies that belong to keys (in blocks of 16 tokens), and to values.
+int64_t key_place(int32_t in_page, int64_t n, int64_t i) { return (in_page / KEY_BLOCK * n + i) * KEY_BLOCK + in_page % KEY_BLOCK; }
+int64_t value_place(int32_t in_page, int64_t n, int64_t i) { return in_page * n + i; }
+
+float rounded(float x, float inverse, float least, float most) {
+  const float v = nearbyintf(x * inverse);
+  return v < most ? (v > least ? v : least) : most;  // `most` for what is no number
+}
+
+uint16_t scale_of(float scale, float *inverse) {
+  const uint16_t half = float_to_half(scale);
+  const float kept = half_to_float(half);
+  *inverse = kept != 0.0f ? 1.0f / kept : 0.0f;
+  return half;
+}
+
+// Round 32 floats to -127 .. 127.
+uint16_t to_int8(const float *x, int32_t *q) {
+  float peak = 0.0f, inverse;
   for (int i = 0; i < 32; ++i) peak = fabsf(x[i]) > peak ? fabsf(x[i]) : peak;
-  const float scale = peak / 127.0f, inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;
-  for (int i = 0; i < 32; ++i) {
-    const float v = nearbyintf(x[i] * inverse);
-    out[i * stride_out] = (int8_t)(v < 127.0f ? (v > -127.0f ? v : -127.0f) : 127.0f);  // 127 for what is no number
-  }
+  const uint16_t scale = scale_of(peak / 127.0f, &inverse);
+  for (int i = 0; i < 32; ++i) q[i] = (int32_t)rounded(x[i], inverse, -127.0f, 127.0f);
   return scale;
 }
 
+// Round 32 floats to -8 .. 7: the largest becomes about -8. Of a few scales that with the least squared error.
+uint16_t to_int4(const float *x, int32_t *q) {
+  float peak = 0.0f, least = INFINITY;
+  for (int i = 0; i < 32; ++i) peak = fabsf(x[i]) > fabsf(peak) ? x[i] : peak;
+  uint16_t best = 0;
+  for (const float steps : {-8.0f, -7.4f, -8.7f, 7.4f}) {
+    float inverse, error = 0.0f;
+    const uint16_t scale = scale_of(peak / steps, &inverse);
+    for (int i = 0; i < 32; ++i) {
+      const float d = x[i] - half_to_float(scale) * rounded(x[i], inverse, -8.0f, 7.0f);
+      error += d * d;
+    }
+    if (error < least) least = error, best = scale;
+  }
+  const float kept = half_to_float(best), inverse = kept != 0.0f ? 1.0f / kept : 0.0f;
+  for (int i = 0; i < 32; ++i) q[i] = (int32_t)rounded(x[i], inverse, -8.0f, 7.0f);
+  return best;
+}
+
+// The places of the n largest magnitudes, the first of equal ones.
+void largest(const float *x, int32_t d, int32_t n, uint8_t *places) {
+  bool taken[MAX_PACKED_HEAD] = {};
+  for (int32_t j = 0; j < n; ++j) {
+    int32_t best = -1;
+    for (int32_t i = 0; i < d; ++i)
+      if (!taken[i] && (best < 0 || fabsf(x[i]) > fabsf(x[best]))) best = i;
+    taken[best] = true;
+    places[j] = (uint8_t)best;
+  }
+}
+
 }  // namespace
+
+KVShape::KVShape(int32_t n_layer, int32_t n_head_kv, int32_t head_dim, int32_t type, int32_t n_rot)
+    : n_layer(n_layer), n_head_kv(n_head_kv), head_dim(head_dim), n_rot(n_rot), layout{} {
+  const int64_t tokens = PAGE_TOKENS;
+  layout.bits = type == EC_KV_F16 ? 16 : type == EC_KV_INT8 ? 8 : 4;
+  layout.n_groups = type == EC_KV_F16 ? 0 : head_dim / 32;
+  layout.n_outliers = type == EC_KV_GEAR ? head_dim / OUTLIERS_OF : 0;
+  layout.rotated = type == EC_KV_INT4;
+  layout.values = tokens * head_dim * layout.bits / 8;
+  layout.key_scales = 2 * layout.values;
+  layout.value_scales = layout.key_scales + 2 * tokens * layout.n_groups;
+  layout.key_outliers = layout.value_scales + 2 * tokens * layout.n_groups;
+  layout.value_outliers = layout.key_outliers + 2 * tokens * layout.n_outliers;
+  layout.key_places = layout.value_outliers + 2 * tokens * layout.n_outliers;
+  layout.value_places = layout.key_places + tokens * layout.n_outliers;
+  layout.bytes = layout.value_places + tokens * layout.n_outliers;
+}
 
 KVCache::KVCache(const KVCache &other, int32_t n_tokens) : KVCache(other.shape_, other.n_ctx_) {
   for (size_t i = 0; i < (size_t)(n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; ++i) {
@@ -49,42 +110,88 @@ void KVCache::prepare(int32_t begin, int32_t end) {
   }
 }
 
+namespace {
+
+// The pieces of a head's keys or values in a page, and where a token's numbers lie in them.
+struct Side {
+  uint8_t *data, *scales, *outliers, *places;
+  int64_t (*place)(int32_t in_page, int64_t n, int64_t i);
+};
+
+void write_packed(const KVLayout &layout, const Side &to, int32_t in_page, int32_t d, float *x) {
+  uint8_t places[MAX_PACKED_HEAD];
+  largest(x, d, layout.n_outliers, places);
+  for (int32_t j = 0; j < layout.n_outliers; ++j) {
+    const int64_t at = to.place(in_page, layout.n_outliers, j);
+    ((uint16_t *)to.outliers)[at] = float_to_half(x[places[j]]);
+    to.places[at] = places[j];
+    x[places[j]] = 0.0f;
+  }
+  for (int32_t g = 0; g < layout.n_groups; ++g) {
+    int32_t q[32];
+    uint16_t *scale = (uint16_t *)to.scales + to.place(in_page, layout.n_groups, g);
+    *scale = layout.bits == 8 ? to_int8(x + 32 * g, q) : to_int4(x + 32 * g, q);
+    if (layout.bits == 8)
+      for (int i = 0; i < 32; ++i) to.data[to.place(in_page, d, 32 * g + i)] = (uint8_t)q[i];
+    else
+      for (int i = 0; i < 16; ++i)
+        to.data[to.place(in_page, d / 2, 16 * g + i)] = (uint8_t)((q[i] + 8) | (q[16 + i] + 8) << 4);
+  }
+}
+
+}  // namespace
+
 void KVCache::write(int32_t layer, int32_t head, int32_t slot, const float *keys, const float *values) {
-  const int32_t d = shape_.head_dim, in_page = slot % PAGE_TOKENS, block = in_page / KEY_BLOCK, lane = in_page % KEY_BLOCK;
-  uint8_t *base = pages_[slot / PAGE_TOKENS].get() + shape_.offset(layer, head);
-  if (!shape_.int8) {
-    uint16_t *k = (uint16_t *)base + (int64_t)block * d * KEY_BLOCK + lane;
-    uint16_t *v = (uint16_t *)base + (int64_t)PAGE_TOKENS * d + (int64_t)in_page * d;
+  const int32_t d = shape_.head_dim, in_page = slot % PAGE_TOKENS;
+  const KVLayout &l = shape_.layout;
+  uint8_t *base = at(slot, shape_.offset(layer, head));
+  if (l.bits == 16) {
+    uint16_t *k = (uint16_t *)base + key_place(in_page, d, 0), *v = (uint16_t *)(base + l.values) + value_place(in_page, d, 0);
     for (int32_t i = 0; i < d; ++i) {
       k[i * KEY_BLOCK] = float_to_half(keys[i]);
       v[i] = float_to_half(values[i]);
     }
     return;
   }
-  int8_t *k = (int8_t *)base + (int64_t)block * d * KEY_BLOCK + lane;
-  int8_t *v = (int8_t *)base + (int64_t)PAGE_TOKENS * d + (int64_t)in_page * d;
-  float *key_scales = (float *)(base + 2 * (int64_t)PAGE_TOKENS * d), *value_scales = key_scales + PAGE_TOKENS * (d / 32);
-  for (int32_t g = 0; g < d / 32; ++g) {
-    key_scales[(block * (d / 32) + g) * KEY_BLOCK + lane] = to_int8(keys + 32 * g, KEY_BLOCK, k + 32 * g * KEY_BLOCK);
-    value_scales[in_page * (d / 32) + g] = to_int8(values + 32 * g, 1, v + 32 * g);
-  }
+  float x[MAX_PACKED_HEAD];
+  memcpy(x, keys, (size_t)d * sizeof(float));
+  if (l.rotated) hadamard(x, d, 1);
+  write_packed(l, {base, base + l.key_scales, base + l.key_outliers, base + l.key_places, key_place}, in_page, d, x);
+  memcpy(x, values, (size_t)d * sizeof(float));
+  write_packed(l, {base + l.values, base + l.value_scales, base + l.value_outliers, base + l.value_places, value_place},
+               in_page, d, x);
+}
+
+void KVCache::write_rotation(int32_t slot, const float *cos_sin) {
+  float *to = (float *)at(slot, shape_.rotations());
+  for (int32_t i = 0; i < shape_.n_rot; ++i) to[key_place(slot % PAGE_TOKENS, shape_.n_rot, i)] = cos_sin[i];
 }
 
 // Call visitor(address, bytes) for every piece of one token, always in the same order.
 template <class Visit>
 void KVCache::visit(int32_t slot, Visit visitor) const {
-  const int32_t d = shape_.head_dim, in_page = slot % PAGE_TOKENS, block = in_page / KEY_BLOCK, lane = in_page % KEY_BLOCK;
-  const int32_t size = shape_.int8 ? 1 : 2, groups = d / 32;
+  const int32_t in_page = slot % PAGE_TOKENS;
+  const KVLayout &l = shape_.layout;
+  const auto of_keys = [&](uint8_t *piece, int64_t n, int64_t size) {
+    for (int64_t i = 0; i < n; ++i) visitor(piece + key_place(in_page, n, i) * size, size);
+  };
+  const auto of_values = [&](uint8_t *piece, int64_t n, int64_t size) {
+    visitor(piece + value_place(in_page, n, 0) * size, n * size);
+  };
+  const int64_t size = l.bits == 16 ? 2 : 1, n = l.bits == 4 ? shape_.head_dim / 2 : shape_.head_dim;
   for (int32_t layer = 0; layer < shape_.n_layer; ++layer)
     for (int32_t head = 0; head < shape_.n_head_kv; ++head) {
-      uint8_t *base = pages_[slot / PAGE_TOKENS].get() + shape_.offset(layer, head);
-      for (int32_t i = 0; i < d; ++i) visitor(base + ((int64_t)(block * d + i) * KEY_BLOCK + lane) * size, size);
-      visitor(base + (int64_t)PAGE_TOKENS * d * size + (int64_t)in_page * d * size, d * size);
-      if (!shape_.int8) continue;
-      uint8_t *scales = base + 2 * (int64_t)PAGE_TOKENS * d;
-      for (int32_t g = 0; g < groups; ++g) visitor(scales + 4 * ((block * groups + g) * KEY_BLOCK + lane), 4);
-      visitor(scales + 4 * (PAGE_TOKENS * groups + in_page * groups), 4 * groups);
+      uint8_t *base = at(slot, shape_.offset(layer, head));
+      of_keys(base, n, size);
+      of_values(base + l.values, n, size);
+      of_keys(base + l.key_scales, l.n_groups, 2);
+      of_values(base + l.value_scales, l.n_groups, 2);
+      of_keys(base + l.key_outliers, l.n_outliers, 2);
+      of_values(base + l.value_outliers, l.n_outliers, 2);
+      of_keys(base + l.key_places, l.n_outliers, 1);
+      of_values(base + l.value_places, l.n_outliers, 1);
     }
+  of_keys(at(slot, shape_.rotations()), shape_.n_rot, sizeof(float));
 }
 
 int64_t KVCache::token_bytes() const {
@@ -94,9 +201,9 @@ int64_t KVCache::token_bytes() const {
 void KVCache::copy_token(int32_t from, int32_t to) {
   std::vector<uint8_t> bytes((size_t)token_bytes());
   uint8_t *at = bytes.data();
-  visit(from, [&](uint8_t *p, int n) { memcpy(at, p, (size_t)n), at += n; });
+  visit(from, [&](uint8_t *p, int64_t n) { memcpy(at, p, (size_t)n), at += n; });
   at = bytes.data();
-  visit(to, [&](uint8_t *p, int n) { memcpy(p, at, (size_t)n), at += n; });
+  visit(to, [&](uint8_t *p, int64_t n) { memcpy(p, at, (size_t)n), at += n; });
 }
 
 void KVCache::move(const int32_t *source, int32_t n, int32_t start) {
@@ -107,13 +214,13 @@ void KVCache::move(const int32_t *source, int32_t n, int32_t start) {
 
 void KVCache::save(int32_t n_tokens, uint8_t *target) const {
   for (int32_t slot = 0; slot < n_tokens; ++slot)
-    visit(slot, [&](uint8_t *p, int n) { memcpy(target, p, (size_t)n), target += n; });
+    visit(slot, [&](uint8_t *p, int64_t n) { memcpy(target, p, (size_t)n), target += n; });
 }
 
 void KVCache::load(int32_t n_tokens, const uint8_t *source) {
   if (n_tokens > 0) prepare(0, n_tokens);
   for (int32_t slot = 0; slot < n_tokens; ++slot)
-    visit(slot, [&](uint8_t *p, int n) { memcpy(p, source, (size_t)n), source += n; });
+    visit(slot, [&](uint8_t *p, int64_t n) { memcpy(p, source, (size_t)n), source += n; });
 }
 
 }  // namespace edgedec

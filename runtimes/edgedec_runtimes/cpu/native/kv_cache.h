@@ -10,15 +10,15 @@ namespace edgedec {
 
 struct KVShape {
   int32_t n_layer, n_head_kv, head_dim;
-  bool int8;
+  int32_t n_rot;  // cosines and sines kept for each token, for keys without their bias; 0 for none
+  KVLayout layout;
 
-  // Bytes of one layer and head in a page, and of a page.
-  int64_t head_bytes() const {
-    const int64_t elements = 2 * (int64_t)PAGE_TOKENS * head_dim;
-    return int8 ? elements + elements / 32 * (int64_t)sizeof(float) : 2 * elements;
-  }
-  int64_t page_bytes() const { return head_bytes() * n_layer * n_head_kv; }
-  int64_t offset(int32_t layer, int32_t head) const { return head_bytes() * ((int64_t)layer * n_head_kv + head); }
+  // `type` is one of EC_KV_...
+  KVShape(int32_t n_layer, int32_t n_head_kv, int32_t head_dim, int32_t type, int32_t n_rot);
+
+  int64_t page_bytes() const { return rotations() + (int64_t)PAGE_TOKENS * n_rot * (int64_t)sizeof(float); }
+  int64_t rotations() const { return layout.bytes * n_layer * n_head_kv; }
+  int64_t offset(int32_t layer, int32_t head) const { return layout.bytes * ((int64_t)layer * n_head_kv + head); }
 };
 
 class KVCache {
@@ -37,6 +37,8 @@ class KVCache {
   void prepare(int32_t begin, int32_t end);
   // Store one token's keys and values of one layer and head, head_dim floats each.
   void write(int32_t layer, int32_t head, int32_t slot, const float *keys, const float *values);
+  // Store the cosines and sines of a token's position, [n_rot]; nothing where the shape has none.
+  void write_rotation(int32_t slot, const float *cos_sin);
   void move(const int32_t *source, int32_t n, int32_t start);
 
   int64_t token_bytes() const;
@@ -46,6 +48,7 @@ class KVCache {
  private:
   template <class Visit>
   void visit(int32_t slot, Visit visitor) const;
+  uint8_t *at(int32_t slot, int64_t offset) const { return pages_[slot / PAGE_TOKENS].get() + offset; }
   void copy_token(int32_t from, int32_t to);
 
   KVShape shape_;

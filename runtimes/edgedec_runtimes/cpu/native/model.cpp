@@ -15,7 +15,7 @@ void require(bool holds, const std::string &message) {
 std::string shape(int64_t rows, int64_t cols) { return std::to_string(rows) + " x " + std::to_string(cols); }
 
 void require_matrix(const Matrix &m, const char *name, int64_t rows, int64_t cols) {
-  require(m.tiles != nullptr, std::string("the matrix ") + name + " is missing");
+  require(m.n_rows != 0, std::string("the matrix ") + name + " is missing");
   require(m.n_rows == rows && m.n_cols == cols, std::string("the matrix ") + name + " is " + shape(m.n_rows, m.n_cols) +
                                                     ", expected " + shape(rows, cols));
 }
@@ -62,7 +62,8 @@ ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Ke
 void ec_model::finish() {
   const ec_config &c = config;
   require_matrix(token_embd, "token_embd", c.n_vocab, c.n_embd);
-  if (output.tiles == nullptr) output = token_embd;
+  require(streamer.complete(), "matrices have places in a file, but no streaming was set up");
+  if (output.n_rows == 0) output = token_embd;
   require_matrix(output, "output", c.n_vocab, c.n_embd);
   require_vector(output_norm, "output_norm", c.n_embd, false);
   require_vector(rope_factors, "rope_freqs", c.n_rot / 2, true);

@@ -8,6 +8,7 @@
 #include "kernels.h"
 #include "kv_cache.h"
 #include "pool.h"
+#include "streaming.h"
 
 struct ec_session {
   ec_session(ec_model *owner, edgedec::KVCache &&kv) : model(owner), cache(std::move(kv)) {}
@@ -56,6 +57,7 @@ struct ec_model {
   std::vector<edgedec::Layer> layers;
   std::vector<double> rope_frequencies, rope_frequencies_sliding;  // [n_rot / 2], radians per position
   bool finished = false;
+  edgedec::Streamer streamer;  // of weights that are read in each forward
   double seconds[EC_N_OPERATIONS] = {};  // of forwards so far, by operation
 
   // --- memory of a forward, for up to max_rows rows ---

@@ -82,6 +82,14 @@ inline Floats load_bfloats(const void *p) {
 inline Floats load_u8(const uint8_t *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
+inline Floats load_low4(const uint8_t *p) {
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(wide, _mm256_set1_epi32(15)), _mm256_set1_epi32(8)));
+}
+inline Floats load_high4(const uint8_t *p) {
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(wide, 4), _mm256_set1_epi32(8)));
+}
 inline Floats load_s8(const void *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }

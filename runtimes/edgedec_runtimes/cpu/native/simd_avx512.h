@@ -74,6 +74,15 @@ inline Floats load_bfloats(const void *p) {
 inline Floats load_u8(const uint8_t *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+// The low or high halves of bytes, minus 8.
+inline Floats load_low4(const uint8_t *p) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+  return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_and_si512(wide, _mm512_set1_epi32(15)), _mm512_set1_epi32(8)));
+}
+inline Floats load_high4(const uint8_t *p) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+  return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_srli_epi32(wide, 4), _mm512_set1_epi32(8)));
+}
 inline Floats load_s8(const void *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }

@@ -70,6 +70,14 @@ inline Floats load_u8(const uint8_t *p) {
   const float four[4] = {(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
   return vld1q_f32(four);
 }
+inline Floats load_low4(const uint8_t *p) {
+  const int32_t four[4] = {(p[0] & 15) - 8, (p[1] & 15) - 8, (p[2] & 15) - 8, (p[3] & 15) - 8};
+  return vcvtq_f32_s32(vld1q_s32(four));
+}
+inline Floats load_high4(const uint8_t *p) {
+  const int32_t four[4] = {(p[0] >> 4) - 8, (p[1] >> 4) - 8, (p[2] >> 4) - 8, (p[3] >> 4) - 8};
+  return vcvtq_f32_s32(vld1q_s32(four));
+}
 inline Floats load_s8(const void *bytes) {
   const int8_t *p = (const int8_t *)bytes;
   const float four[4] = {(float)p[0], (float)p[1], (float)p[2], (float)p[3]};

@@ -88,6 +88,8 @@ inline uint16_t sixteen(const void *p, int i) {
 inline Floats load_halves(const void *p) { EACH(edgedec::half_to_float(sixteen(p, i))) }
 inline Floats load_bfloats(const void *p) { EACH(edgedec::bfloat_to_float(sixteen(p, i))) }
 inline Floats load_u8(const uint8_t *p) { EACH((float)p[i]) }
+inline Floats load_low4(const uint8_t *p) { EACH((float)((p[i] & 15) - 8)) }
+inline Floats load_high4(const uint8_t *p) { EACH((float)((p[i] >> 4) - 8)) }
 inline Floats load_s8(const void *p) { EACH((float)((const int8_t *)p)[i]) }
 inline void store_s8(int8_t *p, Floats x) {
   for (int i = 0; i < 4; ++i) p[i] = (int8_t)nearbyintf(x.v[i]);

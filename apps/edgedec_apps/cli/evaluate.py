@@ -1,0 +1,221 @@
+"""edgedec eval: what a KV type or left-out layers cost in quality and bring in speed, on a text."""
+
+import hashlib
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgedec.choosing import choose_runtime
+from edgedec.errors import CancelledError, RequestError
+from edgedec.loading import resolve
+from edgedec.model import LoadOptions
+from edgedec.progress import CancelToken
+from edgedec.resolver import ResolveOptions
+from edgedec_apps.bench_machine import versions
+from edgedec_apps.bench_table import columns, shown
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.json_file import require_json_file, write_json_file
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.prompt import read_text
+from edgedec_apps.cli.terminal import one_line, write_json, write_line
+from edgedec_apps.eval_settings import DEFAULT_KV_TYPE, Setting, combine, layers_text, open_lanes, parse_layers
+from edgedec_apps.evaluation import N_ROWS, Figures, Reading, cut_windows, evaluate, leading_tokens
+from edgedec_models.folders import cache_folder
+from edgedec_runtimes.cpu_count import usable_cores
+
+DEFAULT_TEXT = Path(__file__).parents[1] / "eval_text.txt"
+SAME = "same"
+_HEADINGS = ("setting", "ppl", "KL mean", "KL p99", "same top-1", "tok/s")
+_MOST_WINDOW = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EvalJob:
+    """What `edgedec eval` was asked for."""
+
+    model: str
+    text: Path | None
+    window: int
+    max_tokens: int | None
+    against: str
+    against_runtime: str | None
+    runtime: str
+    kv_types: tuple[str, ...]
+    layers: tuple[str, ...]
+    threads: int | None
+    offline: bool
+    as_json: bool
+    json_out: Path | None
+    quiet: bool
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of a forward."""
+        return self.threads or usable_cores()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was evaluated.
+
+    Attributes:
+        settings: The baseline, and what was asked for beside it.
+        asked: Which of them was asked for first.
+        n_tokens: Tokens of the text that was to be evaluated.
+        n_windows: Windows of it.
+        reading: The figures, over the windows that were finished.
+    """
+
+    settings: tuple[Setting, ...]
+    asked: int
+    n_tokens: int
+    n_windows: int
+    reading: Reading
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether windows are missing."""
+        return self.reading.n_windows < self.n_windows
+
+
+def run_eval(job: EvalJob) -> None:
+    """Evaluate and report (CancelledError after what an interrupted evaluation had found was reported).
+
+    Raises:
+        RequestError: An option is out of range, the text is too short or not UTF-8, the vocabularies differ.
+        StorageError: The text can't be read.
+        CancelledError: It was interrupted.
+    """
+    _check(job)
+    text = read_text(job.text or DEFAULT_TEXT)
+    outcome = interruptible(lambda cancel: _work(job, text, cancel))
+    if outcome.reading.n_windows:
+        _report(job, text, outcome)
+    if outcome.interrupted:
+        finished = "interrupted" if outcome.reading.n_windows else "interrupted before a window was finished"
+        raise CancelledError(finished)
+
+
+def _check(job: EvalJob) -> None:
+    """Refuse what can't be done before anything is loaded."""
+    if not 2 <= job.window <= _MOST_WINDOW:
+        raise RequestError(f"--window is {job.window}; it must be from 2 to {_MOST_WINDOW}")
+    if job.max_tokens is not None and job.max_tokens < 2:
+        raise RequestError(f"--max-tokens is {job.max_tokens}; a prediction takes at least 2")
+    for text in job.layers:
+        parse_layers(text)
+    if job.json_out is not None:
+        require_json_file(job.json_out)
+
+
+def _work(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
+    root = cache_folder()
+    with ExitStack() as stack:
+        on_progress = stack.enter_context(ProgressLine(quiet=job.quiet))
+        options = LoadOptions(
+            max_rows=N_ROWS,
+            n_threads=job.threads,
+            tile_cache=True,
+            cache_dir=root,
+            on_progress=on_progress,
+            cancel=cancel,
+        )
+        settings, asked = _settings(job, options, ResolveOptions(root, job.offline, on_progress, cancel))
+        lanes, model = open_lanes(settings, options, job.window, stack)
+        token_ids = model.tokenizer.encode(text, add_special=False)[: job.max_tokens]
+        windows = cut_windows(token_ids, leading_tokens(model.tokenizer), job.window)
+        reading = evaluate(lanes, windows, cancel, on_progress=on_progress)
+        return Outcome(tuple(settings), asked, len(token_ids), len(windows), reading)
+
+
+def _settings(job: EvalJob, options: LoadOptions, resolving: ResolveOptions) -> tuple[list[Setting], int]:
+    """Return the baseline and what is asked for beside it, and which of them was asked for first."""
+    path = resolve(job.model, resolving)
+    kv_types, layers = job.kv_types or (DEFAULT_KV_TYPE,), [parse_layers(text) for text in job.layers] or [None]
+    choosing = replace(options, kv_type=kv_types[0])
+    if any(layers):  # then not the faster runtime, but the first: ours, which can leave out layers
+        choosing = replace(choosing, cache_dir=None)
+    choice = choose_runtime(path, job.runtime, choosing, measure=not any(layers))
+    here = Setting(job.model, path, choice.runtime.name)
+    other = here if job.against == SAME else replace(here, model=job.against, path=resolve(job.against, resolving))
+    others = choose_runtime(other.path, job.against_runtime or here.runtime, replace(options, kv_type=DEFAULT_KV_TYPE))
+    baseline = replace(other, runtime=others.runtime.name)
+    asked = combine(here, kv_types, layers)
+    settings = list(dict.fromkeys([baseline, *asked]))
+    return settings, settings.index(asked[0])
+
+
+def as_document(job: EvalJob, text: str, outcome: Outcome) -> dict[str, Any]:
+    """Return the JSON object of an evaluation: at its top the figures of the setting that was asked for first."""
+    rows = [
+        _figures(job, setting, found) for setting, found in zip(outcome.settings, outcome.reading.figures, strict=True)
+    ]
+    return {
+        **rows[outcome.asked],
+        "baseline": rows[0],
+        "rows": rows,
+        "text": None if job.text is None else str(job.text),
+        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "n_tokens": outcome.n_tokens,
+        "n_windows": outcome.reading.n_windows,
+        "interrupted": outcome.interrupted,
+        "versions": versions(),
+    }
+
+
+def _figures(job: EvalJob, setting: Setting, found: Figures) -> dict[str, Any]:
+    settings = {
+        "model": setting.model,
+        "runtime": setting.runtime,
+        "kv_type": setting.kv_type,
+        "layers": layers_text(setting.layers),
+        "window": job.window,
+        "threads": job.n_threads,
+    }
+    return {**asdict(found), "settings": settings}
+
+
+def _report(job: EvalJob, text: str, outcome: Outcome) -> None:
+    document = as_document(job, text, outcome)
+    if job.as_json:
+        write_json(document)
+    else:
+        for line in lines(document):
+            write_line(line)
+    if job.json_out is not None:
+        write_json_file(job.json_out, document)
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """Return the report of an evaluation's JSON object: what was evaluated, a table, and what the figures are."""
+    settings, baseline = document["settings"], document["baseline"]["settings"]
+    n_windows, threads = document["n_windows"], settings["threads"]
+    parts = [
+        str(settings["model"]),
+        str(settings["runtime"]),
+        str(document["text"] or "the default text"),
+        f"{document['rows'][0]['n_positions']} predictions in {n_windows} window{'' if n_windows == 1 else 's'} "
+        f"of at most {settings['window']} tokens",
+        f"{threads} thread{'' if threads == 1 else 's'}",
+    ]
+    if document["interrupted"]:
+        parts.append("INTERRUPTED")
+    rows = [_row(row, baseline=index == 0) for index, row in enumerate(document["rows"])]
+    notes = ["KL: divergence from the baseline, in nats; tok/s: tokens decoded one at a time, at the windows' ends"]
+    if any(baseline[key] != settings[key] for key in ("model", "runtime")):
+        notes.append(f"the baseline is {baseline['model']} on {baseline['runtime']}")
+    return [one_line(line) for line in [" · ".join(parts), "", *columns([_HEADINGS, *rows]), "", *notes]]
+
+
+def _row(row: dict[str, Any], *, baseline: bool) -> tuple[str, ...]:
+    settings = row["settings"]
+    name = settings["kv_type"] + ("" if settings["layers"] == "all" else f", layers {settings['layers']}")
+    return (
+        f"{name} (baseline)" if baseline else name,
+        shown(row["ppl"], ".3f"),
+        shown(row["kl_mean"], ".3g"),
+        shown(row["kl_p99"], ".3g"),
+        f"{100 * row['top1']:.2f} %",
+        shown(row["tok_s"], ".1f"),
+    )

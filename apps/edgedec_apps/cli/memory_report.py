@@ -1,0 +1,32 @@
+"""A memory plan as JSON, and beside what the system counts."""
+
+from typing import Any
+
+from edgedec.memory import MemoryPlan, format_bytes
+from edgedec.system_memory import peak_resident_bytes
+
+
+def plan_document(plan: MemoryPlan) -> dict[str, Any]:
+    """Return a plan as plain types."""
+    return {
+        "fits": plan.fits,
+        "cap_bytes": plan.cap_bytes,
+        "total_bytes": plan.total_bytes,
+        "terms": [{"name": term.name, "n_bytes": term.n_bytes, "detail": term.detail} for term in plan.terms],
+        "given_up": list(plan.given_up),
+    }
+
+
+def held_document(plan: MemoryPlan) -> dict[str, Any]:
+    """Return a plan, where there is one, and the most that this process has held so far."""
+    return (plan_document(plan) if plan.terms else {}) | {"peak_bytes": peak_resident_bytes()}
+
+
+def held_line(plan: MemoryPlan) -> str:
+    """Return what was planned and held, for a person."""
+    peak = peak_resident_bytes()
+    held = "unknown" if peak is None else format_bytes(peak)
+    if not plan.terms:
+        return f"memory held at the peak: {held}"
+    cap = "" if plan.cap_bytes is None else f", {plan.cap_name}: {format_bytes(plan.cap_bytes)}"
+    return f"memory held at the peak: {held}, planned: {format_bytes(plan.total_bytes)}{cap}"

@@ -1,0 +1,110 @@
+"""edgedec plan: what a model would hold, what was chosen under a cap and why, and what else would fit or not."""
+
+from typing import Any
+
+from edgedec.draft_loading import drafter_factories
+from edgedec.errors import MemoryCapError
+from edgedec.loading import choose, resolve
+from edgedec.memory import MemoryPlan, format_bytes, parse_size
+from edgedec.model import LoadOptions
+from edgedec.planning import Asked, Cap, Planned, Setting, base_bytes, chosen_of, plan_settings
+from edgedec.progress import CancelToken
+from edgedec.resolver import ResolveOptions
+from edgedec.system_memory import available_bytes
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.memory_report import plan_document
+from edgedec_apps.cli.opening import load_options
+from edgedec_apps.cli.options import LoadFlags
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.terminal import one_line, write_facts, write_json, write_line
+from edgedec_models.folders import cache_folder
+
+
+def print_plan(model: str, flags: LoadFlags, *, as_json: bool, quiet: bool) -> None:
+    """Print the plan of a model.
+
+    Raises:
+        MemoryCapError: Even the smallest setting is over the cap; it is printed all the same.
+        EdgedecError: As edgedec.load.
+    """
+    cap = Cap(None if flags.memory is None else parse_size(flags.memory))
+    base_bytes()
+    planned = interruptible(lambda cancel: _settings(model, flags, cap, cancel, quiet=quiet or as_json))
+    chosen = chosen_of(planned)
+    document = _document(model, chosen, planned)
+    if as_json:
+        write_json(document)
+    else:
+        _write(document, chosen.plan, planned, chosen)
+    if not chosen.plan.fits:
+        raise MemoryCapError(
+            f"even the smallest setting needs {format_bytes(chosen.plan.total_bytes)} of the "
+            f"{format_bytes(chosen.plan.cap_bytes or 0)} allowed; allow more, or take a smaller model"
+        )
+
+
+def _settings(model: str, flags: LoadFlags, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
+    root = cache_folder()
+    with ProgressLine(quiet=quiet) as on_progress:
+        resolving = ResolveOptions(root, flags.offline, on_progress, cancel)
+        options = load_options(flags, root, on_progress, cancel)
+        path = resolve(model, resolving)
+        draft_model = None if flags.draft_model is None else resolve(flags.draft_model, resolving)
+        factories, pinned = drafter_factories(flags.draft, with_model=draft_model is not None)
+        choice = choose(path, flags.runtime, options, measure=False)
+        wishes = Setting(options, tuple(factories), draft_model)
+        return plan_settings(choice, wishes, Asked(options.n_ctx is not None, pinned), cap)
+
+
+def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, Any]:
+    return (
+        {"model": model, "free_bytes": available_bytes()}
+        | plan_document(chosen.plan)
+        | {
+            "setting": _setting(chosen.setting.options, chosen.setting),
+            "alternatives": [
+                {
+                    "given_up": list(other.plan.given_up),
+                    "total_bytes": other.plan.total_bytes,
+                    "fits": other.plan.fits,
+                    "chosen": other is chosen,
+                }
+                for other in planned
+            ],
+        }
+    )
+
+
+def _setting(options: LoadOptions, setting: Setting) -> dict[str, Any]:
+    return {
+        "context": options.n_ctx,
+        "kv_type": options.kv_type,
+        "drafters": list(setting.drafters),
+        "draft_model": None if setting.draft_model is None else str(setting.draft_model),
+        "store_bytes": setting.store_bytes,
+        "repack": options.repack,
+        "resident_bytes": options.resident_bytes,
+    }
+
+
+def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], chosen: Planned) -> None:
+    write_line(one_line(document["model"]))
+    write_line(plan.table())
+    setting = document["setting"]
+    drafters = " + ".join(setting["drafters"]) or "off"
+    write_line("")
+    write_facts(
+        [
+            ("context", f"{setting['context']} tokens, KV cache as {setting['kv_type']}"),
+            ("drafting", drafters),
+            ("given up", ", ".join(document["given_up"]) or "nothing"),
+            ("free here", "unknown" if document["free_bytes"] is None else format_bytes(document["free_bytes"])),
+        ]
+    )
+    if len(planned) > 1:
+        write_line("\nIn the order in which things are given up:")
+    for other in planned if len(planned) > 1 else ():
+        mark = "->" if other is chosen else "  "
+        verdict = "" if plan.cap_bytes is None else ("  fits" if other.plan.fits else "  too much")
+        last = other.plan.given_up[-1] if other.plan.given_up else "as wished"
+        write_line(f"{mark} {format_bytes(other.plan.total_bytes):>9}{verdict:10}  {last}")

@@ -1,0 +1,138 @@
+"""Keep to a cap: what the process holds at its peak, over caps from too small to ample.
+
+    python benchmarks/memory_caps.py smollm2-135m --contexts 512 2048 8192 --runtimes cpu llamacpp
+
+For every model, context and runtime, `edgedec plan` says what is wished; then `edgedec run --memory CAP` reads a prompt
+that fills the context but for the new tokens and generates those, under caps that are shares of it. A run must stay at
+or below its cap, or be refused before it starts, where even the smallest plan is over it. The peak is the most resident
+memory that the system counted of the process (VmHWM); predicted is the plan's total without its reserve. --cache fresh
+lets each run make the tile cache, --cache none points it to where nothing can be written. Ends with one line of JSON.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import edgedec
+from edgedec_apps.bench_machine import versions
+
+_SHARES = (0.3, 0.6, 0.75, 0.85, 0.92, 0.97, 1.0, 1.2)
+_WORDS = "The river had carried boats, timber and news between the two towns for as long as anyone could remember. "
+_REFUSED = 50  # MemoryCapError's exit code
+_SLACK_BYTES, _SLACK = 16_000_000, 0.05
+
+
+def measure(model: str, context: int, runtime: str, cap: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Run under one cap; return what was planned and what was held."""
+    found: dict[str, Any] = {"model": model, "context": context, "runtime": runtime, "cap_bytes": cap}
+    with ExitStack() as stack:
+        environment = dict(os.environ)
+        if args.cache == "fresh":
+            environment["EDGEDEC_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory())
+        elif args.cache == "none":
+            environment["EDGEDEC_CACHE"] = os.devnull
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        prompt, out = folder / "prompt.txt", folder / "out.json"
+        prompt.write_text(_prompt(model, context - args.new_tokens - 8), encoding="utf-8")
+        options = ("--raw", "--quiet", "--ignore-end", "--max-tokens", str(args.new_tokens), "--temperature", "0")
+        command = [*_command("run", model, context, runtime, cap), "--file", str(prompt), "--json-out", str(out)]
+        code, error = _run([*command, *options], environment)
+        if code == _REFUSED:
+            fits = _plan(model, context, runtime, cap)["fits"]
+            return found | {"refused": True, "kept": not fits, "near": True, "given_up": []}
+        if code != 0:
+            return found | {"kept": False, "near": False, "given_up": [], "error": error}
+        document = json.loads(out.read_text(encoding="utf-8"))
+    plan, stats = document["memory"], document["stats"]
+    peak = plan["peak_bytes"]
+    predicted = plan["total_bytes"] - sum(term["n_bytes"] for term in plan["terms"] if term["name"] == "reserve")
+    return found | {
+        "given_up": plan["given_up"],
+        "predicted_bytes": predicted,
+        "peak_bytes": peak,
+        "kept": peak <= cap,
+        "near": abs(peak - predicted) <= max(_SLACK_BYTES, _SLACK * predicted),
+        "tokens_per_s": stats["tokens_per_s"],
+        "reasons": stats["reasons"],
+    }
+
+
+def _command(name: str, model: str, context: int, runtime: str, cap: int | None) -> list[str]:
+    memory = [] if cap is None else ["--memory", str(cap)]
+    return [
+        *(sys.executable, "-m", "edgedec_apps.cli", name, model, "--offline"),
+        *("--context", str(context), "--runtime", runtime, *memory),
+    ]
+
+
+def _plan(model: str, context: int, runtime: str, cap: int | None) -> dict[str, Any]:
+    done = subprocess.run([*_command("plan", model, context, runtime, cap), "--json"], capture_output=True, text=True)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def _prompt(model: str, n_tokens: int) -> str:
+    """Return a text of that many tokens."""
+    with edgedec.load(model, draft="off", offline=True, n_ctx=64, runtime="cpu") as engine:
+        tokenizer = engine.model.tokenizer
+        ids = tokenizer.encode(_WORDS * (n_tokens // 10 + 1))[: max(1, n_tokens)]
+        return b"".join(tokenizer.piece(token) for token in ids).decode("utf-8", errors="replace")
+
+
+def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Return exit code and the end of standard error."""
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    return done.returncode, done.stderr[-400:]
+
+
+def _cases(args: argparse.Namespace) -> Iterator[tuple[str, int, str, int]]:
+    for model in args.models:
+        for context in args.contexts:
+            for runtime in args.runtimes:
+                wished = _plan(model, context, runtime, None)["total_bytes"]
+                for share in args.shares:
+                    yield model, context, runtime, int(wished * share)
+
+
+def _line(found: dict[str, Any]) -> str:
+    start = f"{found['model']} {found['runtime']} {found['context']}: allowed {found['cap_bytes'] / 1e6:.1f} MB"
+    if "peak_bytes" not in found:
+        return f"{start}, {found.get('error', 'refused')}{'' if found['kept'] else ' NOT KEPT'}"
+    return (
+        f"{start}, predicted {found['predicted_bytes'] / 1e6:.1f}, held {found['peak_bytes'] / 1e6:.1f}"
+        f"{'' if found['kept'] else ' NOT KEPT'}{'' if found['near'] else ' FAR OFF'}, "
+        f"{found['tokens_per_s']:.1f} tokens/s; {', '.join(found['given_up']) or 'as wished'}"
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--contexts", nargs="+", type=int, default=[512, 2048])
+    parser.add_argument("--runtimes", nargs="+", default=["cpu"])
+    parser.add_argument("--shares", nargs="+", type=float, default=list(_SHARES))
+    parser.add_argument("--new-tokens", type=int, default=512)
+    parser.add_argument("--cache", choices=("kept", "fresh", "none"), default="kept")
+    parser.add_argument("--json-out", type=Path)
+    args = parser.parse_args()
+    results = []
+    for case in _cases(args):
+        found = measure(*case, args)
+        results.append(found)
+        print(_line(found), flush=True)
+    document = {"benchmark": "memory_caps", "cache": args.cache, "versions": versions(), "results": results}
+    print(json.dumps(document))
+    if args.json_out is not None:
+        args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The suffix drafter's earlier outputs in a file, so that the next start knows them.
+
+Layout: magic, SHA-256 of all that follows; hash of the vocabulary (32 bytes), number of texts (u32), tokens of each
+(u32), their token ids (i32) one text after the other; little endian. The hash guards against damage, not a forger: what
+a file says can only waste drafts, never change the text. The file holds what the model answered, so only its owner may
+read it.
+"""
+
+import hashlib
+import os
+import tempfile
+from array import array
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgedec.drafters.reporting import reported
+from edgedec.drafters.suffix import MOST_TOKENS, SuffixStore, Text, store_limit
+from edgedec.drafters.suffix_automaton import STATE_BYTES
+from edgedec.errors import ModelFormatError, StorageError
+from edgedec.model import LoadOptions, Model
+from edgedec.shared_files import publish
+from edgedec.tokenizer import Tokenizer
+
+_KIND = b"edgedec draft store "
+_MAGIC = _KIND + b"1\n"
+_HASH_BYTES = 32
+_SAMPLED = 4096  # tokens of a vocabulary that are looked at: all of them take half a second
+_MOST_BYTES = len(_MAGIC) + 2 * _HASH_BYTES + 4 + 8 * MOST_TOKENS  # where each text is a single token
+
+
+class DraftStore:
+    """The file of a loaded model's suffix drafter.
+
+    Attributes:
+        path: The file; it need not exist yet.
+    """
+
+    def __init__(self, path: Path, model: Model) -> None:
+        self.path = path
+        self._vocabulary = vocabulary_hash(model.tokenizer)
+        self._n_vocab = model.card.n_vocab
+        self._forgotten = False
+
+    def fill(self, store: MutableMapping[str, Any], budget_bytes: int | None, options: LoadOptions) -> str | None:
+        """Teach the suffix drafter what the file holds, as far as a budget goes; return what a person should know.
+
+        A damaged file is begun anew, as nothing depends on it: that is what is returned then.
+
+        Raises:
+            ModelFormatError: The file is of another vocabulary or release.
+            StorageError: It can't be read.
+            CancelledError: The options' cancel came.
+        """
+        data = _read(self.path)
+        texts = parse(data, self._vocabulary, self._n_vocab, self.path)
+        limit = store_limit(budget_bytes)
+        learned = store["suffix"] = SuffixStore()
+        for text in reported(newest(texts or [], limit // STATE_BYTES), "the draft store", options):
+            learned.begin(limit)
+            for token in text:
+                learned.young.add(token)
+        return f"the draft store {self.path} is damaged; begun anew" if texts is None else None
+
+    def save(self, store: MutableMapping[str, Any]) -> None:
+        """Add to the file what the suffix drafter saw since the last time; the file is replaced whole or not at all.
+
+        What other processes have added is kept, but for what one writes in the same moment. A failure is not tried
+        again.
+
+        Raises:
+            ModelFormatError: Meanwhile the file is of another vocabulary or release.
+            StorageError: It can't be read or written.
+        """
+        learned = store.get("suffix")
+        added = learned.take_outputs() if isinstance(learned, SuffixStore) else []
+        forgotten, self._forgotten = self._forgotten, False
+        if not added and not forgotten:
+            return
+        held = parse(_read(self.path), self._vocabulary, self._n_vocab, self.path) or []
+        texts = {text.tobytes(): text for text in reversed([*([] if forgotten else held), *added])}  # each once
+        kept = newest(list(reversed(texts.values())), MOST_TOKENS)
+        _write(self.path, serialize(kept, self._vocabulary))
+
+    def forget(self) -> None:
+        """Leave out what the file holds now when it is written next."""
+        self._forgotten = True
+
+
+def vocabulary_hash(tokenizer: Tokenizer) -> bytes:
+    """Return a SHA-256 of a vocabulary, by its size and up to 4,096 of its tokens: other models may share it."""
+    n_vocab = tokenizer.n_vocab
+    digest = hashlib.sha256(f"{n_vocab}".encode())
+    for token_id in range(0, n_vocab, max(1, n_vocab // _SAMPLED)):
+        piece = tokenizer.piece(token_id)
+        digest.update(b"%d:%b" % (len(piece), piece))
+    return digest.digest()
+
+
+def newest(texts: Sequence[Text], n_tokens: int) -> list[Text]:
+    """Return the last texts that together have at most so many tokens; one that is longer alone loses its beginning.
+
+    >>> [text.tolist() for text in newest([array("i", [1, 2]), array("i", [3]), array("i", [4, 5])], 3)]
+    [[3], [4, 5]]
+    """
+    kept: list[Text] = []
+    for text in reversed(texts):
+        if not kept and len(text) > n_tokens > 0:
+            text = text[-n_tokens:]
+        n_tokens -= len(text)
+        if n_tokens < 0:
+            break
+        kept.append(text)
+    return kept[::-1]
+
+
+def serialize(texts: Sequence[Text], vocabulary: bytes) -> bytes:
+    """Return the bytes of a file."""
+    lengths = np.array([len(texts), *map(len, texts)], "<u4").tobytes()
+    body = vocabulary + lengths + b"".join(np.asarray(text, "<i4").tobytes() for text in texts)
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def parse(data: bytes, vocabulary: bytes, n_vocab: int, path: Path) -> list[Text] | None:
+    """Return the texts of a file's bytes, oldest first; None for a damaged one.
+
+    Raises:
+        ModelFormatError: It is of another vocabulary or release.
+        StorageError: It is no draft store.
+    """
+    if not data:
+        return []
+    start = len(_MAGIC) + _HASH_BYTES
+    if not data.startswith(_KIND):
+        raise StorageError(f"{path} exists and is no draft store; name another file")
+    if not data.startswith(_MAGIC[: len(data)]):
+        raise ModelFormatError(f"{path} is a draft store of another edgedec release; name another file")
+    body = data[start:]
+    if len(data) > _MOST_BYTES or data[len(_MAGIC) : start] != hashlib.sha256(body).digest():
+        return None
+    if not body.startswith(vocabulary):
+        raise ModelFormatError(
+            f"the draft store {path} was made with a model of another vocabulary; name another file, one a vocabulary"
+        )
+    return _texts(body[_HASH_BYTES:], n_vocab)
+
+
+def _texts(data: bytes, n_vocab: int) -> list[Text] | None:
+    """Return the texts behind the hashes, None where their counts contradict each other or a token is none."""
+    if len(data) < 4 or len(data) % 4:
+        return None
+    n_texts = int.from_bytes(data[:4], "little")
+    if n_texts > len(data) // 8:  # each has a length and at least one token
+        return None
+    lengths = np.frombuffer(data, "<u4", n_texts, 4).astype(np.int64)
+    tokens = np.frombuffer(data, "<i4", offset=4 + 4 * n_texts)
+    if lengths.sum() != len(tokens) or not lengths.all():
+        return None
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < n_vocab:
+        return None
+    return [array("i", part.tolist()) for part in np.split(tokens, np.cumsum(lengths)[:-1])] if n_texts else []
+
+
+def require_draft_store(path: Path) -> Path:
+    """Return the file's real place, before anything is loaded; it must be free or a draft store, in a folder to write.
+
+    Raises:
+        StorageError: Something else stands there, or nothing can be written there.
+    """
+    try:
+        found = Path(os.path.realpath(path))  # a link stays one, and the working directory may change
+        if found.exists() and not found.is_file():
+            raise StorageError(f"{path} is no regular file; name another one for the draft store")
+        if not found.parent.is_dir():
+            raise StorageError(f"the draft store {path} can't be written: there is no directory {found.parent}")
+        with tempfile.TemporaryFile(dir=found.parent):
+            pass
+    except (OSError, ValueError) as error:
+        raise StorageError(f"the draft store {path} can't be written there ({error}); name another file") from error
+    if _read(found, len(_KIND)) not in (_KIND, b""):
+        raise StorageError(f"{path} exists and is no draft store; name another file")
+    return found
+
+
+def _read(path: Path, n_bytes: int = _MOST_BYTES + 1) -> bytes:
+    """Return a file's first bytes, none where there is no file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(n_bytes)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise StorageError(f"the draft store {path} could not be read: {error.strerror or error}") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace the file, whole or not at all; only its owner may read it (mode 0600)."""
+    partial = ""
+    try:
+        descriptor, partial = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        publish(Path(partial), path)
+    except OSError as error:
+        if partial:
+            Path(partial).unlink(missing_ok=True)
+        raise StorageError(f"the draft store {path} could not be written: {error.strerror or error}") from error

@@ -1,0 +1,322 @@
+"""What to load within a cap: from wishes down an order of sacrifice to the first setting that fits.
+
+What is given up first costs least; docs/architecture.md has the order with its measurements. Nothing that was asked for
+by name is given up, and the text stays the same for all but a shorter context, which ends it sooner, and a smaller KV
+cache, taken only where `kv_type` is "auto". SpecMemo (2025) asks which speculation still pays under a limit: here its
+terms are part of the whole plan.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from importlib import import_module
+from pathlib import Path
+
+from edgedec.choosing import Choice
+from edgedec.draft_loading import CASCADE, MODEL, draft_model_terms
+from edgedec.drafters.suffix_automaton import STATE_BYTES
+from edgedec.errors import EdgedecError, RequestError
+from edgedec.gguf import read_gguf
+from edgedec.memory import MemoryPlan, MemoryTerm, format_bytes, held_bytes
+from edgedec.memory_watch import margin_bytes
+from edgedec.model import LoadOptions, default_n_ctx
+from edgedec.model_info import describe
+from edgedec.system_memory import available_bytes, resident_bytes, return_free_memory
+
+AUTO_KV = "auto"
+STORE_BYTES = 32_000_000
+"""Most that a drafter keeps between requests where memory is ample."""
+
+ONE_REQUEST_BYTES = 4_000_000
+"""The same where there is one request only: its own text is kept as well."""
+
+_SMALLER_STORES = (8_000_000, 2_000_000)
+_SHORTER_CONTEXTS = (2048, 1024, 512)
+_LOSSY = ("q8_0", "gear", "q4_0")
+_COMMON, _COMMON_BYTES = "common", 10_000_000
+_WITH_STORE = ("suffix", "recycling", "trigram", "stand")
+_OF_TEXT = ("suffix", CASCADE, MODEL)
+_STATES_PER_TOKEN = 1.5
+_NEEDED = ("jinja2.sandbox", "edgedec.drafters.suffix", "edgedec.drafters.common", "edgedec.generate")
+_WORKING_BYTES = 4_000_000
+_USABLE = 0.9  # of what the system has free
+_AMPLE, _AMPLE_MORE = 1.5, 500_000_000  # times a model's file, and bytes: where that is free, nothing is planned
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to load a model.
+
+    Attributes:
+        options: The runtime's.
+        drafters: Names of the drafters, "model" among them where there is a draft model.
+        draft_model: The draft model's file, or None.
+        store_bytes: Most that each drafter keeps between requests.
+        given_up: What is less than was wished: by kind, a phrase.
+    """
+
+    options: LoadOptions
+    drafters: tuple[str, ...] = ()
+    draft_model: Path | None = None
+    store_bytes: int = STORE_BYTES
+    given_up: Mapping[str, str] = field(default_factory=dict)
+
+    def less(self, kind: str, what: str, **options: object) -> "Setting":
+        """Return it with other options for the runtime, and a phrase for what is given up."""
+        changed = replace(self.options, **options)  # type: ignore[arg-type]
+        return replace(self, options=changed, given_up={**self.given_up, kind: what})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for by name, and is not given up."""
+
+    context: bool = False
+    drafters: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """What may be held.
+
+    Attributes:
+        n_bytes: How much, or None.
+        whole_process: Whether what the process holds besides counts, the interpreter among it; else only the models of
+            edgedec, all of them together.
+        name: Where it comes from: "allowed", or "free" on this machine.
+    """
+
+    n_bytes: int | None = None
+    whole_process: bool = True
+    name: str = "allowed"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A setting, and what it takes under the cap."""
+
+    setting: Setting
+    plan: MemoryPlan
+
+
+Rung = Callable[[Setting], Setting | None]
+RuntimeTerms = Callable[[LoadOptions], tuple[MemoryTerm, ...]]
+
+
+def plan_within(choice: Choice, wishes: Setting, asked: Asked, cap: Cap) -> Planned:
+    """Return what to load: the wishes, or as little less as fits; the smallest setting where even that does not.
+
+    Without a cap it is what was wished, without terms, unless the system is short of memory.
+
+    Raises:
+        EdgedecError: As Runtime.plan.
+    """
+    if cap.n_bytes is None:
+        free = _free_if_short(choice.path)
+        if free is None:
+            return Planned(_definite(wishes, choice), MemoryPlan(()))
+        cap = Cap((resident_bytes() or 0) + free, whole_process=True, name="free")
+    return chosen_of(plan_settings(choice, wishes, asked, cap))
+
+
+def chosen_of(settings: Sequence[Planned]) -> Planned:
+    """Return the first that fits, or else the smallest."""
+    smallest = min(settings, key=lambda planned: planned.plan.total_bytes)
+    return next((planned for planned in settings if planned.plan.fits), smallest)
+
+
+def plan_settings(choice: Choice, wishes: Setting, asked: Asked, cap: Cap) -> list[Planned]:
+    """Return settings with their plans, from the wishes down, each with something more given up.
+
+    The first that fits has back what was given up before in vain. The last one keeps only a part of the weights in
+    memory, as much as the cap allows, where the runtime can do that; without a cap it is not there.
+
+    Raises:
+        EdgedecError: As Runtime.plan.
+    """
+    definite = _definite(wishes, choice)
+    terms: RuntimeTerms = lru_cache(lambda options: choice.runtime.plan(choice.path, options))
+    settings = [Planned(definite, _plan_of(terms, definite, cap))]
+    rungs: list[Rung] = []
+    for rung in _rungs(choice, wishes.options.kv_type == AUTO_KV, asked):
+        setting = _after([*rungs, rung], definite)
+        if setting == settings[-1].setting:
+            continue
+        try:
+            planned = Planned(setting, _plan_of(terms, setting, cap))
+        except RequestError:  # a KV type that this model's heads don't take
+            continue
+        rungs.append(rung)
+        if planned.plan.fits and not settings[-1].plan.fits:
+            planned = _with_back(terms, rungs, definite, cap, planned)
+        settings.append(planned)
+    if cap.n_bytes is not None:
+        streaming = next((p.setting for p in reversed(settings) if p.setting.drafters), settings[-1].setting)
+        settings += _streamed(terms, streaming, cap, cap.n_bytes)
+    return settings
+
+
+def _after(rungs: Sequence[Rung], setting: Setting) -> Setting:
+    for rung in rungs:
+        setting = rung(setting) or setting
+    return setting
+
+
+def _with_back(terms: RuntimeTerms, rungs: Sequence[Rung], wishes: Setting, cap: Cap, found: Planned) -> Planned:
+    """Return the setting without those of the rungs that it fits without, the dearest first."""
+    for rung in rungs[-2::-1]:
+        fewer = [other for other in rungs if other is not rung]
+        setting = _after(fewer, wishes)
+        planned = Planned(setting, _plan_of(terms, setting, cap))
+        if planned.plan.fits:
+            rungs, found = fewer, planned
+    return found
+
+
+def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
+    """Return what a setting takes, against the cap."""
+    options = replace(setting.options, on_progress=None, cancel=None)
+    found = [term for term in terms(options) if not term.base]
+    if cap.whole_process:
+        found.insert(0, MemoryTerm("interpreter and libraries", base_bytes(), "measured", base=True))
+    elif n_held := held_bytes():
+        found.append(MemoryTerm("other models", n_held, "loaded already"))
+    if setting.draft_model is not None:
+        found += draft_model_terms(setting.draft_model, options)
+    if n_bytes := drafter_bytes(setting, options.n_ctx or 0):
+        names = " + ".join(name for name in setting.drafters if name not in (MODEL, CASCADE))
+        kept = f", {format_bytes(setting.store_bytes)} kept between requests" if _has_store(setting) else ""
+        found.append(MemoryTerm("drafters", n_bytes, f"{names}{kept}"))
+    found.append(MemoryTerm("working memory", _WORKING_BYTES, "of Python, while text is made"))
+    if cap.n_bytes is not None:
+        found.append(MemoryTerm("reserve", margin_bytes(cap.n_bytes), "kept free by shedding, should more be taken"))
+    return MemoryPlan(tuple(found), cap.n_bytes, tuple(setting.given_up.values()), cap.name)
+
+
+def drafter_bytes(setting: Setting, n_ctx: int) -> int:
+    """Return the most that the drafters hold, a draft model apart."""
+    total = 0
+    if any(name in _OF_TEXT for name in setting.drafters):
+        total += int(n_ctx * setting.options.n_parallel * _STATES_PER_TOKEN * STATE_BYTES)
+    total += setting.store_bytes * sum(name in _WITH_STORE for name in setting.drafters)
+    return total + (_COMMON_BYTES if _COMMON in setting.drafters else 0)
+
+
+def _definite(wishes: Setting, choice: Choice) -> Setting:
+    """Return the wishes with the defaults filled in."""
+    options = wishes.options
+    kv_type = "f16" if options.kv_type == AUTO_KV else options.kv_type
+    n_ctx = default_n_ctx(_trained_context(choice.path)) if options.n_ctx is None else options.n_ctx
+    return replace(wishes, options=replace(options, kv_type=kv_type, n_ctx=n_ctx))
+
+
+def _free_if_short(path: Path) -> int | None:
+    """Return the bytes that the system has free where the model may not fit into them, else None."""
+    free = available_bytes()
+    n_model = sum(part.stat().st_size for part in read_gguf(path).paths) if path.suffix == ".gguf" else 0
+    return int(free * _USABLE) if free is not None and _AMPLE * n_model + _AMPLE_MORE > free else None
+
+
+@lru_cache(maxsize=1)
+def base_bytes() -> int:
+    """Return what the process holds besides models, when all that a generation needs is imported.
+
+    Measured by the first call, which should come before a model's file is looked into: what that leaves behind is used
+    again when the model is loaded.
+    """
+    for name in _NEEDED:
+        with suppress(ImportError):
+            import_module(name)
+    return_free_memory()
+    return resident_bytes() or 0
+
+
+def _trained_context(path: Path) -> int:
+    return (describe(read_gguf(path)).n_ctx_train or 0) if path.suffix == ".gguf" else 0
+
+
+def _rungs(choice: Choice, lossy: bool, asked: Asked) -> Iterator[Rung]:
+    if choice.runtime.name == "llamacpp":
+        yield _not_repacked
+    if not asked.drafters:
+        yield _without_draft_model
+    for n_bytes in _SMALLER_STORES:
+        yield partial(_with_stores, n_bytes)
+    if lossy:
+        yield partial(_with_kv, _LOSSY[0])
+    for n_ctx in () if asked.context else _SHORTER_CONTEXTS:
+        yield partial(_with_context, n_ctx)
+    for kv_type in _LOSSY[1:] if lossy else ():
+        yield partial(_with_kv, kv_type)
+    if not asked.drafters:
+        yield _without_common
+        yield _without_drafting
+
+
+def _not_repacked(setting: Setting) -> Setting | None:
+    if not setting.options.repack:
+        return None
+    return setting.less("weights", "weights not rearranged", repack=False)
+
+
+def _without_draft_model(setting: Setting) -> Setting | None:
+    if setting.draft_model is None:
+        return None
+    names = tuple(name for name in setting.drafters if name not in (MODEL, CASCADE))
+    return replace(setting.less("draft model", "no draft model"), draft_model=None, drafters=names)
+
+
+def _with_stores(n_bytes: int, setting: Setting) -> Setting | None:
+    if not _has_store(setting) or setting.store_bytes <= n_bytes:
+        return None
+    less = setting.less("store", f"drafters keep {format_bytes(n_bytes)} between requests")
+    return replace(less, store_bytes=n_bytes)
+
+
+def _with_kv(kv_type: str, setting: Setting) -> Setting:
+    return setting.less("kv", f"KV cache as {kv_type}", kv_type=kv_type)
+
+
+def _with_context(n_ctx: int, setting: Setting) -> Setting | None:
+    if n_ctx >= (setting.options.n_ctx or 0):
+        return None
+    return setting.less("context", f"a context of {n_ctx} tokens", n_ctx=n_ctx)
+
+
+def _without_common(setting: Setting) -> Setting | None:
+    if _COMMON not in setting.drafters:
+        return None
+    names = tuple(name for name in setting.drafters if name != _COMMON)
+    return replace(setting.less("common", "no text to draft from at first"), drafters=names)
+
+
+def _without_drafting(setting: Setting) -> Setting | None:
+    return replace(setting.less("drafting", "no drafting", max_rows=1), drafters=()) if setting.drafters else None
+
+
+def _has_store(setting: Setting) -> bool:
+    return any(name in _WITH_STORE for name in setting.drafters)
+
+
+def _streamed(terms: RuntimeTerms, setting: Setting, cap: Cap, cap_bytes: int) -> list[Planned]:
+    """Return the setting in which the weights stay in memory as far as the cap allows, if the runtime can do that."""
+    whole = _plan_of(terms, setting, cap)
+    n_resident = sum(term.n_bytes for term in whole.terms if term.name.startswith("weights"))
+    over = whole.total_bytes - cap_bytes
+    if over <= 0:
+        return []
+    found: list[Planned] = []
+    for _ in range(3):  # as reading ahead takes memory of its own
+        n_resident -= over
+        if n_resident < 0:
+            break
+        less = setting.less("weights", "weights read from storage as needed", resident_bytes=n_resident)
+        try:
+            found = [Planned(less, _plan_of(terms, less, cap))]
+        except EdgedecError:  # it can't, or not with so little
+            break
+        over = found[0].plan.total_bytes - cap_bytes
+        if over <= 0:
+            break
+    return found

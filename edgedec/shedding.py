@@ -1,0 +1,146 @@
+"""What an engine can do without when memory runs short, and in which order: what is missed least goes first.
+
+1. What the suffix drafter keeps of earlier texts; it goes on with the text at hand, which brings most of the gain.
+2. The tables of n-grams, one after the other, each with its drafter.
+3. The common text, with its drafter.
+4. Drafters of others.
+5. Most of the draft model's KV cache: it goes on with a window of 256 tokens.
+6. The draft model.
+7. The suffix drafter itself.
+
+What is shed stays away from later requests, too, whose statistics say so: memory that was short once will be again.
+Engine.forget() brings it back, but for a draft model and its window, which only loading again does.
+"""
+
+from typing import Protocol, runtime_checkable
+
+from edgedec.draft import DrafterFactory
+from edgedec.drafters.cascade import CascadeModel
+from edgedec.drafters.model import ROWS, SMALL_WINDOW, DraftModel, ModelFactory
+from edgedec.drafters.suffix import SuffixStore
+from edgedec.drafters.universal import UniversalDraftModel
+from edgedec.drafting import Drafting
+from edgedec.errors import EdgedecError
+from edgedec.memory_watch import Shedder, Watch
+
+_SUFFIX, _COMMON, _CASCADE = "suffix", "common", "cascade"
+_NGRAMS = ("recycling", "trigram", "stand")
+
+
+@runtime_checkable
+class _Sized(Protocol):
+    def memory_bytes(self) -> int:
+        """Return the memory it holds."""
+
+
+def memory_watch(drafting: Drafting | None, cap_bytes: int | None) -> Watch:
+    """Return the watch over an engine's memory, for generate.Target.
+
+    Args:
+        drafting: What the engine drafts with, None where it doesn't.
+        cap_bytes: Most that the process may hold (resident memory, what it held before loading included); None where
+            only a shortage of the whole system is to be answered.
+    """
+    return Watch(cap_bytes, shedders(drafting) if drafting is not None else ())
+
+
+def shedders(drafting: Drafting) -> list[Shedder]:
+    """Return what can be shed of these drafters, in the order of the module's docstring.
+
+    To be called between two steps of the running generation, by its thread, or with none running.
+    """
+    names = [name for name, factory in drafting.factories.items() if not isinstance(factory, ModelFactory)]
+    others = [name for name in names if name not in (_SUFFIX, _COMMON, *_NGRAMS)]
+    found = [_suffix_store(drafting)] if {_SUFFIX, _CASCADE} & set(drafting.factories) else []
+    found += [_drafter(drafting, name, f"the table of {name}") for name in _NGRAMS if name in names]
+    found += [_drafter(drafting, _COMMON, "the common text")] if _COMMON in names else []
+    found += [_drafter(drafting, name, f"the drafter {name}") for name in others]
+    models = _draft_models(drafting)
+    found += [_window(drafting, source, by) for source, by in models]
+    found += [_model(drafting, source, by) for source, by in models]
+    return found + ([_drafter(drafting, _SUFFIX, "the suffix drafter")] if _SUFFIX in names else [])
+
+
+def _suffix_store(drafting: Drafting) -> Shedder:
+    def stores() -> list[SuffixStore]:
+        kept = (drafting.store.get(_SUFFIX), drafting.store.get(_CASCADE, {}).get(_SUFFIX))
+        return [store for store in kept if isinstance(store, SuffixStore) and not store.shut]
+
+    def shed() -> None:
+        for store in stores():
+            store.shed()
+
+    return Shedder("the suffix store", lambda: sum(store.memory_bytes() for store in stores()), shed)
+
+
+def _drafter(drafting: Drafting, name: str, what: str) -> Shedder:
+    """Return what sheds a drafter with all that it keeps."""
+
+    def held() -> int:
+        if name in drafting.off:
+            return 0
+        drafter = drafting.policy.drafter(name) if drafting.policy is not None else None
+        kept = drafting.common if name == _COMMON else drafting.store.get(name)
+        try:
+            return max((part.memory_bytes() for part in (drafter, kept) if isinstance(part, _Sized)), default=0)
+        except Exception:  # somebody else's drafter, which never ends a generation
+            return 0
+
+    def shed() -> None:
+        drafting.switch_off(name, f"{name} off: {what} was shed when memory ran short; forget() brings it back")
+        if name == _COMMON and drafting.common is not None:
+            drafting.common.shed()
+        elif name != _SUFFIX:  # its store is empty by now, but for what a file has still to take
+            drafting.store.pop(name, None)
+
+    return Shedder(what, held, shed)
+
+
+def _draft_models(drafting: Drafting) -> list[tuple[DraftModel, list[str]]]:
+    """Return the loaded draft models with the names of the drafters that use them."""
+    found: dict[int, tuple[DraftModel, list[str]]] = {}
+    for name, factory in drafting.factories.items():
+        source = _source(factory)
+        if source is not None:
+            found.setdefault(id(source), (source, []))[1].append(name)
+    return list(found.values())
+
+
+def _source(factory: DrafterFactory) -> DraftModel | None:
+    if isinstance(factory, DraftModel):
+        return factory
+    return factory.source if isinstance(factory, (CascadeModel, UniversalDraftModel)) else None
+
+
+def _model_bytes(source: DraftModel, n_ctx: int) -> int:
+    return sum(term.n_bytes for term in source.model.memory(n_ctx, ROWS) if not term.base)
+
+
+def _window(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder:
+    def held() -> int:
+        n_ctx = source.session.n_ctx
+        if n_ctx <= SMALL_WINDOW or names[0] in drafting.off:
+            return 0
+        return _model_bytes(source, n_ctx) - _model_bytes(source, SMALL_WINDOW)
+
+    def shed() -> None:
+        try:
+            source.shrink()
+        except EdgedecError:  # so short that not even the small one is there
+            _close(drafting, source, names)
+
+    return Shedder("most of the draft model's KV cache", held, shed)
+
+
+def _model(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder:
+    def held() -> int:
+        return 0 if names[0] in drafting.off else _model_bytes(source, source.session.n_ctx)
+
+    return Shedder("the draft model", held, lambda: _close(drafting, source, names))
+
+
+def _close(drafting: Drafting, source: DraftModel, names: list[str]) -> None:
+    for name in names:
+        drafting.switch_off(name, f"{name} off: the draft model was shed when memory ran short; load again to have it")
+        drafting.store.pop(name, None)
+    source.close()

@@ -1,0 +1,40 @@
+"""The element types of keys and values: which models have them, what a token takes. The layouts: native/kernels.h.
+
+`q8_0` and `q4_0` are numbers of 8 and 4 bits with a half scale for every 32; `gear` has 4 bits, too, and one element of
+16, the largest of a token's head, as a half beside it: the sparse part of GEAR (Kang et al. 2024, arXiv:2403.05527).
+"""
+
+from edgedec_runtimes.cpu.network import Network
+
+BLOCK = 32
+LONGEST_HEAD = 256
+OUTLIERS_OF = 16  # one element of so many
+_BITS = {"f16": 16, "q8_0": 8, "q4_0": 4, "gear": 4}
+
+
+def refusal(network: Network, kv_type: str) -> str | None:
+    """Return None where the model's keys and values can be kept as `kv_type`, else why not."""
+    if kv_type == "f16" or (network.head_dim % BLOCK == 0 and network.head_dim <= LONGEST_HEAD):
+        return None
+    return (
+        f"its heads have {network.head_dim} elements, which is no multiple of {BLOCK} up to {LONGEST_HEAD}, so that "
+        f"keys and values can't be kept as {kv_type}; use kv_type 'f16'"
+    )
+
+
+def token_bytes(network: Network, kv_type: str) -> int:
+    """Return the bytes of a token's keys and values in all layers."""
+    n = network
+    vector = n.head_dim * _BITS[kv_type] // 8
+    if kv_type != "f16":
+        vector += n.head_dim // BLOCK * 2
+    if kv_type == "gear":
+        vector += n.head_dim // OUTLIERS_OF * 3
+    rotation = 4 * n.n_rot if kv_type != "f16" and _bias_lies_apart(n) else 0
+    return n.n_layer * n.n_head_kv * 2 * vector + rotation
+
+
+def _bias_lies_apart(network: Network) -> bool:
+    """Return whether keys are kept without their bias, beside what rotates it (kv_shape in native/api.cpp)."""
+    names = {placed.tensor.name.partition(".")[2].partition(".")[2] for placed in network.vectors}
+    return "attn_k.bias" in names and "attn_k_norm.weight" not in names and network.sliding_pattern == 0

@@ -1,0 +1,45 @@
+// Reading at a position of a file that the caller has opened, and memory at the start of a page for it.
+#pragma once
+#include <stdint.h>
+
+#include <atomic>
+#include <memory>
+#include <new>
+#include <stdexcept>
+
+namespace edgedec {
+
+// A file can't be read; becomes EC_UNREADABLE.
+struct Unreadable : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Files that are read around the system's cache want offsets, lengths and addresses that are multiples of this.
+constexpr uint64_t IO_ALIGNMENT = 4096;
+constexpr uint64_t io_floor(uint64_t n) { return n / IO_ALIGNMENT * IO_ALIGNMENT; }
+constexpr uint64_t io_ceil(uint64_t n) { return io_floor(n + IO_ALIGNMENT - 1); }
+
+struct AlignedDelete {
+  void operator()(uint8_t *p) const { ::operator delete(p, std::align_val_t(IO_ALIGNMENT)); }
+};
+using AlignedMemory = std::unique_ptr<uint8_t[], AlignedDelete>;
+inline AlignedMemory aligned_memory(uint64_t n_bytes) {
+  return AlignedMemory((uint8_t *)::operator new((size_t)n_bytes, std::align_val_t(IO_ALIGNMENT)));
+}
+
+class File {
+ public:
+  File() = default;
+  // A descriptor, or on Windows a handle; borrowed.
+  File(int64_t file, uint64_t n_bytes) : file_(file), n_bytes_(n_bytes) {}
+  uint64_t n_bytes() const { return n_bytes_; }
+  // Read whole pages of the file, those that have [offset, offset + n_bytes), to the memory at `out`, which has room for
+  // them. False where `stop` became true first. Throws Unreadable.
+  bool read_pages(uint64_t offset, uint64_t n_bytes, uint8_t *out, const std::atomic<bool> *stop) const;
+
+ private:
+  int64_t file_ = -1;
+  uint64_t n_bytes_ = 0;
+};
+
+}  // namespace edgedec

@@ -1,0 +1,123 @@
+"""A file read in whole pages around the system's cache, where the file system can do that."""
+
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from edgedec.errors import MemoryCapError, StorageError
+from edgedec.memory import format_bytes
+from edgedec_runtimes.cpu.library import address, check, native
+from edgedec_runtimes.cpu.tile_file import U8
+
+PAGE_BYTES = 4096
+"""Offsets, lengths and addresses of what is read are multiples of this."""
+
+
+class PagedFile:
+    """An open file; a context manager that closes.
+
+    Attributes:
+        path: Where it was found.
+        n_bytes: Its size when it was opened.
+        direct: Whether reading goes around the system's cache.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a file (StorageError when that fails)."""
+        self.path = path
+        self._fd = -1
+        with _storage_errors(path):
+            self._fd, self.direct = _open(path)
+            self.n_bytes = os.fstat(self._fd).st_size
+
+    @property
+    def handle(self) -> int:
+        """What the native library reads from, valid until close()."""
+        if sys.platform != "win32":
+            return self._fd
+        import msvcrt
+
+        return msvcrt.get_osfhandle(self._fd)
+
+    def read(self, offset: int, n_bytes: int, out: U8) -> int:
+        """Read the pages that have [offset, offset + n_bytes) to the front of `out`; return where those bytes begin.
+
+        Args:
+            out: uint8 at the start of a page, with room for whole pages.
+
+        Raises:
+            StorageError: They can't be read, or the file got shorter.
+        """
+        first = offset // PAGE_BYTES * PAGE_BYTES
+        assert len(out) >= -(-(offset + n_bytes) // PAGE_BYTES) * PAGE_BYTES - first, "no room for whole pages"
+        assert address(out) % PAGE_BYTES == 0, "not at the start of a page"
+        code = native().ec_file_read(self.handle, self.n_bytes, offset, n_bytes, address(out))
+        check(code, str(self.path))
+        return offset - first
+
+    def forget(self, offset: int, n_bytes: int) -> None:
+        """Have the system drop what it has of a range in its cache, so that reading it again tells the disk's speed."""
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # a file system that can't is read as it is
+                os.posix_fadvise(self._fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Close the file; calling it again does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        """Return the file."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
+def page_buffer(n_bytes: int) -> U8:
+    """Return private memory of whole pages, uint8[at least n_bytes] of zeros.
+
+    Raises:
+        MemoryCapError: The system refuses it.
+    """
+    try:
+        return np.frombuffer(mmap.mmap(-1, max(1, -(-n_bytes // PAGE_BYTES)) * PAGE_BYTES), np.uint8)
+    except (OSError, MemoryError) as error:
+        raise MemoryCapError(f"the system has no {format_bytes(n_bytes)} for weights; allow fewer to stay") from error
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """Open for reading around the cache if possible; a first page is read to see whether it is."""
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    direct = getattr(os, "O_DIRECT", 0)
+    if direct:
+        with suppress(OSError):
+            fd = os.open(path, flags | direct)
+            try:
+                os.preadv(fd, [page_buffer(PAGE_BYTES).data], 0)
+                return fd, True
+            except OSError:
+                os.close(fd)
+    fd = os.open(path, flags)
+    if sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
+        return fd, True
+    return fd, False
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}; check the disk and the file's permissions") from error

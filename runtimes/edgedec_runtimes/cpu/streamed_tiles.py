@@ -1,0 +1,92 @@
+"""The tiles of a model of which only some parts stay in memory: the rest is read in each forward."""
+
+from pathlib import Path
+
+import numpy as np
+
+from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec_runtimes.cpu.library import Part, address, check, native
+from edgedec_runtimes.cpu.network import Network
+from edgedec_runtimes.cpu.paged_file import PagedFile, page_buffer
+from edgedec_runtimes.cpu.streaming import StreamPlan
+from edgedec_runtimes.cpu.tile_file import TileHead, read_tile_head
+
+
+class StreamedTiles:
+    """Takes the place of Tiles for a native model that streams.
+
+    Attributes:
+        head: What the tiles are.
+        path: The tile file, which stays open: deleting or replacing it changes nothing.
+        n_bytes: Most that is in memory of them.
+        plan: Which parts stay.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        plan: StreamPlan,
+        *,
+        on_progress: OnProgress | None = None,
+        cancel: CancelToken | None = None,
+    ) -> None:
+        """Open a tile file and read what stays.
+
+        Raises:
+            StorageError: It can't be read.
+            ModelFormatError: It is damaged.
+            MemoryCapError: The system has no memory for what stays.
+            CancelledError: Cancelled, between two parts.
+        """
+        self.path, self.plan, self.n_bytes = path, plan, plan.resident_bytes
+        self._file = PagedFile(path)
+        try:
+            self.head: TileHead = read_tile_head(path)
+            self._memory = page_buffer(plan.staying_bytes)
+            self._addresses = self._read_staying(on_progress, cancel)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_staying(self, on_progress: OnProgress | None, cancel: CancelToken | None) -> list[int | None]:
+        """Read the parts that stay, and return where each part lies; None for those that don't."""
+        total = sum(part.n_bytes for part in self.plan.parts if part.stays)
+        addresses: list[int | None] = []
+        begin, done = 0, 0
+        for part in self.plan.parts:
+            if not part.stays:
+                addresses.append(None)
+                continue
+            if cancel is not None:
+                cancel.check(f"loading {self.path.name}")
+            out = self._memory[begin : begin + part.held_bytes]
+            addresses.append(address(out) + self._file.read(part.offset, part.n_bytes, out))
+            begin, done = begin + part.held_bytes, done + part.n_bytes
+            if on_progress is not None:
+                on_progress(Progress("weights", done, total, "bytes", f"{self.path.name}, those that stay in memory"))
+        return addresses
+
+    def attach(self, handle: object, network: Network) -> None:
+        """Tell a native model where its matrices lie, and begin to stream; these tiles must outlive it."""
+        library = native()
+        offsets = dict(zip((t.name for t in self.head.tensors), self.head.offsets(), strict=False))
+        for placed in network.matrices:
+            tensor = placed.tensor
+            shape = tensor.type, tensor.shape[1], tensor.shape[0]
+            place = offsets[tensor.name], library.ec_tile_bytes(*shape)
+            check(library.ec_model_place_matrix(handle, placed.which, placed.layer, *shape, *place), tensor.name)
+        parts = (Part * len(self.plan.parts))(
+            *(
+                Part(p.stage, p.layer, p.row_begin, p.row_end, p.offset, p.n_bytes, data)
+                for p, data in zip(self.plan.parts, self._addresses, strict=True)
+            )
+        )
+        code = library.ec_model_stream(
+            handle, self._file.handle, self._file.n_bytes, parts, len(parts), self.plan.ring_bytes
+        )
+        check(code, f"streaming {self.path}")
+
+    def close(self) -> None:
+        """Close the file and give the memory back; the native model must be gone."""
+        self._file.close()
+        self._memory = np.empty(0, np.uint8)

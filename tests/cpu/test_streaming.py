@@ -1,0 +1,369 @@
+"""Weights that are read in each forward: the same bits, never more in memory than allowed, errors and no signals."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
+from support.tiny_runs import bits, one_by_one
+
+from edgedec.errors import CancelledError, RequestError, SessionError, StorageError
+from edgedec.gguf import read_gguf
+from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
+from edgedec.progress import CancelToken, Progress
+from edgedec_runtimes.cpu import tile_build, weights
+from edgedec_runtimes.cpu.model import CpuModel
+from edgedec_runtimes.cpu.network import read_network
+from edgedec_runtimes.cpu.paged_file import PagedFile
+from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.cpu.streaming import HEAD, StreamPlan, read_rate, spread
+from edgedec_runtimes.llamacpp.loading import check_options
+from edgedec_runtimes.reference import Reference
+
+TOKENS = np.random.default_rng(0).integers(0, 260, 700).astype(np.int32)
+MB = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A model file, and what is allowed to stay in memory of it: some parts, not all."""
+
+    path: Path
+    cache_dir: Path
+    resident_bytes: int
+
+    def options(self, **options: Any) -> LoadOptions:
+        """Return options that stream."""
+        chosen: dict[str, Any] = {
+            "n_ctx": 1024,
+            "n_parallel": 4,
+            "n_threads": 2,
+            "tile_cache": True,
+            "cache_dir": self.cache_dir,
+        }
+        return LoadOptions(**(chosen | {"resident_bytes": self.resident_bytes} | options))
+
+    def load(self, **options: Any) -> CpuModel:
+        """Load it, streaming unless told otherwise."""
+        model = Cpu().load(self.path, self.options(**options))
+        assert isinstance(model, CpuModel)
+        return model
+
+    def plan(self) -> StreamPlan:
+        """Return which parts stay."""
+        gguf = read_gguf(self.path)
+        plan = weights.stream_plan(gguf, read_network(gguf), self.options())
+        assert plan is not None
+        return plan
+
+    def tile_file(self) -> Path:
+        """Return the only tile file."""
+        (path,) = self.cache_dir.glob("tiles/*.tiles")
+        return path
+
+
+def make(folder: Path, tiny: Tiny) -> Streamed:
+    """Write a model of six layers, of which half a layer and more must be read each time."""
+    path = write_tiny(folder / "m.gguf", replace(tiny, n_layer=6, n_ctx_train=8192))
+    gguf = read_gguf(path)
+    return Streamed(path, folder / "cache", weights.tile_bytes(gguf, read_network(gguf)) * 3 // 5)
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> Streamed:
+    """A tiny llama with F32 weights."""
+    return make(tmp_path_factory.mktemp("streamed"), Tiny())
+
+
+@pytest.fixture
+def model(streamed: Streamed) -> Iterator[CpuModel]:
+    """That one, streaming on two threads."""
+    with streamed.load() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def whole(streamed: Streamed) -> Iterator[Model]:
+    """That one, all in memory."""
+    with streamed.load(resident_bytes=None) as model:
+        yield model
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_same_bits(tmp_path: Path, architecture: str, n_threads: int) -> None:
+    """A prefill of several chunks, steps, a tree with its path kept and states after layers equal those in memory."""
+    case = make(tmp_path, ARCHITECTURES[architecture])
+    found = []
+    for resident_bytes in (None, case.resident_bytes):
+        with case.load(resident_bytes=resident_bytes, n_threads=n_threads) as model:
+            session = model.session(1024)
+            results = [bits(session.forward(TOKENS[:600], n_past=0).logits)]
+            results.append(one_by_one(session, TOKENS[600:608]))
+            tree = session.forward(
+                TOKENS[:5], n_past=608, parents=np.array([-1, 0, 0, 1, 2], np.int32), rows="all", taps=(0, 3)
+            )
+            results += [bits(tree.logits), bits(tree.hidden[0]), bits(tree.hidden[3])]
+            session.keep(np.array([0, 2, 4], np.int32))
+            results.append(bits(session.forward(TOKENS[:1], n_past=611).logits))
+            found.append(results)
+            assert (model.streamed_bytes() > 0) is (resident_bytes is not None)
+    for expected, got in zip(*found, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_several_sessions_and_skipped_layers(model: CpuModel, whole: Model) -> None:
+    """Two sessions in a forward, one of which skips layers, and steps with sets of layers in turn are equal."""
+    found = []
+    for each in (whole, model):
+        first, second = each.session(64), each.session(64)
+        subset = LayerSet.of(6, [0, 2, 5])
+        logits = [
+            bits(forward.logits)
+            for forward in each.forward(
+                [ForwardItem(first, 0, TOKENS[:7]), ForwardItem(second, 0, TOKENS[7:12], layers=subset)]
+            )
+        ]
+        for i in range(6):
+            layers = (None, subset, LayerSet.of(6, []))[i % 3]
+            logits.append(bits(first.forward(TOKENS[i : i + 1], n_past=7, layers=layers).logits))
+        found.append(logits)
+    for expected, got in zip(*found, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_what_is_read(streamed: Streamed, model: CpuModel) -> None:
+    """Each part once a chunk of a prefill, the head once at its end; and at most a ring ahead."""
+    plan, session = streamed.plan(), model.session(1024)
+    head = sum(part.n_bytes for part in plan.parts if part.stage == HEAD and not part.stays)
+    session.forward(TOKENS[:600], n_past=0)
+    n_chunks = 3
+    expected = n_chunks * (plan.missing_bytes - head) + head
+    assert expected <= model.streamed_bytes() <= expected + plan.ring_bytes
+    for i in range(10):
+        session.forward(TOKENS[600 + i : 601 + i], n_past=600 + i)
+    expected += 10 * plan.missing_bytes
+    # The prefill's last chunk was the first to need the head: what was read ahead of it by then was of no use.
+    assert expected <= model.streamed_bytes() <= expected + 3 * plan.ring_bytes
+
+
+def test_skipped_layers_are_not_read(streamed: Streamed, model: CpuModel) -> None:
+    """Steps through one attention and one feed-forward block read no other, and without logits no head."""
+    plan, session = streamed.plan(), model.session(64)
+    layers = LayerSet(np.arange(6) == 1, np.arange(6) == 4)
+    kept = {(1, 0), (1, 1), (4, 2), (4, 3)}
+    needed = sum(part.n_bytes for part in plan.parts if (part.layer, part.stage) in kept and not part.stays)
+    session.forward(TOKENS[:1], n_past=0, layers=layers, rows=np.empty(0, np.int32))
+    before = model.streamed_bytes()
+    for _ in range(20):
+        session.forward(TOKENS[:1], n_past=0, layers=layers, rows=np.empty(0, np.int32))
+    assert model.streamed_bytes() - before <= 20 * needed + plan.ring_bytes
+
+
+def test_the_plan(streamed: Streamed, model: CpuModel) -> None:
+    """It keeps to what is allowed, no byte is missing from it, and load's memory is what was planned."""
+    plan = streamed.plan()
+    assert plan.resident_bytes <= streamed.resident_bytes
+    assert any(part.stays for part in plan.parts)
+    assert plan.missing_bytes + sum(part.n_bytes for part in plan.parts if part.stays) == sum(
+        part.n_bytes for part in plan.parts
+    )
+    assert plan.seconds_per_token(plan.missing_bytes / 2) == 2.0
+    (planned,) = (term for term in Cpu().plan(streamed.path, streamed.options()) if "weights" in term.name)
+    (held,) = (term for term in model.memory(1024, 16) if "weights" in term.name)
+    assert planned == held
+    assert (held.name, held.n_bytes) == ("weights (streamed)", plan.resident_bytes)
+    assert held.detail.startswith(f"{plan.missing_bytes / MB:.1f} MB more are read for each token: ")
+    assert held.detail.endswith("B/s, measured on the tiles")
+
+
+def test_enough_for_all_streams_nothing(streamed: Streamed) -> None:
+    """An allowance of what the tiles take loads them as without one."""
+    options = streamed.options(resident_bytes=50 * MB)
+    assert "weights (tiles)" in [term.name for term in Cpu().plan(streamed.path, options)]
+    with Cpu().load(streamed.path, options) as model:
+        assert isinstance(model, CpuModel)
+        model.session(64).forward(TOKENS[:2], n_past=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"resident_bytes": 0}, "resident_bytes is 0; it must be from 1"),
+        (
+            {"resident_bytes": 1 * MB},
+            r"resident_bytes is 1\.0 MB; what this model's weights pass through takes 1\.6 MB",
+        ),
+        ({"tile_cache": False}, "tile_cache is off: there is no file to read the rest from"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(streamed: Streamed, options: dict[str, Any], words: str) -> None:
+    """Planning and loading say alike what is missing."""
+    for act in (Cpu().plan, Cpu().load):
+        with pytest.raises(RequestError, match=words):
+            act(streamed.path, streamed.options(**options))
+
+
+def test_no_disk_for_tiles(streamed: Streamed, tmp_path: Path) -> None:
+    """Where the tiles can't be written, they are not made in memory, which would be more than allowed."""
+    (tmp_path / "tiles").write_bytes(b"in the way")
+    with pytest.raises(StorageError, match="cache"):
+        streamed.load(cache_dir=tmp_path)
+
+
+def test_other_runtimes_refuse(streamed: Streamed) -> None:
+    """The reference and llamacpp say that they keep all weights."""
+    for act in (lambda options: Reference().plan(streamed.path, options), check_options):
+        with pytest.raises(RequestError, match="leave resident_bytes out"):
+            act(LoadOptions(resident_bytes=50 * MB))
+
+
+@given(st.lists(st.integers(1, 100), max_size=40), st.integers(0, 2000))
+def test_what_stays_fills_the_budget(sizes: list[int], budget: int) -> None:
+    """Never more than the budget, and nothing is left out that would still fit."""
+    stays = spread(sizes, budget)
+    used = sum(size for size, chosen in zip(sizes, stays, strict=True) if chosen)
+    assert used <= budget
+    assert all(chosen or used + size > budget for size, chosen in zip(sizes, stays, strict=True))
+
+
+def test_a_file_cut_short_is_an_error(tmp_path: Path) -> None:
+    """The forward fails, the session keeps what it had, and goes on with the same bits once the file is whole again."""
+    case = make(tmp_path, Tiny())
+    with case.load(resident_bytes=None) as model:
+        expected = one_by_one(model.session(64), TOKENS[:6])
+    with case.load() as model:
+        session = model.session(64)
+        one_by_one(session, TOKENS[:5])
+        data = case.tile_file().read_bytes()
+        os.truncate(case.tile_file(), 10_000)
+        for _ in range(2):
+            # A ring was read ahead while the file was whole.
+            with pytest.raises(StorageError, match=r"ends at 10000 bytes, \d+ were expected; check the disk"):
+                session.forward(TOKENS[5:6], n_past=5)
+            assert session.n_cached == 5
+        with case.tile_file().open("r+b") as file:
+            file.write(data)
+        np.testing.assert_array_equal(bits(session.forward(TOKENS[5:6], n_past=5).logits), expected[5:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc/self/fd")
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """The system's reason comes through; a folder stands for a failing disk."""
+    case = make(tmp_path, Tiny())
+    with case.load() as model:
+        open_fds = {int(link.name): os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+        (fd,) = (fd for fd, target in open_fds.items() if target == str(case.tile_file()))
+        folder = os.open(tmp_path, os.O_RDONLY)
+        os.dup2(folder, fd)
+        os.close(folder)
+        with pytest.raises(StorageError, match="reading the weights failed: Is a directory"):
+            model.session(64).forward(TOKENS[:5], n_past=0)
+
+
+def test_through_the_cache_where_there_is_no_way_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without direct reading the same bits come through the system's cache."""
+    case = make(tmp_path, Tiny())
+    with case.load(resident_bytes=None) as model:
+        expected = one_by_one(model.session(64), TOKENS[:4])
+    monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    with PagedFile(case.tile_file()) as file:
+        assert file.direct is (sys.platform == "darwin")
+    with case.load() as model:
+        np.testing.assert_array_equal(one_by_one(model.session(64), TOKENS[:4]), expected)
+
+
+def test_a_deleted_file_stays_open(tmp_path: Path) -> None:
+    """Deleting the tile file, as emptying the cache does, changes nothing for those who have it open."""
+    case = make(tmp_path, Tiny())
+    with case.load() as model:
+        expected = one_by_one(model.session(64), TOKENS[:4])
+        case.tile_file().unlink()
+        np.testing.assert_array_equal(one_by_one(model.session(64), TOKENS[:4]), expected)
+
+
+def test_cancelled_and_gone_on(model: CpuModel, whole: Model) -> None:
+    """A cancelled prefill ends with a whole chunk, and goes on from there with the same bits."""
+    session, text = model.session(8192), np.resize(TOKENS, 8000)
+
+    def cancel(progress: Progress) -> None:
+        timer = threading.Timer(0.0, session.cancel)
+        timer.start()
+        timers.append(timer)
+
+    timers: list[threading.Timer] = []
+    with pytest.raises(CancelledError):
+        session.forward(text, n_past=0, on_progress=cancel)
+    for timer in timers:
+        timer.join()
+    n = session.n_cached
+    assert n % 256 == 0
+    assert n > 0
+    found = bits(session.forward(text[n : n + 3], n_past=n).logits)
+    np.testing.assert_array_equal(found, bits(whole.session(8192).forward(text[: n + 3], n_past=0).logits))
+
+
+def test_cancelled_while_loading(streamed: Streamed) -> None:
+    """What stays is read part by part, with a look at the cancellation between."""
+    cancel = CancelToken()
+    with pytest.raises(CancelledError):
+        streamed.load(cancel=cancel, on_progress=lambda progress: cancel.cancel())
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc/self/task")
+def test_closing_while_it_reads_ahead(streamed: Streamed) -> None:
+    """After a step the next one's weights are on their way; closing waits for the thread and leaves no file open."""
+    streamed.load().close()
+    n_threads, n_files = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd"))
+    for _ in range(10):
+        model = streamed.load()
+        model.session(64).forward(TOKENS[:1], n_past=0)
+        model.close()
+        with pytest.raises(SessionError, match="closed"):
+            model.streamed_bytes()
+    assert [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")] == [n_threads, n_files]
+
+
+def test_models_stream_at_the_same_time(streamed: Streamed, model: CpuModel, whole: Model) -> None:
+    """Two models on threads of their own, each with its ring, don't mix."""
+    expected = one_by_one(whole.session(64), TOKENS[:12])
+    found: list[Any] = []
+    with streamed.load() as other:
+        threads = [
+            threading.Thread(target=lambda m=each: found.append(one_by_one(m.session(64), TOKENS[:12])))
+            for each in (model, other)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for each in found:
+        np.testing.assert_array_equal(each, expected)
+    assert len(found) == 2
+
+
+def test_tiles_made_in_pieces_are_the_same(streamed: Streamed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that are made and written a tile at a time give the same file."""
+    streamed.load().close()
+    monkeypatch.setattr(tile_build, "_PIECE_BYTES", 1)
+    streamed.load(cache_dir=tmp_path).close()
+    (path,) = tmp_path.glob("tiles/*.tiles")
+    assert path.read_bytes() == streamed.tile_file().read_bytes()
+
+
+def test_the_rate_of_a_file(tmp_path: Path) -> None:
+    """It is positive for any file that has a byte, and a file that is gone is an error."""
+    for n_bytes in (1, 4097, 5 << 20):
+        path = tmp_path / f"{n_bytes}"
+        path.write_bytes(bytes(n_bytes))
+        assert read_rate(path) > 0
+    with pytest.raises(StorageError, match="No such file"):
+        read_rate(tmp_path / "none")

@@ -1,0 +1,51 @@
+"""What a process holds that streams a real model's weights: no more than was planned, from the first start on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MB = 10**6
+
+_CHILD = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from edgedec.model import LoadOptions
+from edgedec.system_memory import peak_resident_bytes
+from edgedec_runtimes.cpu.paged_file import PagedFile
+from edgedec_runtimes.cpu.runtime import Cpu
+
+path, cache_dir, resident_bytes = sys.argv[1:]
+options = LoadOptions(
+    n_ctx=512, n_threads=2, max_rows=1, tile_cache=True, cache_dir=Path(cache_dir),
+    resident_bytes=int(resident_bytes) or None,
+)
+tokens = np.arange(300, 700, dtype=np.int32)
+with Cpu().load(path := Path(path), options) as model:
+    loaded = peak_resident_bytes()
+    session = model.session(512)
+    logits = [session.forward(tokens, n_past=0).logits.tobytes()]
+    for i in range(8):
+        logits.append(session.forward(tokens[i : i + 1], n_past=400 + i).logits.tobytes())
+    planned = sum(term.n_bytes for term in model.memory(512, 1))
+    import hashlib
+    print(json.dumps([loaded, peak_resident_bytes(), planned, hashlib.sha256(b"".join(logits)).hexdigest()]))
+"""
+
+
+@pytest.mark.model
+@pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory")
+def test_half_of_a_real_model(smollm_path: Path, tmp_path: Path) -> None:
+    """With 48 MB for 96 MB of tiles, a process that makes them and decodes never holds more than planned; same bits."""
+    found = []
+    for resident_bytes in (48 * MB, 12 * MB, 0):
+        arguments = [str(smollm_path), str(tmp_path), str(resident_bytes)]
+        child = subprocess.run([sys.executable, "-c", _CHILD, *arguments], capture_output=True, text=True, check=True)
+        loaded, peak, planned, digest = json.loads(child.stdout)
+        assert loaded <= peak <= planned + 8 * MB
+        found.append((planned, digest))
+    assert found[0][1] == found[1][1] == found[2][1]
+    assert found[1][0] + 30 * MB < found[0][0] < found[2][0] - 35 * MB

@@ -1,0 +1,220 @@
+"""The order of sacrifice: what is given up under which cap, what never is, and what comes back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_models import tiny_llama
+
+import edgedec
+from edgedec.choosing import Choice
+from edgedec.errors import MemoryCapError, RequestError
+from edgedec.memory import MemoryPlan, MemoryTerm, hold, release
+from edgedec.memory_watch import margin_bytes
+from edgedec.model import LoadOptions
+from edgedec.planning import Asked, Cap, Planned, Setting, plan_settings, plan_within
+
+MB = 1_000_000
+_KV = {"f16": 40_000, "q8_0": 22_500, "q4_0": 12_500}  # bytes a token
+
+
+class Sized:
+    """A runtime that only plans: 500 MB of weights, which may be read as needed, and KV by length and type."""
+
+    name = "sized"
+
+    def accepts(self, path: Path) -> str | None:
+        """Everything."""
+        return None
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the terms."""
+        kept = 500 * MB if options.resident_bytes is None else options.resident_bytes
+        if kept < 100 * MB:
+            raise RequestError("too little")
+        assert options.n_ctx is not None
+        return (
+            MemoryTerm("interpreter and libraries", 50 * MB, base=True),
+            MemoryTerm("weights", kept),
+            MemoryTerm("reading ahead", 0 if options.resident_bytes is None else 20 * MB),
+            MemoryTerm("KV cache", options.n_ctx * _KV[options.kv_type]),
+            MemoryTerm("logits", options.max_rows * MB),
+        )
+
+    def load(self, path: Path, options: LoadOptions) -> Any:
+        """Never asked."""
+        raise NotImplementedError
+
+    def report(self) -> Any:
+        """Never asked."""
+        raise NotImplementedError
+
+
+class NoStream(Sized):
+    """The same without reading weights as needed."""
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Refuse to keep a part."""
+        if options.resident_bytes is not None:
+            raise RequestError("all or nothing")
+        return super().plan(path, options)
+
+
+@pytest.fixture
+def choice(tmp_path: Path) -> Choice:
+    """A file of 8,192 tokens of context on that runtime."""
+    return Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), Sized(), {})
+
+
+WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"))
+
+
+def share(n_mb: float) -> Cap:
+    """A cap for models only: what the process holds besides does not count, so that figures are exact."""
+    return Cap(int(n_mb * MB), whole_process=False)
+
+
+def planned(choice: Choice, n_mb: float, wishes: Setting = WISHES, **asked: bool) -> Planned:
+    """Plan within so many MB."""
+    return plan_within(choice, wishes, Asked(**asked), share(n_mb))
+
+
+def test_the_wishes_are_kept_where_they_fit(choice: Choice) -> None:
+    """500 + 163.84 KV + 16 logits + 44.58 drafters + 4 + 8 of reserve = 736.42 MB; one byte less gives something up."""
+    found = planned(choice, 737)
+    assert (found.setting.given_up, found.setting.options.n_ctx) == ({}, 4096)
+    drafters = 32 * MB + 10 * MB + int(4096 * 1.5 * 420)
+    assert found.plan.total_bytes == (500 + 16 + 4 + 8) * MB + 4096 * 40_000 + drafters
+    exactly = found.plan.total_bytes
+    assert plan_within(choice, WISHES, Asked(), Cap(exactly, whole_process=False)).setting.given_up == {}
+    less = plan_within(choice, WISHES, Asked(), Cap(exactly - 1, whole_process=False))
+    assert less.setting.given_up == {"store": "drafters keep 8.0 MB between requests"}
+
+
+def test_things_are_given_up_in_order(choice: Choice) -> None:
+    """From ample to too small: the stores, the context, the common text, drafting, weights in memory; then refusal."""
+    totals = [entry.plan.total_bytes for entry in plan_settings(choice, WISHES, Asked(), share(1000))]
+    assert totals == sorted(totals, reverse=True)
+    assert [list(entry.setting.given_up)[-1:] for entry in plan_settings(choice, WISHES, Asked(), share(1000))] == [
+        *([], ["store"], ["store"], ["context"], ["context"], ["context"], ["common"], ["drafting"]),
+    ]
+    assert planned(choice, 650).setting.options.n_ctx == 2048
+    assert planned(choice, 590).setting.options.n_ctx == 1024
+    small = planned(choice, 552)
+    assert (small.setting.drafters, small.setting.options.n_ctx) == (("suffix",), 512)
+    none = planned(choice, 535)
+    assert (none.setting.drafters, none.setting.options.max_rows) == ((), 1)
+    for found in (small, none):
+        assert found.plan.fits
+        assert found.plan.total_bytes <= (found.plan.cap_bytes or 0)
+
+
+def test_what_was_given_up_in_vain_comes_back(choice: Choice) -> None:
+    """Where a shorter context makes the room, the drafters keep all that still fits."""
+    found = planned(choice, 670)
+    assert found.setting.given_up == {"context": "a context of 2048 tokens"}
+    assert found.setting.store_bytes == 32 * MB
+
+
+def test_below_the_weights_they_are_read_as_needed_with_drafting(choice: Choice) -> None:
+    """What is kept of them is what the cap leaves; drafting stays, as each reading then gives several tokens."""
+    found = planned(choice, 400)
+    kept = found.setting.options.resident_bytes
+    assert found.plan.fits
+    assert found.setting.drafters
+    assert kept is not None
+    assert found.plan.total_bytes == 400 * MB
+    assert planned(choice, 120).plan.fits is False
+    with pytest.raises(MemoryCapError, match="over by"):
+        planned(choice, 120).plan.require()
+
+
+def test_a_runtime_that_needs_all_weights_refuses(tmp_path: Path) -> None:
+    """Without reading as needed the smallest setting is the one without drafting; it says how much it is over."""
+    choice = Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), NoStream(), {})
+    found = planned(choice, 400)
+    assert not found.plan.fits
+    assert found.setting.drafters == ()
+    with pytest.raises(MemoryCapError, match=r"no drafting; allowed: 400\.0 MB"):
+        found.plan.require()
+
+
+def test_what_was_asked_for_by_name_is_not_given_up(choice: Choice) -> None:
+    """A context and drafters that were named stay, whatever the cap."""
+    wishes = Setting(LoadOptions(max_rows=16, n_ctx=4096), ("suffix", "common"))
+    found = planned(choice, 700, wishes, context=True, drafters=True)
+    assert (found.setting.options.n_ctx, found.setting.drafters) == (4096, ("suffix", "common"))
+    assert found.setting.given_up == {"store": "drafters keep 2.0 MB between requests"} or found.plan.fits
+
+
+@pytest.mark.parametrize(("n_mb", "kv_type", "n_ctx"), [(737, "f16", 4096), (670, "q8_0", 4096), (590, "q8_0", 2048)])
+def test_the_kv_type_is_left_to_the_plan_only_where_it_is_auto(
+    choice: Choice, n_mb: float, kv_type: str, n_ctx: int
+) -> None:
+    """ "auto" begins at f16 and takes q8_0 before the context is cut; f16 that was given stays."""
+    wishes = Setting(LoadOptions(max_rows=16, kv_type="auto"), ("suffix", "common"))
+    found = planned(choice, n_mb, wishes)
+    assert (found.setting.options.kv_type, found.setting.options.n_ctx) == (kv_type, n_ctx)
+    assert planned(choice, n_mb).setting.options.kv_type == "f16"
+
+
+def test_the_reserve_is_what_the_watch_keeps_free(choice: Choice) -> None:
+    """2 % of the cap, at most 8 MB."""
+    terms = {term.name: term.n_bytes for term in planned(choice, 900).plan.terms}
+    assert terms["reserve"] == margin_bytes(900 * MB) == 8 * MB
+
+
+def test_all_models_of_the_process_count_together(choice: Choice) -> None:
+    """A second model gets what the first one's plan leaves, until the first is closed."""
+
+    class Owner:
+        """Stands for an engine."""
+
+    owner = Owner()
+    hold(owner, MemoryPlan((MemoryTerm("weights", 100 * MB), MemoryTerm("interpreter", 50 * MB, base=True))))
+    try:
+        terms = {term.name: term.n_bytes for term in planned(choice, 900).plan.terms}
+        assert terms["other models"] == 100 * MB
+    finally:
+        release(owner)
+    assert "other models" not in {term.name for term in planned(choice, 900).plan.terms}
+
+
+def test_the_whole_process_counts_where_asked_for(choice: Choice) -> None:
+    """The interpreter is a term then, as measured, not as the runtime says."""
+    found = plan_within(choice, WISHES, Asked(), Cap(10_000 * MB))
+    base = next(term for term in found.plan.terms if term.base)
+    assert base.n_bytes != 50 * MB
+    assert found.plan.process_cap_bytes == 10_000 * MB
+    assert planned(choice, 900).plan.process_cap_bytes is None
+
+
+def test_without_a_cap_nothing_is_planned(choice: Choice) -> None:
+    """Where memory is ample, the wishes are loaded as they are."""
+    found = plan_within(choice, WISHES, Asked(), Cap(None))
+    assert (found.plan.terms, found.setting.given_up, found.setting.options.n_ctx) == ((), {}, 4096)
+
+
+def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No --memory, little free: the same order of sacrifice, and the plan says what is free."""
+    monkeypatch.setattr("edgedec.planning.available_bytes", lambda: 450 * MB)
+    found = plan_within(choice, WISHES, Asked(), Cap(None))
+    assert found.plan.cap_name == "free"
+    assert found.plan.fits
+    assert found.setting.options.resident_bytes is not None
+
+
+def test_an_engine_within_a_cap_says_what_it_gave_up(tmp_path: Path) -> None:
+    """load(memory=...) makes the context shorter, keeps the text, and counts against the next model."""
+    path = tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=4096)
+    options: dict[str, Any] = {"runtime": "cpu", "cache_dir": tmp_path / "cache"}
+    with edgedec.load(path, **options) as engine:
+        text = engine.generate("Hello", max_tokens=16, temperature=0, ignore_end=True).text
+    with edgedec.load(path, memory="17MB", **options) as engine:
+        assert engine.plan.given_up
+        assert engine.plan.total_bytes <= 17 * MB
+        assert engine.generate("Hello", max_tokens=16, temperature=0, ignore_end=True).text == text
+        with pytest.raises(MemoryCapError, match="other models"):
+            edgedec.load(path, memory="17MB", **options)
+    with edgedec.load(path, memory="17MB", **options):
+        pass

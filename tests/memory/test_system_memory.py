@@ -1,0 +1,332 @@
+"""What the system says of memory is read from its files as they are written there, and nonsense is None."""
+
+import ctypes
+import gc
+import mmap
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgedec import platform_memory, system_memory
+from edgedec.platform_memory import Machine, Process
+from edgedec.system_memory import Resident
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads this machine's own /proc")
+UNLIMITED = "9223372036854771712\n"  # what version 1 writes
+MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    700 kB\nHugePages_Total:       0\n"
+STATUS = (
+    "Name:\tpython\nVmHWM:\t   90 kB\nVmRSS:\t   80 kB\nRssAnon:\t   50 kB\nRssFile:\t   28 kB\nRssShmem:\t    2 kB\n"
+)
+PRESSURE = "some avg10={} avg60=0.00 avg300=0.00 total=12\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=0\n"
+
+
+class Tree:
+    """Made-up folders /proc and /sys/fs/cgroup."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.cgroup = root / "proc", root / "cgroup"
+        self.folders = (self.proc, self.cgroup)
+
+    def write(self, files: Mapping[str, str | bytes]) -> "Tree":
+        """Write files, given by their paths below "proc" and "cgroup"."""
+        for name, text in files.items():
+            path = self.proc.parent / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return self
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """A machine of 1000 kB with 700 kB available, and no control group that limits anything."""
+    return Tree(tmp_path).write({"proc/meminfo": MEMINFO, "proc/self/status": STATUS})
+
+
+def v2(group: str, **values: int | str) -> dict[str, str]:
+    """Return the files of a control group of version 2: the arguments are their names after "memory."."""
+    return {f"cgroup{group}/memory.{name}": f"{value}\n" for name, value in values.items()}
+
+
+def test_without_a_limit_the_machine_decides(tree: Tree) -> None:
+    """No control group: what meminfo says is available; no limit, no peak, no pressure known."""
+    assert system_memory.total_bytes(tree.proc) == 1000 * 1024
+    assert system_memory.available_bytes(*tree.folders) == 700 * 1024
+    assert system_memory.cgroup_limit_bytes(*tree.folders) is None
+    assert system_memory.cgroup_peak_bytes(*tree.folders) is None
+    assert system_memory.pressure(*tree.folders) is None
+
+
+def test_the_tightest_of_nested_groups_decides(tree: Tree) -> None:
+    """Every level counts, memory.high as memory.max; page cache that the group can drop is not held."""
+    tree.write({"proc/self/cgroup": "0::/outer/inner\n"})
+    tree.write(v2("/outer/inner", max="max", high=500_000, current=450_000, peak=480_000))
+    tree.write(v2("/outer", max=400_000, high="max", current=390_000, peak=399_000))
+    assert system_memory.cgroup_limit_bytes(*tree.folders) == 400_000
+    assert system_memory.available_bytes(*tree.folders) == 10_000
+    assert system_memory.cgroup_peak_bytes(*tree.folders) == 480_000
+
+    cache = "anon 1\nactive_file 30000\ninactive_file 40000\nslab_reclaimable 5000\nfile 900000\n"
+    tree.write({"cgroup/outer/memory.stat": cache})
+    assert system_memory.available_bytes(*tree.folders) == min(500_000 - 450_000, 10_000 + 75_000)
+
+
+def test_the_root_of_a_container_counts(tree: Tree) -> None:
+    """In a container the group is the root of the tree, or a path that is not there."""
+    tree.write(v2("", max=300_000, current=100_000, peak=250_000))
+    for path in ("/", "/system.slice/docker-1.scope", "/../other", ""):
+        tree.write({"proc/self/cgroup": f"0::{path}\n"})
+        assert system_memory.cgroup_limit_bytes(*tree.folders) == 300_000
+        assert system_memory.available_bytes(*tree.folders) == 200_000
+        assert system_memory.cgroup_peak_bytes(*tree.folders) == 250_000
+
+
+def test_a_path_does_not_lead_out_of_the_tree(tree: Tree) -> None:
+    """A path with ".." stands for a group outside of the container: only the root is looked at."""
+    tree.write({"proc/self/cgroup": "0::/../secret\n", "secret/memory.max": "1\n"})
+    assert system_memory.cgroup_limit_bytes(*tree.folders) is None
+
+
+def test_a_group_over_its_limit_leaves_nothing(tree: Tree) -> None:
+    """memory.high may be exceeded; cache that is more than what is held frees no more than the limit."""
+    tree.write({"proc/self/cgroup": "0::/\n"} | v2("", high=100_000, current=150_000))
+    assert system_memory.available_bytes(*tree.folders) == 0
+    tree.write({"cgroup/memory.stat": "inactive_file 900000\n"})
+    assert system_memory.available_bytes(*tree.folders) == 100_000
+
+
+def test_version_1(tree: Tree) -> None:
+    """Version 1 has its own folder and names; its number for "no limit" is none."""
+    tree.write({"proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/a/b\n0::/\n"})
+    tree.write(v2("", max=5))  # not where the controller is
+    group = "cgroup/memory/a/b/memory."
+    tree.write({"cgroup/memory/memory.limit_in_bytes": UNLIMITED, "cgroup/memory/a/memory.limit_in_bytes": UNLIMITED})
+    tree.write({group + "limit_in_bytes": UNLIMITED, group + "usage_in_bytes": "7\n"})
+    assert system_memory.cgroup_limit_bytes(*tree.folders) is None
+    assert system_memory.available_bytes(*tree.folders) == 700 * 1024
+
+    tree.write({group + "limit_in_bytes": "600000\n", group + "usage_in_bytes": "500000\n"})
+    tree.write({group + "stat": "cache 9\ntotal_inactive_file 50000\ntotal_active_file 1000\ninactive_file 7\n"})
+    tree.write({group + "max_usage_in_bytes": "590000\n"})
+    assert system_memory.cgroup_limit_bytes(*tree.folders) == 600_000
+    assert system_memory.available_bytes(*tree.folders) == 151_000
+    assert system_memory.cgroup_peak_bytes(*tree.folders) == 590_000
+
+
+NONSENSE: list[str | bytes] = [
+    b"",
+    b"\0\xff\xfe\n",
+    b"memory",
+    b"-5\n",
+    b"1e9\n",
+    b"0x10\n",
+    b"9" * 5000,
+    b"max",
+    b":::",
+    b"0::/\0/a\n",
+    b"MemTotal: kB\nVmRSS: -1 kB\nsome avg10=nan",
+    b"some avg10=-1.00 avg60=0",
+    "\N{ARABIC-INDIC DIGIT FOUR}".encode(),
+]
+
+
+@pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
+def test_nonsense_is_none(tmp_path: Path, text: str | bytes) -> None:
+    """Files that hold no such number are as good as none, whatever else they hold."""
+    names = ("meminfo", "self/status", "self/statm", "self/cgroup", "pressure/memory")
+    tree = Tree(tmp_path).write({f"proc/{name}": text for name in names})
+    tree.write({f"cgroup/memory.{name}": text for name in ("max", "high", "current", "peak", "stat", "pressure")})
+    assert system_memory.resident(tree.proc) is None
+    assert system_memory.resident_bytes(tree.proc) is None
+    assert system_memory.peak_resident_bytes(tree.proc) is None
+    assert system_memory.resident_reader(tree.proc)() is None
+    assert system_memory.total_bytes(tree.proc) is None
+    assert system_memory.available_bytes(*tree.folders) is None
+    assert system_memory.cgroup_limit_bytes(*tree.folders) is None
+    assert system_memory.cgroup_peak_bytes(*tree.folders) is None
+    assert system_memory.pressure(*tree.folders) is None
+
+
+def test_nothing_there_is_none(tmp_path: Path) -> None:
+    """Folders in the place of files, and no files at all, are no error."""
+    for tree in (Tree(tmp_path / "none"), Tree(tmp_path / "folders")):
+        assert system_memory.available_bytes(*tree.folders) is None
+        assert system_memory.resident(tree.proc) is None
+        assert system_memory.resident_reader(tree.proc)() is None
+        assert system_memory.pressure(*tree.folders) is None
+        (tmp_path / "folders/proc/self/statm").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folders/proc/meminfo").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folders/proc/pressure/memory").mkdir(parents=True, exist_ok=True)
+
+
+def test_a_group_of_which_only_the_limit_is_known(tree: Tree) -> None:
+    """What it holds can't be read: the limit is the most there can be."""
+    tree.write({"proc/self/cgroup": "0::/\n"} | v2("", max=300_000, current="?"))
+    assert system_memory.available_bytes(*tree.folders) == 300_000
+
+
+def test_resident_pages_by_kind(tree: Tree) -> None:
+    """Shared pages are private ones here: only those of files can be dropped and read again."""
+    assert system_memory.resident(tree.proc) == Resident(80 * 1024, 52 * 1024, 28 * 1024)
+    assert system_memory.peak_resident_bytes(tree.proc) == 90 * 1024
+    tree.write({"proc/self/status": "VmRSS:\t80 kB\n"})  # before Linux 4.5
+    assert system_memory.resident(tree.proc) == Resident(80 * 1024, None, None)
+
+
+@pytest.mark.skipif(not hasattr(os, "pread"), reason="only Linux has what it reads")
+def test_a_reader_sees_what_the_file_says_now(tree: Tree) -> None:
+    """The files stay open: what is written into them later is read, and they close with the reader."""
+    tree.write({"proc/self/statm": "900 20 3 1 0 5 0\n", "proc/pressure/memory": PRESSURE.format("0.00")})
+    read, waited = system_memory.resident_reader(tree.proc), system_memory.pressure_reader(*tree.folders)
+    page = mmap.PAGESIZE if sys.platform == "linux" else 4096
+    assert (read(), waited()) == (20 * page, 0.0)
+    tree.write({"proc/self/statm": "900 21 3 1 0 5 0\n", "proc/pressure/memory": PRESSURE.format("12.34")})
+    assert (read(), waited()) == (21 * page, 12.34)
+
+
+@ON_LINUX
+def test_readers_close_their_files(tree: Tree) -> None:
+    """No file stays open when its reader is gone."""
+    tree.write({"proc/self/statm": "1 2 3\n", "proc/pressure/memory": PRESSURE.format("0.00")})
+    before = sorted(os.listdir("/proc/self/fd"))
+    readers = [system_memory.resident_reader(tree.proc), system_memory.pressure_reader(*tree.folders)]
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 2
+    del readers
+    gc.collect()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_pressure_is_the_worst_of_machine_and_groups(tree: Tree) -> None:
+    """Of the "some" lines, the largest; groups of version 1 have none."""
+    tree.write({"proc/pressure/memory": PRESSURE.format("3.50")})
+    assert system_memory.pressure(*tree.folders) == 3.5
+    tree.write({"proc/self/cgroup": "0::/a\n", "cgroup/a/memory.pressure": PRESSURE.format("41.25")})
+    tree.write({"cgroup/memory.pressure": PRESSURE.format("40.00")})
+    assert system_memory.pressure(*tree.folders) == 41.25
+    tree.write({"proc/self/cgroup": "1:memory:/a\n", "cgroup/memory/a/memory.pressure": PRESSURE.format("60.00")})
+    assert system_memory.pressure(*tree.folders) == 3.5
+
+
+@ON_LINUX
+def test_of_this_machine() -> None:
+    """Memory that is taken is seen as private, by the quick reader too, and given back when it is freed."""
+    read = system_memory.resident_reader()
+    before = system_memory.resident()
+    assert before is not None
+    taken = np.ones(30_000_000, np.uint8)
+    after, peak, quick = system_memory.resident(), system_memory.peak_resident_bytes(), read()
+    assert after is not None
+    assert peak is not None
+    assert quick is not None
+    assert 29_000_000 < (after.private or 0) - (before.private or 0) < 40_000_000
+    assert abs(quick - after.total) < 2_000_000
+    assert peak >= after.total - 2_000_000
+    del taken
+    system_memory.return_free_memory()
+    assert (read() or 0) < after.total - 25_000_000
+    total, available = system_memory.total_bytes(), system_memory.available_bytes()
+    assert total is not None
+    assert available is not None
+    assert 0 < available <= total
+
+
+def test_structures_have_the_sizes_of_the_systems_headers() -> None:
+    """Every field of 32 and 64 bits lies where macOS and 64-bit Windows have it."""
+    sizes = [
+        ctypes.sizeof(kind)
+        for kind in (platform_memory.VmStatistics64, platform_memory.MachTaskBasicInfo, platform_memory.MemoryStatusEx)
+    ]
+    assert sizes == [152, 48, 64]
+    if ctypes.sizeof(ctypes.c_size_t) == 8:
+        assert ctypes.sizeof(platform_memory.ProcessMemoryCounters) == 72
+
+
+class MacOS:
+    """Answers as the library of macOS does."""
+
+    n_references = 0
+    code = 0
+
+    def sysctlbyname(self, name: bytes, value: Any, n_bytes: Any, new: None, n_new: Any) -> int:
+        """Tell the machine's memory."""
+        assert (name, n_bytes._obj.value, new, n_new.value) == (b"hw.memsize", 8, None, 0)
+        value._obj.value = 16 << 30
+        return self.code
+
+    def mach_host_self(self) -> int:
+        """Hand out a reference."""
+        self.n_references += 1
+        return 7
+
+    def mach_task_self(self) -> int:
+        """Name the task."""
+        return 9
+
+    def mach_port_deallocate(self, task: int, port: int) -> int:
+        """Take a reference back."""
+        assert (task, port) == (9, 7)
+        self.n_references -= 1
+        return 0
+
+    def host_statistics64(self, host: int, flavor: int, pages: Any, n_words: Any) -> int:
+        """Tell the pages."""
+        assert (host, flavor, n_words._obj.value) == (7, 4, 38)
+        pages._obj.free, pages._obj.inactive = 100, 20
+        return self.code
+
+    def task_info(self, task: int, flavor: int, info: Any, n_words: Any) -> int:
+        """Tell what the task holds."""
+        assert (task, flavor, n_words._obj.value) == (9, 20, 12)
+        info._obj.resident, info._obj.resident_max = 5000, 6000
+        return self.code
+
+
+def test_macos() -> None:
+    """Free and inactive pages are available; a call that fails is None; no reference is kept."""
+    library = MacOS()
+    assert platform_memory.macos_machine(library) == Machine(16 << 30, 120 * mmap.PAGESIZE)
+    assert platform_memory.macos_process(library) == Process(5000, 6000)
+    library.code = 5
+    assert platform_memory.macos_machine(library) is None
+    assert platform_memory.macos_process(library) is None
+    assert library.n_references == 0
+
+
+class Windows:
+    """Answers as kernel32 does."""
+
+    works = 1
+
+    def GlobalMemoryStatusEx(self, status: Any) -> int:
+        """Tell the machine's memory."""
+        assert status._obj.n_struct_bytes == 64
+        status._obj.total, status._obj.available = 8 << 30, 3 << 30
+        return self.works
+
+    def K32GetProcessMemoryInfo(self, process: Any, counters: Any, n_bytes: Any) -> int:
+        """Tell what the process holds."""
+        assert counters._obj.n_struct_bytes == n_bytes.value
+        assert process.value == 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1
+        counters._obj.working_set, counters._obj.peak_working_set = 5000, 6000
+        return self.works
+
+
+def test_windows() -> None:
+    """The working set is what the process holds; a call that fails is None."""
+    library = Windows()
+    assert platform_memory.windows_machine(library) == Machine(8 << 30, 3 << 30)
+    assert platform_memory.windows_process(library) == Process(5000, 6000)
+    library.works = 0
+    assert platform_memory.windows_machine(library) is None
+    assert platform_memory.windows_process(library) is None
+
+
+@ON_LINUX
+def test_elsewhere_the_system_is_asked_by_files() -> None:
+    """On Linux there is nothing that ctypes would ask."""
+    assert platform_memory.machine() is None
+    assert platform_memory.process() is None

@@ -1,0 +1,227 @@
+"""The watch sheds one thing at a reading, in order, and only while memory is short."""
+
+import gc
+import os
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+from edgedec import memory_watch
+from edgedec.drafters.suffix import SuffixStore
+from edgedec.memory_watch import Shedder, Watch, shortage
+from edgedec.system_memory import resident_bytes
+
+CAP = 100_000_000  # its margin is 2 MB
+MB = 1_000_000
+
+
+@dataclass
+class World:
+    """A clock, what the process holds, why the system is short, and what there is to shed, in MB by name."""
+
+    held_mb: dict[str, float]
+    resident_mb: float | None = 50.0
+    short: str | None = None
+    now: float = 1000.0
+    n_read: int = 0
+    n_asked: int = 0
+    gone: list[str] = field(default_factory=list)
+
+    def watch(self, cap_bytes: int | None = CAP) -> Watch:
+        """Return a watch over it."""
+        return Watch(
+            cap_bytes, [self._shedder(name) for name in self.held_mb], self._read, self._short, clock=lambda: self.now
+        )
+
+    def _shedder(self, name: str) -> Shedder:
+        def shed() -> None:
+            self.gone.append(name)
+            if self.resident_mb is not None:
+                self.resident_mb -= self.held_mb[name]
+            self.held_mb[name] = 0
+
+        return Shedder(name, lambda: int(self.held_mb[name] * MB), shed)
+
+    def _read(self) -> int | None:
+        self.n_read += 1
+        return None if self.resident_mb is None else int(self.resident_mb * MB)
+
+    def _short(self) -> str | None:
+        self.n_asked += 1
+        return self.short
+
+    def pass_time(self, seconds: float) -> None:
+        """Set the clock forward."""
+        self.now += seconds
+
+
+def test_nothing_is_shed_while_there_is_room() -> None:
+    """Up to the margin below the cap nothing happens."""
+    world = World({"store": 30}, resident_mb=97.9)
+    assert world.watch().check() == []
+    assert world.gone == []
+
+
+def test_one_thing_at_a_reading_in_order_until_it_fits() -> None:
+    """At each reading at or above the margin the first thing that is left goes; then it is quiet."""
+    world = World({"store": 3, "table": 20, "model": 70}, resident_mb=110)
+    watch = world.watch()
+    assert watch.check() == ["shed store (3.0 MB): the process holds 110.0 MB of 100.0 MB"]
+    assert watch.check() == []  # no reading before 0.25 s
+    world.pass_time(0.25)
+    assert watch.check() == ["shed table (20.0 MB): the process holds 107.0 MB of 100.0 MB"]
+    for _ in range(10):
+        world.pass_time(0.25)
+        assert watch.check() == []
+    assert world.gone == ["store", "table"]
+    assert world.held_mb == {"store": 0, "table": 0, "model": 70}
+
+
+def test_the_margin_is_where_shedding_begins() -> None:
+    """It is 2 % of the cap and at most 8 MB."""
+    world = World({"store": 3}, resident_mb=98)
+    assert world.watch().check() == ["shed store (3.0 MB): the process holds 98.0 MB of 100.0 MB"]
+    for resident_mb, gone in ((991.9, []), (992, ["store"])):
+        world = World({"store": 3}, resident_mb=resident_mb)
+        world.watch(1_000_000_000).check()
+        assert world.gone == gone
+
+
+def test_a_spike_costs_one_thing() -> None:
+    """What was high at one reading and is not at the next has cost the first thing only."""
+    world = World({"store": 1, "table": 1, "model": 1}, resident_mb=150)
+    watch = world.watch()
+    watch.check()
+    world.resident_mb = 60
+    for _ in range(8):
+        world.pass_time(0.3)
+        watch.check()
+    assert world.gone == ["store"]
+
+
+def test_readings_are_at_most_four_a_second() -> None:
+    """However often it is asked, the process is read once in 0.25 s and the system once in 2 s."""
+    world = World({})
+    watch = world.watch()
+    for _ in range(4096):
+        watch.check()
+        world.pass_time(1 / 1024)
+    assert (world.n_read, world.n_asked) == (16, 2)
+
+
+def test_what_holds_next_to_nothing_stays() -> None:
+    """Less than 256 kB are not worth a drafter; what is told then is that nothing is left, once while it lasts."""
+    world = World({"small": 0.25, "gone": 0}, resident_mb=120)
+    watch = world.watch()
+    assert watch.check() == ["the process holds 120.0 MB of 100.0 MB, and nothing is left to shed"]
+    world.pass_time(1)
+    assert watch.check() == []
+    world.resident_mb = 50
+    world.pass_time(1)
+    assert watch.check() == []
+    world.resident_mb = 130
+    world.pass_time(1)
+    assert watch.check() == ["the process holds 130.0 MB of 100.0 MB, and nothing is left to shed"]
+    assert world.gone == []
+
+
+def test_under_pressure_one_thing_in_ten_seconds() -> None:
+    """The system's figure is an average of ten seconds: as long it may speak of what was before the shedding."""
+    world = World({"store": 1, "table": 1, "model": 1}, short="the system is short")
+    watch = world.watch()
+    shed_at = []
+    for _ in range(4 * 25):
+        shed_at += [world.now for sentence in watch.check() if sentence.endswith(": the system is short")]
+        world.pass_time(0.25)
+    assert shed_at == [1000, 1010, 1020]
+    assert world.gone == ["store", "table", "model"]
+
+
+def test_pressure_that_is_over_sheds_no_more() -> None:
+    """After a shedding for the system's sake the system is looked at again, and left alone where it recovered."""
+    world = World({"store": 1, "table": 1}, short="short")
+    watch = world.watch()
+    assert watch.check() == ["shed store (1.0 MB): short"]
+    world.short = None
+    for _ in range(100):
+        world.pass_time(0.25)
+        assert watch.check() == []
+    assert world.gone == ["store"]
+    world.short = "short again"
+    world.pass_time(2)
+    assert watch.check() == ["shed table (1.0 MB): short again"]
+
+
+def test_without_a_cap_only_the_system_counts() -> None:
+    """No cap: the process is not read at all."""
+    world = World({"store": 1}, resident_mb=1e6)
+    watch = world.watch(None)
+    assert watch.check() == []
+    world.short = "short"
+    world.pass_time(2)
+    assert watch.check() == ["shed store (1.0 MB): short"]
+    assert world.n_read == 0
+
+
+def test_a_system_that_tells_nothing() -> None:
+    """Where the process can't be read, nothing is shed for the cap's sake."""
+    world = World({"store": 1}, resident_mb=None)
+    assert world.watch().check() == []
+    assert world.gone == []
+
+
+def test_freed_memory_is_given_back_at_once_and_at_the_next_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a drafter lets go of in the step after the shedding goes back, too."""
+    given: list[float] = []
+    world = World({"store": 1}, resident_mb=99)
+    monkeypatch.setattr("edgedec.system_memory.return_free_memory", lambda: given.append(world.now))
+    watch = world.watch()
+    for _ in range(8):
+        watch.check()
+        world.pass_time(0.125)
+    assert given == [1000, 1000.25]
+
+
+@pytest.mark.parametrize(
+    ("percent", "available", "total", "is_short"),
+    [
+        (20.1, 49, 1000, True),
+        (20.0, 49, 1000, False),
+        (99.0, 50, 1000, False),
+        (99.0, None, 1000, False),
+        (99.0, 1, None, False),
+    ],
+)
+def test_the_system_is_short_where_it_waits_and_has_nothing_left(
+    percent: float, available: int | None, total: int | None, is_short: bool
+) -> None:
+    """Above 20 % of the time and below 5 % of the memory; what isn't known is no shortage."""
+    assert (shortage(percent, available, total) is not None) is is_short
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' allocators keep what they like")
+def test_what_was_shed_leaves_the_process() -> None:
+    """Of the 20 MB or more that a store of 60,000 tokens takes, most is gone after the shedding."""
+    store = SuffixStore()
+    before = resident_bytes() or 0
+    for i in range(60_000):
+        store.young.add(i * i % 3001)
+    full = resident_bytes() or 0
+    assert full - before > 15_000_000
+    assert len(Watch(1, [Shedder("the suffix store", store.memory_bytes, store.shed)]).check()) == 1
+    assert (resident_bytes() or 0) - before < (full - before) // 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts open files in /proc")
+def test_a_real_watch_reads_this_process() -> None:
+    """With nothing given it reads the process itself; the files that it opens close with it."""
+    n_before = len(os.listdir("/proc/self/fd"))
+    watch = Watch(1, [])
+    (sentence,) = watch.check()
+    assert sentence.startswith("the process holds ")
+    assert sentence.endswith(" MB of 1 B, and nothing is left to shed")
+    assert memory_watch.shortage_reader()() is None or os.path.exists("/proc/pressure/memory")
+    del watch
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == n_before
