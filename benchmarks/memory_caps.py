@@ -40,8 +40,9 @@ def measure(model: str, context: int, runtime: str, cap: int, args: argparse.Nam
             environment["EDGEDEC_CACHE"] = os.devnull
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         prompt, out = folder / "prompt.txt", folder / "out.json"
-        prompt.write_text(_prompt(model, context - args.new_tokens - 8), encoding="utf-8")
-        options = ("--raw", "--quiet", "--ignore-end", "--max-tokens", str(args.new_tokens), "--temperature", "0")
+        n_new = min(args.new_tokens, context // 2)
+        prompt.write_text(_prompt(model, context - n_new - 8), encoding="utf-8")
+        options = ("--raw", "--quiet", "--ignore-end", "--max-tokens", str(n_new), "--temperature", "0")
         command = [*_command("run", model, context, runtime, cap), "--file", str(prompt), "--json-out", str(out)]
         code, error = _run([*command, *options], environment)
         if code == _REFUSED:
@@ -119,7 +120,7 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=int, default=[512, 2048])
     parser.add_argument("--runtimes", nargs="+", default=["cpu"])
     parser.add_argument("--shares", nargs="+", type=float, default=list(_SHARES))
-    parser.add_argument("--new-tokens", type=int, default=512)
+    parser.add_argument("--new-tokens", type=int, default=512, help="at most half of the context")
     parser.add_argument("--cache", choices=("kept", "fresh", "none"), default="kept")
     parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()

@@ -250,14 +250,15 @@ class Policy:
     def _pays_to_read(self, record: Record, level_s: float, cost: Cost, n_max: int) -> bool:
         """Tell whether the rest of the text is likely to repay what reading its beginning takes.
 
-        How fast the cheap drafters go is seen in the first steps; the rest is what is allowed, at most 256 tokens.
+        How fast the cheap drafters go is seen in the first steps; a text is taken to become twice as long as it is.
         """
         if self._verdict.n_steps < _LOOK_FIRST:
             return False
         mean = max(1 / cost(0), self._n_tokens / max(self._spent_s, 1e-9))
         _, gain = best_length(record.rate(self._greedy), level_s, cost, n_max, mean)
         first_s = record.first_s if record.first_s is not None else _FIRST_LEVELS * level_s
-        return gain >= _GAIN and min(self._room, _REST_OF_TEXT) / mean * (1 - 1 / gain) > _REPAID * first_s
+        rest = min(self._room, _REST_OF_TEXT, self._n_tokens)
+        return gain >= _GAIN and rest / mean * (1 - 1 / gain) > _REPAID * first_s
 
     @staticmethod
     def _time(record: Record, seconds: float, level_s: float, n_levels: int, n_missed: int | None) -> None:

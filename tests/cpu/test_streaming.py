@@ -202,7 +202,7 @@ def test_enough_for_all_streams_nothing(streamed: Streamed) -> None:
             {"resident_bytes": 1 * MB},
             r"resident_bytes is 1\.0 MB; what this model's weights pass through takes 1\.6 MB",
         ),
-        ({"tile_cache": False}, "tile_cache is off: there is no file to read the rest from"),
+        ({"tile_cache": False}, "there is no tile file to read the rest from"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(streamed: Streamed, options: dict[str, Any], words: str) -> None:
@@ -215,7 +215,7 @@ def test_what_cannot_be_honoured_is_refused(streamed: Streamed, options: dict[st
 def test_no_disk_for_tiles(streamed: Streamed, tmp_path: Path) -> None:
     """Where the tiles can't be written, they are not made in memory, which would be more than allowed."""
     (tmp_path / "tiles").write_bytes(b"in the way")
-    with pytest.raises(StorageError, match="cache"):
+    with pytest.raises(RequestError, match="its folder can't be written"):
         streamed.load(cache_dir=tmp_path)
 
 

@@ -15,7 +15,7 @@ from edgedec.model import LoadOptions
 from edgedec.planning import Asked, Cap, Planned, Setting, plan_settings, plan_within
 
 MB = 1_000_000
-_KV = {"f16": 40_000, "q8_0": 22_500, "q4_0": 12_500}  # bytes a token
+_KV = {"f16": 40_000, "q8_0": 22_500, "gear": 16_000, "q4_0": 12_500}  # bytes a token
 
 
 class Sized:

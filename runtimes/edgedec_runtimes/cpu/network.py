@@ -15,9 +15,10 @@ from edgedec.gguf_metadata import get_float, get_text
 from edgedec_runtimes.hyperparameters import DECODER_KEYS, number, whole
 
 # Numbers of native/edgedec_cpu.h.
+EMBEDDING, OUTPUT = 0, 1
 MATRICES = {
-    "token_embd.weight": 0,
-    "output.weight": 1,
+    "token_embd.weight": EMBEDDING,
+    "output.weight": OUTPUT,
     "attn_q.weight": 2,
     "attn_k.weight": 3,
     "attn_v.weight": 4,

@@ -15,13 +15,12 @@ from time import perf_counter
 from edgedec.errors import RequestError, StorageError
 from edgedec.memory import MemoryTerm, format_bytes
 from edgedec_runtimes.cpu.library import native
-from edgedec_runtimes.cpu.network import Network, Placed
+from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network, Placed
 from edgedec_runtimes.cpu.paged_file import PAGE_BYTES, PagedFile, page_buffer
 
 QKV, ATTN_OUT, GATE_UP, DOWN, HEAD = range(5)
 """Stages, by the numbers of native/edgedec_cpu.h."""
 
-_EMBEDDING, _OUTPUT = 0, 1
 _STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, 6: GATE_UP, 7: GATE_UP, 8: DOWN}
 _RING_PARTS = 3
 _PANEL_ROWS = 32
@@ -109,7 +108,7 @@ def plan_streaming(network: Network, offsets: Mapping[str, int], resident_bytes:
     largest = max(part.held_bytes for part in parts)
     parts += _head_parts(network, offsets, largest)
     ring_bytes = _RING_PARTS * max(part.held_bytes for part in parts)
-    embedding = next(placed for placed in network.matrices if placed.which == _EMBEDDING)
+    embedding = next(placed for placed in network.matrices if placed.which == EMBEDDING)
     # A row of the embedding matrix is read in its tile, beside the ring.
     rest = resident_bytes - ring_bytes - _tile_bytes(embedding, 16) - 2 * PAGE_BYTES
     if rest < 0:
@@ -158,7 +157,7 @@ def _layer_parts(network: Network, offsets: Mapping[str, int]) -> list[WeightPar
 def _head_parts(network: Network, offsets: Mapping[str, int], most_bytes: int) -> list[WeightPart]:
     """Return the head in parts that are not larger than a layer's."""
     by_place = {placed.which: placed for placed in network.matrices}
-    head = by_place.get(_OUTPUT, by_place[_EMBEDDING])
+    head = by_place.get(OUTPUT, by_place[EMBEDDING])
     panel_bytes, n_rows = _tile_bytes(head, _PANEL_ROWS), network.n_vocab
     step = max(1, most_bytes // panel_bytes) * _PANEL_ROWS
     start = offsets[head.tensor.name]

@@ -14,7 +14,7 @@ from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec.remembered import cache_folder
 from edgedec_runtimes.cpu.library import Config, address, check, forced_instruction_set, native
-from edgedec_runtimes.cpu.network import Network
+from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
 from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.streaming import StreamPlan, plan_streaming, remembered_rate
 from edgedec_runtimes.cpu.tile_cache import (
@@ -67,10 +67,10 @@ def stream_plan(gguf: GGUF, network: Network, options: LoadOptions) -> StreamPla
     """
     if options.resident_bytes is None or options.resident_bytes >= tile_bytes(gguf, network):
         return None
-    if not options.tile_cache:
+    if not are_mapped(gguf, network, options):
         raise RequestError(
-            "resident_bytes is less than the weights take, and tile_cache is off: there is no file to read the rest "
-            "from; turn tile_cache on, or allow all to stay"
+            "resident_bytes is less than the weights take, and there is no tile file to read the rest from, nor can "
+            "one be made (tile_cache is off, or its folder can't be written or is full); allow all, or make room"
         )
     offsets = tile_offsets(gguf, tile_tensors(network), layout=LAYOUT)
     return plan_streaming(network, offsets, options.resident_bytes)
@@ -174,8 +174,9 @@ def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles |
 
 def rarely_read(network: Network) -> TensorInfo | None:
     """Return the embedding matrix where it is not the head's as well: of it a forward reads a row for each token."""
-    embedding, *rest = (placed.tensor for placed in network.matrices)
-    return embedding if all(tensor.name != embedding.name for tensor in rest) else None
+    placed = {matrix.which: matrix.tensor for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
+    embedding, output = placed[EMBEDDING], placed.get(OUTPUT)
+    return None if output is None or output.name == embedding.name else embedding
 
 
 def mapped_bytes(gguf: GGUF, network: Network) -> int:

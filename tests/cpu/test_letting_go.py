@@ -1,0 +1,76 @@
+"""Pages of an embedding matrix that only single rows are looked up in do not pile up in memory."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tiny_models import tiny_llama
+
+from edgedec.gguf import read_gguf
+from edgedec.model import LoadOptions
+from edgedec.system_memory import resident
+from edgedec_runtimes.cpu import weights
+from edgedec_runtimes.cpu.network import read_network
+from edgedec_runtimes.cpu.runtime import Cpu
+
+N_VOCAB = 20_000  # × 256 × 4 bytes: 20.5 MB each for the embedding and the head
+TOKENS = np.arange(300, 19_900, 7, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a head of its own."""
+    folder = tmp_path_factory.mktemp("letting_go")
+    return tiny_llama(folder / "untied.gguf", n_embd=256, n_vocab=N_VOCAB, n_layer=1, n_ctx_train=4096)
+
+
+def mapped_bytes() -> int:
+    """Return the mapped pages that this process holds."""
+    held = resident()
+    assert held is not None
+    assert held.mapped is not None
+    return held.mapped
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory")
+def test_looked_up_pages_go(path: Path, tmp_path: Path) -> None:
+    """2,800 tokens look up rows all over the matrix; at most half of it stays mapped, and less than planned."""
+    options = LoadOptions(n_ctx=4096, tile_cache=True, cache_dir=tmp_path)
+    before = mapped_bytes()
+    with Cpu().load(path, options) as model:
+        session = model.session(4096)
+        session.forward(TOKENS, n_past=0)
+        held = mapped_bytes() - before
+        planned = next(term.n_bytes for term in model.memory(4096, 16) if term.name == "weights (tiles)")
+    gguf = read_gguf(path)
+    network = read_network(gguf)
+    assert planned == weights.mapped_bytes(gguf, network)
+    assert held < weights.tile_bytes(gguf, network) - 10_000_000
+
+
+def test_bits_do_not_depend_on_it(path: Path, tmp_path: Path) -> None:
+    """Step by step past the 256th token, where pages go, logits are those of private tiles."""
+    rows = []
+    for tile_cache in (True, False):
+        options = LoadOptions(n_ctx=4096, tile_cache=tile_cache, cache_dir=tmp_path)
+        with Cpu().load(path, options) as model:
+            session = model.session(4096)
+            session.forward(TOKENS[:250], n_past=0)
+            rows.append([session.forward(TOKENS[i : i + 1], n_past=i).logits.tobytes() for i in range(250, 262)])
+    assert rows[0] == rows[1]
+
+
+def test_a_head_that_is_the_embedding_stays(tmp_path: Path) -> None:
+    """Where both are one matrix, every step reads all of it: nothing to let go."""
+    gguf = read_gguf(tiny_llama(tmp_path / "tied.gguf", tied=True))
+    network = read_network(gguf)
+    assert weights.rarely_read(network) is None
+    assert weights.mapped_bytes(gguf, network) == weights.tile_bytes(gguf, network)
+
+
+def test_a_head_of_its_own(path: Path) -> None:
+    """The embedding is what is looked up in."""
+    found = weights.rarely_read(read_network(read_gguf(path)))
+    assert found is not None
+    assert found.name == "token_embd.weight"
