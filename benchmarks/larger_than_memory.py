@@ -10,8 +10,6 @@ compared with the mean of its neighbours. The outputs must be equal. The last li
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,11 +18,12 @@ from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
+from provenance import provenance
 
 from edgedec.gguf import read_gguf
 from edgedec.loading import resolve
 from edgedec.model import LoadOptions
-from edgedec.remembered import cache_folder, cpu_name
+from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
 from edgedec.system_memory import peak_resident_bytes
 from edgedec_runtimes.cpu import weights
@@ -164,10 +163,8 @@ def main() -> None:
         plan.missing_bytes / seconds / ((before + after) / 2)
         for seconds, before, after in zip(streamed["seconds"], rates, rates[1:], strict=False)
     ]
-    result = {
+    result = provenance() | {
         "model": path.stem,
-        "commit": _commit(),
-        "machine": f"{cpu_name()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
         "tile_bytes": tile_file.stat().st_size,
         "allowed_bytes": allowed,
         "resident_bytes": streamed["weights_bytes"],
@@ -185,11 +182,6 @@ def main() -> None:
     for name, value in result.items():
         print(f"{name:24} {value}")
     print(json.dumps(result))
-
-
-def _commit() -> str:
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

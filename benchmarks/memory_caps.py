@@ -20,8 +20,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance
+
 import edgedec
-from edgedec_apps.bench_machine import versions
 
 _SHARES = (0.3, 0.6, 0.75, 0.85, 0.92, 0.97, 1.0, 1.2)
 _WORDS = "The river had carried boats, timber and news between the two towns for as long as anyone could remember. "
@@ -129,7 +130,7 @@ def main() -> None:
         found = measure(*case, args)
         results.append(found)
         print(_line(found), flush=True)
-    document = {"benchmark": "memory_caps", "cache": args.cache, "versions": versions(), "results": results}
+    document = {"benchmark": "memory_caps", "cache": args.cache} | provenance() | {"results": results}
     print(json.dumps(document))
     if args.json_out is not None:
         args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

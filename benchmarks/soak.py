@@ -3,21 +3,41 @@
     python benchmarks/soak.py smollm2-135m --requests 1000
 
 Requests differ in prompt length, sampling and seed; some are dropped half-way, some go through forks and new sessions.
-Prints resident memory, threads and open files after 5 % of the requests and after all. The last line is JSON.
+Prints resident memory, threads and open files after 5 % of the requests and after all, the most that was held, and a
+hash of all texts. With --memory the model is loaded under a cap (and no sessions are opened beside it, which no plan
+knew of); with --beside another process takes and releases so much memory all the time. The last line is JSON.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import random
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from provenance import provenance
 from rich.progress import track
 
 import edgedec
-from edgedec.system_memory import resident_bytes
+from edgedec.memory import parse_size
+from edgedec.system_memory import peak_resident_bytes, resident_bytes
+
+_BESIDE = """
+import sys, time
+while True:
+    data = bytearray(int(sys.argv[1]))
+    data[::4096] = b"x" * len(data[::4096])
+    time.sleep(0.5)
+    del data
+    time.sleep(0.5)
+"""
 
 
 def state() -> dict[str, int]:
@@ -31,8 +51,22 @@ def state() -> dict[str, int]:
     }
 
 
-def one_request(engine: edgedec.Engine, rng: random.Random) -> None:
-    """Serve a request, whole or dropped."""
+@contextmanager
+def other_process(n_bytes: int | None) -> Iterator[None]:
+    """Let another process take and release memory meanwhile."""
+    if n_bytes is None:
+        yield
+        return
+    child = subprocess.Popen([sys.executable, "-c", _BESIDE, str(n_bytes)])
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+def one_request(engine: edgedec.Engine, rng: random.Random) -> str:
+    """Serve a request, whole or dropped, and return its text."""
     prompt = "The number " + " ".join(str(rng.randrange(1000)) for _ in range(rng.randrange(1, 40)))
     stream = engine.stream(
         prompt, max_tokens=rng.randrange(1, 12), temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(99)
@@ -41,6 +75,7 @@ def one_request(engine: edgedec.Engine, rng: random.Random) -> None:
         if i == 5 and rng.random() < 0.3:
             stream.close()
             break
+    return stream.generation.text
 
 
 def one_session(engine: edgedec.Engine, rng: random.Random) -> None:
@@ -60,17 +95,25 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--runtime", default="cpu")
+    parser.add_argument("--memory")
+    parser.add_argument("--beside", type=parse_size, help="bytes that another process takes and releases")
     args = parser.parse_args()
-    rng = random.Random(0)
-    found = {}
-    with edgedec.load(args.model, runtime=args.runtime, n_ctx=512, offline=True) as engine:
+    rng, others = random.Random(0), random.Random(1)
+    found: dict[str, Any] = {"benchmark": "soak"} | provenance() | {"memory": args.memory, "beside": args.beside}
+    before, texts = resident_bytes() or 0, hashlib.sha256()
+    with (
+        other_process(args.beside),
+        edgedec.load(args.model, runtime=args.runtime, n_ctx=512, offline=True, memory=args.memory) as engine,
+    ):
         for i in track(range(args.requests), "requests"):
-            one_request(engine, rng)
-            if i % 10 == 0:
-                one_session(engine, rng)
+            texts.update(one_request(engine, rng).encode() + b"\0")
+            if i % 10 == 0 and args.memory is None:
+                one_session(engine, others)
             if i + 1 in (max(1, args.requests // 20), args.requests):
-                found[i + 1] = state()
-                print(i + 1, found[i + 1])
+                found[f"after {i + 1}"] = state()
+                print(i + 1, found[f"after {i + 1}"])
+        found |= {"given_up": engine.plan.given_up, "texts_sha256": texts.hexdigest()}
+    found["held_more_bytes"] = (peak_resident_bytes() or 0) - before
     print(json.dumps(found))
 
 

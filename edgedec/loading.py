@@ -3,6 +3,7 @@
 import os
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
 from edgedec.gguf import NO_SUCH_FILE, storage_error
 from edgedec.measuring import cost_curve
-from edgedec.memory import hold, parse_size
+from edgedec.memory import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, default_n_ctx
 from edgedec.planning import AUTO_KV, STORE_BYTES, Asked, Cap, Setting, drafter_bytes, plan_within
 from edgedec.progress import CancelToken, OnProgress
@@ -141,6 +142,7 @@ def open_engine(
     draft_store: Path | None = None,
     chat_template: str | None = None,
     store_bytes: int = STORE_BYTES,
+    prompt_cache: bool = False,
 ) -> Engine:
     """Plan, and load what choose chose and the draft model where there is one (raises what load raises).
 
@@ -149,7 +151,7 @@ def open_engine(
     if n_draft_max < 1:
         raise RequestError(f"n_draft_max is {n_draft_max}; it must be at least 1")
     factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
-    wishes = Setting(options, tuple(factories), draft_model, store_bytes)
+    wishes = Setting(options, tuple(factories), draft_model, store_bytes, prompt_cache)
     planned = plan_within(choice, wishes, Asked(options.n_ctx is not None, pinned), cap)
     planned.plan.require()
     setting = planned.setting
@@ -178,7 +180,7 @@ def open_engine(
                 target.curve = cost_curve(session, options, **rows)
         target.watch = memory_watch(target.drafting, planned.plan.process_cap_bytes)
         engine = Engine(loaded, target, _template(loaded, chat_template), planned.plan)
-        hold(engine, planned.plan)
+        hold(engine, partial(_own_bytes, planned.plan, loaded, session.n_ctx, options.max_rows))
         undo.pop_all()
         return engine
 
@@ -214,6 +216,11 @@ def _resolve_name(name: str, options: ResolveOptions) -> Path:
         if found is not None:
             return found
     raise ModelNotFoundError(f"no file and no model is called {name!r}; edgedec list shows the names known")
+
+
+def _own_bytes(plan: MemoryPlan, model: Model, n_ctx: int, n_rows: int) -> int:
+    """Return what a model was planned to take; where nothing was planned, what its runtime says."""
+    return plan.own_bytes if plan.terms else sum(t.n_bytes for t in model.memory(n_ctx, n_rows) if not t.base)
 
 
 def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:

@@ -5,10 +5,14 @@ mapped files that are in memory (VmRSS and VmHWM on Linux, the working set on Wi
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from edgedec.errors import MemoryCapError, RequestError
+
+OTHER_MODELS = "other models"
+"""The term of what is loaded already, where a cap is for all models together."""
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -54,6 +58,11 @@ class MemoryPlan:
         return sum(term.n_bytes for term in self.terms)
 
     @property
+    def own_bytes(self) -> int:
+        """What the model itself takes: neither the process it is in nor the models beside it."""
+        return sum(term.n_bytes for term in self.terms if not term.base and term.name != OTHER_MODELS)
+
+    @property
     def process_cap_bytes(self) -> int | None:
         """What the whole process may hold, where that is what the cap is for."""
         return self.cap_bytes if any(term.base for term in self.terms) else None
@@ -77,20 +86,20 @@ class MemoryPlan:
     def require(self) -> None:
         """Raise MemoryCapError, with the table, when the plan is over its cap."""
         if not self.fits:
-            with_less = f", with {', '.join(self.given_up)}" if self.given_up else ""
+            at_least = f" at the least ({', '.join(self.given_up)})" if self.given_up else ""
             raise MemoryCapError(
-                f"the model needs {format_bytes(self.total_bytes)}{with_less}; {self.cap_name}: "
+                f"the model needs {format_bytes(self.total_bytes)}{at_least}; {self.cap_name}: "
                 f"{format_bytes(self.cap_bytes or 0)}\n{self.table()}\n"
                 "allow more, or take a smaller model; edgedec plan MODEL shows what fits into what"
             )
 
 
-_held: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+_held: WeakKeyDictionary[object, Callable[[], int]] = WeakKeyDictionary()
 
 
-def hold(owner: object, plan: MemoryPlan) -> None:
-    """Count a plan's bytes against the caps of what is loaded later, until release, or as long as the owner lives."""
-    _held[owner] = sum(term.n_bytes for term in plan.terms if not term.base and term.name != "other models")
+def hold(owner: object, n_bytes: Callable[[], int]) -> None:
+    """Count bytes against the caps of what is loaded later, until release, or as long as the owner lives."""
+    _held[owner] = n_bytes
 
 
 def release(owner: object) -> None:
@@ -99,8 +108,8 @@ def release(owner: object) -> None:
 
 
 def held_bytes() -> int:
-    """Return the planned bytes of all models that are loaded in this process."""
-    return sum(_held.values())
+    """Return the bytes of all models that are loaded in this process."""
+    return sum(n_bytes() for n_bytes in list(_held.values()))
 
 
 def parse_size(text: str) -> int:

@@ -18,7 +18,7 @@ from edgedec.draft_loading import CASCADE, MODEL, draft_model_terms
 from edgedec.drafters.suffix_automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf import read_gguf
-from edgedec.memory import MemoryPlan, MemoryTerm, format_bytes, held_bytes
+from edgedec.memory import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, held_bytes
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions, default_n_ctx
 from edgedec.model_info import describe
@@ -53,6 +53,8 @@ class Setting:
         drafters: Names of the drafters, "model" among them where there is a draft model.
         draft_model: The draft model's file, or None.
         store_bytes: Most that each drafter keeps between requests.
+        prompt_cache: Whether the KV cache is read from a file or saved to one: it is in memory a second time then, and
+            as the file's contents a third time.
         given_up: What is less than was wished: by kind, a phrase.
     """
 
@@ -60,6 +62,7 @@ class Setting:
     drafters: tuple[str, ...] = ()
     draft_model: Path | None = None
     store_bytes: int = STORE_BYTES
+    prompt_cache: bool = False
     given_up: Mapping[str, str] = field(default_factory=dict)
 
     def less(self, kind: str, what: str, **options: object) -> "Setting":
@@ -181,13 +184,16 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
     if cap.whole_process:
         found.insert(0, MemoryTerm("interpreter and libraries", base_bytes(), "measured", base=True))
     elif n_held := held_bytes():
-        found.append(MemoryTerm("other models", n_held, "loaded already"))
+        found.append(MemoryTerm(OTHER_MODELS, n_held, "loaded already"))
     if setting.draft_model is not None:
         found += draft_model_terms(setting.draft_model, options)
     if n_bytes := drafter_bytes(setting, options.n_ctx or 0):
         names = " + ".join(name for name in setting.drafters if name not in (MODEL, CASCADE))
         kept = f", {format_bytes(setting.store_bytes)} kept between requests" if _has_store(setting) else ""
         found.append(MemoryTerm("drafters", n_bytes, f"{names}{kept}"))
+    if setting.prompt_cache:
+        n_kv = sum(term.n_bytes for term in found if term.name == "KV cache")
+        found.append(MemoryTerm("prompt cache", 2 * n_kv, "while it is read or saved"))
     found.append(MemoryTerm("working memory", _WORKING_BYTES, "of Python, while text is made"))
     if cap.n_bytes is not None:
         found.append(MemoryTerm("reserve", margin_bytes(cap.n_bytes), "kept free by shedding, should more be taken"))

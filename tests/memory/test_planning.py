@@ -1,5 +1,6 @@
 """The order of sacrifice: what is given up under which cap, what never is, and what comes back."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_a_runtime_that_needs_all_weights_refuses(tmp_path: Path) -> None:
     found = planned(choice, 400)
     assert not found.plan.fits
     assert found.setting.drafters == ()
-    with pytest.raises(MemoryCapError, match=r"no drafting; allowed: 400\.0 MB"):
+    with pytest.raises(MemoryCapError, match=r"no drafting\); allowed: 400\.0 MB"):
         found.plan.require()
 
 
@@ -171,13 +172,21 @@ def test_all_models_of_the_process_count_together(choice: Choice) -> None:
         """Stands for an engine."""
 
     owner = Owner()
-    hold(owner, MemoryPlan((MemoryTerm("weights", 100 * MB), MemoryTerm("interpreter", 50 * MB, base=True))))
+    plan = MemoryPlan((MemoryTerm("weights", 100 * MB), MemoryTerm("interpreter", 50 * MB, base=True)))
+    hold(owner, lambda: plan.own_bytes)
     try:
         terms = {term.name: term.n_bytes for term in planned(choice, 900).plan.terms}
         assert terms["other models"] == 100 * MB
     finally:
         release(owner)
     assert "other models" not in {term.name for term in planned(choice, 900).plan.terms}
+
+
+def test_a_prompt_cache_counts_twice(choice: Choice) -> None:
+    """Its bytes, and the file's contents that they are a part of; it is not given up."""
+    wishes = replace(WISHES, prompt_cache=True)
+    terms = {term.name: term.n_bytes for term in planned(choice, 2000, wishes).plan.terms}
+    assert terms["prompt cache"] == 2 * terms["KV cache"] == 2 * 4096 * 40_000
 
 
 def test_the_whole_process_counts_where_asked_for(choice: Choice) -> None:
@@ -218,3 +227,6 @@ def test_an_engine_within_a_cap_says_what_it_gave_up(tmp_path: Path) -> None:
             edgedec.load(path, memory="17MB", **options)
     with edgedec.load(path, memory="17MB", **options):
         pass
+    with edgedec.load(path, **options) as first, edgedec.load(path, memory="40MB", **options) as second:
+        terms = {term.name: term.n_bytes for term in second.plan.terms}
+        assert terms["other models"] == sum(term.n_bytes for term in first.model.memory(4096, 16) if not term.base)

@@ -53,6 +53,7 @@ def open_model(
             draft_numerics=numerics(flags.draft_numerics),
             draft_store=draft_store,
             chat_template=template,
+            prompt_cache=flags.prompt_cache is not None,
             store_bytes=ONE_REQUEST_BYTES if one_request and draft_store is None else STORE_BYTES,
         )
     if engine.plan.given_up and not output.quiet:

@@ -52,7 +52,7 @@ def _settings(model: str, flags: LoadFlags, cap: Cap, cancel: CancelToken, *, qu
         draft_model = None if flags.draft_model is None else resolve(flags.draft_model, resolving)
         factories, pinned = drafter_factories(flags.draft, with_model=draft_model is not None)
         choice = choose(path, flags.runtime, options, measure=False)
-        wishes = Setting(options, tuple(factories), draft_model)
+        wishes = Setting(options, tuple(factories), draft_model, prompt_cache=flags.prompt_cache is not None)
         return plan_settings(choice, wishes, Asked(options.n_ctx is not None, pinned), cap)
 
 

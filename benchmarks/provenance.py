@@ -1,0 +1,19 @@
+"""Where a figure comes from: the commit, the machine, the versions."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from edgedec.remembered import cpu_name
+from edgedec_apps.bench_machine import versions
+
+
+def provenance() -> dict[str, Any]:
+    """Return the commit of this checkout ("-dirty" where files differ), the processor's name and the versions."""
+    return {"commit": _commit(), "cpu": cpu_name(), "versions": versions()}
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
