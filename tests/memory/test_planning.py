@@ -207,6 +207,8 @@ def test_without_a_cap_nothing_is_planned(choice: Choice) -> None:
 def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """No --memory, little free: the same order of sacrifice, and the plan says what is free."""
     monkeypatch.setattr("edgedec.planning.available_bytes", lambda: 450 * MB)
+    for held in ("resident_bytes", "base_bytes"):
+        monkeypatch.setattr(f"edgedec.planning.{held}", lambda: 60 * MB)
     found = plan_within(choice, WISHES, Asked(), Cap(None))
     assert found.plan.cap_name == "free"
     assert found.plan.fits
