@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from edgedec.drafters.common_text import CommonText
 
 
+STORE_BYTES = 32_000_000
+"""Most that a drafter keeps between requests where memory is ample."""
+
+
+def store_limit(budget_bytes: int | None) -> int:
+    """Return the most bytes that a drafter keeps between requests: half of its budget, where it has one."""
+    return STORE_BYTES if budget_bytes is None else min(STORE_BYTES, budget_bytes // 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Tokens proposed to follow the sequence: a chain or a tree.

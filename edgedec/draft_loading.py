@@ -16,8 +16,9 @@ from edgedec.guarded import guarded
 from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model
 
-AUTO = ("suffix", "common")
-MODEL, CASCADE = "model", "cascade"
+SUFFIX, COMMON, MODEL, CASCADE = "suffix", "common", "model", "cascade"
+NGRAMS = ("recycling", "trigram", "stand")
+AUTO = (SUFFIX, COMMON)
 _SAMPLED = 4096  # tokens of two vocabularies that are compared
 _PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
 

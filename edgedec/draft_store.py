@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from edgedec.draft import store_limit
 from edgedec.drafters.reporting import reported
-from edgedec.drafters.suffix import MOST_TOKENS, SuffixStore, Text, store_limit
+from edgedec.drafters.suffix import MOST_TOKENS, SuffixStore, Text
 from edgedec.drafters.suffix_automaton import STATE_BYTES
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.model import LoadOptions, Model

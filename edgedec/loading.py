@@ -2,7 +2,6 @@
 
 import os
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -11,8 +10,8 @@ from edgedec import plugins
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.choosing import Choice, choose_runtime
 from edgedec.defaults import N_DRAFT_MAX
-from edgedec.draft import DrafterFactory
-from edgedec.draft_loading import drafter_factories, open_draft_model, with_draft_model
+from edgedec.draft import STORE_BYTES, DrafterFactory
+from edgedec.draft_loading import COMMON, SUFFIX, drafter_factories, open_draft_model, with_draft_model
 from edgedec.draft_store import DraftStore, require_draft_store
 from edgedec.drafters.common_text import common_text
 from edgedec.drafting import Drafting
@@ -20,10 +19,10 @@ from edgedec.engine import Engine
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
 from edgedec.gguf import NO_SUCH_FILE, storage_error
-from edgedec.measuring import cost_curve
+from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.memory import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, default_n_ctx
-from edgedec.planning import AUTO_KV, STORE_BYTES, Asked, Cap, Setting, drafter_bytes, plan_within
+from edgedec.planning import Cap, Setting, drafter_bytes, plan_within, with_kv_type
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
@@ -126,8 +125,7 @@ def load(
 
 def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool) -> Choice:
     """Return the runtime for a model file: choose_runtime for options that may leave the KV cache's type open."""
-    definite = replace(options, kv_type="f16") if options.kv_type == AUTO_KV else options
-    return choose_runtime(path, runtime, definite, measure=measure)
+    return choose_runtime(path, runtime, with_kv_type(options), measure=measure)
 
 
 def open_engine(
@@ -151,8 +149,8 @@ def open_engine(
     if n_draft_max < 1:
         raise RequestError(f"n_draft_max is {n_draft_max}; it must be at least 1")
     factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
-    wishes = Setting(options, tuple(factories), draft_model, store_bytes, prompt_cache)
-    planned = plan_within(choice, wishes, Asked(options.n_ctx is not None, pinned), cap)
+    wishes = Setting(options, tuple(factories), pinned, draft_model, store_bytes, prompt_cache)
+    planned = plan_within(choice, wishes, cap)
     planned.plan.require()
     setting = planned.setting
     options = setting.options
@@ -170,14 +168,14 @@ def open_engine(
             n_max = _draft_limit(loaded, n_draft_max, draft_numerics)
             budget = drafter_bytes(setting, session.n_ctx) if planned.plan.terms else None
             target.drafting = Drafting(factories, n_max, pinned, budget, setting.store_bytes)
-            if n_max >= 1 and "common" in factories:
+            if n_max >= 1 and COMMON in factories:
                 target.drafting.common = common_text(loaded.tokenizer, options.cache_dir, loaded.card.fingerprint)
                 target.drafting.common.build(options)
-            if n_max >= 1 and "suffix" in factories and draft_store is not None:
+            if n_max >= 1 and SUFFIX in factories and draft_store is not None:
                 target.drafting.use_file(DraftStore(draft_store, loaded), options)
             if n_max >= 1 and not pinned:
-                rows = {"most_rows": options.max_rows} if planned.plan.terms else {}
-                target.curve = cost_curve(session, options, **rows)
+                most_rows = options.max_rows if planned.plan.terms else MOST_ROWS
+                target.curve = cost_curve(session, options, most_rows=most_rows)
         target.watch = memory_watch(target.drafting, planned.plan.process_cap_bytes)
         engine = Engine(loaded, target, _template(loaded, chat_template), planned.plan)
         hold(engine, partial(_own_bytes, planned.plan, loaded, session.n_ctx, options.max_rows))
@@ -220,7 +218,7 @@ def _resolve_name(name: str, options: ResolveOptions) -> Path:
 
 def _own_bytes(plan: MemoryPlan, model: Model, n_ctx: int, n_rows: int) -> int:
     """Return what a model was planned to take; where nothing was planned, what its runtime says."""
-    return plan.own_bytes if plan.terms else sum(t.n_bytes for t in model.memory(n_ctx, n_rows) if not t.base)
+    return (plan if plan.terms else MemoryPlan(model.memory(n_ctx, n_rows))).own_bytes
 
 
 def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:

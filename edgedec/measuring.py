@@ -11,13 +11,14 @@ from edgedec.model import LoadOptions, Session
 from edgedec.remembered import machine_key, recall, remember
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
+MOST_ROWS = _ROWS[-1]
 _BETWEEN = (3, 6, 12, 24)  # when there is time left
 _N_PAST = 32
 _REPEATS = 3
 
 
 def cost_curve(
-    session: Session, options: LoadOptions, limit_s: float = 2.0, *, most_rows: int = _ROWS[-1]
+    session: Session, options: LoadOptions, limit_s: float = 2.0, *, most_rows: int = MOST_ROWS
 ) -> CostCurve:
     """Return the curve of a session's model, remembered in the options' cache_dir or measured now.
 

@@ -14,7 +14,8 @@ from importlib import import_module
 from pathlib import Path
 
 from edgedec.choosing import Choice
-from edgedec.draft_loading import CASCADE, MODEL, draft_model_terms
+from edgedec.draft import STORE_BYTES
+from edgedec.draft_loading import CASCADE, COMMON, MODEL, NGRAMS, SUFFIX, draft_model_terms
 from edgedec.drafters.suffix_automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf import read_gguf
@@ -25,18 +26,15 @@ from edgedec.model_info import describe
 from edgedec.system_memory import available_bytes, resident_bytes, return_free_memory
 
 AUTO_KV = "auto"
-STORE_BYTES = 32_000_000
-"""Most that a drafter keeps between requests where memory is ample."""
-
 ONE_REQUEST_BYTES = 4_000_000
 """The same where there is one request only: its own text is kept as well."""
 
 _SMALLER_STORES = (8_000_000, 2_000_000)
 _SHORTER_CONTEXTS = (2048, 1024, 512)
 _LOSSY = ("q8_0", "gear", "q4_0")
-_COMMON, _COMMON_BYTES = "common", 10_000_000
-_WITH_STORE = ("suffix", "recycling", "trigram", "stand")
-_OF_TEXT = ("suffix", CASCADE, MODEL)
+_COMMON_BYTES = 10_000_000
+_WITH_STORE = (SUFFIX, *NGRAMS)
+_OF_TEXT = (SUFFIX, CASCADE, MODEL)
 _STATES_PER_TOKEN = 1.5
 _NEEDED = ("jinja2.sandbox", "edgedec.drafters.suffix", "edgedec.drafters.common", "edgedec.generate")
 _WORKING_BYTES = 4_000_000
@@ -51,6 +49,7 @@ class Setting:
     Attributes:
         options: The runtime's.
         drafters: Names of the drafters, "model" among them where there is a draft model.
+        pinned: Whether they were asked for by name, and are not given up.
         draft_model: The draft model's file, or None.
         store_bytes: Most that each drafter keeps between requests.
         prompt_cache: Whether the KV cache is read from a file or saved to one: it is in memory a second time then, and
@@ -60,6 +59,7 @@ class Setting:
 
     options: LoadOptions
     drafters: tuple[str, ...] = ()
+    pinned: bool = False
     draft_model: Path | None = None
     store_bytes: int = STORE_BYTES
     prompt_cache: bool = False
@@ -69,14 +69,6 @@ class Setting:
         """Return it with other options for the runtime, and a phrase for what is given up."""
         changed = replace(self.options, **options)  # type: ignore[arg-type]
         return replace(self, options=changed, given_up={**self.given_up, kind: what})
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked for by name, and is not given up."""
-
-    context: bool = False
-    drafters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +99,7 @@ Rung = Callable[[Setting], Setting | None]
 RuntimeTerms = Callable[[LoadOptions], tuple[MemoryTerm, ...]]
 
 
-def plan_within(choice: Choice, wishes: Setting, asked: Asked, cap: Cap) -> Planned:
+def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
     """Return what to load: the wishes, or as little less as fits; the smallest setting where even that does not.
 
     Without a cap it is what was wished, without terms, unless the system is short of memory.
@@ -120,7 +112,7 @@ def plan_within(choice: Choice, wishes: Setting, asked: Asked, cap: Cap) -> Plan
         if free is None:
             return Planned(_definite(wishes, choice), MemoryPlan(()))
         cap = Cap((resident_bytes() or 0) + free, whole_process=True, name="free")
-    return chosen_of(plan_settings(choice, wishes, asked, cap))
+    return chosen_of(plan_settings(choice, wishes, cap))
 
 
 def chosen_of(settings: Sequence[Planned]) -> Planned:
@@ -129,7 +121,7 @@ def chosen_of(settings: Sequence[Planned]) -> Planned:
     return next((planned for planned in settings if planned.plan.fits), smallest)
 
 
-def plan_settings(choice: Choice, wishes: Setting, asked: Asked, cap: Cap) -> list[Planned]:
+def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     """Return settings with their plans, from the wishes down, each with something more given up.
 
     The first that fits has back what was given up before in vain. The last one keeps only a part of the weights in
@@ -142,7 +134,7 @@ def plan_settings(choice: Choice, wishes: Setting, asked: Asked, cap: Cap) -> li
     terms: RuntimeTerms = lru_cache(lambda options: choice.runtime.plan(choice.path, options))
     settings = [Planned(definite, _plan_of(terms, definite, cap))]
     rungs: list[Rung] = []
-    for rung in _rungs(choice, wishes.options.kv_type == AUTO_KV, asked):
+    for rung in _rungs(choice, wishes):
         setting = _after([*rungs, rung], definite)
         if setting == settings[-1].setting:
             continue
@@ -206,15 +198,19 @@ def drafter_bytes(setting: Setting, n_ctx: int) -> int:
     if any(name in _OF_TEXT for name in setting.drafters):
         total += int(n_ctx * setting.options.n_parallel * _STATES_PER_TOKEN * STATE_BYTES)
     total += setting.store_bytes * sum(name in _WITH_STORE for name in setting.drafters)
-    return total + (_COMMON_BYTES if _COMMON in setting.drafters else 0)
+    return total + (_COMMON_BYTES if COMMON in setting.drafters else 0)
 
 
 def _definite(wishes: Setting, choice: Choice) -> Setting:
     """Return the wishes with the defaults filled in."""
-    options = wishes.options
-    kv_type = "f16" if options.kv_type == AUTO_KV else options.kv_type
+    options = with_kv_type(wishes.options)
     n_ctx = default_n_ctx(_trained_context(choice.path)) if options.n_ctx is None else options.n_ctx
-    return replace(wishes, options=replace(options, kv_type=kv_type, n_ctx=n_ctx))
+    return replace(wishes, options=replace(options, n_ctx=n_ctx))
+
+
+def with_kv_type(options: LoadOptions) -> LoadOptions:
+    """Return options whose KV type, where it is left open, is what is wished for."""
+    return replace(options, kv_type="f16") if options.kv_type == AUTO_KV else options
 
 
 def _free_if_short(path: Path) -> int | None:
@@ -242,20 +238,21 @@ def _trained_context(path: Path) -> int:
     return (describe(read_gguf(path)).n_ctx_train or 0) if path.suffix == ".gguf" else 0
 
 
-def _rungs(choice: Choice, lossy: bool, asked: Asked) -> Iterator[Rung]:
+def _rungs(choice: Choice, wishes: Setting) -> Iterator[Rung]:
+    lossy = wishes.options.kv_type == AUTO_KV
     if choice.runtime.name == "llamacpp":
         yield _not_repacked
-    if not asked.drafters:
+    if not wishes.pinned:
         yield _without_draft_model
     for n_bytes in _SMALLER_STORES:
         yield partial(_with_stores, n_bytes)
     if lossy:
         yield partial(_with_kv, _LOSSY[0])
-    for n_ctx in () if asked.context else _SHORTER_CONTEXTS:
+    for n_ctx in _SHORTER_CONTEXTS if wishes.options.n_ctx is None else ():
         yield partial(_with_context, n_ctx)
     for kv_type in _LOSSY[1:] if lossy else ():
         yield partial(_with_kv, kv_type)
-    if not asked.drafters:
+    if not wishes.pinned:
         yield _without_common
         yield _without_drafting
 
@@ -291,9 +288,9 @@ def _with_context(n_ctx: int, setting: Setting) -> Setting | None:
 
 
 def _without_common(setting: Setting) -> Setting | None:
-    if _COMMON not in setting.drafters:
+    if COMMON not in setting.drafters:
         return None
-    names = tuple(name for name in setting.drafters if name != _COMMON)
+    names = tuple(name for name in setting.drafters if name != COMMON)
     return replace(setting.less("common", "no text to draft from at first"), drafters=names)
 
 

@@ -15,6 +15,7 @@ Engine.forget() brings it back, but for a draft model and its window, which only
 from typing import Protocol, runtime_checkable
 
 from edgedec.draft import DrafterFactory
+from edgedec.draft_loading import CASCADE, COMMON, NGRAMS, SUFFIX
 from edgedec.drafters.cascade import CascadeModel
 from edgedec.drafters.model import ROWS, SMALL_WINDOW, DraftModel, ModelFactory
 from edgedec.drafters.suffix import SuffixStore
@@ -22,9 +23,6 @@ from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.drafting import Drafting
 from edgedec.errors import EdgedecError
 from edgedec.memory_watch import Shedder, Watch
-
-_SUFFIX, _COMMON, _CASCADE = "suffix", "common", "cascade"
-_NGRAMS = ("recycling", "trigram", "stand")
 
 
 @runtime_checkable
@@ -50,20 +48,20 @@ def shedders(drafting: Drafting) -> list[Shedder]:
     To be called between two steps of the running generation, by its thread, or with none running.
     """
     names = [name for name, factory in drafting.factories.items() if not isinstance(factory, ModelFactory)]
-    others = [name for name in names if name not in (_SUFFIX, _COMMON, *_NGRAMS)]
-    found = [_suffix_store(drafting)] if {_SUFFIX, _CASCADE} & set(drafting.factories) else []
-    found += [_drafter(drafting, name, f"the table of {name}") for name in _NGRAMS if name in names]
-    found += [_drafter(drafting, _COMMON, "the common text")] if _COMMON in names else []
+    others = [name for name in names if name not in (SUFFIX, COMMON, *NGRAMS)]
+    found = [_suffix_store(drafting)] if {SUFFIX, CASCADE} & set(drafting.factories) else []
+    found += [_drafter(drafting, name, f"the table of {name}") for name in NGRAMS if name in names]
+    found += [_drafter(drafting, COMMON, "the common text")] if COMMON in names else []
     found += [_drafter(drafting, name, f"the drafter {name}") for name in others]
     models = _draft_models(drafting)
     found += [_window(drafting, source, by) for source, by in models]
     found += [_model(drafting, source, by) for source, by in models]
-    return found + ([_drafter(drafting, _SUFFIX, "the suffix drafter")] if _SUFFIX in names else [])
+    return found + ([_drafter(drafting, SUFFIX, "the suffix drafter")] if SUFFIX in names else [])
 
 
 def _suffix_store(drafting: Drafting) -> Shedder:
     def stores() -> list[SuffixStore]:
-        kept = (drafting.store.get(_SUFFIX), drafting.store.get(_CASCADE, {}).get(_SUFFIX))
+        kept = (drafting.store.get(SUFFIX), drafting.store.get(CASCADE, {}).get(SUFFIX))
         return [store for store in kept if isinstance(store, SuffixStore) and not store.shut]
 
     def shed() -> None:
@@ -80,7 +78,7 @@ def _drafter(drafting: Drafting, name: str, what: str) -> Shedder:
         if name in drafting.off:
             return 0
         drafter = drafting.policy.drafter(name) if drafting.policy is not None else None
-        kept = drafting.common if name == _COMMON else drafting.store.get(name)
+        kept = drafting.common if name == COMMON else drafting.store.get(name)
         try:
             return max((part.memory_bytes() for part in (drafter, kept) if isinstance(part, _Sized)), default=0)
         except Exception:  # somebody else's drafter, which never ends a generation
@@ -88,9 +86,9 @@ def _drafter(drafting: Drafting, name: str, what: str) -> Shedder:
 
     def shed() -> None:
         drafting.switch_off(name, f"{name} off: {what} was shed when memory ran short; forget() brings it back")
-        if name == _COMMON and drafting.common is not None:
+        if name == COMMON and drafting.common is not None:
             drafting.common.shed()
-        elif name != _SUFFIX:  # its store is empty by now, but for what a file has still to take
+        elif name != SUFFIX:  # its store is empty by now, but for what a file has still to take
             drafting.store.pop(name, None)
 
     return Shedder(what, held, shed)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Verification, store_limit
 from edgedec.drafters.candidate_table import BITS, CandidateTable, K, context_key, last_tokens, learn_text
 from edgedec.drafters.growth import Child, Children, grow
 
-_STORE_BYTES = 32_000_000
 _MAX_PROMPT = 8_192  # last tokens of a prompt that are looked at
 _TEXT_BYTES = 8_192  # of a text and its last draft
 
@@ -20,8 +19,7 @@ def stored_table(context: DraftContext, name: str, least_rate: float) -> Candida
 
     It takes at most 32 MB, and half of the context's budget.
     """
-    budget = context.budget_bytes
-    limit_bytes = _STORE_BYTES if budget is None else min(_STORE_BYTES, budget // 2)
+    limit_bytes = store_limit(context.budget_bytes)
     table = context.store.setdefault(name, CandidateTable(limit_bytes, least_rate))
     assert isinstance(table, CandidateTable), "the store's entry of this name is ours"
     context.store[name] = table = table.resized(limit_bytes)

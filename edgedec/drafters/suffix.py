@@ -12,12 +12,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import STORE_BYTES, Draft, DraftContext, DrafterNeeds, Verification, store_limit
 from edgedec.drafters.matching import Match, MatchRates, expected, grow
 from edgedec.drafters.suffix_automaton import STATE_BYTES, SuffixAutomaton
 
-_STORE_BYTES = 32_000_000  # of earlier texts, where the context names no budget
-MOST_TOKENS = _STORE_BYTES // STATE_BYTES  # that a store ever holds
+MOST_TOKENS = STORE_BYTES // STATE_BYTES  # that a store ever holds
 _MAX_PROMPT = 32_768  # last tokens of a prompt that are looked at
 
 Text: TypeAlias = "array[int]"  # token ids, four bytes each
@@ -62,11 +61,6 @@ class SuffixStore:
     def memory_bytes(self) -> int:
         """Return about how much memory it holds."""
         return self.young.memory_bytes() + self.old.memory_bytes()
-
-
-def store_limit(budget_bytes: int | None) -> int:
-    """Return the most bytes of earlier texts under a budget of all drafters."""
-    return _STORE_BYTES if budget_bytes is None else min(_STORE_BYTES, budget_bytes // 2)
 
 
 class SuffixDrafter:

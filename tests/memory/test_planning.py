@@ -13,7 +13,7 @@ from edgedec.errors import MemoryCapError, RequestError
 from edgedec.memory import MemoryPlan, MemoryTerm, hold, release
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions
-from edgedec.planning import Asked, Cap, Planned, Setting, plan_settings, plan_within
+from edgedec.planning import Cap, Planned, Setting, plan_settings, plan_within
 
 MB = 1_000_000
 _KV = {"f16": 40_000, "q8_0": 22_500, "gear": 16_000, "q4_0": 12_500}  # bytes a token
@@ -75,9 +75,9 @@ def share(n_mb: float) -> Cap:
     return Cap(int(n_mb * MB), whole_process=False)
 
 
-def planned(choice: Choice, n_mb: float, wishes: Setting = WISHES, **asked: bool) -> Planned:
+def planned(choice: Choice, n_mb: float, wishes: Setting = WISHES) -> Planned:
     """Plan within so many MB."""
-    return plan_within(choice, wishes, Asked(**asked), share(n_mb))
+    return plan_within(choice, wishes, share(n_mb))
 
 
 def test_the_wishes_are_kept_where_they_fit(choice: Choice) -> None:
@@ -87,16 +87,16 @@ def test_the_wishes_are_kept_where_they_fit(choice: Choice) -> None:
     drafters = 32 * MB + 10 * MB + int(4096 * 1.5 * 420)
     assert found.plan.total_bytes == (500 + 16 + 4 + 8) * MB + 4096 * 40_000 + drafters
     exactly = found.plan.total_bytes
-    assert plan_within(choice, WISHES, Asked(), Cap(exactly, whole_process=False)).setting.given_up == {}
-    less = plan_within(choice, WISHES, Asked(), Cap(exactly - 1, whole_process=False))
+    assert plan_within(choice, WISHES, Cap(exactly, whole_process=False)).setting.given_up == {}
+    less = plan_within(choice, WISHES, Cap(exactly - 1, whole_process=False))
     assert less.setting.given_up == {"store": "drafters keep 8.0 MB between requests"}
 
 
 def test_things_are_given_up_in_order(choice: Choice) -> None:
     """From ample to too small: the stores, the context, the common text, drafting, weights in memory; then refusal."""
-    totals = [entry.plan.total_bytes for entry in plan_settings(choice, WISHES, Asked(), share(1000))]
+    totals = [entry.plan.total_bytes for entry in plan_settings(choice, WISHES, share(1000))]
     assert totals == sorted(totals, reverse=True)
-    assert [list(entry.setting.given_up)[-1:] for entry in plan_settings(choice, WISHES, Asked(), share(1000))] == [
+    assert [list(entry.setting.given_up)[-1:] for entry in plan_settings(choice, WISHES, share(1000))] == [
         *([], ["store"], ["store"], ["context"], ["context"], ["context"], ["common"], ["drafting"]),
     ]
     assert planned(choice, 650).setting.options.n_ctx == 2048
@@ -142,8 +142,8 @@ def test_a_runtime_that_needs_all_weights_refuses(tmp_path: Path) -> None:
 
 def test_what_was_asked_for_by_name_is_not_given_up(choice: Choice) -> None:
     """A context and drafters that were named stay, whatever the cap."""
-    wishes = Setting(LoadOptions(max_rows=16, n_ctx=4096), ("suffix", "common"))
-    found = planned(choice, 700, wishes, context=True, drafters=True)
+    wishes = Setting(LoadOptions(max_rows=16, n_ctx=4096), ("suffix", "common"), pinned=True)
+    found = planned(choice, 700, wishes)
     assert (found.setting.options.n_ctx, found.setting.drafters) == (4096, ("suffix", "common"))
     assert found.setting.given_up == {"store": "drafters keep 2.0 MB between requests"} or found.plan.fits
 
@@ -191,7 +191,7 @@ def test_a_prompt_cache_counts_twice(choice: Choice) -> None:
 
 def test_the_whole_process_counts_where_asked_for(choice: Choice) -> None:
     """The interpreter is a term then, as measured, not as the runtime says."""
-    found = plan_within(choice, WISHES, Asked(), Cap(10_000 * MB))
+    found = plan_within(choice, WISHES, Cap(10_000 * MB))
     base = next(term for term in found.plan.terms if term.base)
     assert base.n_bytes != 50 * MB
     assert found.plan.process_cap_bytes == 10_000 * MB
@@ -200,7 +200,7 @@ def test_the_whole_process_counts_where_asked_for(choice: Choice) -> None:
 
 def test_without_a_cap_nothing_is_planned(choice: Choice) -> None:
     """Where memory is ample, the wishes are loaded as they are."""
-    found = plan_within(choice, WISHES, Asked(), Cap(None))
+    found = plan_within(choice, WISHES, Cap(None))
     assert (found.plan.terms, found.setting.given_up, found.setting.options.n_ctx) == ((), {}, 4096)
 
 
@@ -209,7 +209,7 @@ def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, mo
     monkeypatch.setattr("edgedec.planning.available_bytes", lambda: 450 * MB)
     for held in ("resident_bytes", "base_bytes"):
         monkeypatch.setattr(f"edgedec.planning.{held}", lambda: 60 * MB)
-    found = plan_within(choice, WISHES, Asked(), Cap(None))
+    found = plan_within(choice, WISHES, Cap(None))
     assert found.plan.cap_name == "free"
     assert found.plan.fits
     assert found.setting.options.resident_bytes is not None

@@ -5,13 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgedec.choosing import Choice
+from edgedec.draft import STORE_BYTES
 from edgedec.draft_store import require_draft_store
 from edgedec.engine import Engine, require_rule
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
 from edgedec.loading import Numerics, choose, open_engine, resolve
 from edgedec.memory import format_bytes, parse_size
 from edgedec.model import LoadOptions
-from edgedec.planning import ONE_REQUEST_BYTES, STORE_BYTES, Cap, base_bytes
+from edgedec.planning import ONE_REQUEST_BYTES, Cap, base_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import require_prompt_cache
 from edgedec.resolver import ResolveOptions
@@ -32,17 +34,13 @@ def open_model(
         _show_log()
     if flags.memory is not None:
         base_bytes()
-    root = cache_folder()
     with ProgressLine(quiet=output.quiet) as on_progress:
-        options = load_options(flags, root, on_progress, cancel)
         template = None if flags.chat_template is None else read_text(flags.chat_template)
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)
         draft_store = None if flags.draft_store is None else require_draft_store(flags.draft_store)
-        resolving = ResolveOptions(root, flags.offline, on_progress, cancel)
-        path = resolve(name, resolving)
-        draft_model = None if flags.draft_model is None else resolve(flags.draft_model, resolving)
-        choice = choose(path, flags.runtime, options, measure=flags.memory is None)
+        options = load_options(flags, on_progress, cancel)
+        choice, draft_model = choose_models(name, flags, options, measure=flags.memory is None)
         engine = open_engine(
             choice,
             options,
@@ -61,7 +59,15 @@ def open_model(
     return engine
 
 
-def load_options(flags: LoadFlags, root: Path, on_progress: OnProgress, cancel: CancelToken) -> LoadOptions:
+def choose_models(name: str, flags: LoadFlags, options: LoadOptions, *, measure: bool) -> tuple[Choice, Path | None]:
+    """Find the model and its runtime, and the draft model's file; raises what resolve and choose raise."""
+    resolving = ResolveOptions(options.cache_dir, flags.offline, options.on_progress, options.cancel)
+    path = resolve(name, resolving)
+    draft_model = None if flags.draft_model is None else resolve(flags.draft_model, resolving)
+    return choose(path, flags.runtime, options, measure=measure), draft_model
+
+
+def load_options(flags: LoadFlags, on_progress: OnProgress, cancel: CancelToken) -> LoadOptions:
     """Return what the flags say to the runtime."""
     return LoadOptions(
         n_ctx=flags.context,
@@ -74,7 +80,7 @@ def load_options(flags: LoadFlags, root: Path, on_progress: OnProgress, cancel: 
         tile_cache=flags.tile_cache,
         n_gpu_layers=flags.gpu_layers,
         device=flags.device,
-        cache_dir=root,
+        cache_dir=cache_folder(),
         on_progress=on_progress,
         cancel=cancel,
     )

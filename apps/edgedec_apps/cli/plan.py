@@ -4,20 +4,16 @@ from typing import Any
 
 from edgedec.draft_loading import drafter_factories
 from edgedec.errors import MemoryCapError
-from edgedec.loading import choose, resolve
 from edgedec.memory import MemoryPlan, format_bytes, parse_size
-from edgedec.model import LoadOptions
-from edgedec.planning import Asked, Cap, Planned, Setting, base_bytes, chosen_of, plan_settings
+from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings
 from edgedec.progress import CancelToken
-from edgedec.resolver import ResolveOptions
 from edgedec.system_memory import available_bytes
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import plan_document
-from edgedec_apps.cli.opening import load_options
+from edgedec_apps.cli.opening import choose_models, load_options
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, write_facts, write_json, write_line
-from edgedec_models.folders import cache_folder
 
 
 def print_plan(model: str, flags: LoadFlags, *, as_json: bool, quiet: bool) -> None:
@@ -44,16 +40,13 @@ def print_plan(model: str, flags: LoadFlags, *, as_json: bool, quiet: bool) -> N
 
 
 def _settings(model: str, flags: LoadFlags, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
-    root = cache_folder()
     with ProgressLine(quiet=quiet) as on_progress:
-        resolving = ResolveOptions(root, flags.offline, on_progress, cancel)
-        options = load_options(flags, root, on_progress, cancel)
-        path = resolve(model, resolving)
-        draft_model = None if flags.draft_model is None else resolve(flags.draft_model, resolving)
+        options = load_options(flags, on_progress, cancel)
+        choice, draft_model = choose_models(model, flags, options, measure=False)
         factories, pinned = drafter_factories(flags.draft, with_model=draft_model is not None)
-        choice = choose(path, flags.runtime, options, measure=False)
-        wishes = Setting(options, tuple(factories), draft_model, prompt_cache=flags.prompt_cache is not None)
-        return plan_settings(choice, wishes, Asked(options.n_ctx is not None, pinned), cap)
+        prompt_cache = flags.prompt_cache is not None
+        wishes = Setting(options, tuple(factories), pinned, draft_model, prompt_cache=prompt_cache)
+        return plan_settings(choice, wishes, cap)
 
 
 def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, Any]:
@@ -61,7 +54,7 @@ def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, 
         {"model": model, "free_bytes": available_bytes()}
         | plan_document(chosen.plan)
         | {
-            "setting": _setting(chosen.setting.options, chosen.setting),
+            "setting": _setting(chosen.setting),
             "alternatives": [
                 {
                     "given_up": list(other.plan.given_up),
@@ -75,7 +68,8 @@ def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, 
     )
 
 
-def _setting(options: LoadOptions, setting: Setting) -> dict[str, Any]:
+def _setting(setting: Setting) -> dict[str, Any]:
+    options = setting.options
     return {
         "context": options.n_ctx,
         "kv_type": options.kv_type,

@@ -188,8 +188,7 @@ class CpuModel:
                         self.stop.check()
                     check(code, "a forward")
                 state.advance_step()
-                if self._let_go is not None:
-                    self._look_up(1)
+                self._look_up(1)
             finally:
                 self.stop.leave(outer)
             return self._one_row
@@ -245,10 +244,9 @@ class CpuModel:
     def _look_up(self, n_rows: int) -> None:
         """Count rows that were looked up in the embedding matrix."""
         self._n_looked_up += n_rows
-        if self._n_looked_up >= LET_GO_ROWS:
+        if self._n_looked_up >= LET_GO_ROWS and self._let_go is not None:
             self._n_looked_up = 0
-            if self._let_go is not None:
-                self._let_go()
+            self._let_go()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

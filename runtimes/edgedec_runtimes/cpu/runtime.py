@@ -3,7 +3,7 @@
 import hashlib
 from collections import deque
 from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
@@ -17,6 +17,7 @@ from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
+from edgedec_runtimes.cpu.streaming import StreamPlan
 from edgedec_runtimes.cpu.tile_cache import Tiles
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.vocabulary import open_tokenizer, refusal
@@ -47,7 +48,12 @@ class Cpu:
         gguf, network = _read(path)
         _require_covered_vocabulary(gguf)
         _check_kv(path, network, options)
-        n_ctx, held = options.n_ctx or default_n_ctx(network.n_ctx_train), _weights_term(gguf, network, options)
+        n_ctx, streamed = (
+            options.n_ctx or default_n_ctx(network.n_ctx_train),
+            weights.stream_plan(gguf, network, options),
+        )
+        mapped = weights.are_mapped(gguf, network, options)
+        held = _weights_term(gguf, network, options, streamed, mapped=mapped)
         return _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
@@ -72,14 +78,14 @@ class Cpu:
                 options.cancel.check(f"loading {path.name}")
             isa = native().ec_model_instruction_set(handle).decode()
             card = _card(gguf, network, tiles.head.model_sha256, f"{isa} {options.kv_type}")
-            held = _weights_term(gguf, network, options)
+            mapped = isinstance(tiles, Tiles) and tiles.mapped
+            held = _weights_term(gguf, network, options, streamed, mapped=mapped)
 
             @lru_cache(maxsize=8)
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
                 return _terms(held, network, options, n_ctx, n_rows, before)
 
-            rare = weights.rarely_read(network) if isinstance(tiles, Tiles) and tiles.mapped else None
-            let_go = None if rare is None or not isinstance(tiles, Tiles) else partial(tiles.let_go, rare.name)
+            let_go = weights.letting_go(network, tiles)
             model = CpuModel(handle, tiles, tokenizer, card, KV_TYPES[options.kv_type], terms, options.max_rows, let_go)
             undo.pop_all()
         return model
@@ -147,11 +153,12 @@ def _card(gguf: GGUF, network: Network, model_sha256: str, numerics: str) -> Mod
     )
 
 
-def _weights_term(gguf: GGUF, network: Network, options: LoadOptions) -> MemoryTerm:
-    streamed = weights.stream_plan(gguf, network, options)
+def _weights_term(
+    gguf: GGUF, network: Network, options: LoadOptions, streamed: StreamPlan | None, *, mapped: bool
+) -> MemoryTerm:
     if streamed is not None:
         return weights.streamed_term(gguf, network, options, streamed)
-    if weights.are_mapped(gguf, network, options):
+    if mapped:
         return MemoryTerm("weights (tiles)", weights.mapped_bytes(gguf, network), "mapped")
     return MemoryTerm("weights (tiles)", weights.tile_bytes(gguf, network), "private")
 

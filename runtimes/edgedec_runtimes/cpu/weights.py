@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -177,6 +178,12 @@ def rarely_read(network: Network) -> TensorInfo | None:
     placed = {matrix.which: matrix.tensor for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
     embedding, output = placed[EMBEDDING], placed.get(OUTPUT)
     return None if output is None or output.name == embedding.name else embedding
+
+
+def letting_go(network: Network, tiles: Tiles | StreamedTiles) -> Callable[[], None] | None:
+    """Return what lets the pages of that matrix go; None where it has none of its own, or the weights are streamed."""
+    rare = rarely_read(network)
+    return None if rare is None or isinstance(tiles, StreamedTiles) else partial(tiles.let_go, rare.name)
 
 
 def mapped_bytes(gguf: GGUF, network: Network) -> int:
