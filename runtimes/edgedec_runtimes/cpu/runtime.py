@@ -12,7 +12,7 @@ from edgedec.gguf_metadata import get_text
 from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_info import describe, require_text_decoder
-from edgedec.system_memory import resident_bytes
+from edgedec.system_memory import resident_bytes, return_free_memory
 from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
@@ -22,7 +22,7 @@ from edgedec_runtimes.cpu.tile_cache import Tiles
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.vocabulary import open_tokenizer, refusal
 
-_VOCABULARY_BYTES_PER_TOKEN = 250
+_VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # its code, and what each token takes
 _BLOCK = 32
 _covered: deque[str] = deque(maxlen=16)  # hashes of headers whose vocabulary was found to be covered
 
@@ -63,6 +63,7 @@ class Cpu:
         gguf, network = _read(path)
         _check_kv(path, network, options)
         tokenizer = open_tokenizer(gguf)  # before the tiles: it may refuse
+        return_free_memory()  # what building its tables took, some 150 bytes a token
         with ExitStack() as undo:
             handle = weights.create(network, options.n_threads or usable_cores())
             undo.callback(native().ec_model_destroy, handle)
@@ -172,7 +173,7 @@ def _terms(
     return (
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
         held,
-        MemoryTerm("vocabulary", n.n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n.n_vocab} tokens"),
+        MemoryTerm("vocabulary", _VOCABULARY_BYTES + n.n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n.n_vocab} tokens"),
         MemoryTerm("KV cache", kv_bytes * options.n_parallel, f"{n_ctx} tokens × {options.n_parallel}"),
         MemoryTerm("logits", n_rows * n.n_vocab * 4, f"{n_rows} rows"),
         MemoryTerm("activations", _scratch_bytes(n), f"{weights.MAX_ROWS} rows"),

@@ -1,0 +1,121 @@
+"""edgedec plan: the terms, what is chosen under a cap, what else would fit, and refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import Result, run_here
+from support.tiny_models import tiny_llama
+
+MB = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama that was trained on 4,096 tokens."""
+    return tiny_llama(tmp_path_factory.mktemp("plan") / "tiny.gguf", n_ctx_train=4096, n_embd=128)
+
+
+def plan(model: Path, *args: Any) -> Result:
+    """Run the command on the cpu runtime, with drafters on."""
+    return run_here("plan", model, "--runtime", "cpu", *map(str, args))
+
+
+def document(model: Path, *args: Any) -> dict[str, Any]:
+    """Return what it prints with --json, when it succeeds and says nothing else."""
+    result = plan(model, *args, "--json")
+    assert (result.code, result.err) == (0, ""), result
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+def n_bytes(found: dict[str, Any], name: str) -> int:
+    """Return the bytes of the term of that name."""
+    return sum(term["n_bytes"] for term in found["terms"] if term["name"] == name)
+
+
+def test_terms_add_up_and_the_kv_cache_is_its_shape(tiny: Path) -> None:
+    """The total is the sum of the terms; 2 layers of keys and values, 2 heads of 32 in 2 bytes: 512 a token."""
+    found = document(tiny, "--context", 1024, "--draft", "off")
+    assert found["total_bytes"] == sum(term["n_bytes"] for term in found["terms"])
+    assert n_bytes(found, "KV cache") == 1024 * 512
+    assert found["setting"]["context"] == 1024
+    assert found["setting"]["drafters"] == []
+    assert found["given_up"] == []
+
+
+def test_without_a_cap_the_wishes_are_chosen(tiny: Path) -> None:
+    """The context of the model, both drafters, and below it every step down, each smaller than what was wished."""
+    found = document(tiny)
+    assert found["setting"]["context"] == 4096
+    assert found["setting"]["drafters"] == ["suffix", "common"]
+    first, *others = found["alternatives"]
+    assert first == {"given_up": [], "total_bytes": found["total_bytes"], "fits": True, "chosen": True}
+    assert others
+    assert all(other["total_bytes"] < first["total_bytes"] and not other["chosen"] for other in others)
+
+
+def test_under_a_cap_the_first_setting_that_fits_is_chosen(tiny: Path) -> None:
+    """One byte less than the wishes take gives something up, and the plan is within the cap."""
+    cap = document(tiny)["total_bytes"] - 8 * MB
+    found = document(tiny, "--memory", cap)
+    assert found["total_bytes"] <= cap
+    assert found["given_up"]
+    chosen = [other for other in found["alternatives"] if other["chosen"]]
+    assert [other["total_bytes"] for other in chosen] == [found["total_bytes"]]
+    assert not found["alternatives"][0]["fits"]
+
+
+def test_what_was_asked_for_by_name_is_not_given_up(tiny: Path) -> None:
+    """A context and a drafter that were named stay in every alternative."""
+    cap = document(tiny)["total_bytes"] - 8 * MB
+    found = document(tiny, "--memory", cap, "--context", 2048, "--draft", "suffix")
+    assert found["setting"]["context"] == 2048
+    assert found["setting"]["drafters"] == ["suffix"]
+    given_up = [phrase for other in found["alternatives"] for phrase in other["given_up"]]
+    assert not any("context" in phrase or "drafting" in phrase for phrase in given_up)
+
+
+def test_lossy_kv_only_where_the_type_is_left_open(tiny: Path) -> None:
+    """--kv-type auto has steps with a smaller KV cache; without it none has."""
+    phrases = [p for other in document(tiny)["alternatives"] for p in other["given_up"]]
+    assert not any("KV cache" in phrase for phrase in phrases)
+    phrases = [p for other in document(tiny, "--kv-type", "auto")["alternatives"] for p in other["given_up"]]
+    assert "KV cache as q8_0" in phrases
+
+
+def test_a_table_for_people(tiny: Path) -> None:
+    """The terms, the setting, and the order of sacrifice with its mark at what is chosen."""
+    result = plan(tiny)
+    assert (result.code, result.err) == (0, "")
+    for words in ("KV cache", "context", "given up", "In the order in which things are given up:", "-> "):
+        assert words in result.text
+
+
+def test_a_cap_too_small_is_refused_with_the_table(tiny: Path) -> None:
+    """Exit code 50, what the smallest takes and what to do; the table is printed all the same."""
+    result = plan(tiny, "--memory", "5MB")
+    assert result.code == 50
+    assert "even the smallest setting needs" in result.err
+    assert "5.0 MB" in result.err
+    assert "interpreter and libraries" in result.text
+    found = json.loads(plan(tiny, "--memory", "5MB", "--json").out)
+    assert not found["fits"]
+    assert not any(other["fits"] for other in found["alternatives"])
+
+
+@pytest.mark.parametrize("size", ["many", "-3MB", "0", ""])
+def test_a_cap_that_is_no_size_is_refused(tiny: Path, size: str) -> None:
+    """A usage error that says what sizes look like."""
+    result = run_here("plan", tiny, f"--memory={size}")
+    assert result.code != 0
+    assert result.out == b""
+    assert f"{size!r} is no size" in result.err
+
+
+def test_a_missing_model_is_refused(tmp_path: Path) -> None:
+    """As with every command."""
+    result = run_here("plan", tmp_path / "none.gguf", "--offline")
+    assert result.code != 0
+    assert "none.gguf" in result.err
