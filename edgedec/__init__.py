@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgedec.engine import Engine
     from edgedec.errors import EdgedecError
     from edgedec.generate import TokenStream
+    from edgedec.grammar import Grammar
     from edgedec.loading import load
     from edgedec.memory import MemoryPlan, MemoryTerm
     from edgedec.model import Forward, ForwardItem, LayerSet, LoadOptions, Model, Runtime, Session
@@ -30,6 +31,7 @@ _HOMES = {
     "engine": ("Engine",),
     "errors": ("EdgedecError",),
     "generate": ("TokenStream",),
+    "grammar": ("Grammar",),
     "loading": ("load",),
     "memory": ("MemoryPlan", "MemoryTerm"),
     "model": ("Forward", "ForwardItem", "LayerSet", "LoadOptions", "Model", "Runtime", "Session"),
@@ -55,6 +57,7 @@ __all__ = [
     "Forward",
     "ForwardItem",
     "Generation",
+    "Grammar",
     "LayerSet",
     "LoadOptions",
     "MemoryPlan",

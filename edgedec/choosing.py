@@ -12,12 +12,14 @@ import numpy as np
 
 from edgedec import plugins
 from edgedec.errors import CancelledError, EdgedecError, RequestError, UnsupportedModelError
+from edgedec.file_kinds import is_onnx
 from edgedec.gguf import read_gguf
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import CancelToken
 from edgedec.remembered import machine_key, recall, remember
 
 _PREFERRED = ("cpu", "llamacpp")
+_FOR_ONNX = ("onnx", "npu")
 _NEVER_CHOSEN = ("reference",)
 _LIMIT_S = 3.0  # of a comparison, what must be loaded anyway not counted
 _MARGIN = 0.95  # what the second must fall below of the first's time: the first is the one with all capabilities
@@ -56,22 +58,28 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     if name != "auto":
         return Choice(path, _made(plugins.load_plugin(plugins.RUNTIMES, name)), {})
     found = plugins.plugins(plugins.RUNTIMES)
-    order = [*_PREFERRED, *(other for other in found if other not in _PREFERRED + _NEVER_CHOSEN)]
+    order = _order(path, found)
     refusals: dict[str, str] = {}
-    for index, candidate in enumerate(order):
+    for candidate in order:
         runtime = _taking(found[candidate], path, options, refusals, last=candidate == order[-1])
         if runtime is None:
             continue
         choice = Choice(path, runtime, refusals)
-        if options is None or index > 0 or len(_PREFERRED) < 2:
+        if options is None or len(_PREFERRED) < 2 or candidate != _PREFERRED[0]:
             return choice
         return _compared(choice, found[order[1]], options, measure=measure)
-    if path.suffix != ".onnx":
+    if not is_onnx(path):
         read_gguf(path)  # a file that is no model at all is told as such, not as one that no runtime takes
     if len(refusals) == 1:
         raise UnsupportedModelError(*refusals.values())
     reasons = "; ".join(f"{runtime}: {reason}" for runtime, reason in refusals.items())
     raise UnsupportedModelError(f"no runtime takes {path}: {reasons}")
+
+
+def _order(path: Path, names: Mapping[str, object]) -> list[str]:
+    """Return whom to ask: our runtimes for GGUFs, or those for ONNX, the preferred first; then other packages'."""
+    own = [name for name in _FOR_ONNX if name in names] if is_onnx(path) else [*_PREFERRED]
+    return own + [name for name in names if name not in (*_PREFERRED, *_FOR_ONNX, *_NEVER_CHOSEN)]
 
 
 def _taking(
@@ -141,8 +149,7 @@ def _key(path: Path, options: LoadOptions) -> str:
     """Name model, machine and options of a comparison."""
     from edgedec import __version__
 
-    header = read_gguf(path).header_hash if path.suffix != ".onnx" else str(path)
-    return f"{__version__} {header} {machine_key(options)} {options.kv_type}"
+    return f"{__version__} {read_gguf(path).header_hash} {machine_key(options)} {options.kv_type}"
 
 
 def _measure(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Any]:

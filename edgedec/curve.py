@@ -10,6 +10,7 @@ _REMEMBERED = 15
 _SURE = 3  # samples before which an expectation is never raised
 _BUCKET = 512  # tokens of context below which a forward costs about the same; then by doubling
 _ODD = 4.0  # times the expected seconds: a suspended process or a busy machine, not a cost
+_SHARE_DIGITS = 2  # shares of the weights that differ by less are timed together
 _KEEP_SHARE = 1 / 8  # of the latest tree in what keeping a branch is taken to cost
 _KEEP_FADES = 0.995  # with every step without a tree, so that one dear keep does not rule trees out for good
 _STALE = 64  # observations without one of some n, after which that n goes back to what was measured at load
@@ -96,6 +97,7 @@ class CostCurve:
         keep_s: Seconds that keeping a branch of a tree takes on the average of the latest: next to nothing where it
             moves what was computed, up to a forward where nodes are evaluated again. A mean, as a median would not show
             what happens in one step of three.
+        others: Tokens that others gain by the same forward, where it is shared.
     """
 
     def __init__(self, measured: Mapping[int, float] | None = None) -> None:
@@ -103,9 +105,10 @@ class CostCurve:
         for n_rows, seconds in sorted((measured or {}).items(), reverse=True):
             cheapest = min(base.values(), default=seconds)
             base[n_rows] = min(seconds, cheapest)  # more rows for less: the time of fewer was disturbed
-        self.keep_s = 0.0
+        self.keep_s = self.others = 0.0
         self._base = base
         self._buckets = {0: _Bucket(dict(base))} if base else {}
+        self._parts: dict[float, deque[float]] = {}
 
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
         """Take the measured time of one forward; only the latest few of each kind are remembered.
@@ -136,6 +139,34 @@ class CostCurve:
         What no recent step has measured is the first measurement, times how much slower the machine has been since.
         """
         return self._bucket(n_past).seconds(n_rows)
+
+    def observe_part(self, share: float, seconds: float, n_past: int = 0) -> None:
+        """Take the measured time of one row through some of the half-layers, which read this share of the weights."""
+        whole = self.seconds(1, n_past)
+        if whole is not None and whole > 0:
+            ratios = self._parts.setdefault(round(share, _SHARE_DIGITS), deque(maxlen=_REMEMBERED))
+            ratios.append(min(seconds / whole, _ODD * share))
+
+    def expect_part(self, share: float, ratio: float) -> None:
+        """Take what a row through this share of the weights is known to take, in whole rows, unless it was timed."""
+        self._parts.setdefault(round(share, _SHARE_DIGITS), deque([ratio], maxlen=_REMEMBERED))
+
+    def part(self, share: float) -> float:
+        """Return what one row through this share of the weights takes, in the time of a whole row.
+
+        A share that was never timed lies on the line between those that were; without any it is its own price.
+
+        >>> curve = CostCurve({1: 0.010})
+        >>> curve.part(0.6)
+        0.6
+        >>> curve.observe_part(0.5, 0.006)
+        >>> curve.part(0.5), curve.part(0.25), curve.part(0.75)
+        (0.6, 0.3, 0.8)
+        """
+        known = sorted({0.0: 0.0, 1.0: 1.0, **{at: median(ratios) for at, ratios in self._parts.items()}}.items())
+        above = next(i for i, (at, _) in enumerate(known) if at >= share and i)
+        (low, low_ratio), (high, high_ratio) = known[above - 1], known[above]
+        return low_ratio + (high_ratio - low_ratio) * (share - low) / (high - low)
 
     def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
         """Return the seconds of 1 to `n_rows` rows; where nothing was measured, as if each took a second."""

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from edgedec.curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
+from edgedec.drafters.forced import ForcedDrafts
+from edgedec.grammar import Constraint
 from edgedec.model import Forward, Session
 from edgedec.noise import Noise
 from edgedec.progress import OnProgress
@@ -39,6 +41,8 @@ class Decoder:
         curve: Takes the measured time of every forward, or None.
         proposer: Says what to verify, or None to decode plainly.
         on_progress: Called during the prefill.
+        constraint: The grammar that the text keeps to, or None.
+        forced: What puts the grammar's forced tokens into drafts, or None.
         logprobs: Filled with one entry per token of the last step, where asked for.
     """
 
@@ -47,6 +51,8 @@ class Decoder:
     curve: CostCurve | None
     proposer: Proposer | None = None
     on_progress: OnProgress | None = None
+    constraint: Constraint | None = None
+    forced: ForcedDrafts | None = None
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
 
 
@@ -89,6 +95,8 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
     sequence.n_cached += len(pending) + len(verification.path)
     if len(draft):
         stats.count_draft(len(draft), len(verification.path))
+        if decoder.forced is not None:
+            decoder.forced.score(stats, verification.token_ids)
     if proposer is not None:
         _tell_proposer(sequence, proposer, draft, verification, forward, pending)
     stats.verify_s += verified - ended
@@ -122,25 +130,30 @@ def _forward(sequence: Sequence, decoder: Decoder, pending: list[int], draft: Dr
 def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> Verification:
     """Choose tokens along a path of the draft, by the rule asked for."""
     params, logits, ops = sequence.request.sampling, forward.logits, forward.ops
+    constraint = decoder.constraint
     position = len(sequence.token_ids)
     decoder.logprobs.clear()
     if sequence.request.rule == COUPLED:
 
         def choose_token(row: int, accepted: tuple[int, ...]) -> int:
             seen = sequence.token_ids + list(accepted) if params.has_penalties else ()
-            return draw(logits[row], params, seen, decoder.noise, position + len(accepted), ops)
+            scores = logits[row] if constraint is None else constraint.masked(logits[row], accepted)
+            return draw(scores, params, seen, decoder.noise, position + len(accepted), ops)
 
         verification = verify_coupled(draft, choose_token)
     else:
 
         def target(row: int, before: tuple[int, ...]) -> Distribution:
-            return distribution(logits[row], params, sequence.token_ids + list(before), ops)
+            scores = logits[row] if constraint is None else constraint.masked(logits[row], before)
+            return distribution(scores, params, sequence.token_ids + list(before), ops)
 
         uniform = uniform_source(decoder.noise, position)
         q = draft.q if draft.q is not None else (None,) * len(draft)
         verification = RULES[sequence.request.rule](draft, q, target, uniform)
     if not params.ignore_end:
         verification = _until_end(verification, decoder.session.model.tokenizer)
+    if constraint is not None:
+        verification = _until_complete(verification, constraint)
     if params.logprobs is not None:
         rows = (0, *(node + 1 for node in verification.path))
         decoder.logprobs += [
@@ -154,6 +167,15 @@ def _until_end(verification: Verification, tokenizer: Tokenizer) -> Verification
     """Leave out what a draft had behind an end token: it is no text, and no drafter should learn it."""
     for i, token_id in enumerate(verification.token_ids[:-1]):
         if tokenizer.is_end(token_id):
+            return Verification(verification.path[:i], verification.token_ids[: i + 1])
+    return verification
+
+
+def _until_complete(verification: Verification, constraint: Constraint) -> Verification:
+    """Tell the grammar what the text gets, and leave out what comes after the token that makes it whole."""
+    for i, token_id in enumerate(verification.token_ids):
+        constraint.commit(token_id)
+        if constraint.is_complete:
             return Verification(verification.path[:i], verification.token_ids[: i + 1])
     return verification
 
@@ -173,7 +195,10 @@ def _propose(sequence: Sequence, decoder: Decoder, proposer: Proposer) -> Draft:
         room = min(room, max_tokens - sequence.n_generated - 1)
     if room < 1:
         return EMPTY_DRAFT
-    return proposer.propose(sequence.stats, sequence.n_cached, room)
+    draft = proposer.propose(sequence.stats, sequence.n_cached, room)
+    if decoder.forced is None:
+        return draft
+    return decoder.forced.add_to(draft, sequence.stats, sequence.n_cached, room)
 
 
 def _tell_proposer(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edgedec import plugins
 from edgedec.choosing import choose_runtime
+from edgedec.curve import CostCurve
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.alignment import encode_aligned
 from edgedec.drafters.cascade import CascadeModel
@@ -13,12 +14,17 @@ from edgedec.drafters.model import ROWS, WINDOW, DraftModel
 from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.guarded import guarded
+from edgedec.layer_sets import TunedSet
 from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model
+from edgedec.records import best_length
 
-SUFFIX, COMMON, MODEL, CASCADE = "suffix", "common", "model", "cascade"
+SUFFIX, COMMON, MODEL, CASCADE, SKIP = "suffix", "common", "model", "cascade", "skip"
 NGRAMS = ("recycling", "trigram", "stand")
 AUTO = (SUFFIX, COMMON)
+SKIP_GAIN = 1.03
+"""What drafting with a tuned set of layers must promise before `auto` takes it."""
+
 _SAMPLED = 4096  # tokens of two vocabularies that are compared
 _PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
 
@@ -63,6 +69,23 @@ def with_draft_model(
         else:
             filled[MODEL] = source
     return filled
+
+
+def promised_gain(tuned: TunedSet, curve: CostCurve, n_max: int) -> float:
+    """Return how many times as fast as plain decoding drafts with a tuned set would be by the measured curve.
+
+    0 where nothing was measured, or no draft can be verified.
+
+    >>> from edgedec.model import LayerSet
+    >>> tuned = TunedSet(LayerSet.of(4, [0, 3]), 0.5, 0.5, 0.8, 2000)
+    >>> round(promised_gain(tuned, CostCurve({1: 0.10, 2: 0.11}), 1), 3)
+    1.125
+    """
+    whole_s = curve.seconds(1)
+    if whole_s is None or n_max < 1:
+        return 0.0
+    cost = curve.up_to(n_max + 1).__getitem__
+    return best_length(tuned.agreement, tuned.cost * whole_s, cost, n_max, 1 / whole_s)[1]
 
 
 def _factory(name: str) -> DrafterFactory:

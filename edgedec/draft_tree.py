@@ -82,7 +82,12 @@ class DraftTree:
 
 
 def best_part(
-    paths: Sequence[float], candidates: Sequence[int], cost: Callable[[int], float], n_max: int, spent_s: float
+    paths: Sequence[float],
+    candidates: Sequence[int],
+    cost: Callable[[int], float],
+    n_max: int,
+    spent_s: float,
+    others: float = 0.0,
 ) -> tuple[list[int], float]:
     """Return the nodes worth verifying and the expected tokens per second with them; none where plain is faster.
 
@@ -92,10 +97,11 @@ def best_part(
         cost: Seconds of a forward by the number of nodes in it (0: the plain step).
         n_max: Most nodes.
         spent_s: What drafting took; it is paid for whatever is chosen, the plain step included.
+        others: Tokens that others gain by the same forward: the rate is that of all together.
     """
     order = sorted(candidates, key=lambda node: (-paths[node], node))[:n_max]
-    expected = 1.0
-    best_n, best_rate = 0, 1.0 / (cost(0) + spent_s)
+    expected = 1.0 + others
+    best_n, best_rate = 0, expected / (cost(0) + spent_s)
     for n, node in enumerate(order, start=1):
         expected += paths[node]
         rate = expected / (cost(n) + spent_s)
@@ -105,16 +111,22 @@ def best_part(
 
 
 def best_shape(
-    tree: DraftTree, paths: Sequence[float], cost: Callable[[int], float], n_max: int, spent_s: float, keep_s: float
+    tree: DraftTree,
+    paths: Sequence[float],
+    cost: Callable[[int], float],
+    n_max: int,
+    spent_s: float,
+    keep_s: float,
+    others: float = 0.0,
 ) -> tuple[list[int], float]:
     """Return the best part of a tree or, where keeping a branch costs more than that brings, of its likeliest chain.
 
     `keep_s` is what keeping one takes after the forward, in seconds; a chain needs none. The rest as for best_part.
     """
-    nodes, rate = best_part(paths, range(len(paths)), cost, n_max, spent_s)
+    nodes, rate = best_part(paths, range(len(paths)), cost, n_max, spent_s, others)
     in_order = all(tree.parents[node] == last for last, node in pairwise([-1, *nodes]))
     if in_order or keep_s < _NO_KEEP * cost(0):
         return nodes, rate
-    whole = best_part(paths, range(len(paths)), lambda n: cost(n) + (keep_s if n else 0.0), n_max, spent_s)
-    chain = best_part(paths, tree.chain(paths), cost, n_max, spent_s)
+    whole = best_part(paths, range(len(paths)), lambda n: cost(n) + (keep_s if n else 0.0), n_max, spent_s, others)
+    chain = best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)
     return whole if whole[1] > chain[1] else chain

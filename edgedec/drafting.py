@@ -1,23 +1,32 @@
 """The drafters of an engine, and their policy for one generation."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from edgedec.curve import CostCurve
 from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
+from edgedec.draft_loading import SKIP, SKIP_GAIN, promised_gain
 from edgedec.draft_store import DraftStore
 from edgedec.drafters.common_text import CommonText
 from edgedec.drafters.model import ModelFactory
-from edgedec.errors import MemoryCapError, PluginError
+from edgedec.drafters.self_draft import SelfDrafter
+from edgedec.drafters.skip import SkipDrafter
+from edgedec.errors import EdgedecError, MemoryCapError, PluginError
 from edgedec.guarded import Guarded
+from edgedec.layer_sets import TunedSet, tuned_set
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
 from edgedec.policy import Policy
 from edgedec.proposing import described
 from edgedec.records import Member, Record
+from edgedec.remembered import cache_folder
 from edgedec.sequence import Sequence
+from edgedec.stats import DecodeStats
 from edgedec.verify import COUPLED
 
 
@@ -38,6 +47,8 @@ class Drafting:
         notes: What the next generation's statistics will tell, once.
         policy: The generation's that is running, or None.
         off: Drafters that are asked no more, as their memory was needed, with what to tell of them.
+        cache_dir: Root of the cache, where a tuned set of layers may be; None for where this installation keeps it.
+        strict: Verify only what has the bits of single steps: no trees where the runtime's are not exact.
     """
 
     factories: Mapping[str, DrafterFactory]
@@ -52,6 +63,8 @@ class Drafting:
     notes: list[str] = field(default_factory=list)
     policy: Policy | None = None
     off: dict[str, str] = field(default_factory=dict)
+    cache_dir: Path | None = None
+    strict: bool = True
 
     @property
     def share_bytes(self) -> int | None:
@@ -118,7 +131,7 @@ def open_policy(
         common=drafting.common,
     )
     left = drafting.budget_bytes
-    for name, factory in drafting.factories.items():
+    for name, factory in _with_tuned_layers(drafting, session, curve, stats).items():
         if name in drafting.off:
             stats.add_reason(drafting.off[name])
             continue
@@ -137,7 +150,7 @@ def open_policy(
                 drafter.close()
             continue
         left = None if left is None else left - held
-        members.append(_member(name, drafter, factory, drafting))
+        members.append(_member(name, drafter, factory, drafting, curve, greedy=sampling.greedy))
     if not members:
         return None
     drafting.policy = Policy(
@@ -149,6 +162,7 @@ def open_policy(
         floor=floor,
         always=drafting.always,
         coupled=context.coupled,
+        chains=drafting.strict and not session.model.capabilities.exact_trees,
     )
     return drafting.policy
 
@@ -165,6 +179,39 @@ def _check_needs(needs: DrafterNeeds, session: Session) -> None:
         raise PluginError(f"it needs {needs.candidates!r} candidates; ask for 0 or more")
 
 
-def _member(name: str, drafter: Drafter, factory: DrafterFactory, drafting: Drafting) -> Member:
+def _with_tuned_layers(
+    drafting: Drafting, session: Session, curve: CostCurve, stats: DecodeStats
+) -> dict[str, DrafterFactory]:
+    """Return the factories, `skip` with the set tuned for this model; `auto` takes it where that promises to pay."""
+    factories = dict(drafting.factories)
+    pinned = factories.get(SKIP) is SkipDrafter
+    if not session.model.capabilities.layers or (drafting.always and not pinned):
+        return factories
+    tuned = _tuned_set(drafting, session)
+    if tuned is not None and (pinned or promised_gain(tuned, curve, drafting.n_max) >= SKIP_GAIN):
+        factories[SKIP] = partial(SkipDrafter, tuned=tuned)
+    elif pinned and tuned is None:
+        stats.add_reason("skip leaves out every fourth layer; edgedec tune-skip finds a better set for this model")
+    return factories
+
+
+def _tuned_set(drafting: Drafting, session: Session) -> TunedSet | None:
+    with suppress(EdgedecError):  # without our own folders there is no cache
+        return tuned_set(cache_folder(drafting.cache_dir), session.model.card)
+    return None
+
+
+def _member(
+    name: str, drafter: Drafter, factory: DrafterFactory, drafting: Drafting, curve: CostCurve, *, greedy: bool
+) -> Member:
+    is_new = name not in drafting.records
     record = drafting.records.setdefault(name, Record())
-    return Member(name, drafter, record, costly=isinstance(factory, ModelFactory))
+    if not isinstance(drafter, SelfDrafter):
+        return Member(name, drafter, record, costly=isinstance(factory, ModelFactory))
+    drafter.learn_costs(curve, record.calibration[greedy].corrected)
+    whole_s = curve.seconds(1)
+    if is_new:
+        record.accepted = [drafter.expected * offered for offered in record.offered]
+    if record.level_s is None and whole_s is not None:
+        record.level_s = whole_s * curve.part(drafter.share)
+    return Member(name, drafter, record, costly=True)

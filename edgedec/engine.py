@@ -3,16 +3,21 @@
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypedDict, Unpack
 
+import numpy as np
+
 from edgedec import aio
+from edgedec.batching import BatchedSession
 from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
 from edgedec.curve import CostCurve
-from edgedec.errors import ModelFormatError, RequestError, TemplateError
+from edgedec.errors import ModelFormatError, RequestError, SessionError, TemplateError
 from edgedec.generate import Target, TokenStream
+from edgedec.grammar import Grammar, Grammars, JsonSchema, chosen_grammar
 from edgedec.memory import MemoryPlan, release
 from edgedec.model import Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
@@ -20,6 +25,7 @@ from edgedec.prompt_cache import PromptCache, read_prompt_cache, write_prompt_ca
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation, Request
 from edgedec.tokenizer import Tokenizer
+from edgedec.turns import Turns
 from edgedec.verification import RULES
 from edgedec.verify import COUPLED
 
@@ -46,17 +52,30 @@ class SamplingOptions(TypedDict, total=False):
     ignore_end: bool
 
 
+class RequestOptions(SamplingOptions, total=False):
+    """Those, and what the text keeps to; as in Engine.generate."""
+
+    grammar: Grammar | None
+    json_schema: JsonSchema | None
+
+
 class Engine:
-    """A loaded model. Made by edgedec.load; may be used from several threads, whose requests then take turns.
+    """A loaded model. Made by edgedec.load; may be used from several threads.
+
+    Their requests share forwards, up to as many at once as it was loaded for; beyond that they take turns.
 
     Attributes:
         plan: The memory plan it was loaded under (without terms where no cap was given).
     """
 
-    def __init__(self, model: Model, target: Target, template: ChatTemplate | None, plan: MemoryPlan) -> None:
+    def __init__(
+        self, model: Model, targets: Sequence[Target], template: ChatTemplate | None, plan: MemoryPlan
+    ) -> None:
         self._model = model
-        self._target = target
+        self._turns = Turns(targets)
+        self._target = targets[0]
         self._template = template
+        self._grammars = Grammars(model.tokenizer)
         self.plan = plan
 
     @property
@@ -87,12 +106,16 @@ class Engine:
     def forget(self) -> None:
         """Empty what drafters keep between requests, and what is known of their acceptance."""
         if self._target.drafting is not None:
-            with self._target.turns.turn(CancelToken()):
-                self._target.drafting.forget()
+            with self._turns.all() as targets:
+                for target in targets:
+                    if target.drafting is not None:
+                        target.drafting.forget()
 
     def session(self, n_ctx: int | None = None) -> Session:
         """Open a session of the runtime: KV cache and forward, without sampling or turns. Close it yourself."""
-        return self._model.session(n_ctx or self.n_ctx)
+        mine = self._target.session
+        opener = mine.batcher if isinstance(mine, BatchedSession) else self._model
+        return opener.session(n_ctx or self.n_ctx)
 
     def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """Return the parameters that these options mean for this model: its own defaults, then edgedec's.
@@ -114,6 +137,8 @@ class Engine:
         reuse: Reuse = "exact",
         draft: bool = True,
         verify: str = COUPLED,
+        grammar: Grammar | None = None,
+        json_schema: JsonSchema | None = None,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[SamplingOptions],
@@ -128,14 +153,24 @@ class Engine:
             draft: Whether drafts may be verified; the text is the same.
             verify: The rule by which: "coupled"; or "tokenwise", "block", "recursive", "kseq", "multipath", which give
                 a text of the same distribution, not the same text.
+            grammar: What the text keeps to; it ends where the grammar does. Needs the extra `grammar`.
+            json_schema: The same for JSON under a schema (an object, or its text): Grammar.json_schema(...).
 
         Raises:
             PromptTooLongError: The prompt does not fit the context.
-            RequestError: An option is out of range, or the prompt is empty.
+            RequestError: An option is out of range, the prompt is empty, or the grammar is invalid or not supported.
         """
         return _finished(
             self.stream(
-                prompt, reuse=reuse, draft=draft, verify=verify, cancel=cancel, on_progress=on_progress, **options
+                prompt,
+                reuse=reuse,
+                draft=draft,
+                verify=verify,
+                grammar=grammar,
+                json_schema=json_schema,
+                cancel=cancel,
+                on_progress=on_progress,
+                **options,
             )
         )
 
@@ -146,6 +181,8 @@ class Engine:
         reuse: Reuse = "exact",
         draft: bool = True,
         verify: str = COUPLED,
+        grammar: Grammar | None = None,
+        json_schema: JsonSchema | None = None,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[SamplingOptions],
@@ -156,7 +193,9 @@ class Engine:
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         require_rule(verify)
         request = Request(tuple(int(token_id) for token_id in token_ids), sampling, seed, reuse, draft, verify)
-        return TokenStream(self._target, request, cancel, on_progress)
+        chosen = chosen_grammar(grammar, json_schema)
+        constraint = None if chosen is None else self._grammars.open(chosen)
+        return TokenStream(self._turns, request, cancel, on_progress, constraint)
 
     def chat(
         self,
@@ -165,6 +204,8 @@ class Engine:
         reuse: Reuse = "longest",
         draft: bool = True,
         verify: str = COUPLED,
+        grammar: Grammar | None = None,
+        json_schema: JsonSchema | None = None,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[SamplingOptions],
@@ -180,7 +221,15 @@ class Engine:
         """
         return _finished(
             self.chat_stream(
-                messages, reuse=reuse, draft=draft, verify=verify, cancel=cancel, on_progress=on_progress, **options
+                messages,
+                reuse=reuse,
+                draft=draft,
+                verify=verify,
+                grammar=grammar,
+                json_schema=json_schema,
+                cancel=cancel,
+                on_progress=on_progress,
+                **options,
             )
         )
 
@@ -191,14 +240,23 @@ class Engine:
         reuse: Reuse = "longest",
         draft: bool = True,
         verify: str = COUPLED,
+        grammar: Grammar | None = None,
+        json_schema: JsonSchema | None = None,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[SamplingOptions],
     ) -> TokenStream:
         """Answer token by token; as chat()."""
-        ids = self.chat_ids(messages)
         return self.stream(
-            ids, reuse=reuse, draft=draft, verify=verify, cancel=cancel, on_progress=on_progress, **options
+            self.chat_ids(messages),
+            reuse=reuse,
+            draft=draft,
+            verify=verify,
+            grammar=grammar,
+            json_schema=json_schema,
+            cancel=cancel,
+            on_progress=on_progress,
+            **options,
         )
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -227,34 +285,33 @@ class Engine:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         sampling = self.sampling(**options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        request = Request(tuple(int(token_id) for token_id in token_ids), sampling, seed, record=True)
-        return _finished(TokenStream(self._target, request))
+        return _finished(TokenStream(self._turns, Request(tuple(map(int, token_ids)), sampling, seed, record=True)))
 
-    async def agenerate(self, prompt: Prompt, **options: Unpack[SamplingOptions]) -> Generation:
+    async def agenerate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Generation:
         """Generate without blocking the event loop; cancelling the task stops the generation."""
         return await aio.finish(lambda cancel: self.stream(prompt, cancel=cancel, **options))
 
-    async def achat(self, messages: Sequence[Message], **options: Unpack[SamplingOptions]) -> Generation:
+    async def achat(self, messages: Sequence[Message], **options: Unpack[RequestOptions]) -> Generation:
         """Answer without blocking the event loop; cancelling the task stops the generation."""
         return await aio.finish(lambda cancel: self.chat_stream(messages, cancel=cancel, **options))
 
-    def astream(self, prompt: Prompt, **options: Unpack[SamplingOptions]) -> AsyncIterator[aio.TokenOutput]:
+    def astream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncIterator[aio.TokenOutput]:
         """Generate token by token without blocking the event loop; leaving the loop stops the generation."""
         return aio.iterate(lambda cancel: self.stream(prompt, cancel=cancel, **options))
 
     def achat_stream(
-        self, messages: Sequence[Message], **options: Unpack[SamplingOptions]
+        self, messages: Sequence[Message], **options: Unpack[RequestOptions]
     ) -> AsyncIterator[aio.TokenOutput]:
         """Answer token by token without blocking the event loop; leaving the loop stops the generation."""
         return aio.iterate(lambda cancel: self.chat_stream(messages, cancel=cancel, **options))
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
         """Write the KV of the last request to a file, from which load_prompt_cache goes on."""
-        with self._target.turns.turn(CancelToken()):
-            target = self._target
+        with self._turns.all():
+            target = self._turns.last
             n = min(len(target.cached_ids), target.session.n_cached)
-            token_ids = tuple(target.cached_ids[:n])
-            cache = PromptCache(self.card.fingerprint, token_ids, min(target.n_exact, n), target.session.save())
+            payload = _saved(target, n)
+            cache = PromptCache(self.card.fingerprint, tuple(target.cached_ids[:n]), min(target.n_exact, n), payload)
         write_prompt_cache(Path(path), cache)
 
     def load_prompt_cache(self, path: str | os.PathLike[str]) -> int:
@@ -268,8 +325,8 @@ class Engine:
             raise ModelFormatError(
                 f"the prompt cache {path} was made with another model, runtime release or options; delete it"
             )
-        target = self._target
-        with target.turns.turn(CancelToken()):
+        with self._turns.all():
+            target = self._turns.last
             target.cached_ids, target.n_exact = [], 0
             target.session.load(cache.payload, len(cache.token_ids))
             target.cached_ids, target.n_exact = list(cache.token_ids), cache.n_exact
@@ -282,7 +339,7 @@ class Engine:
             StorageError, ModelFormatError: It can't be written, or is another model's by now; it is not tried again.
         """
         if self._target.drafting is not None:
-            with self._target.turns.turn(CancelToken()):
+            with self._turns.all():
                 self._target.drafting.save()
 
     def close(self) -> None:
@@ -291,20 +348,21 @@ class Engine:
         Raises:
             StorageError, ModelFormatError: All is freed, but the draft store could not be written.
         """
-        target = self._target
-        target.closing = True
-        target.session.cancel()
-        if target.turns.mine or os.getpid() != target.pid:  # inside a stream's own loop, or in a forked child
+        for target in self._turns.things:
+            target.closing = True
+            target.session.cancel()
+        if self._turns.mine or os.getpid() != self._target.pid:  # inside a stream's own loop, or in a forked child
             self._close_models()
             return
-        with target.turns.turn(CancelToken()):
+        with self._turns.all():
             self._close_models()
 
     def _close_models(self) -> None:
         release(self)
         drafting = self._target.drafting
-        if drafting is not None:
-            drafting.close()
+        for target in self._turns.things:
+            if target.drafting is not None:
+                target.drafting.close()
         self._model.close()
         if drafting is not None and os.getpid() == self._target.pid:
             drafting.save()
@@ -328,3 +386,14 @@ def _finished(stream: TokenStream) -> Generation:
     for _ in stream:
         pass
     return stream.generation
+
+
+def _saved(target: Target, n: int) -> bytes:
+    """Return a session's KV of its first `n` tokens; what a draft, or a step that failed, left beyond is dropped."""
+    session, chunk = target.session, target.session.model.capabilities.prefill_chunk
+    with suppress(SessionError):  # branched
+        if n in (0, session.n_cached):
+            return session.save()
+    session.forward(np.array(target.cached_ids[n - 1 : n], np.int32), n_past=n - 1)
+    target.n_exact = min(target.n_exact, n if chunk == 1 else (n - 1) // chunk * chunk)
+    return session.save()

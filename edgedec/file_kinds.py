@@ -1,4 +1,6 @@
-"""Say what a file that is no GGUF is, from its first bytes, so that the refusal can name it."""
+"""Say what a file that is no GGUF is, from its first bytes, so that the refusal can name it; and tell exports."""
+
+from pathlib import Path
 
 HEAD_BYTES = 512
 """How many leading bytes `name_format` looks at."""
@@ -26,6 +28,23 @@ _MAGICS: tuple[tuple[bytes, str], ...] = (
 _ONNX_SECOND_TAGS = frozenset({0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2})
 
 
+_EXPORT_MANIFEST, _EXPORT_HEADER = "edgedec.json", "vocabulary.gguf"
+
+
+def is_onnx(path: Path) -> bool:
+    """Tell whether a path is an .onnx file, or a folder with one or with an export of ours."""
+    if not path.is_dir():
+        return path.suffix == ".onnx"
+    return (path / _EXPORT_MANIFEST).is_file() or any(path.glob("*.onnx"))
+
+
+def header_path(path: Path) -> Path:
+    """Return the GGUF that says what a model is: the file itself, or the one in an export's folder."""
+    if not is_onnx(path):
+        return path
+    return (path if path.is_dir() else path.parent) / _EXPORT_HEADER
+
+
 def name_format(head: bytes) -> str:
     """Name the format that `head`, a file's first HEAD_BYTES bytes, belongs to, and say what to do about it.
 
@@ -39,13 +58,13 @@ def name_format(head: bytes) -> str:
     if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
         return "a web page saved instead of the model; download the file itself, signing in where the site asks for it"
     if _is_safetensors(head):
-        return "a safetensors file; download a GGUF of the model, or convert it with llama.cpp's convert_hf_to_gguf"
+        return "a safetensors file; make a GGUF of its folder (edgedec export FOLDER --to gguf), or download one"
     if head[4:8] == b"TFL3":
         return "a TensorFlow Lite model; download a GGUF of the model"
     if head[257:262] == b"ustar":
         return "a tar archive; unpack it first"
     if len(head) > 2 and head[0] == 0x08 and 1 <= head[1] <= 32 and head[2] in _ONNX_SECOND_TAGS:
-        return "an ONNX model; pass its directory to the onnx runtime, or download a GGUF of the model"
+        return "an ONNX model; if `edgedec export` wrote it, pass its folder, else download a GGUF of the model"
     if not head.strip(b"\0"):
         return "zeros only at its start, an unfinished download; download it again"
     if text.startswith((b"{", b"[")) and _is_text(head):

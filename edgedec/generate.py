@@ -1,14 +1,19 @@
 """One generation from its request to its last token, as a stream."""
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
+from edgedec.batching import BatchedSession
 from edgedec.curve import CostCurve
 from edgedec.decode import Decoder, step
+from edgedec.drafters.forced import ForcedDrafts
 from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, ContextFullError, PromptTooLongError, RequestError, SessionError
+from edgedec.grammar import Constraint
 from edgedec.memory_watch import Watch
 from edgedec.model import Session
 from edgedec.noise import Noise
@@ -22,11 +27,10 @@ from edgedec.verify import COUPLED
 
 @dataclass(slots=True)
 class Target:
-    """A session with what its KV cache holds, shared by the generations that take turns on it.
+    """A session with what its KV cache holds, for the generations that take turns on it.
 
     Attributes:
         session: The target's session.
-        turns: Who may use it.
         cached_ids: The tokens in its KV cache.
         n_exact: How many of them, from the start, a cold start would compute to the same bits.
         curve: Measured cost of its forwards.
@@ -38,7 +42,6 @@ class Target:
     """
 
     session: Session
-    turns: Turns = field(default_factory=Turns)
     cached_ids: list[int] = field(default_factory=list)
     n_exact: int = 0
     curve: CostCurve = field(default_factory=CostCurve)
@@ -54,12 +57,14 @@ class TokenStream(Iterator[TokenOutput]):
 
     def __init__(
         self,
-        target: Target,
+        turns: Turns[Target],
         request: Request,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
-        _check_request(request, target.session)
+        target = turns.things[0]
+        _check_request(request, target.session, constraint)
         self._cancel = cancel or CancelToken()
         self._sequence = Sequence(request, list(request.prompt_ids))
         self._sequence.stats.seed = request.seed
@@ -67,7 +72,7 @@ class TokenStream(Iterator[TokenOutput]):
         self._sequence.stats.runtime_reason = target.runtime_reason
         self._sequence.stats.n_prompt_tokens = len(request.prompt_ids)
         self._outputs: list[TokenOutput] = []
-        self._tokens = _run(target, self._sequence, self._cancel, on_progress)
+        self._tokens = _run(turns, self._sequence, self._cancel, on_progress, constraint)
 
     def __next__(self) -> TokenOutput:
         output = next(self._tokens)
@@ -97,12 +102,14 @@ class TokenStream(Iterator[TokenOutput]):
         )
 
 
-def _check_request(request: Request, session: Session) -> None:
+def _check_request(request: Request, session: Session, constraint: Constraint | None) -> None:
     n_vocab, n_prompt = session.model.card.n_vocab, len(request.prompt_ids)
     if not n_prompt:
         raise RequestError("the prompt is empty; give at least one token")
     if not all(0 <= token_id < n_vocab for token_id in request.prompt_ids):
         raise RequestError(f"the prompt holds a token id outside the vocabulary of {n_vocab}")
+    if constraint is not None and request.sampling.ignore_end:
+        raise RequestError("a grammar decides where the text ends, so ignore_end can't be kept: leave one of them out")
     if n_prompt >= session.n_ctx:
         raise PromptTooLongError(
             f"the prompt takes {n_prompt} tokens; the context of {session.n_ctx} leaves room for {session.n_ctx - 1}. "
@@ -111,31 +118,36 @@ def _check_request(request: Request, session: Session) -> None:
 
 
 def _run(
-    target: Target, sequence: Sequence, cancel: CancelToken, on_progress: OnProgress | None
+    turns: Turns[Target],
+    sequence: Sequence,
+    cancel: CancelToken,
+    on_progress: OnProgress | None,
+    constraint: Constraint | None,
 ) -> Generator[TokenOutput]:
-    """Wait for the turn, then decode until something ends the text."""
-    if os.getpid() != target.pid:
+    """Wait for a session, the one that holds most of the prompt, then decode until something ends the text."""
+    if os.getpid() != turns.things[0].pid:
         raise SessionError("the model was loaded before fork(); a child process must load its own")
     started = perf_counter()
-    with target.turns.turn(cancel) as granted:
+    with turns.turn(cancel, lambda target: _n_shared(target, sequence)) as target:
         try:
-            if granted and target.closing:
-                raise SessionError("the model is closed; load it again")
-            if granted:
-                with cancel.calling(target.session.cancel):
-                    yield from _decode(target, sequence, cancel, on_progress, started)
-            else:
+            if target is None:
                 sequence.finish_reason = "cancelled"
+            elif target.closing:
+                raise SessionError("the model is closed; load it again")
+            else:
+                with cancel.calling(target.session.cancel), _joined(target.session):
+                    open_decoder = partial(_decoder, target, sequence, on_progress, constraint)
+                    yield from _decode(target, sequence, open_decoder, cancel, started)
         finally:
             sequence.stats.total_s = perf_counter() - started
             sequence.stats.n_generated_tokens = sequence.n_generated
 
 
 def _decode(
-    target: Target, sequence: Sequence, cancel: CancelToken, on_progress: OnProgress | None, started: float
+    target: Target, sequence: Sequence, open_decoder: Callable[[], Decoder], cancel: CancelToken, started: float
 ) -> Iterator[TokenOutput]:
     _reuse_prefix(target, sequence)
-    decoder = _decoder(target, sequence, on_progress)
+    decoder = open_decoder()
     text = TextStream(sequence.request.sampling.stop)
     try:
         yield from _steps(target, sequence, decoder, text, cancel, started)
@@ -201,6 +213,9 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
             n_generated = len(sequence.token_ids) - n_prompt
             if text.stopped is not None:
                 sequence.finish_reason = "stop"
+            elif decoder.constraint is not None and index == len(added) - 1 and decoder.constraint.is_complete:
+                sequence.finish_reason = "stop"
+                new_text += text.finish()
             elif n_generated == sampling.max_tokens or len(sequence.token_ids) >= n_ctx:
                 sequence.finish_reason = "length"
                 new_text += text.finish()
@@ -213,6 +228,20 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
                 yield TokenOutput(token_id, new_text, logprobs.logprob, logprobs.top)
         if sequence.finish_reason is not None:
             return
+
+
+def _joined(session: Session) -> AbstractContextManager[None]:
+    """Let the forwards of other generations wait for this session's, where they are joined."""
+    return session.generating() if isinstance(session, BatchedSession) else nullcontext()
+
+
+def _n_shared(target: Target, sequence: Sequence) -> float:
+    """Return how many tokens of a prompt a session holds already; of equal ones the emptier is the better."""
+    held, prompt = target.cached_ids, sequence.request.prompt_ids
+    n = 0
+    while n < min(len(held), len(prompt)) and held[n] == prompt[n]:
+        n += 1
+    return n - len(held) / (len(held) + 1)
 
 
 def _reuse_prefix(target: Target, sequence: Sequence) -> None:
@@ -245,10 +274,12 @@ def _remember_cached(target: Target, sequence: Sequence) -> None:
         target.n_exact = min(target.n_exact, n_start)
 
 
-def _decoder(target: Target, sequence: Sequence, on_progress: OnProgress | None) -> Decoder:
+def _decoder(
+    target: Target, sequence: Sequence, on_progress: OnProgress | None, constraint: Constraint | None
+) -> Decoder:
     noise = Noise(sequence.request.seed)
     curve = None if target.drafting is None else target.curve
-    decoder = Decoder(target.session, noise, curve, on_progress=on_progress)
+    decoder = Decoder(target.session, noise, curve, on_progress=on_progress, constraint=constraint)
     rule = sequence.request.rule
     if rule != COUPLED:
         sequence.stats.add_reason(f"verified by {rule}: a text of the same distribution, not plain decoding's own")
@@ -256,4 +287,7 @@ def _decoder(target: Target, sequence: Sequence, on_progress: OnProgress | None)
         decoder.proposer = policy = open_policy(target.drafting, target.session, target.curve, sequence, noise)
         if policy is not None and sequence.request.record:
             policy.rows = sequence.proposals
+        if policy is not None and constraint is not None:
+            prices = None if target.drafting.always else target.curve
+            decoder.forced = ForcedDrafts(constraint, target.drafting.n_max, prices, coupled=rule == COUPLED)
     return decoder

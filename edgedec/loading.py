@@ -1,24 +1,30 @@
 """From a model's name to an Engine: resolve, choose a runtime, plan the memory, load, open a session."""
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 from edgedec import plugins
+from edgedec.batching import BatchedSession, Batcher
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.choosing import Choice, choose_runtime
+from edgedec.curve import CostCurve
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.draft_loading import COMMON, SUFFIX, drafter_factories, open_draft_model, with_draft_model
 from edgedec.draft_store import DraftStore, require_draft_store
 from edgedec.drafters.common_text import common_text
+from edgedec.drafters.model import ModelFactory
 from edgedec.drafting import Drafting
 from edgedec.engine import Engine
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
 from edgedec.gguf import NO_SUCH_FILE, storage_error
+from edgedec.joined_curve import JoinedCurve
 from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.memory import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, default_n_ctx
@@ -81,7 +87,9 @@ def load(
             outlives the process: read now, written by Engine.close(). Only models of one vocabulary share a file.
         chat_template: Jinja source to use instead of the model's own.
         kv_type: As in LoadOptions, or "auto": "f16", and smaller where memory is short, which may change the text.
-        n_parallel, max_rows, n_threads, flash_attention, mmap, repack, tile_cache, n_gpu_layers, device: As in
+        n_parallel: Requests that generate at the same time and share each forward; more of them take turns. Where the
+            runtime's rows depend on what else is in a forward (llamacpp), all take turns.
+        max_rows, n_threads, flash_attention, mmap, repack, tile_cache, n_gpu_layers, device: As in
             edgedec.model.LoadOptions.
         offline: Never touch the network.
         cache_dir: Root of edgedec's cache; None for EDGEDEC_CACHE or the platform's default.
@@ -141,6 +149,7 @@ def open_engine(
     chat_template: str | None = None,
     store_bytes: int = STORE_BYTES,
     prompt_cache: bool = False,
+    grammars: bool = False,
 ) -> Engine:
     """Plan, and load what choose chose and the draft model where there is one (raises what load raises).
 
@@ -149,7 +158,7 @@ def open_engine(
     if n_draft_max < 1:
         raise RequestError(f"n_draft_max is {n_draft_max}; it must be at least 1")
     factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
-    wishes = Setting(options, tuple(factories), pinned, draft_model, store_bytes, prompt_cache)
+    wishes = Setting(options, tuple(factories), pinned, draft_model, store_bytes, prompt_cache, grammars)
     planned = plan_within(choice, wishes, cap)
     planned.plan.require()
     setting = planned.setting
@@ -158,29 +167,76 @@ def open_engine(
     with ExitStack() as undo:
         loaded = choice.runtime.load(choice.path, options)
         undo.callback(loaded.close)
-        session = loaded.session(options.n_ctx or default_n_ctx(loaded.card.n_ctx_train))
-        target = Target(session, runtime_reason=choice.reason)
+        targets = _targets(loaded, options, choice.reason)
         if setting.draft_model is not None and factories:
             source = open_draft_model(setting.draft_model, loaded, options)
             undo.callback(source.close)
             factories = with_draft_model(factories, source, pinned=pinned)
         if factories:
             n_max = _draft_limit(loaded, n_draft_max, draft_numerics)
-            budget = drafter_bytes(setting, session.n_ctx) if planned.plan.terms else None
-            target.drafting = Drafting(factories, n_max, pinned, budget, setting.store_bytes)
+            budget = drafter_bytes(setting, targets[0].session.n_ctx) if planned.plan.terms else None
+            _draft_with(targets, factories, n_max, pinned, budget, setting.store_bytes)
+            first = targets[0]
             if n_max >= 1 and COMMON in factories:
-                target.drafting.common = common_text(loaded.tokenizer, options.cache_dir, loaded.card.fingerprint)
-                target.drafting.common.build(options)
-            if n_max >= 1 and SUFFIX in factories and draft_store is not None:
-                target.drafting.use_file(DraftStore(draft_store, loaded), options)
+                _share_common_text(targets, loaded, options)
+            if n_max >= 1 and SUFFIX in factories and draft_store is not None and first.drafting is not None:
+                first.drafting.use_file(DraftStore(draft_store, loaded), options)
             if n_max >= 1 and not pinned:
                 most_rows = options.max_rows if planned.plan.terms else MOST_ROWS
-                target.curve = cost_curve(session, options, most_rows=most_rows)
-        target.watch = memory_watch(target.drafting, planned.plan.process_cap_bytes)
-        engine = Engine(loaded, target, _template(loaded, chat_template), planned.plan)
-        hold(engine, partial(_own_bytes, planned.plan, loaded, session.n_ctx, options.max_rows))
+                _share_curve(targets, cost_curve(first.session, options, most_rows=most_rows))
+        for target in targets:
+            if target.drafting is not None:
+                target.drafting.strict = draft_numerics == "strict"
+                target.drafting.cache_dir = options.cache_dir
+            target.watch = memory_watch(target.drafting, planned.plan.process_cap_bytes)
+        engine = Engine(loaded, targets, _template(loaded, chat_template), planned.plan)
+        hold(engine, partial(_own_bytes, planned.plan, loaded, engine.n_ctx, options.max_rows))
         undo.pop_all()
         return engine
+
+
+def _targets(model: Model, options: LoadOptions, runtime_reason: str) -> list[Target]:
+    """Open the sessions of the requests that generate at the same time.
+
+    They are several only where a row does not depend on what else is in its forward: elsewhere a text would depend on
+    who else asks, so requests take turns.
+    """
+    n_ctx = options.n_ctx or default_n_ctx(model.card.n_ctx_train)
+    if options.n_parallel == 1 or model.batch_invariant is not True:
+        return [Target(model.session(n_ctx), runtime_reason=runtime_reason)]
+    batcher = Batcher(model)
+    return [Target(batcher.session(n_ctx), runtime_reason=runtime_reason) for _ in range(options.n_parallel)]
+
+
+def _draft_with(
+    targets: Sequence[Target],
+    factories: Mapping[str, DrafterFactory],
+    n_max: int,
+    pinned: bool,
+    budget_bytes: int | None,
+    store_bytes: int,
+) -> None:
+    """Let requests draft, each with a store of its own; a draft model, which has one KV cache, with the first only."""
+    n, alone = len(targets), {name: f for name, f in factories.items() if not isinstance(f, ModelFactory)}
+    for target in targets:
+        own = factories if target is targets[0] else alone
+        budget = None if budget_bytes is None else budget_bytes // n
+        target.drafting = Drafting(own, n_max, pinned, budget, store_bytes // n)
+
+
+def _share_common_text(targets: Sequence[Target], model: Model, options: LoadOptions) -> None:
+    common = common_text(model.tokenizer, options.cache_dir, model.card.fingerprint)
+    common.build(options)
+    for target in targets:
+        if target.drafting is not None:
+            target.drafting.common = common
+
+
+def _share_curve(targets: Sequence[Target], curve: CostCurve) -> None:
+    lock = Lock()
+    for target in targets:
+        session = target.session
+        target.curve = JoinedCurve(curve, session, lock) if isinstance(session, BatchedSession) else curve
 
 
 def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from edgedec.curve import CostCurve
 from edgedec.errors import EdgedecError
-from edgedec.model import LoadOptions, Session
+from edgedec.model import LayerSet, LoadOptions, Session
 from edgedec.remembered import machine_key, recall, remember
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -15,6 +15,7 @@ MOST_ROWS = _ROWS[-1]
 _BETWEEN = (3, 6, 12, 24)  # when there is time left
 _N_PAST = 32
 _REPEATS = 3
+_TURNS = 9  # of two forwards that are compared
 
 
 def cost_curve(
@@ -33,6 +34,24 @@ def cost_curve(
     if len(measured) > 1:  # of one n alone no draft would ever be tried again
         remember(options.cache_dir, "curve", key, {str(n): seconds for n, seconds in measured.items()})
     return CostCurve(measured)
+
+
+def part_cost(session: Session, layers: LayerSet) -> float:
+    """Return what a token through some half-layers takes, in the time of a whole one: the least of turns about.
+
+    The session must hold nothing that is still needed (CapabilityError where its runtime can't leave out layers).
+    """
+    n_past = min(_N_PAST, session.n_ctx - 1)
+    tokens = np.arange(n_past + 1, dtype=np.int32) % session.model.card.n_vocab
+    if n_past:
+        session.forward(tokens[:-1], n_past=0)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_TURNS):
+        for into, subset in zip(seconds, (None, layers), strict=True):
+            started = perf_counter()
+            session.forward(tokens[-1:], n_past=n_past, layers=subset)
+            into.append(perf_counter() - started)
+    return min(seconds[1]) / max(min(seconds[0]), 1e-9)
 
 
 def _key(session: Session, options: LoadOptions) -> str:

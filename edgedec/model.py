@@ -50,6 +50,8 @@ class Capabilities:
         rollback: `n_past` may be any value up to the tokens cached (False for most recurrent models, where it may
             only be the tokens cached, or 0).
         trees: `parents` may describe a tree.
+        exact_trees: Rows of a tree are bit-equal to their chains as far as `batch_invariant` says; where they are not,
+            strict numerics verify chains only.
         fork: A session can be forked, sharing its prefix.
         layers: `layers` may be a subset.
         taps: Hidden states after given layers can be returned.
@@ -61,6 +63,7 @@ class Capabilities:
 
     rollback: bool = True
     trees: bool = False
+    exact_trees: bool = True
     fork: bool = False
     layers: bool = False
     taps: bool = False
@@ -235,8 +238,8 @@ class Model(Protocol):
         """How far the rows of a forward are bit-equal to single steps: True for any n, or the largest n.
 
         A runtime that has to measure this does so at the first read, with forwards of its own (which end the validity
-        of earlier views), and remembers the answer. A number covers chains, trees and keep(); forks and several
-        sessions in one forward only where it is True.
+        of earlier views), and remembers the answer. A number covers chains, keep() and, with the capability
+        `exact_trees`, trees; forks and several sessions in one forward only where it is True.
         """
 
     def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:

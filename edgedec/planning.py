@@ -18,6 +18,7 @@ from edgedec.draft import STORE_BYTES
 from edgedec.draft_loading import CASCADE, COMMON, MODEL, NGRAMS, SUFFIX, draft_model_terms
 from edgedec.drafters.suffix_automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
+from edgedec.file_kinds import header_path
 from edgedec.gguf import read_gguf
 from edgedec.memory import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, held_bytes
 from edgedec.memory_watch import margin_bytes
@@ -38,6 +39,7 @@ _OF_TEXT = (SUFFIX, CASCADE, MODEL)
 _STATES_PER_TOKEN = 1.5
 _NEEDED = ("jinja2.sandbox", "edgedec.drafters.suffix", "edgedec.drafters.common", "edgedec.generate")
 _WORKING_BYTES = 4_000_000
+_GRAMMAR_BYTES_PER_TOKEN = 175  # as measured with llguidance: 160 to 168
 _USABLE = 0.9  # of what the system has free
 _AMPLE, _AMPLE_MORE = 1.5, 500_000_000  # times a model's file, and bytes: where that is free, nothing is planned
 
@@ -54,6 +56,7 @@ class Setting:
         store_bytes: Most that each drafter keeps between requests.
         prompt_cache: Whether the KV cache is read from a file or saved to one: it is in memory a second time then, and
             as the file's contents a third time.
+        grammars: Whether texts may be kept to grammars, which takes the vocabulary a second time.
         given_up: What is less than was wished: by kind, a phrase.
     """
 
@@ -63,6 +66,7 @@ class Setting:
     draft_model: Path | None = None
     store_bytes: int = STORE_BYTES
     prompt_cache: bool = False
+    grammars: bool = False
     given_up: Mapping[str, str] = field(default_factory=dict)
 
     def less(self, kind: str, what: str, **options: object) -> "Setting":
@@ -131,7 +135,7 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
         EdgedecError: As Runtime.plan.
     """
     definite = _definite(wishes, choice)
-    terms: RuntimeTerms = lru_cache(lambda options: choice.runtime.plan(choice.path, options))
+    terms: RuntimeTerms = lru_cache(lambda options: _terms(choice, wishes, options))
     settings = [Planned(definite, _plan_of(terms, definite, cap))]
     rungs: list[Rung] = []
     for rung in _rungs(choice, wishes):
@@ -169,6 +173,15 @@ def _with_back(terms: RuntimeTerms, rungs: Sequence[Rung], wishes: Setting, cap:
     return found
 
 
+def _terms(choice: Choice, wishes: Setting, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+    """Return the runtime's terms, and that of grammars, which depends on the model alone."""
+    found = choice.runtime.plan(choice.path, options)
+    if not wishes.grammars:
+        return found
+    n_vocab = describe(read_gguf(header_path(choice.path))).n_vocab
+    return (*found, MemoryTerm("grammars", n_vocab * _GRAMMAR_BYTES_PER_TOKEN, f"a second vocabulary of {n_vocab}"))
+
+
 def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
     """Return what a setting takes, against the cap."""
     options = replace(setting.options, on_progress=None, cancel=None)
@@ -186,6 +199,9 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
     if setting.prompt_cache:
         n_kv = sum(term.n_bytes for term in found if term.name == "KV cache")
         found.append(MemoryTerm("prompt cache", 2 * n_kv, "while it is read or saved"))
+    if options.n_parallel > 1:
+        n_rows = sum(term.n_bytes for term in found if term.name == "logits")
+        found.append(MemoryTerm("shared forwards", 2 * options.n_parallel * n_rows, "logits of parallel requests"))
     found.append(MemoryTerm("working memory", _WORKING_BYTES, "of Python, while text is made"))
     if cap.n_bytes is not None:
         found.append(MemoryTerm("reserve", margin_bytes(cap.n_bytes), "kept free by shedding, should more be taken"))
@@ -235,7 +251,8 @@ def base_bytes() -> int:
 
 
 def _trained_context(path: Path) -> int:
-    return (describe(read_gguf(path)).n_ctx_train or 0) if path.suffix == ".gguf" else 0
+    header = header_path(path)
+    return (describe(read_gguf(header)).n_ctx_train or 0) if header.suffix == ".gguf" else 0
 
 
 def _rungs(choice: Choice, wishes: Setting) -> Iterator[Rung]:

@@ -1,4 +1,4 @@
-"""Plug-ins by entry point: runtimes, drafters, resolvers and chat templates, ours through the same door as everyone's.
+"""Plug-ins by entry point: runtimes, drafters, resolvers, templates, grammars; ours by the same door as all others.
 
 Ours are listed here too, so that they are found where package metadata is absent (frozen applications, a checkout
 on the path). A plug-in that fails to import is a line in `edgedec doctor`, never fatal.
@@ -16,11 +16,14 @@ DRAFTERS = "edgedec.drafters"
 RESOLVERS = "edgedec.resolvers"
 TEMPLATES = "edgedec.templates"
 FOLDERS = "edgedec.folders"
+GRAMMARS = "edgedec.grammars"
 
 _BUILT_IN = {
     RUNTIMES: {
         "cpu": "edgedec_runtimes.cpu.runtime:Cpu",
         "llamacpp": "edgedec_runtimes.llamacpp:LlamaCpp",
+        "onnx": "edgedec_runtimes.onnx:Onnx",
+        "npu": "edgedec_runtimes.onnx_npu:Npu",
         "reference": "edgedec_runtimes.reference:Reference",
     },
     DRAFTERS: {
@@ -31,10 +34,13 @@ _BUILT_IN = {
         "stand": "edgedec.drafters.stand:StandDrafter",
         "model": "edgedec.drafters.model:DraftModel",
         "cascade": "edgedec.drafters.cascade:CascadeModel",
+        "skip": "edgedec.drafters.skip:SkipDrafter",
+        "exit": "edgedec.drafters.exit:ExitDrafter",
     },
     RESOLVERS: {"models": "edgedec_models.resolve:resolve"},
     FOLDERS: {"cache": "edgedec_models.folders:cache_folder"},
     TEMPLATES: {"jinja": "edgedec_runtimes.chat_template:ChatTemplate"},
+    GRAMMARS: {"llguidance": "edgedec_runtimes.grammar.compiler:Llguidance"},
 }
 
 
@@ -43,7 +49,7 @@ class Plugin:
     """A plug-in that may or may not import.
 
     Attributes:
-        group: One of RUNTIMES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS.
+        group: One of RUNTIMES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS.
         name: What users call it.
         target: "module:attribute".
         package: The distribution it comes from, with its version; "edgedec" for ours.

@@ -60,6 +60,7 @@ class Policy:
         floor: Where costly drafters look up what a node must promise.
         always: Verify what is proposed whatever it costs.
         coupled: Whether the verification rule is the coupled one, for which q is nothing.
+        chains: Verify chains only, also where the runtime takes trees.
 
     Attributes:
         rows: Where a list, every proposal is noted there and none verified.
@@ -76,6 +77,7 @@ class Policy:
         floor: Floor,
         always: bool = False,
         coupled: bool = True,
+        chains: bool = False,
     ) -> None:
         self._members = list(members)
         self._session = session
@@ -86,7 +88,7 @@ class Policy:
         self._always = always
         self._coupled = coupled
         self._drawn: Draft | None = None  # the draft with its q, of the latest step in which somebody was asked
-        self._trees = session.model.capabilities.trees
+        self._trees = session.model.capabilities.trees and not chains
         self.rows: list[Proposals] | None = None
         self._deadline_s = _DEADLINE_S
         self._n_drafted = 0  # steps in a row
@@ -168,11 +170,15 @@ class Policy:
             return
         self._merge(stats, member, tree, min(n_max, _MOST_NODES))
 
-    def _merge(self, stats: DecodeStats, member: Member, tree: DraftTree, n_max: int) -> float:
-        """Ask a drafter, add its nodes with corrected p to the tree; return the seconds it took."""
+    def _merge(self, stats: DecodeStats, member: Member, tree: DraftTree, n_max: int, more_s: float = 0.0) -> float:
+        """Ask a drafter, add its nodes with corrected p to the tree; return the seconds it took.
+
+        `more_s` is what it may take beyond the usual deadline: forwards of the target itself were reckoned with.
+        """
         started = perf_counter()
         try:
-            draft = asked(member.drafter, self._session, n_max, monotonic() + self._deadline_s, any_shape=True)
+            until = monotonic() + self._deadline_s + more_s
+            draft = asked(member.drafter, self._session, n_max, until, any_shape=True)
         except Exception as error:
             self._drop(stats, member, error)
             return perf_counter() - started
@@ -210,8 +216,8 @@ class Policy:
             best = sorted(candidates, key=lambda node: (-paths[node], node))
             return sorted(best[:n_max]), 0.0
         if self._trees:
-            return best_shape(tree, paths, cost, n_max, spent_s, self._curve.keep_s)
-        return best_part(paths, candidates, cost, n_max, spent_s)
+            return best_shape(tree, paths, cost, n_max, spent_s, self._curve.keep_s, self._curve.others)
+        return best_part(paths, candidates, cost, n_max, spent_s, self._curve.others)
 
     def _ask_costly(
         self, stats: DecodeStats, member: Member, tree: DraftTree, cost: Cost, n_max: int, rate: float
@@ -219,6 +225,9 @@ class Policy:
         """Draft where the record says that it pays, or to find out; tell whether there is something new."""
         member.draft = EMPTY_DRAFT
         record = member.record
+        in_place = member.drafter.needs.layers  # in the target's own session, which holds the text already
+        if in_place:
+            member.missed = 0
         level_s = record.level_s if record.level_s is not None else cost(0) / 4
         if member.missed is None and not self._always and not self._pays_to_read(record, level_s, cost, n_max):
             return False
@@ -236,7 +245,7 @@ class Policy:
             marginal = (level_s + slope) * rate * max(gain, 1.0)
             self._floor.path_probability = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
         asked_for = n_max if self._always else min(n_max, 2 * length)
-        seconds = self._merge(stats, member, tree, asked_for)
+        seconds = self._merge(stats, member, tree, asked_for, 2 * length * level_s if in_place else 0.0)
         n = len(member.draft)
         if n:
             self._time(record, seconds, level_s, depth_of(member.draft.parents.tolist()), member.missed)

@@ -1,6 +1,7 @@
 """From logits to a token: one transform, used everywhere, and random numbers keyed by (seed, position).
 
-The order is llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature. The token is then drawn by
+The order is llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature. A grammar's mask comes before all
+(edgedec.grammar): it is a bias of -inf, so that the others see only what may come. The token is then drawn by
 Gumbel-max: argmax over i of log p_i + G(seed, position, i). The noise depends on nothing but the seed, the absolute
 position of the token and its id; so the text does not depend on how many tokens a forward evaluates, and a drafter
 that draws with the same noise mostly draws the same token (Daliri, Musco and Suresh 2024, arXiv:2408.07978).

@@ -36,20 +36,20 @@ def _path_to(row: int) -> list[int]:
 
 
 def trees_equal_their_chains(subject: Subject) -> None:
-    """Each row of a tree has the logits of its path evaluated as a chain (its bits, where batch-invariant)."""
+    """Each row of a tree has the logits of its path evaluated as a chain (its bits, where that is claimed)."""
     tokens = _tree(subject)
     found = _grow(subject.prefixed(), tokens)
     for row in range(len(tokens)):
         path = _path_to(row)
         expected = subject.replay(subject.prefix, tokens[path])[-1:]
-        exact = subject.is_invariant(len(tokens))
+        exact = subject.is_invariant_tree(len(tokens))
         subject.require_same(found[row : row + 1], expected, f"row {row}, path {path}", exact=exact)
 
 
 def kept_paths_go_on_as_chains(subject: Subject) -> None:
     """After keep(rows) the session goes on as if it had decoded that path as a chain."""
     tokens, after = _tree(subject), (subject.tokens(1, seed=3), subject.tokens(2, seed=4))
-    exact = subject.is_invariant(len(tokens))
+    exact = subject.is_invariant_tree(len(tokens))
     for path in ([0], [0, 1, 3], [0, 2, 5, 6], [7]):
         session = subject.prefixed()
         _grow(session, tokens)

@@ -126,6 +126,10 @@ class Subject:
         claim = self.model.batch_invariant
         return claim is True or n <= claim
 
+    def is_invariant_tree(self, n: int) -> bool:
+        """Whether the model claims that of the rows of a tree of n nodes."""
+        return self.model.capabilities.exact_trees and self.is_invariant(n)
+
     def is_exact(self) -> bool:
         """Whether the model claims that nothing around a row changes its bits."""
         return self.model.batch_invariant is True

@@ -28,6 +28,7 @@ from edgedec.model import LoadOptions, Model
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation, Request
 from edgedec.shedding import memory_watch, shedders
+from edgedec.turns import Turns
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference import Reference
@@ -107,7 +108,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 def generate(target: Target, temperature: float = 0.8, **request: Any) -> Generation:
     """Generate N_TOKENS after PROMPT."""
     sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=N_TOKENS, ignore_end=True)
-    stream = TokenStream(target, Request(PROMPT, sampling, 3, "exact", **request))
+    stream = TokenStream(Turns([target]), Request(PROMPT, sampling, 3, "exact", **request))
     for _ in stream:
         pass
     return stream.generation
@@ -241,7 +242,7 @@ def test_the_draft_model_goes_on_with_a_small_window(bench: Bench) -> None:
     texts: list[tuple[int, ...]] = []
     held: list[int] = []
     for _ in range(2):
-        stream = TokenStream(target, Request(prompt, sampling, 3, "exact"))
+        stream = TokenStream(Turns([target]), Request(prompt, sampling, 3, "exact"))
         for i, _token in enumerate(stream):
             if i == 8 and texts:
                 window = shedders(drafting)[0]

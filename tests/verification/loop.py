@@ -17,6 +17,7 @@ from edgedec.model import Session
 from edgedec.records import Record
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.sequence import Request
+from edgedec.turns import Turns
 
 Text = tuple[int, ...]
 Propose = Callable[["Plugin", int], Draft]
@@ -77,7 +78,7 @@ def generated(
     params = replace(params, max_tokens=n_tokens + 3, ignore_end=True)
     sample = Sample()
     for seed in seeds:
-        stream = TokenStream(target, Request(prompt, params, seed, rule=rule))
+        stream = TokenStream(Turns([target]), Request(prompt, params, seed, rule=rule))
         text = tuple(next(stream).token_id for _ in range(n_tokens))
         stream.close()
         stats = stream.generation.stats

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import edgedec
-from edgedec_apps.cli import commands
+from edgedec_apps.cli import commands, commands_models
 from edgedec_apps.cli.help_text import Command, Group
 from edgedec_apps.cli.options import flattened
 
@@ -36,21 +36,24 @@ def root(
 
 app.command("run", cls=Command)(flattened(commands.run))
 app.command("chat", cls=Command)(flattened(commands.chat))
+app.command("serve", cls=Command)(flattened(commands.serve))
 app.command("bench", cls=Command)(flattened(commands.bench))
 app.command("simulate", cls=Command)(commands.simulate)
 app.command("eval", cls=Command)(commands.evaluate)
+app.command("tune-skip", cls=Command)(commands_models.tune_skip)
+app.command("export", cls=Command)(commands_models.export)
 app.command("plan", cls=Command)(flattened(commands.plan))
-app.command("pull", cls=Command)(commands.pull)
-app.command("list", cls=Command)(commands.list_models)
-app.command("rm", cls=Command)(commands.rm)
-app.command("info", cls=Command)(commands.info)
-app.command("show", cls=Command, hidden=True, help="The same as info.")(commands.info)
-app.command("doctor", cls=Command)(commands.doctor)
+app.command("pull", cls=Command)(commands_models.pull)
+app.command("list", cls=Command)(commands_models.list_models)
+app.command("rm", cls=Command)(commands_models.rm)
+app.command("info", cls=Command)(commands_models.info)
+app.command("show", cls=Command, hidden=True, help="The same as info.")(commands_models.info)
+app.command("doctor", cls=Command)(commands_models.doctor)
 
 cache = typer.Typer(cls=Group, help="Look at the tile cache, and delete from it.", rich_markup_mode=None)
-cache.command("list", cls=Command)(commands.cache_list)
-cache.command("prune", cls=Command)(commands.cache_prune)
-cache.command("verify", cls=Command)(commands.cache_verify)
+cache.command("list", cls=Command)(commands_models.cache_list)
+cache.command("prune", cls=Command)(commands_models.cache_prune)
+cache.command("verify", cls=Command)(commands_models.cache_verify)
 app.add_typer(cache, name="cache")
 
 

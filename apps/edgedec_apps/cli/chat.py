@@ -11,6 +11,7 @@ from edgedec.engine import Engine
 from edgedec.errors import CancelledError, EdgedecError, PromptTooLongError, RequestError, TemplateError
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
+from edgedec_apps.cli.grammar_options import grammar_options
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.keyboard import typed_messages
 from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
@@ -63,10 +64,11 @@ def converse(
         raise RequestError("--json and --json-out are for a single prompt; give one, or pipe it in")
     if raw:
         raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
-    options = sampling_options(sampling)
+    grammar = grammar_options(sampling)
+    options = sampling_options(sampling) | grammar
 
     def opened(cancel: CancelToken) -> Engine:
-        engine = open_model(model, load, output, cancel)
+        engine = open_model(model, load, output, cancel, grammars=bool(grammar))
         try:
             restore_prompt_cache(engine, load.prompt_cache)
         except BaseException:

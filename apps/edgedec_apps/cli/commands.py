@@ -1,4 +1,7 @@
-"""The commands and their options. What they do is imported when they are called: --help and completion stay fast."""
+"""The commands that run a model, and their options.
+
+What commands do is imported when they are called: --help and completion stay fast.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,12 +21,11 @@ from edgedec_apps.cli.options import (
     SamplingFlags,
     System,
     Threads,
-    model_option,
     option,
     prompt_option,
     sampling_option,
-    tiles_option,
 )
+from edgedec_apps.cli.serve_options import ServeFlags
 
 _BENCH = "Benchmark"
 _EVAL = "Evaluation"
@@ -74,6 +76,16 @@ def chat(
     from edgedec_apps.cli.prompt import argument_text
 
     converse(model, False, argument_text(system, "--system"), load, sampling, output)
+
+
+def serve(model: ModelName, *, load: LoadFlags, server: ServeFlags) -> None:
+    """Serve a model over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.
+
+    Only this machine can reach it unless --host says otherwise. Ctrl-C ends it with exit code 130, SIGTERM with 0.
+    """
+    from edgedec_apps.cli.serve import run_server
+
+    run_server(model, load, server)
 
 
 def bench(
@@ -220,79 +232,8 @@ def evaluate(
     )
 
 
-def pull(
-    model: ModelName,
-    *,
-    force: Annotated[bool, model_option("--force", help="Check the files again, and fetch what is damaged.")] = False,
-    offline: Offline = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Fetch a model, or resume fetching it, and check it."""
-    from edgedec_apps.cli.models import pull_model
-
-    pull_model(model, force=force, offline=offline, quiet=quiet, as_json=as_json)
-
-
-def list_models(*, as_json: AsJson = False) -> None:
-    """List the models on this machine, and those that the catalogue can fetch."""
-    from edgedec_apps.cli.models import print_models
-
-    print_models(as_json=as_json)
-
-
-def rm(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that edgedec list shows.")],
-) -> None:
-    """Delete a model and its tiles from the cache; files elsewhere are never touched."""
-    from edgedec_apps.cli.models import delete_model
-
-    delete_model(model)
-
-
 def plan(model: ModelName, *, load: LoadFlags, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Show what a model will hold in memory, what is given up to keep within --memory, and what else would fit."""
     from edgedec_apps.cli.plan import print_plan
 
     print_plan(model, load, as_json=as_json, quiet=quiet)
-
-
-def info(model: ModelName, *, as_json: AsJson = False) -> None:
-    """Show a model's architecture, quantization, context, memory, defaults and runtimes.
-
-    Nothing is fetched, and only the file's header is read.
-    """
-    from edgedec_apps.cli.info import print_info
-
-    print_info(model, as_json=as_json)
-
-
-def doctor(*, as_json: AsJson = False) -> None:
-    """Show CPU features, memory, runtimes, devices, plug-ins and versions."""
-    from edgedec_apps.cli.doctor import print_report
-
-    print_report(as_json=as_json)
-
-
-def cache_list(*, as_json: AsJson = False) -> None:
-    """List the tile files: whose they are, what they take, and whether their model is still there."""
-    from edgedec_apps.cli.cache import print_tiles
-
-    print_tiles(as_json=as_json)
-
-
-def cache_prune(
-    *,
-    everything: Annotated[bool, tiles_option("--all", help="Delete all tile files, the current ones, too.")] = False,
-) -> None:
-    """Delete the tile files whose model is gone or has changed, and what interrupted work left."""
-    from edgedec_apps.cli.cache import delete_tiles
-
-    delete_tiles(everything=everything)
-
-
-def cache_verify(*, quiet: Quiet = False) -> None:
-    """Read all tile files, and delete those that are damaged: the next start writes them anew."""
-    from edgedec_apps.cli.cache import verify_tiles
-
-    verify_tiles(quiet=quiet)

@@ -15,7 +15,20 @@ from edgedec_apps.cli.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.cpu_count import usable_cores
 
-_PACKAGES = ("numpy", "llama-cpp-python", "onnxruntime", "huggingface_hub", "typer", "rich", "jinja2")
+_PACKAGES = (
+    *(
+        "numpy",
+        "llama-cpp-python",
+        "onnxruntime",
+        "onnxruntime-qnn",
+        "onnx",
+        "gguf",
+        "llguidance",
+        "starlette",
+        "uvicorn",
+    ),
+    *("huggingface_hub", "typer", "rich", "jinja2", "starlette", "uvicorn"),
+)
 _FEATURES = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8"),
     *("asimd", "asimddp", "i8mm", "sve", "bf16"),

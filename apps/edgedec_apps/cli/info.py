@@ -1,11 +1,13 @@
 """edgedec info: what a model file says about itself; reads only its header."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from edgedec.choosing import choose_runtime
-from edgedec.errors import EdgedecError, OfflineError
+from edgedec.errors import EdgedecError, ModelFormatError, OfflineError
+from edgedec.file_kinds import header_path, is_onnx
 from edgedec.gguf import GGUF, read_gguf
 from edgedec.loading import resolve
 from edgedec.memory import format_bytes
@@ -30,7 +32,7 @@ def print_info(model: str, *, as_json: bool) -> None:
         entry = _catalogue_entry(model)
         write_json(entry) if as_json else write_facts(_catalogue_facts(entry))
         return
-    document = _document(path)
+    document = _document(path) | _of_export(path)
     write_json(document) if as_json else write_facts(_facts(document))
 
 
@@ -61,8 +63,24 @@ def _catalogue_facts(entry: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _of_export(path: Path) -> dict[str, Any]:
+    """Return what an export's folder says otherwise than the header it carries, which has no tensors."""
+    folder = header_path(path).parent
+    if not is_onnx(path):
+        return {}
+    try:
+        facts = json.loads((folder / "edgedec.json").read_text(encoding="utf-8"))
+        n_bytes = sum(int(file["bytes"]) for file in facts["files"].values())
+        label = f"ONNX export for {facts['target']}, {facts['quant']}, KV cache {facts['kv']}"
+        found, per_f16 = describe(read_gguf(header_path(path))), {"f32": 2.0, "int8": 0.5}[facts["kv"]]
+        memory = {str(n): n_bytes + int(per_f16 * kv_cache_bytes(found, n)) for n in _contexts(found)}
+        return {"size_bytes": n_bytes, "n_params": None, "quantization": label, "memory_bytes": memory}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelFormatError(f"{folder}: its edgedec.json can't be read ({error}); export the model again") from error
+
+
 def _document(path: Path) -> dict[str, Any]:
-    gguf = read_gguf(path)
+    gguf = read_gguf(header_path(path))
     found = describe(gguf)
     return {
         "name": found.name,
@@ -91,9 +109,12 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _memory(found: ModelInfo) -> dict[str, int]:
     """Return the bytes of the weights and an f16 KV cache at several contexts."""
+    return {str(n): found.n_bytes + kv_cache_bytes(found, n) for n in _contexts(found)}
+
+
+def _contexts(found: ModelInfo) -> list[int]:
     trained = found.n_ctx_train or 4096
-    contexts = sorted({n for n in _CONTEXTS if n <= trained} | {default_n_ctx(trained)})
-    return {str(n): found.n_bytes + kv_cache_bytes(found, n) for n in contexts}
+    return sorted({n for n in _CONTEXTS if n <= trained} | {default_n_ctx(trained)})
 
 
 def _runtimes(path: Path) -> dict[str, str | None]:
@@ -123,8 +144,8 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("name", document["name"] or "-"),
         ("file", document["path"]),
         ("architecture", _shape(document)),
-        ("size", f"{format_bytes(document['size_bytes'])}, {_count(document['n_params'])} parameters"),
-        ("quantization", f"{document['quantization']}: {_mix(document['tensors'])}"),
+        ("size", _size(document)),
+        ("quantization", ": ".join(filter(None, (document["quantization"], _mix(document["tensors"]))))),
         (
             "context",
             f"{document['n_ctx_default']} tokens by default, trained for {'unknown' if trained is None else trained}",
@@ -139,6 +160,11 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         chosen = f" (chosen by auto{why})" if name == document["runtime_chosen"] else ""
         rows.append((f"on {name}", f"yes{chosen}" if reason is None else f"no: {reason}"))
     return rows
+
+
+def _size(document: dict[str, Any]) -> str:
+    n_bytes = format_bytes(document["size_bytes"])
+    return n_bytes if document["n_params"] is None else f"{n_bytes}, {_count(document['n_params'])} parameters"
 
 
 def _shape(document: dict[str, Any]) -> str:

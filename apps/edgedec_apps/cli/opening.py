@@ -1,6 +1,7 @@
 """From the options of a command to a loaded engine."""
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,19 @@ from edgedec_models.folders import cache_folder
 
 
 def open_model(
-    name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelToken, *, one_request: bool = False
+    name: str,
+    flags: LoadFlags,
+    output: OutputFlags,
+    cancel: CancelToken,
+    *,
+    one_request: bool = False,
+    n_parallel: int = 1,
+    grammars: bool = False,
 ) -> Engine:
-    """Resolve, plan and load; shows progress. Raises what edgedec.load raises."""
+    """Resolve, plan and load, for `n_parallel` requests at once; shows progress. Raises what edgedec.load raises.
+
+    `grammars` says whether texts may be kept to grammars, which takes memory; `one_request` that there is only one.
+    """
     if output.verbose:
         _show_log()
     if flags.memory is not None:
@@ -39,7 +50,7 @@ def open_model(
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)
         draft_store = None if flags.draft_store is None else require_draft_store(flags.draft_store)
-        options = load_options(flags, on_progress, cancel)
+        options = replace(load_options(flags, on_progress, cancel), n_parallel=n_parallel)
         choice, draft_model = choose_models(name, flags, options, measure=flags.memory is None)
         engine = open_engine(
             choice,
@@ -52,6 +63,7 @@ def open_model(
             draft_store=draft_store,
             chat_template=template,
             prompt_cache=flags.prompt_cache is not None,
+            grammars=grammars,
             store_bytes=ONE_REQUEST_BYTES if one_request and draft_store is None else STORE_BYTES,
         )
     if engine.plan.given_up and not output.quiet:

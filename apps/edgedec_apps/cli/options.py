@@ -210,10 +210,21 @@ class SamplingFlags:
         ),
     ] = None
     ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Go on past end tokens.")] = False
+    json_schema: Annotated[
+        Path | None,
+        sampling_option("--json-schema", help="Keep to JSON under the schema in this file.", metavar="FILE"),
+    ] = None
+    regex: Annotated[
+        str | None, sampling_option("--regex", help="Keep to what this matches as a whole.", metavar="REGEX")
+    ] = None
+    grammar: Annotated[
+        Path | None, sampling_option("--grammar", help="Keep to the Lark grammar in this file.", metavar="FILE")
+    ] = None
 
     def as_options(self) -> dict[str, Any]:
-        """Return what was given, by the names of SamplingParams."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return what was given, by the names of SamplingParams; of grammars, edgedec_apps.cli.grammar_options does."""
+        names = {field.name for field in fields(self)} - {"json_schema", "regex", "grammar"}
+        given = {name: getattr(self, name) for name in names}
         given["stop"] = tuple(self.stop) if self.stop else None
         given["logit_bias"] = dict(map(_bias, self.logit_bias)) if self.logit_bias else None
         return {name: value for name, value in given.items() if value is not None}

@@ -9,6 +9,7 @@ from edgedec.generate import TokenStream
 from edgedec.memory import MemoryPlan
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
+from edgedec_apps.cli.grammar_options import grammar_options
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import require_json_file, write_json_file
 from edgedec_apps.cli.memory_report import held_document, held_line
@@ -39,10 +40,11 @@ def run_prompt(job: Job) -> None:
         raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
     if job.output.json_out is not None:
         require_json_file(job.output.json_out)
-    options = sampling_options(job.sampling)
+    grammar = grammar_options(job.sampling)
+    options = sampling_options(job.sampling) | grammar
 
     def work(cancel: CancelToken) -> tuple[Generation, MemoryPlan]:
-        with open_model(job.model, job.load, job.output, cancel, one_request=True) as engine:
+        with open_model(job.model, job.load, job.output, cancel, one_request=True, grammars=bool(grammar)) as engine:
             restore_prompt_cache(engine, job.load.prompt_cache)
             progress = ProgressLine(quiet=job.output.quiet)
             with progress as on_progress:

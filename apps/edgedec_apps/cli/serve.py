@@ -1,0 +1,99 @@
+"""edgedec serve: from its options to a server, and what a person sees of it."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from edgedec.engine import Engine
+from edgedec.errors import CancelledError, RuntimeUnavailableError
+from edgedec.file_kinds import header_path
+from edgedec.gguf import read_gguf
+from edgedec.loading import resolve
+from edgedec.memory import parse_size
+from edgedec.model_info import ModelInfo, describe
+from edgedec.progress import CancelToken
+from edgedec.resolver import ResolveOptions
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.opening import open_model, restore_prompt_cache, store_prompt_cache
+from edgedec_apps.cli.options import LoadFlags, OutputFlags
+from edgedec_apps.cli.prompt import read_text
+from edgedec_apps.cli.serve_options import ServeFlags
+from edgedec_apps.cli.terminal import one_line, say
+
+INTERRUPTED = 130
+
+
+def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
+    """Serve until Ctrl-C (exit code 130) or SIGTERM (0).
+
+    Raises:
+        RuntimeUnavailableError: starlette or uvicorn is not installed.
+        EdgedecError: A setting makes no sense, the port is in use, or the model does not load.
+    """
+    try:
+        from edgedec_apps.server.service import ModelFile, Service
+        from edgedec_apps.server.serving import Loaded, address_of, open_socket, serve
+        from edgedec_apps.server.settings import Settings
+    except ModuleNotFoundError as error:
+        raise RuntimeUnavailableError(
+            f"edgedec serve needs the package {error.name!r}, which is not installed; get it with: "
+            "pip install 'edgedec[server]'"
+        ) from error
+    output = OutputFlags(quiet=flags.quiet, verbose=flags.verbose)
+    settings = Settings(
+        model=model,
+        host=flags.host,
+        port=flags.port,
+        aliases=tuple(flags.alias or ()),
+        api_key=flags.api_key,
+        no_auth=flags.no_auth,
+        origins=tuple(flags.cors or ()),
+        n_parallel=flags.parallel,
+        n_queue=flags.queue,
+        timeout_s=flags.timeout,
+        max_body_bytes=parse_size(flags.max_body),
+        offline=load.offline,
+    )
+    listener = open_socket(settings)
+    address = address_of(listener)
+
+    def template(engine: Engine) -> str | None:
+        return engine.card.chat_template if load.chat_template is None else read_text(load.chat_template)
+
+    def loaded(cancel: CancelToken) -> Loaded:
+        grammars = find_spec("llguidance") is not None  # any request may ask for one
+        engine = open_model(model, load, output, cancel, n_parallel=settings.n_parallel, grammars=grammars)
+        try:
+            restore_prompt_cache(engine, load.prompt_cache)
+            path = resolve(model, ResolveOptions(offline=True))
+            file = ModelFile(path, _described(path), path.stat().st_mtime, template(engine))
+        except BaseException:
+            engine.close()
+            raise
+
+        def close() -> None:
+            store_prompt_cache(engine, load.prompt_cache)
+            engine.close()
+
+        return Loaded(engine, file, close)
+
+    def ready(service: Service) -> None:
+        if not flags.quiet:
+            say(f"edgedec: {one_line(service.name)} is ready at {address} (chat: /, OpenAI: /v1, ollama: /api)")
+
+    def work(cancel: CancelToken) -> bool:
+        serve(settings, listener, loaded, cancel, ready)
+        return cancel.cancelled
+
+    if not flags.quiet:
+        say(f"edgedec: listening on {address}; the model is loading")
+    try:
+        interrupted = interruptible(work)
+    except CancelledError:  # SIGTERM: what a service manager sends, and a success to it
+        raise SystemExit(0) from None
+    raise SystemExit(INTERRUPTED if interrupted else 0)
+
+
+def _described(path: Path) -> ModelInfo | None:
+    """Return what a model's header says; None where it is none of GGUF's."""
+    header = header_path(path)
+    return describe(read_gguf(header)) if header.suffix == ".gguf" else None

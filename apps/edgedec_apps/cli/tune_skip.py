@@ -1,0 +1,300 @@
+"""edgedec tune-skip: search for the half-layers that a model drafts best without, and keep the set."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.choosing import choose_runtime
+from edgedec.defaults import N_DRAFT_MAX
+from edgedec.draft_loading import SKIP_GAIN, promised_gain
+from edgedec.drafters.common_text import common_text
+from edgedec.drafters.skip_search import SKIPPED_ROWS, Effort, Found, Judge, Score, effort_for, search
+from edgedec.errors import RequestError
+from edgedec.layer_sets import (
+    LayerBytes,
+    TunedSet,
+    evenly_spaced,
+    first_layers,
+    keep_tuned_set,
+    late_layers,
+    layer_bytes,
+    left_out,
+)
+from edgedec.loading import resolve
+from edgedec.measuring import cost_curve, part_cost
+from edgedec.model import LayerSet, LoadOptions, Model, Session
+from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.resolver import ResolveOptions
+from edgedec_apps.bench_table import columns
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.json_file import require_json_file, write_json_file
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.prompt import read_text
+from edgedec_apps.cli.terminal import one_line, write_json, write_line
+from edgedec_apps.evaluation import leading_tokens
+from edgedec_models.folders import cache_folder
+
+_SEARCHED, _BLOCK = 64, 256  # tokens of a window that is searched on, and of one that is held back
+_HEADINGS = ("set", "bytes read", "left out", "same top-1", "KL mean", "overlap")
+
+
+@dataclass(frozen=True, slots=True)
+class TuneJob:
+    """What `edgedec tune-skip` was asked for."""
+
+    model: str
+    text: Path | None
+    seconds: float
+    seed: int
+    least_saved: float
+    n_positions: int
+    runtime: str
+    threads: int | None
+    offline: bool
+    as_json: bool
+    json_out: Path | None
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Windows of a text: those that are searched on, and those that are held back."""
+
+    searched: list[NDArray[np.int32]]
+    held_back: list[NDArray[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found.
+
+    Attributes:
+        found: The search's.
+        seconds: What the search took, its first forwards included.
+        scores: Sets by name with their scores on the text held back; that which was found is the first.
+        tuned: What is kept.
+        gain: How many times as fast as plain decoding it promises to be here.
+    """
+
+    found: Found
+    seconds: float
+    scores: dict[str, tuple[LayerSet, Score]]
+    tuned: TunedSet
+    gain: float
+
+
+def run_tune_skip(job: TuneJob) -> None:
+    """Search, compare, keep and report.
+
+    Raises:
+        RequestError: An option is out of range, or the text is too short.
+        CapabilityError: The runtime can't leave out layers.
+        StorageError: The set can't be kept.
+        CancelledError: It was interrupted; nothing was kept.
+    """
+    _check(job)
+    sizes, outcome = interruptible(lambda cancel: _work(job, cancel))
+    document = as_document(job, sizes, outcome)
+    if job.as_json:
+        write_json(document)
+    else:
+        for line in lines(document):
+            write_line(line)
+    if job.json_out is not None:
+        write_json_file(job.json_out, document)
+
+
+def _check(job: TuneJob) -> None:
+    """Refuse what can't be done before anything is loaded."""
+    if not 0 < job.seconds < 1e6:
+        raise RequestError(f"--seconds is {job.seconds}; it must be above 0")
+    if not 0 < job.least_saved < 1:
+        raise RequestError(f"--least is {job.least_saved}; it is a share of the bytes, between 0 and 1")
+    if job.n_positions < 1:
+        raise RequestError(f"--positions is {job.n_positions}; it must be at least 1")
+    if job.json_out is not None:
+        require_json_file(job.json_out)
+
+
+def _work(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
+    root = cache_folder()
+    with ExitStack() as stack:
+        on_progress = stack.enter_context(ProgressLine(quiet=job.quiet))
+        options = LoadOptions(
+            n_ctx=2 * _BLOCK,
+            max_rows=_SEARCHED,
+            n_threads=job.threads,
+            tile_cache=True,
+            cache_dir=root,
+            on_progress=on_progress,
+            cancel=cancel,
+        )
+        path = resolve(job.model, ResolveOptions(root, job.offline, on_progress, cancel))
+        sizes = layer_bytes(path)
+        runtime = choose_runtime(path, job.runtime, options).runtime
+        model = stack.enter_context(runtime.load(path, options))
+        session = model.session(2 * _BLOCK)
+        stack.enter_context(cancel.calling(session.cancel))
+        effort = effort_for(sizes.total)
+        outcome = _tuned(job, session, sizes, effort, _texts(job, model, effort, root), options)
+        keep_tuned_set(root, model.card, outcome.tuned)
+        return sizes, outcome
+
+
+def _tuned(
+    job: TuneJob, session: Session, sizes: LayerBytes, effort: Effort, texts: Texts, options: LoadOptions
+) -> Outcome:
+    """Search, then score what was found beside other sets of as many bytes."""
+    cancel = options.cancel or CancelToken()
+
+    def check() -> None:
+        cancel.check("searching for half-layers")
+
+    started = monotonic()
+    found = search(
+        Judge(session, texts.searched, check),
+        sizes,
+        effort=effort,
+        seed=job.seed,
+        least_saved=job.least_saved,
+        is_over=lambda: monotonic() - started > job.seconds,
+        on_scored=_told(options.on_progress, "searching", "sets"),
+    )
+    seconds = monotonic() - started
+    if not left_out(found.layers):
+        raise RequestError(
+            f"nothing to leave out was found in {seconds:.0f} s among {sizes.n_layer} layers; allow more --seconds, or "
+            "take a deeper model"
+        )
+    judge = Judge(session, texts.held_back, check)
+    scores: dict[str, tuple[LayerSet, Score]] = {}
+    tell = _told(options.on_progress, "comparing", "sets")
+    for name, layers in {"found": found.layers, **rivals(sizes, sizes.share(found.layers))}.items():
+        scores[name] = (layers, judge.score(layers))
+        tell(len(scores))
+    own = scores["found"][1]
+    cost = part_cost(session, found.layers)
+    tuned = TunedSet(found.layers, sizes.share(found.layers), cost, own.agreement, own.n_positions)
+    return Outcome(found, seconds, scores, tuned, promised_gain(tuned, cost_curve(session, options), N_DRAFT_MAX))
+
+
+def _told(on_progress: OnProgress | None, what: str, unit: str) -> Callable[[int], None]:
+    def tell(n: int) -> None:
+        if on_progress is not None:
+            on_progress(Progress(what, n, None, unit))
+
+    return tell
+
+
+def rivals(sizes: LayerBytes, share: float) -> dict[str, LayerSet]:
+    """Return sets of whole layers that read about this share of the bytes: evenly spaced, late, and an early exit."""
+    n = sizes.n_layer
+
+    def nearest(sets: Sequence[LayerSet]) -> LayerSet:
+        return min(sets, key=lambda layers: abs(sizes.share(layers) - share))
+
+    return {
+        "evenly spaced": nearest([evenly_spaced(n, n_out) for n_out in range(n - 1)]),
+        "late": nearest([late_layers(n, n_out) for n_out in range(n - 1)]),
+        "early exit": nearest([first_layers(n, n_run) for n_run in range(1, n + 1)]),
+    }
+
+
+def _texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
+    """Cut a text into blocks, drawn by the seed: of some a window is searched on, others are held back."""
+    leading = leading_tokens(model.tokenizer)
+    if job.text is None:
+        ids = list(common_text(model.tokenizer, root, model.card.fingerprint).token_ids)
+    else:
+        ids = model.tokenizer.encode(read_text(job.text), add_special=False)
+    n_own = _BLOCK - len(leading)
+    blocks = [[*leading, *ids[start : start + n_own]] for start in range(0, len(ids) - n_own + 1, n_own)]
+    if len(blocks) < 2:
+        name = job.text or "our own text, which this model's tokenizer may not take,"
+        raise RequestError(f"{name} has {len(ids)} tokens; a search takes at least {2 * n_own}: give a longer --text")
+    n_searched = min(max(1, effort.n_tokens // _SEARCHED), len(blocks) // 2)
+    n_held_back = -(-job.n_positions // (_BLOCK - SKIPPED_ROWS))
+    order = np.random.default_rng(job.seed).permutation(len(blocks)).tolist()
+    return Texts(
+        [np.array(blocks[place][:_SEARCHED], np.int32) for place in order[:n_searched]],
+        [np.array(blocks[place], np.int32) for place in order[n_searched:][:n_held_back]],
+    )
+
+
+def as_document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, Any]:
+    """Return the JSON object of a search."""
+    found, tuned = outcome.found, outcome.tuned
+    return {
+        "model": job.model,
+        "runtime": job.runtime,
+        "seed": job.seed,
+        "n_layer": sizes.n_layer,
+        "left_out": {name: [layer for layer, half in left_out(tuned.layers) if half == i] for i, name in _HALVES},
+        "share": tuned.share,
+        "cost": tuned.cost,
+        "promised_speedup": outcome.gain,
+        "auto": outcome.gain >= SKIP_GAIN,
+        "search": {
+            "n_scored": found.n_scored,
+            "seconds": outcome.seconds,
+            "ended_by_limit": found.ended,
+            "agreement": found.score.agreement,
+            "n_positions": found.score.n_positions,
+        },
+        "sets": {
+            name: {
+                "share": sizes.share(layers),
+                "n_attn_out": sum(half == 0 for _, half in left_out(layers)),
+                "n_mlp_out": sum(half == 1 for _, half in left_out(layers)),
+                "top1": score.agreement,
+                "kl_mean": score.kl,
+                "overlap": score.overlap,
+                "n_positions": score.n_positions,
+            }
+            for name, (layers, score) in outcome.scores.items()
+        },
+    }
+
+
+_HALVES = ((0, "attn"), (1, "mlp"))
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """Return the report of a search's JSON object: a table, what the set leaves out, and whether it pays here."""
+    run, n_layer = document["search"], document["n_layer"]
+    n_positions = document["sets"]["found"]["n_positions"]
+    rows = [
+        (
+            name,
+            f"{100 * row['share']:.1f} %",
+            f"{row['n_attn_out']} attn, {row['n_mlp_out']} mlp of {n_layer}",
+            f"{100 * row['top1']:.1f} %",
+            f"{row['kl_mean']:.3g}",
+            f"{row['overlap']:.3f}",
+        )
+        for name, row in document["sets"].items()
+    ]
+    notes = [f"left out: attention of {_listed(document['left_out']['attn'])}"]
+    notes[0] += f"; feed-forward of {_listed(document['left_out']['mlp'])}"
+    verdict = "auto drafts with it" if document["auto"] else "too little for auto; --draft skip takes it all the same"
+    notes.append(
+        f"a token through the set takes {document['cost']:.2f} of a whole one; drafts with it promise "
+        f"{document['promised_speedup']:.2f} times plain decoding's speed: {verdict}"
+    )
+    if run["ended_by_limit"]:
+        notes.append("--seconds ended the search: another run may find another set; allow more for the same set again")
+    head = (
+        f"{document['model']} · {run['n_scored']} sets scored on {run['n_positions']} positions in "
+        f"{run['seconds']:.0f} s · compared on {n_positions} others"
+    )
+    return [one_line(line) for line in [head, "", *columns([_HEADINGS, *rows]), "", *notes]]
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers)) if layers else "no layer"

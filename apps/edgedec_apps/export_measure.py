@@ -1,0 +1,91 @@
+"""Measure an export against its source, in a process of its own: `python -m edgedec_apps.export_measure`.
+
+The process prints one JSON object, so that neither its memory nor a crash of a library is the caller's.
+"""
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from edgedec.errors import RuntimeUnavailableError
+from edgedec.model import LoadOptions
+from edgedec.progress import CancelToken
+from edgedec_apps.bench_machine import versions
+from edgedec_apps.cli.evaluate import DEFAULT_TEXT
+from edgedec_apps.eval_settings import Setting, open_lanes
+from edgedec_apps.evaluation import N_ROWS, cut_windows, evaluate, leading_tokens
+from edgedec_export.report import forward_times
+from edgedec_models.folders import cache_folder
+from edgedec_runtimes.cpu_count import usable_cores
+
+N_TOKENS = 1024
+"""Tokens of the text that are evaluated."""
+
+_WINDOW = 512
+_POLL_S = 0.2
+
+
+def measure(source: Path, folder: Path, cancel: CancelToken) -> dict[str, Any]:
+    """Return quality and times of an export, in this process.
+
+    Raises:
+        EdgedecError: As of loading and evaluating the two.
+        CancelledError: It was cancelled.
+    """
+    with ExitStack() as stack:
+        options = LoadOptions(max_rows=N_ROWS, tile_cache=True, cache_dir=cache_folder(), cancel=cancel)
+        settings = [Setting(path.name, path, name) for path, name in ((source, "cpu"), (folder, "onnx"))]
+        lanes, model = open_lanes(settings, options, _WINDOW, stack)
+        text = DEFAULT_TEXT.read_text(encoding="utf-8")
+        token_ids = model.tokenizer.encode(text, add_special=False)[:N_TOKENS]
+        reading = evaluate(lanes, cut_windows(token_ids, leading_tokens(model.tokenizer), _WINDOW), cancel)
+        cancel.check("measuring the export")
+        baseline, found = reading.figures
+        times = forward_times([lane.session.model for lane in lanes], cancel)
+        quality = {name: getattr(found, name) for name in ("kl_mean", "kl_p99", "top1", "n_positions", "ppl")}
+        return {
+            "quality": quality | {"ppl_source": baseline.ppl},
+            "seconds": {str(n): {"source": times[0][n], "export": times[1][n]} for n in times[0]},
+            "threads": usable_cores(),
+            "versions": versions() | {"onnxruntime": metadata.version("onnxruntime")},
+        }
+
+
+def measured_apart(source: Path, folder: Path, cancel: CancelToken) -> dict[str, Any]:
+    """Return the same from a process of its own (a frozen application has no interpreter to start, and uses this one).
+
+    Raises:
+        RuntimeUnavailableError: It failed; the message is its last line.
+        CancelledError: It was cancelled; the process is ended.
+    """
+    if getattr(sys, "frozen", False):
+        return measure(source, folder, cancel)
+    command = [sys.executable, "-m", "edgedec_apps.export_measure", str(source.absolute()), str(folder.absolute())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while True:
+            try:
+                out, err = process.communicate(timeout=_POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                if cancel.cancelled:
+                    process.kill()
+        cancel.check("measuring the export")
+        if process.returncode:
+            last = (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+            raise RuntimeUnavailableError(f"the export could not be measured: {last}; it is complete all the same")
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return found
+
+
+def main() -> None:
+    """Measure the export that the command line names after its source."""
+    source, folder = map(Path, sys.argv[1:3])
+    print(json.dumps(measure(source, folder, CancelToken())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What sharing forwards brings: the same requests one after the other, and several at once.
+
+    python benchmarks/parallel.py qwen2.5-coder-1.5b --parallel 2
+
+Both ways answer the same prompts in turn, one process, one copy of the weights per way; every text must equal plain
+decoding's of its own. Printed are tokens per second of all requests together, prefill included. Ends with one line of
+JSON; the exit code is 1 where a text differs.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from provenance import provenance
+
+import edgedec
+from edgedec_apps.bench_prompts import DEFAULT_PROMPTS, read_prompts
+
+
+def answers(engine: edgedec.Engine, prompts: Sequence[str], n_at_once: int, n_tokens: int) -> tuple[list[Any], float]:
+    """Answer all prompts, so many at once; return the tokens of each and the seconds of all."""
+    engine.forget()
+
+    def answer(prompt: str) -> tuple[int, ...]:
+        messages = [{"role": "user", "content": prompt}]
+        return engine.chat(messages, temperature=0, max_tokens=n_tokens, reuse="exact").token_ids
+
+    started = perf_counter()
+    with ThreadPoolExecutor(n_at_once) as pool:
+        found = list(pool.map(answer, prompts))
+    return found, perf_counter() - started
+
+
+def main() -> None:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--prompts", type=Path, default=DEFAULT_PROMPTS)
+    parser.add_argument("--per-task", type=int, default=1)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--draft", default="auto")
+    args = parser.parse_args()
+    prompts = [prompt.text for prompt in read_prompts(args.prompts, args.per_task)]
+    load: dict[str, Any] = {"runtime": "cpu", "offline": True, "draft": args.draft, "n_ctx": 2048}
+    rates: dict[int, list[float]] = {1: [], args.parallel: []}
+    differ = 0
+    with (
+        edgedec.load(args.model, **load) as one,
+        edgedec.load(args.model, n_parallel=args.parallel, **load) as many,
+    ):
+        expected: list[Any] | None = None
+        for i in range(args.rounds + 1):
+            for n, engine in ((1, one), (args.parallel, many)) if i % 2 else ((args.parallel, many), (1, one)):
+                found, seconds = answers(engine, prompts, n, args.max_tokens)
+                expected = found if expected is None else expected
+                differ += sum(a != b for a, b in zip(found, expected, strict=True))
+                if i:  # the first round warms both
+                    rates[n].append(sum(map(len, found)) / seconds)
+                print(f"round {i}, {n} at once: {sum(map(len, found)) / seconds:.1f} tokens/s", flush=True)
+    ratio = median(rates[args.parallel]) / median(rates[1])
+    print(f"{args.parallel} at once: {ratio:.2f} x one after the other; {differ} texts differ")
+    document = {"benchmark": "parallel", "model": args.model, "draft": args.draft, "parallel": args.parallel}
+    print(json.dumps(document | {"ratio": ratio, "tokens_per_s": rates, "different": differ} | provenance()))
+    sys.exit(bool(differ))
+
+
+if __name__ == "__main__":
+    main()

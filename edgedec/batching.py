@@ -1,0 +1,382 @@
+"""Forwards of several threads joined into one, so that parallel requests share each reading of the weights.
+
+Who comes first waits a moment for the others whose next forward is due, then one thread evaluates everybody's rows:
+continuous batching (Orca, Yu et al. 2022, OSDI). Long prompts are read in pieces between which others' steps go on.
+Joined are only the forwards of a model whose rows do not depend on what else is in a forward; those of any other model
+run one after another.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import monotonic, perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import CancelledError, SessionError
+from edgedec.model import Forward, ForwardItem, LayerSet, Model, Rows, Session
+from edgedec.progress import OnProgress, Progress
+
+PIECE_ROWS = 32
+"""Rows of a prompt that one joined forward reads."""
+LONE_PIECE_ROWS = 256
+"""The same while nobody else is due: who comes meanwhile waits for no more than that."""
+
+_SHARE = 0.1  # of a forward's time that others are waited for
+_LONGEST_S = 0.02
+_NO_ROWS = np.empty(0, np.int32)
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    """One forward that is asked for.
+
+    Attributes:
+        session: Whose it is.
+        item: What to evaluate; its session is the runtime's.
+        since: When it was asked for, on the monotonic clock.
+        running: Whether it is being evaluated.
+        cancelled: Whether its result is not wanted any more.
+        result: What came of it, or None so far.
+        shared: What it was part of.
+    """
+
+    session: "BatchedSession"
+    item: ForwardItem
+    since: float
+    running: bool = False
+    cancelled: bool = False
+    result: Forward | BaseException | None = None
+    shared: "Shared | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the latest forward of a session was part of.
+
+    Attributes:
+        seconds: Its time.
+        n_rows: Rows of all sessions in it.
+        n_items: How many sessions they are.
+    """
+
+    seconds: float = 0.0
+    n_rows: int = 0
+    n_items: int = 1
+
+
+class Batcher:
+    """Joins the forwards of the sessions that it opened on a model; each session is used by one thread at a time.
+
+    Attributes:
+        model: The model.
+        joins: Whether forwards are joined, and prompts cut: not where rows depend on what else is in a forward.
+
+    >>> # batcher = Batcher(model); sessions = [batcher.session(512) for _ in range(4)]; one thread each
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.joins = model.batch_invariant is True
+        self._most_rows = model.capabilities.max_rows
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._waiting: list[_Ticket] = []
+        self._due: set[BatchedSession] = set()  # in a generation, and not late
+        self._busy = False
+        self._last_s = 0.0
+
+    def session(self, n_ctx: int) -> "BatchedSession":
+        """Open a session whose forwards are joined with the others' (raises what Model.session raises)."""
+        return BatchedSession(self, self.model.session(n_ctx))
+
+    @contextmanager
+    def taking_part(self, session: "BatchedSession") -> Iterator[None]:
+        """Let others wait for this session's forwards inside the block."""
+        with self._changed:
+            self._due.add(session)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._due.discard(session)
+                self._changed.notify_all()
+
+    @property
+    def n_due(self) -> int:
+        """Sessions that are waited for now."""
+        return len(self._due)
+
+    def piece_rows(self, session: "BatchedSession") -> int:
+        """Return how many rows of a session's prompt are read at once."""
+        return PIECE_ROWS if self._due - {session} else LONE_PIECE_ROWS
+
+    def forward(self, session: "BatchedSession", item: ForwardItem) -> Forward:
+        """Evaluate an item together with what others ask for at the same time.
+
+        Returns:
+            Its result, in arrays of its own.
+
+        Raises:
+            What Session.forward raises; an item that is refused does not hurt the others'.
+        """
+        ticket = _Ticket(session, item, monotonic())
+        with self._changed:
+            session.ticket = ticket
+            self._waiting.append(ticket)
+            self._changed.notify_all()
+            try:
+                self._wait_for(ticket)
+            finally:
+                self._take_out(ticket)
+        session.shared = ticket.shared or session.shared
+        if isinstance(ticket.result, BaseException):
+            raise ticket.result
+        assert ticket.result is not None, "_wait_for returns when there is a result"
+        if ticket.cancelled and item.parents is None:  # the rows of a tree are still to be chosen from, or dropped
+            raise CancelledError("a forward was cancelled")
+        return ticket.result
+
+    def _wait_for(self, ticket: _Ticket) -> None:
+        """Wait until a ticket has its result, evaluating it where it is this thread's turn."""
+        while ticket.result is None:
+            if ticket.cancelled and not ticket.running:
+                raise CancelledError("a forward was cancelled before it began")
+            batch = [] if self._busy or ticket is not self._waiting[0] else self._complete_batch()
+            if batch:
+                self._lead(batch)
+            elif self._busy or ticket is not self._waiting[0]:
+                self._changed.wait()
+            else:
+                self._changed.wait(max(0.0, self._deadline() - monotonic()))
+
+    def _take_out(self, ticket: _Ticket) -> None:
+        """Let go of a ticket, whatever ended the waiting (KeyboardInterrupt too); one that runs ends first."""
+        if ticket in self._waiting:
+            ticket.cancelled = True
+            while ticket.running:
+                self._changed.wait()
+        ticket.session.ticket = None
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+            self._changed.notify_all()
+
+    def cancel(self, session: "BatchedSession") -> None:
+        """Take back what a session waits for; a forward that it shares with others goes on without it."""
+        if os.getpid() != self._pid:  # a fork's copy of the lock may be held by a thread that it has not
+            return
+        with self._changed:
+            ticket = session.ticket
+            if ticket is None:
+                return
+            ticket.cancelled = True
+            if ticket.running and not any(t.running for t in self._waiting if t is not ticket):
+                session.inner.cancel()
+            self._changed.notify_all()
+
+    def _deadline(self) -> float:
+        """Return when the first that waits has waited long enough."""
+        return self._waiting[0].since + min(_LONGEST_S, _SHARE * self._last_s)
+
+    def _complete_batch(self) -> list[_Ticket]:
+        """Return what to evaluate now; nothing while others are due and there is time."""
+        tickets = [ticket for ticket in self._waiting if not ticket.cancelled]
+        if not self.joins:
+            return tickets[:1]
+        missing = self._due - {ticket.session for ticket in tickets}
+        if missing and monotonic() < self._deadline():
+            return []
+        self._due -= missing  # late: not waited for until they are back
+        self._due |= {ticket.session for ticket in tickets if ticket.session.taking_part}
+        return self._fitting(tickets)
+
+    def _fitting(self, tickets: list[_Ticket]) -> list[_Ticket]:
+        """Return the first tickets, as many as a forward may return the rows of logits of, and one in any case."""
+        n_left, n = self._most_rows, 0
+        while n < len(tickets) and (n_left := n_left - _n_wanted(tickets[n].item)) >= 0:
+            n += 1
+        return tickets[: max(1, n)]
+
+    def _lead(self, batch: list[_Ticket]) -> None:
+        """Evaluate a batch in this thread, without the lock, and hand out the results."""
+        self._busy = True
+        for ticket in batch:
+            ticket.running = True
+        results: list[Forward | BaseException] = []
+        started = perf_counter()
+        self._changed.release()
+        try:
+            results = self._evaluate(batch)
+        except BaseException as error:  # KeyboardInterrupt in this thread; the others' forwards begin again
+            results = [error]
+        finally:
+            seconds = perf_counter() - started
+            self._changed.acquire()
+            self._busy = False
+            for ticket in batch:
+                ticket.running = False
+            self._changed.notify_all()
+        self._last_s = seconds
+        shared = Shared(seconds, sum(_n_rows(ticket.item) for ticket in batch), len(batch))
+        for ticket, result in zip(batch, results, strict=False):
+            self._waiting.remove(ticket)
+            ticket.shared, ticket.result = shared, result
+
+    def _evaluate(self, batch: list[_Ticket]) -> list[Forward | BaseException]:
+        """Evaluate items together; where one is refused, each by itself."""
+        try:
+            return [_own(forward) for forward in self.model.forward([ticket.item for ticket in batch])]
+        except Exception as error:
+            if len(batch) == 1:
+                return [error]
+        results: list[Forward | BaseException] = []
+        for ticket in batch:
+            try:
+                results.append(_own(self.model.forward([ticket.item])[0]))
+            except Exception as error:
+                results.append(error)
+        return results
+
+
+def _own(forward: Forward) -> Forward:
+    """Return a result that outlives the model's next forward."""
+    hidden = {tap: states.copy() for tap, states in forward.hidden.items()}
+    return replace(forward, logits=forward.logits.copy(), hidden=hidden)
+
+
+def _n_rows(item: ForwardItem) -> int:
+    rows = item.tokens if item.tokens is not None else item.hidden
+    return 0 if rows is None else len(rows)
+
+
+def _n_wanted(item: ForwardItem) -> int:
+    """Return how many rows of logits an item asks for."""
+    if isinstance(item.rows, str):
+        return 1 if item.rows == "last" else _n_rows(item)
+    return len(item.rows)
+
+
+@dataclass(eq=False, slots=True)
+class BatchedSession:
+    """Implements edgedec.model.Session over the runtime's.
+
+    Attributes:
+        batcher: What joins its forwards with others'.
+        inner: The runtime's session.
+        shared: What the latest forward was part of.
+        taking_part: Whether a generation is running on it.
+        ticket: The forward that it waits for.
+        n_valid: How many of the tokens that the runtime's session holds count, where the latest forward was given up,
+            maybe before the others were dropped; None for all.
+    """
+
+    batcher: Batcher
+    inner: Session
+    shared: Shared = field(default_factory=Shared)
+    taking_part: bool = False
+    ticket: _Ticket | None = None
+    n_valid: int | None = None
+
+    @property
+    def model(self) -> Model:
+        """The model this session belongs to."""
+        return self.inner.model
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens that the session can hold."""
+        return self.inner.n_ctx
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens in the KV cache, counted along the prefix."""
+        n_cached = self.inner.n_cached
+        return n_cached if self.n_valid is None else min(n_cached, self.n_valid)
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Let others wait for this session's forwards inside the block."""
+        self.taking_part = True
+        try:
+            with self.batcher.taking_part(self):
+                yield
+        finally:
+            self.taking_part = False
+
+    def forward(
+        self,
+        tokens: NDArray[np.int32] | None = None,
+        *,
+        n_past: int,
+        hidden: NDArray[np.float32] | None = None,
+        resume_after: int | None = None,
+        parents: NDArray[np.int32] | None = None,
+        layers: LayerSet | None = None,
+        rows: Rows = "last",
+        taps: tuple[int, ...] = (),
+        on_progress: OnProgress | None = None,
+    ) -> Forward:
+        """Evaluate new rows, together with other sessions' where they ask at the same time; see Session.forward."""
+        item = ForwardItem(self.inner, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
+        if tokens is not None and self._is_cut(item):
+            n_end = n_past + len(tokens)
+            while len(tokens) > (n_rows := self.batcher.piece_rows(self)):
+                self._evaluate(replace(item, n_past=n_past, tokens=tokens[:n_rows], rows=_NO_ROWS))
+                n_past, tokens = n_past + n_rows, tokens[n_rows:]
+                if on_progress is not None:
+                    on_progress(Progress("prefill", n_past, n_end, "tokens"))
+            item = replace(item, n_past=n_past, tokens=tokens)
+        return self._evaluate(item)
+
+    def _evaluate(self, item: ForwardItem) -> Forward:
+        """Evaluate an item; where it is given up, what lies beyond its n_past counts as dropped all the same.
+
+        Else the caller would take what is still there of an older text for what it asked to evaluate.
+        """
+        try:
+            forward = self.batcher.forward(self, item)
+        except BaseException as error:
+            if isinstance(error, CancelledError) or not isinstance(error, Exception):
+                self.n_valid = item.n_past
+            raise
+        self.n_valid = None
+        return forward
+
+    def _check_whole(self, what: str) -> None:
+        if self.n_valid is not None and self.inner.n_cached > self.n_valid > 0:
+            raise SessionError(f"a session can't be {what} after a forward that was cancelled; evaluate a token first")
+
+    def _is_cut(self, item: ForwardItem) -> bool:
+        """Tell whether an item may be read in pieces: a prompt of which the last row is wanted, and that fits."""
+        plain = item.tokens is not None and item.parents is None and not item.taps and isinstance(item.rows, str)
+        return plain and item.rows == "last" and self.batcher.joins and item.n_past + _n_rows(item) <= self.n_ctx
+
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Keep the path `rows` of the last tree and drop its other rows."""
+        self.inner.keep(rows)
+
+    def fork(self) -> "BatchedSession":
+        """Open a second session that shares this one's cached prefix."""
+        self._check_whole("forked")
+        return BatchedSession(self.batcher, self.inner.fork())
+
+    def save(self) -> bytes:
+        """Serialize the cached KV."""
+        self._check_whole("saved")
+        return self.inner.save()
+
+    def load(self, data: bytes, n_tokens: int) -> None:
+        """Restore what save() returned."""
+        self.inner.load(data, n_tokens)
+        self.n_valid = None
+
+    def cancel(self) -> None:
+        """Stop the forward that is running or waited for, from any thread; without one, nothing happens."""
+        self.batcher.cancel(self)
+
+    def close(self) -> None:
+        """Free the KV cache; calling it again does nothing."""
+        self.inner.close()

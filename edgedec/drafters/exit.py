@@ -1,0 +1,192 @@
+"""exit: the target's first layers, its last norm and its head draft, in its own session.
+
+Early exit as in LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710); the exit is chosen as in DEL (Zarch et al. 2025,
+arXiv:2504.05598): each layer's hidden state at a position of the text, tapped while it was verified, is given to the
+head, and whether its token is the text's is counted, older positions less and less. The layer and the length with the
+most expected tokens per second are drafted with. DEL gives the head every layer at every position, which a wide
+vocabulary makes dear; here eight layers go through it in one forward, of the first eight positions, then of one in 16.
+
+Without the early-exit training of those papers a model's early layers rarely agree with its last: where no exit
+promises more than plain decoding, nothing is drafted.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.curve import CostCurve
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.drafters.self_draft import Hidden, OwnLayers
+from edgedec.errors import CancelledError
+from edgedec.layer_sets import first_layers
+from edgedec.records import best_length
+
+NAME = "exit"
+_EXITS = 8  # layers that may be exits
+_HEAD = 0.2  # of the weights: the head's, about; what is timed counts
+_ALL, _EVERY = 8, 16  # positions that are judged at first, without a break, and steps between two of them later
+_LEAST_GAIN = 1.0
+_FORGET = 0.95
+_PRIOR = 4.0  # samples
+_MOST = 0.98
+_DRAWS = 0x45786974447261  # sets the numbers that it draws with apart
+
+
+@dataclass(slots=True)
+class Agreement:
+    """How often each exit's token was the text's, forgetting slowly; kept between requests.
+
+    >>> agreement = Agreement((1, 3), 5)
+    >>> agreement.rates
+    [0.2, 0.4]
+    >>> for _ in range(8):
+    ...     agreement.observe([False, True])
+    >>> [round(rate, 2) for rate in agreement.rates]
+    [0.06, 0.83]
+
+    Attributes:
+        exits: The layers.
+        n_layer: Layers of the model.
+        n_samples: Positions that were looked at.
+    """
+
+    exits: tuple[int, ...]
+    n_layer: int
+    n_samples: int = 0
+    _tried: list[float] = field(default_factory=list)
+    _right: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._tried = [_PRIOR] * len(self.exits)
+        self._right = [_PRIOR * 0.5 * (layer + 1) / self.n_layer for layer in self.exits]
+
+    @property
+    def rates(self) -> list[float]:
+        """P(the token of each exit is the text's)."""
+        return [min(_MOST, right / tried) for right, tried in zip(self._right, self._tried, strict=True)]
+
+    def observe(self, right: Sequence[bool]) -> None:
+        """Take what each exit made of a position."""
+        self.n_samples += 1
+        for i, hit in enumerate(right):
+            self._tried[i] = _FORGET * self._tried[i] + 1
+            self._right[i] = _FORGET * self._right[i] + hit
+
+    def memory_bytes(self) -> int:
+        """Return about how much memory it holds."""
+        return 128 * len(self.exits)
+
+
+def exits_of(n_layer: int) -> tuple[int, ...]:
+    """Return the layers that may be exits: at most eight, the last one not among them.
+
+    >>> exits_of(28), exits_of(2)
+    ((5, 8, 11, 14, 17, 20, 23, 26), (0,))
+    """
+    first, last = n_layer // 5, n_layer - 2
+    return tuple(sorted({round(layer) for layer in np.linspace(first, max(first, last), _EXITS).tolist()}))
+
+
+class ExitDrafter:
+    """Implements edgedec.draft.Drafter and edgedec.drafters.self_draft.SelfDrafter.
+
+    Raises:
+        CapabilityError: The runtime can't leave out layers of this model, tap them, or go on from hidden states.
+    """
+
+    def __init__(self, context: DraftContext) -> None:
+        card, capabilities = context.target.model.card, context.target.model.capabilities
+        for name in ("layers", "taps", "hidden_input"):
+            capabilities.require(name, card.runtime)
+        self._own = OwnLayers(context, _DRAWS)
+        self._n_layer = card.n_layer
+        kept = context.store.get(NAME)
+        self._agreement = kept if isinstance(kept, Agreement) else Agreement(exits_of(card.n_layer), card.n_layer)
+        context.store[NAME] = self._agreement
+        self._sample: NDArray[np.float32] | None = None
+        self._n_steps = 0
+        self._layer = self._agreement.exits[0]
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        """Forwards with layers left out, and the hidden states after those that may be exits."""
+        return DrafterNeeds(taps=self._agreement.exits, layers=True)
+
+    @property
+    def share(self) -> float:
+        """Of a whole token's weights that the present exit reads, about."""
+        return _share(self._layer, self._n_layer)
+
+    @property
+    def expected(self) -> float:
+        """What was seen of the exits so far, at its best."""
+        return max(self._agreement.rates)
+
+    def learn_costs(self, curve: CostCurve, corrected: Callable[[float], float]) -> None:
+        """Take the engine's curve."""
+        self._own.curve, self._own.corrected = curve, corrected
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the prompt; the session will hold it when the first draft is asked for."""
+        self._own.begin(token_ids)
+        self._sample, self._n_steps = None, 0
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Draft with the exit and the length that promise most; nothing where none beats plain decoding."""
+        if n_max < 1 or not self._own.is_ready or monotonic() > deadline_s:
+            return EMPTY_DRAFT
+        try:
+            self._judge()
+        except CancelledError:
+            return EMPTY_DRAFT
+        self._layer, n_levels, gain = self._choice(n_max)
+        if gain < _LEAST_GAIN:
+            return EMPTY_DRAFT
+        layers = first_layers(self._n_layer, self._layer + 1)
+        return self._own.draft(layers, self.share, n_max, deadline_s, n_levels=n_levels)
+
+    def _choice(self, n_max: int) -> tuple[int, int, float]:
+        """Return the exit and the length with the most expected tokens per second, and these against plain decoding."""
+        curve = self._own.curve
+        whole = curve.up_to(n_max + 1, self._own.n_past)
+        found: list[tuple[float, int, int]] = []
+        for layer, rate in zip(self._agreement.exits, self._agreement.rates, strict=True):
+            part = curve.part(_share(layer, self._n_layer))
+            length, gain = best_length(rate, part, lambda n: whole[n] / whole[0], n_max, 1.0)
+            found.append((gain, -layer, length))
+        gain, minus_layer, length = max(found)
+        return -minus_layer, length, gain
+
+    def accept(self, verification: Verification, hidden: Hidden) -> None:
+        """Take the tokens that the text got; now and then keep the hidden states of the last of them."""
+        self._own.accept(verification)
+        is_due = self._agreement.n_samples < _ALL or self._n_steps % _EVERY == 0
+        if is_due and all(layer in hidden for layer in self._agreement.exits):
+            self._sample = np.stack([hidden[layer][-1] for layer in self._agreement.exits])
+        else:
+            self._sample = None
+        self._n_steps += 1
+
+    def _judge(self) -> None:
+        """Give the head the hidden states that were kept, and count which exits have the text's token."""
+        sample, own = self._sample, self._own
+        self._sample = None
+        if sample is None or own.n_past + len(sample) > own.context.target.n_ctx:
+            return
+        forward = own.context.target.forward(
+            hidden=sample, resume_after=self._n_layer - 1, n_past=own.n_past, rows="all"
+        )
+        text, token = own.ids[:-1], own.ids[-1]
+        self._agreement.observe([own.drawn(forward, row, text) == token for row in range(len(sample))])
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of its own lists, and of a position's hidden states."""
+        n_bytes = 4 * len(self._agreement.exits) * self._own.context.target.model.card.n_embd
+        return self._own.memory_bytes() + self._agreement.memory_bytes() + n_bytes
+
+
+def _share(layer: int, n_layer: int) -> float:
+    return _HEAD + (1 - _HEAD) * (layer + 1) / n_layer

@@ -1,0 +1,169 @@
+"""What is refused before llguidance sees it, as its own limits come too late: recursion there ends the process.
+
+It follows references by recursion. A chain of 3,000 rules, or of 500 definitions of a JSON schema, is over the 8 MB of
+a thread's stack, and a few terminals that each hold the next one twice take minutes. So the longest chain that there
+may be is found first; where definitions go round in circles, all of these are taken to be one chain.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from edgedec.errors import RequestError
+from edgedec.grammar import Grammar, Kind
+
+MOST_LEVELS = 1000
+"""Of what refers to one another, levels of nesting within each included."""
+MOST_EXPANDED = 50_000
+"""Parts of a terminal, with those of the terminals in it."""
+MOST_BYTES: Mapping[Kind, int] = {"regex": 20_000, "lark": 100_000}
+"""Of a source; the time to compile one long expression grows with its square."""
+
+_HEAD = re.compile(r"[^\S\n]*[?!]*(?P<name>[A-Za-z_][\w-]*)[^\S\n]*[:.{\[]")  # definitions begin lines, each on its own
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+_JSON = re.compile(r"%json\s*(?=\{)")
+
+
+@dataclass(slots=True)
+class _Part:
+    """A definition: how deep it is, what it refers to, as often as it does, and whether names change meaning in it."""
+
+    weight: int
+    uses: list[str] = field(default_factory=list)
+    renamed: bool = False
+
+
+def require_modest(grammar: Grammar) -> None:
+    """Raise RequestError where compiling a grammar would take too much stack or time."""
+    n_bytes, most = len(grammar.source.encode(errors="surrogatepass")), MOST_BYTES.get(grammar.kind)
+    if most is not None and n_bytes > most:
+        raise RequestError(f"the {grammar.kind} takes {n_bytes} bytes; at most {most} are compiled: cut it down")
+    if grammar.kind == "json_schema":
+        _require_shallow(_schema_parts(json.loads(grammar.source)), "JSON schema")
+    elif grammar.kind == "lark":
+        _require_shallow(_lark_parts(grammar.source), "grammar")
+        sizes, _ = _summed(_lark_parts(_LITERAL.sub(" 0 ", grammar.source)), sum)
+        if any(n > MOST_EXPANDED for name, n in sizes.items() if name.isupper()):
+            raise RequestError(
+                f"the grammar has a terminal of over {MOST_EXPANDED} parts; let a rule, whose name is in lower case, "
+                "hold what repeats"
+            )
+        for schema in _embedded(grammar.source):
+            _require_shallow(_schema_parts(schema), "JSON schema")
+
+
+def _require_shallow(parts: Mapping[str, _Part], name: str) -> None:
+    depths, circular = _summed(parts, max)
+    n_levels = max(depths.values(), default=0) + sum(parts[each].weight for each in circular)
+    if n_levels > MOST_LEVELS:
+        raise RequestError(
+            f"the {name} refers from one definition to the next through {n_levels} levels; at most {MOST_LEVELS} are "
+            "compiled: make it flatter"
+        )
+
+
+def _summed(parts: Mapping[str, _Part], join: Callable[[Iterable[int]], int]) -> tuple[dict[str, int], set[str]]:
+    """Return each part's weight with its uses' joined by max or sum, and those that lead into a circle instead.
+
+    >>> _summed({"a": _Part(1, ["b", "b"]), "b": _Part(2)}, sum)
+    ({'b': 2, 'a': 5}, set())
+    """
+    found: dict[str, int] = {}
+    users: dict[str, list[str]] = {}
+    n_open = {name: len(set(part.uses)) for name, part in parts.items()}
+    for name, part in parts.items():
+        for use in set(part.uses):
+            users.setdefault(use, []).append(name)
+    ready = [name for name, n in n_open.items() if n == 0]
+    while ready:
+        name = ready.pop()
+        found[name] = parts[name].weight + join([0, *(found[use] for use in parts[name].uses)])
+        for user in users.get(name, ()):
+            n_open[user] -= 1
+            if n_open[user] == 0:
+                ready.append(user)
+    return found, set(parts) - set(found)
+
+
+def _schema_parts(schema: Any) -> dict[str, _Part]:
+    """Return a JSON schema and what it refers to as "#/...", by these names; the whole is named "".
+
+    Where a reference may mean something else than that, all of them are taken to be one chain.
+    """
+    whole = _measured(schema, everything=True)
+    parts: dict[str, _Part] = {}
+    missing = [""]
+    while missing:
+        name = missing.pop()
+        if name in parts:
+            continue
+        target = None if whole.renamed and name else _target(schema, name)
+        if target is None:
+            return {"": _Part(whole.weight * (1 + len(set(whole.uses))))}
+        parts[name] = _measured(target)
+        missing.extend(parts[name].uses)
+    return parts
+
+
+def _target(schema: Any, name: str) -> Any:
+    """Return what a reference within a document means, None where there is nothing, or it is no such one."""
+    if name not in ("", "#") and not name.startswith("#/"):
+        return None
+    for step in unquote(name).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list):
+            schema = schema[int(step)] if step.isdecimal() and int(step[:9]) < len(schema) else None
+        else:
+            schema = schema.get(step) if isinstance(schema, dict) else None
+    return schema
+
+
+def _measured(schema: Any, *, everything: bool = False) -> _Part:
+    """Return how deep a part of a JSON schema is, and what it refers to; definitions within it by reference only."""
+    part = _Part(1)
+    left_out = () if everything else ("$defs", "definitions")
+    level = [schema]
+    while level:
+        following: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                part.uses += [str(each[key]) for key in ("$ref", "$dynamicRef", "$recursiveRef") if key in each]
+                part.renamed |= each is not schema and isinstance(each.get("$id"), str)
+                part.renamed |= "draft-04" in str(each.get("$schema"))  # where it is "id"
+                following += [value for key, value in each.items() if key not in left_out]
+            else:
+                following += each
+        level = [each for each in following if isinstance(each, dict | list)]
+        part.weight += bool(level)
+    return part
+
+
+def _lark_parts(source: str) -> dict[str, _Part]:
+    """Return the definitions of a grammar in Lark's notation; a name within a string counts as a use of it.
+
+    >>> {name: part.uses for name, part in _lark_parts('start: A b | A\\nA: "x"\\nb: start "A"').items()}
+    {'start': ['A', 'b', 'A'], 'A': [], 'b': ['start', 'A']}
+    """
+    parts: dict[str, _Part] = {}
+    part = _Part(1)
+    for line in source.split("\n"):
+        head = _HEAD.match(line)
+        if head is not None:
+            part = parts.setdefault(head["name"], _Part(1))
+        part.uses += _NAME.findall(line, head.end() if head is not None else 0)
+    for part in parts.values():
+        part.uses = [name for name in part.uses if name in parts]
+    return parts
+
+
+def _embedded(source: str) -> Iterator[Any]:
+    """Yield the JSON schemas within a grammar; what is no JSON is llguidance's to refuse."""
+    for match in _JSON.finditer(source):
+        try:
+            yield json.JSONDecoder().raw_decode(source, match.end())[0]
+        except (ValueError, RecursionError):
+            continue

@@ -1,0 +1,252 @@
+"""The search for half-layers, and the set on the disk: scores as defined, the same set again, no foreign one."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from drafters.draft_models import TEXT
+from numpy.typing import NDArray
+from support.tiny_models import BOS, byte_ids, tiny_llama
+
+from edgedec.drafters.skip_search import Effort, Judge, effort_for, search
+from edgedec.errors import CancelledError, CapabilityError, RequestError, StorageError
+from edgedec.layer_sets import (
+    LayerBytes,
+    TunedSet,
+    first_layers,
+    keep_tuned_set,
+    late_layers,
+    layer_bytes,
+    left_out,
+    tuned_set,
+    without,
+)
+from edgedec.model import Capabilities, LayerSet, LoadOptions, Model
+from edgedec_runtimes.cpu.runtime import Cpu
+
+N_LAYER = 5
+EFFORT = Effort(64, 3, 6)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of five layers."""
+    path = tmp_path_factory.mktemp("models") / "target.gguf"
+    return tiny_llama(path, seed=3, n_layer=N_LAYER, n_ff=96, n_ctx_train=1024)
+
+
+@pytest.fixture(scope="module")
+def model(target: Path) -> Iterator[Model]:
+    """The target on the cpu runtime."""
+    with Cpu().load(target, LoadOptions(n_ctx=256, n_threads=1)) as model:
+        yield model
+
+
+def windows() -> list[NDArray[np.int32]]:
+    """Return two windows of a text, the second longer than a forward."""
+    ids = byte_ids(TEXT * 2)
+    return [np.array([BOS, *ids[:30]], np.int32), np.array([BOS, *ids[30:110]], np.int32)]
+
+
+def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the log-probabilities of rows."""
+    rows = logits.astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    found: NDArray[np.float64] = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    return found
+
+
+def test_the_scores_are_those_of_plain_numpy(model: Model) -> None:
+    """Agreement, overlap and KL over all rows but the first eight of each window, tokens below the first 64 as one."""
+    layers = without(N_LAYER, [(1, 1), (3, 0)])
+    session = model.session(256)
+    rows = []
+    for subset in (None, layers):
+        parts = [session.forward(w, n_past=0, layers=subset, rows="all").logits[8:].copy() for w in windows()]
+        rows.append(log_softmax(np.concatenate(parts)))
+    p, q = np.exp(rows[0]), np.exp(rows[1])
+    top = np.argsort(-p, axis=1)[:, :64]
+    p, q = (np.take_along_axis(one, top, axis=1) for one in (p, q))
+    p, q = (np.concatenate([one, 1 - one.sum(axis=1, keepdims=True)], axis=1) for one in (p, q))
+    found = Judge(session, windows()).score(layers)
+    assert found.n_positions == len(p) == 23 + 73
+    assert found.agreement == (rows[0].argmax(axis=1) == rows[1].argmax(axis=1)).mean()
+    assert found.overlap == pytest.approx(np.minimum(p, q).sum(axis=1).mean(), rel=1e-5)
+    assert found.kl == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=1e-5)
+
+
+def test_the_whole_model_agrees_with_itself(model: Model) -> None:
+    """With a distance of exactly nothing."""
+    score = Judge(model.session(256), windows()).score(without(N_LAYER, []))
+    assert (score.agreement, score.kl) == (1.0, 0.0)
+    assert score.overlap == pytest.approx(1.0, abs=1e-9)
+
+
+def test_a_shared_beginning_changes_no_score(model: Model) -> None:
+    """Going on from the states before the first difference gives what the whole way gives, for less."""
+    judge = Judge(model.session(256), windows())
+    base = judge.trace(without(N_LAYER, [(1, 0)]))
+    assert base.score == judge.score(base.layers)
+    for other in ([(1, 0), (3, 1)], [(1, 0), (2, 0)], [(2, 1)], [(1, 0)]):
+        layers = without(N_LAYER, other)
+        before = judge.spent
+        shared = judge.score(layers, base)
+        spent = judge.spent - before
+        assert astuple(shared) == pytest.approx(astuple(judge.score(layers)), rel=1e-5)
+        assert spent == pytest.approx(judge.n_tokens * {3: 2 / 5, 2: 3 / 5, 1: 4 / 5, 5: 0}[_first(other)])
+
+
+def _first(other: list[tuple[int, int]]) -> int:
+    """Return the first layer in which a set differs from the one without the attention of layer 1."""
+    return min((layer for layer, _ in set(other) ^ {(1, 0)}), default=N_LAYER)
+
+
+def found_with(model: Model, sizes: LayerBytes, **options: Any) -> tuple[list[tuple[int, int]], int]:
+    """Search; return what is left out, and how many sets were scored."""
+    found = search(Judge(model.session(256), windows()), sizes, effort=EFFORT, **options)
+    return left_out(found.layers), found.n_scored
+
+
+def test_the_same_seed_finds_the_same_set(model: Model, target: Path) -> None:
+    """In as many evaluations; it leaves out enough, and neither the first layer nor the last."""
+    sizes = layer_bytes(target)
+    first, again = (found_with(model, sizes, seed=4) for _ in range(2))
+    assert first == again
+    out, n_scored = first
+    assert sizes.share(without(N_LAYER, out)) <= 0.8
+    assert {layer for layer, _ in out} <= {1, 2, 3}
+    assert 6 < n_scored < 40
+
+
+def test_a_half_layer_that_does_nothing_goes_first(model: Model, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one can be left out for nothing, the set is that one and no other."""
+
+    def without_effect(self: Judge, layers: LayerSet, *others: Any) -> Any:
+        masked = LayerSet(layers.attn, layers.mlp | (np.arange(N_LAYER) == 2))
+        return original(self, masked, *others)
+
+    original = Judge.score
+    monkeypatch.setattr(Judge, "score", without_effect)
+    judge = Judge(model.session(256), windows())
+    found = search(judge, layer_bytes(target), effort=Effort(64, 6, 0), least_saved=0.05)
+    assert (2, 1) in left_out(found.layers)
+
+
+def test_a_limit_ends_the_search_with_what_it_has(model: Model, target: Path) -> None:
+    """It says so; what is found is a set all the same."""
+    calls: list[int] = []
+    judge = Judge(model.session(256), windows())
+    found = search(judge, layer_bytes(target), effort=EFFORT, is_over=lambda: len(calls) >= 8, on_scored=calls.append)
+    assert (found.ended, found.n_scored) == (True, 8)
+    assert len(left_out(found.layers)) <= 1
+
+
+def test_a_search_can_be_cancelled(model: Model) -> None:
+    """Before any forward."""
+
+    def cancelled() -> None:
+        raise CancelledError("cancelled")
+
+    with pytest.raises(CancelledError):
+        Judge(model.session(256), windows(), cancelled)
+
+
+def test_a_runtime_that_runs_all_layers_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the capability's name."""
+    monkeypatch.setattr(type(model), "capabilities", Capabilities(taps=True, hidden_input=True))
+    with pytest.raises(CapabilityError, match="'layers'"):
+        Judge(model.session(8), windows())
+
+
+def test_smaller_models_are_searched_more_thoroughly() -> None:
+    """The effort is a matter of the model's size alone."""
+    efforts = [effort_for(n_bytes) for n_bytes in (10**8, 4 * 10**8, 10**9)]
+    assert [effort.n_exchanges for effort in efforts] == sorted((e.n_exchanges for e in efforts), reverse=True)
+
+
+# Sets
+
+
+def test_bytes_are_those_of_the_files_tensors(target: Path) -> None:
+    """By half-layer: norms, projections; the head and the last norm always count, the embedding does not."""
+    sizes = layer_bytes(target)
+    n_embd, n_ff, n_kv, n_vocab = 64, 96, 32, 260
+    attn = 4 * (n_embd + 2 * n_embd * n_embd + 2 * n_embd * n_kv)
+    mlp = 4 * (n_embd + 3 * n_embd * n_ff)
+    assert sizes.halves.tolist() == [[attn, mlp]] * N_LAYER
+    assert sizes.rest == 4 * (n_embd + n_embd * n_vocab)
+    assert sizes.share(first_layers(N_LAYER, 2)) == pytest.approx((2 * (attn + mlp) + sizes.rest) / sizes.total)
+    assert left_out(late_layers(N_LAYER, 2)) == [(2, 0), (2, 1), (3, 0), (3, 1)]
+
+
+def test_a_file_without_layers_is_refused(tmp_path: Path) -> None:
+    """Which half-layer reads what is unknown."""
+    from support.gguf_writer import write_gguf
+
+    path = write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, {"a": np.zeros((2, 3), np.float32)})
+    with pytest.raises(RequestError, match="blk"):
+        layer_bytes(path)
+
+
+KEPT = TunedSet(without(N_LAYER, [(1, 1), (3, 0)]), 0.8, 0.85, 0.9, 2000)
+
+
+def same(found: TunedSet | None, expected: TunedSet) -> bool:
+    """Return whether two sets are one."""
+    return (
+        found is not None
+        and left_out(found.layers) == left_out(expected.layers)
+        and replace(found, layers=expected.layers) == expected
+    )
+
+
+def test_a_set_is_kept_by_model(model: Model, tmp_path: Path) -> None:
+    """It comes back as it was; another model has none, not even where the file was copied."""
+    assert tuned_set(tmp_path, model.card) is None
+    keep_tuned_set(tmp_path, model.card, KEPT)
+    assert same(tuned_set(tmp_path, model.card), KEPT)
+    other = replace(model.card, fingerprint="another")
+    assert tuned_set(tmp_path, other) is None
+    keep_tuned_set(tmp_path, other, KEPT)
+    ours, theirs = sorted((tmp_path / "probes").iterdir(), key=lambda path: "another" in path.read_text())
+    theirs.write_bytes(ours.read_bytes())
+    assert tuned_set(tmp_path, other) is None
+    assert same(tuned_set(tmp_path, model.card), KEPT)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"attn": [1] * (N_LAYER - 1)},
+        {"mlp": [2] * N_LAYER},
+        {"mlp": "11111"},
+        {"share": 0},
+        {"share": float("nan")},
+        {"cost": -1},
+        {"cost": "0.5"},
+        {"agreement": 1.5},
+        {"agreement": None},
+        {"n_positions": 0},
+        {"n_positions": True},
+        {"fingerprint": 3},
+        None,
+    ],
+    ids=str,
+)
+def test_a_damaged_set_is_none(model: Model, tmp_path: Path, damage: dict[str, Any] | None) -> None:
+    """Whatever is wrong with the file; the drafter goes on as without one."""
+    keep_tuned_set(tmp_path, model.card, KEPT)
+    (path,) = (tmp_path / "probes").iterdir()
+    path.write_text("[" if damage is None else json.dumps(json.loads(path.read_text()) | damage))
+    assert tuned_set(tmp_path, model.card) is None
+
+
+def test_a_set_that_cannot_be_written_is_told(model: Model, tmp_path: Path) -> None:
+    """Where the cache's folder is a file."""
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="writable"):
+        keep_tuned_set(tmp_path / "file", model.card, KEPT)

@@ -1,0 +1,82 @@
+"""Grammars that would end the process, or keep it busy for minutes, are refused; large and flat ones are not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edgedec.errors import RequestError
+from edgedec.grammar import Grammar, Grammars
+from edgedec_runtimes.grammar.limits import MOST_BYTES
+
+pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+
+LONG = 2500  # definitions in a chain: llguidance's recursion through them is over the stack
+
+
+def chained(make: Callable[[Any], Any], name: Callable[[int], str] = "#/$defs/{}".format, n: int = LONG) -> Grammar:
+    """Return a schema of definitions of which each refers to the next."""
+    definitions = {str(i): make({"$ref": name(i + 1)}) for i in range(n)}
+    return Grammar.json_schema({"$ref": name(0), "$defs": definitions | {str(n): {"type": "null"}}})
+
+
+def anchored(n: int) -> Grammar:
+    """Return the same by anchors, in arrays."""
+    definitions = {str(i): {"$anchor": f"a{i}", "items": {"$ref": f"#a{i + 1}"}} for i in range(n)}
+    return Grammar.json_schema({"$ref": "#a0", "$defs": definitions | {str(n): {"$anchor": f"a{n}"}}})
+
+
+def renamed(n: int) -> Grammar:
+    """Return the same within a part that has an address of its own, in which references mean something else."""
+    inner = {"$id": "http://localhost/x", "$ref": "#/$defs/0", "$defs": {str(i): {} for i in range(n)}}
+    for i in range(n - 1):
+        inner["$defs"][str(i)] = {"items": {"$ref": f"#/$defs/{i + 1}"}}  # type: ignore[index]
+    return Grammar.json_schema({"items": inner, "$defs": {"0": {}}})
+
+
+def rules(n: int, body: str, last: str = '"x"', first: str = "R") -> Grammar:
+    """Return a grammar of rules, or terminals, of which each has the next one in it."""
+    lines = [f"{first}{i}: {body.replace('NEXT', f'{first}{i + 1}')}" for i in range(n)]
+    return Grammar.lark("\n".join([f"start: {first}0", *lines, f"{first}{n}: {last}"]))
+
+
+HOSTILE = {
+    "references": chained(lambda following: following),
+    "arrays": chained(lambda following: {"type": "array", "items": following}),
+    "alternatives": chained(lambda following: {"anyOf": [following, {"type": "integer"}]}),
+    "properties": chained(lambda following: {"properties": {"a": following, "b": following}}),
+    "escapes": chained(lambda following: {"items": following}, lambda i: f"#/%24defs/{i}"),
+    "anchors": anchored(LONG),
+    "addresses": renamed(LONG),
+    "rules": rules(LONG, 'NEXT | "y"', first="r"),
+    "terminals": rules(LONG, 'NEXT "y"'),
+    "circular rules": rules(LONG, 'NEXT | "y" start', first="r"),
+    "schema in a grammar": Grammar.lark("start: %json " + chained(lambda following: {"items": following}).source),
+    "doubled": rules(20, "NEXT NEXT"),
+    "a long expression": Grammar.regex("a" * (MOST_BYTES["regex"] + 1)),
+    "a long grammar": Grammar.lark('start: "' + "a" * MOST_BYTES["lark"] + '"'),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_would_end_the_process_is_refused(grammars: Grammars, name: str) -> None:
+    """By a RequestError with the size that was found or is allowed; the next grammar is compiled."""
+    with pytest.raises(RequestError, match=r"at most \d+ are compiled|over \d+ parts"):
+        grammars.open(HOSTILE[name])
+    assert grammars.open(Grammar.regex("a")).allows((), 4 + ord("a"))
+
+
+def test_large_ones_that_are_flat_are_compiled(grammars: Grammars) -> None:
+    """A thousand definitions side by side, chains of 100 of them, circles, and names within strings."""
+    flat = {str(i): {"type": "integer", "minimum": i} for i in range(1200)}
+    for grammar in (
+        Grammar.json_schema({"anyOf": [{"$ref": f"#/$defs/{i}"} for i in range(1200)], "$defs": flat}),
+        chained(lambda following: {"items": following}, n=100),
+        Grammar.json_schema({"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}}),
+        Grammar.lark(
+            "start: " + " | ".join(f"r{i}" for i in range(1200)) + "".join(f"\nr{i}: /x/" for i in range(1200))
+        ),
+        rules(100, 'NEXT "y"'),
+        Grammar.lark('start: SELECT | start "," start\nSELECT: "SELECT" | "x" /SELECT: SELECT/'),
+    ):
+        assert not grammars.open(grammar).is_complete

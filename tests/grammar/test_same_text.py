@@ -1,0 +1,184 @@
+"""One request, one text, whatever is drafted; and the text is always one of the grammar's."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grammar.schemas import CASES
+from numpy.typing import NDArray
+from support.tiny_models import EOS, byte_ids
+
+import edgedec
+from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.grammar import Grammar
+from edgedec.sequence import Generation
+
+pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_p": 1.0, "seed": 3},
+    {"temperature": 1.5, "top_k": 40, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "seed": 4},
+]
+GRAMMARS: dict[str, Grammar] = {
+    "regex": Grammar.regex(r"(foo|ba[rz]){1,4}-?\d{2}"),
+    "ends anywhere": Grammar.regex("[a-e]{0,12}"),
+    "lark": Grammar.lark('start: item ("," item){0,3} ";"?\nitem: "(" /[xyz]{1,3}/ ")" | "none"'),
+}
+ALL = {name: Grammar.json_schema(case.schema) for name, case in CASES.items()} | GRAMMARS
+PROMPT = "Some words, and then:"
+Texts = dict[tuple[str, int], Generation]
+
+
+def texts(path: Path, draft: Any, **options: Any) -> Texts:
+    """Return what every grammar leads to, drawn in every way."""
+    with edgedec.load(path, runtime="cpu", n_ctx=256, draft=draft, n_threads=1, **options) as engine:
+        return {
+            (name, i): engine.generate(PROMPT, grammar=grammar, max_tokens=160, **way)
+            for name, grammar in ALL.items()
+            for i, way in enumerate(WAYS)
+        }
+
+
+@pytest.fixture(scope="module")
+def plain(byte_path: Path) -> Texts:
+    """The texts without drafts."""
+    return texts(byte_path, "off")
+
+
+def test_every_text_is_whole_and_valid(plain: Texts) -> None:
+    """Each one ends by itself, is JSON and valid under its schema, or matches its expression; each check can fail."""
+    for (name, way), generation in plain.items():
+        assert generation.finish_reason == "stop", (name, way)
+        if name in CASES:
+            assert CASES[name].is_valid(json.loads(generation.text)), generation.text
+    for name, case in CASES.items():
+        assert case.is_valid(case.good), name
+        assert not _valid(case.is_valid, case.bad), name
+    assert len({generation.text for generation in plain.values()}) > 2 * len(ALL)
+
+
+def _valid(is_valid: Any, value: Any) -> bool:
+    try:
+        return bool(is_valid(value))
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+@pytest.mark.parametrize("draft", ["suffix", "common+suffix", "recycling+trigram", "auto"])
+def test_drafts_change_no_text(byte_path: Path, plain: Texts, draft: str) -> None:
+    """Tokens, texts and reasons are plain decoding's, in fewer steps, as forced tokens are drafted with any drafter."""
+    drafted = texts(byte_path, draft)
+    for key, generation in drafted.items():
+        assert _shown(generation) == _shown(plain[key]), key
+    if draft != "auto":  # which measures whether it pays
+        steps = [sum(found.stats.n_steps for found in run.values()) for run in (drafted, plain)]
+        assert steps[0] < 0.7 * steps[1]
+        forced = [found.stats.drafters.get("forced", {"tried": 0, "right": 0}) for found in drafted.values()]
+        assert sum(counts["right"] for counts in forced) > 300
+        assert all(counts["right"] == counts["tried"] for counts in forced)
+
+
+def _shown(generation: Generation) -> tuple[Any, ...]:
+    outputs = [(output.token_id, output.text) for output in generation.outputs]
+    return generation.text, generation.token_ids, generation.finish_reason, outputs
+
+
+class Knowing:
+    """A drafter that knows the text, and proposes it among wrong nodes, grammatical ones and others, as a tree."""
+
+    needs = DrafterNeeds()
+
+    def __init__(self, known: Iterator[Sequence[int]]) -> None:
+        self._text = list(next(known))
+        self._n = 0
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Nothing is learned from the prompt."""
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Propose the next five tokens, each with two siblings, and a child of one of those."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        above = -1
+        for token in self._text[self._n : self._n + 5]:
+            tokens += [byte_ids("a")[0], byte_ids("1")[0], token, byte_ids('"')[0], EOS]
+            parents += [above, above, above, len(parents), above]
+            above = len(parents) - 3
+        return Draft.tree(tokens, parents, [0.5] * len(tokens))
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Count the tokens that the text got."""
+        self._n += len(verification.token_ids)
+
+    def memory_bytes(self) -> int:
+        """Nothing worth counting."""
+        return 0
+
+
+def test_trees_change_no_text(byte_path: Path, plain: Texts) -> None:
+    """Of a tree of right, wrong and forbidden nodes the right ones stand, and the forbidden are never evaluated."""
+    known = iter([generation.token_ids for generation in plain.values()])
+
+    def knowing(context: DraftContext) -> Knowing:
+        return Knowing(known)
+
+    drafted = texts(byte_path, knowing, n_draft_max=30)
+    for key, generation in drafted.items():
+        assert _shown(generation) == _shown(plain[key]), key
+        assert generation.stats.drafters["knowing"]["failed"] == 0
+    steps = [sum(found.stats.n_steps for found in run.values()) for run in (drafted, plain)]
+    assert steps[0] < 0.3 * steps[1]
+    nodes = sum(found.stats.n_draft_tokens for found in drafted.values())
+    proposed = sum(found.stats.drafters["knowing"]["nodes"] for found in drafted.values())
+    assert nodes < 0.8 * proposed
+
+
+@pytest.mark.parametrize("runtime", ["reference", "llamacpp"])
+def test_other_runtimes_keep_to_the_schema(tiny_path: Path, runtime: str) -> None:
+    """Their tokenizers serve as well, and greedy texts are equal with drafts."""
+    schema = CASES["nested"].schema
+    found = []
+    for draft in ("off", "suffix"):
+        with edgedec.load(tiny_path, runtime=runtime, n_ctx=128, draft=draft) as engine:
+            found.append(engine.generate("abc", json_schema=schema, temperature=0, max_tokens=60).text)
+    assert CASES["nested"].is_valid(json.loads(found[0]))
+    assert found[0] == found[1]
+
+
+def test_stop_strings_and_lengths_end_a_text_too(byte_path: Path) -> None:
+    """A stop string and max_tokens cut the text as they do without a grammar, drafted or not."""
+    schema = {"const": {"first": 1, "second": 2}}
+    found = []
+    for draft in ("off", "suffix"):
+        with edgedec.load(byte_path, runtime="cpu", n_ctx=128, draft=draft, n_threads=1) as engine:
+            for options in ({"stop": ('", "sec', '"sec', "1,")}, {"max_tokens": 9}, {"stop": ("2}!",)}):
+                generation = engine.generate("x", json_schema=schema, temperature=0, **options)
+                found.append((generation.text, generation.finish_reason))
+    assert found[:3] == found[3:]
+    whole = '{"first": 1, "second": 2}'
+    assert found[:3] == [('{"first": ', "stop"), (whole[:9], "length"), (whole, "stop")]
+
+
+def test_requests_at_the_same_time_keep_to_their_own(byte_path: Path, plain: Texts) -> None:
+    """Threads that share forwards, and a vocabulary, get the texts that each gets alone; so does an event loop."""
+    names = list(ALL)
+    with edgedec.load(byte_path, runtime="cpu", n_ctx=256, n_parallel=3, n_threads=1) as engine:
+
+        def work(name: str) -> Generation:
+            return engine.generate(PROMPT, grammar=ALL[name], max_tokens=160, **WAYS[1])
+
+        async def both(*schemas: Mapping[str, Any]) -> list[Generation]:
+            asked = (engine.agenerate(PROMPT, json_schema=schema, max_tokens=160, **WAYS[0]) for schema in schemas)
+            return list(await asyncio.gather(*asked))
+
+        with ThreadPoolExecutor(4) as pool:
+            together = dict(zip(names, pool.map(work, names), strict=True))
+        waited = asyncio.run(both(CASES["nested"].schema, CASES["union"].schema))
+    assert {name: _shown(found) for name, found in together.items()} == {n: _shown(plain[n, 1]) for n in names}
+    assert [found.text for found in waited] == [plain["nested", 0].text, plain["union", 0].text]

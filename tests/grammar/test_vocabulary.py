@@ -1,0 +1,90 @@
+"""Tokenizers as grammars see them: every byte of a text, whatever an encoder puts around it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from edgedec.grammar import Grammar, Grammars
+
+pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+
+PIECES = ("", "", *map(chr, range(0x20, 0x7F)), "\n", '{"', '": "', '"}', "name", " na", "me")
+END = 1
+
+
+class Spaced:
+    """A tokenizer of a few pieces that puts a space before a text, as SentencePiece's may; longest pieces first.
+
+    Args:
+        joined: Whether a line end takes what follows into its token, so that no way of encoding spells a text.
+    """
+
+    n_vocab = len(PIECES)
+    bos_token = eos_token = ""
+
+    def __init__(self, *, joined: bool = False) -> None:
+        self._joined = joined
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the tokens of a text, with a space before it unless it begins with a line end."""
+        rest = text if text.startswith("\n") and not self._joined else " " + text
+        ids = []
+        while rest:
+            best = max((piece for piece in PIECES if piece and rest.startswith(piece)), key=len)
+            ids.append(PIECES.index(best))
+            rest = rest[len(best) :]
+        return ids
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes of a token."""
+        return PIECES[token_id].encode()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of the tokens."""
+        return "".join(PIECES[i] for i in token_ids)
+
+    def is_end(self, token_id: int) -> bool:
+        """Return whether it is the end token."""
+        return token_id == END
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_forced_text_is_spelled_exactly(joined: bool) -> None:
+    """The space that an encoder adds is no part of it; tokens are the encoder's own, or the longest that fit."""
+    constraint = Grammars(Spaced(joined=joined)).open(Grammar.json_schema({"const": {"name": "me"}}))
+    pieces = []
+    while not constraint.is_complete:
+        forced = constraint.forced()
+        pieces.append(PIECES[forced[0]])
+        constraint.commit(forced[0])
+    assert pieces == ['{"', "name", '": "', "me", '"}']
+
+
+def test_any_tokenization_of_free_text_is_allowed() -> None:
+    """Within a string tokens may be short or long; bytes are what counts."""
+    spaced = Spaced()
+    for words in ((" na", "me"), (" ", "name"), (" ", "n", "a", "me"), (" ", "n", "a", "m", "e")):
+        constraint = Grammars(spaced).open(Grammar.json_schema({"type": "string", "maxLength": 5}))
+        for piece in ('"', *words, '"'):
+            assert constraint.allows((), PIECES.index(piece))
+            constraint.commit(PIECES.index(piece))
+        assert constraint.is_complete
+
+
+def test_a_schema_may_ask_for_its_own_white_space() -> None:
+    """Separators are those of Python's json module, unless the schema says otherwise."""
+    schema: dict[str, Any] = {"const": {"a": [1, 2]}}
+    styles: dict[str, dict[str, Any]] = {
+        json.dumps(schema["const"]): schema,
+        '{"a":[1,2]}': schema | {"x-guidance": {"item_separator": ",", "key_separator": ":"}},
+    }
+    for text, styled in styles.items():
+        constraint = Grammars(Spaced()).open(Grammar.json_schema(styled))
+        while not constraint.is_complete:
+            token = constraint.forced()[0]
+            assert text.startswith(PIECES[token])
+            text = text[len(PIECES[token]) :]
+            constraint.commit(token)
+        assert text == ""
