@@ -1,1 +1,1 @@
-"""Export of targets and drafters. Nothing is exported yet; see docs/architecture.md."""
+"""Export of models: GGUF to a folder for onnxruntime (`to_onnx`), to other GGUFs (`to_gguf`); see docs/export.md."""

@@ -1,0 +1,262 @@
+"""Writing GGUF files: metadata entries as bytes, tensors in pieces, the whole file or nothing.
+
+    with whole_file(Path("model.gguf")) as part:
+        write_gguf(part, [("general.architecture", text("llama"))], tensors)
+
+A value is held as the file holds it, its type in four bytes and then its content, so that what is copied from
+another file keeps its type. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3.
+"""
+
+import errno
+import math
+import os
+import shutil
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, RequestError, StorageError
+from edgedec.ggml_types import GGMLType
+from edgedec.gguf import GGUF, ValueType, storage_error
+from edgedec.gguf_header import DEFAULT_ALIGNMENT
+from edgedec.gguf_reader import HeaderReader
+from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.shared_files import publish
+
+PIECE_BYTES = 4 << 20
+Entry = tuple[str, bytes]
+"""Key and encoded value of a metadata entry."""
+
+_VERSION = 3
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
+
+
+@dataclass(frozen=True, slots=True)
+class OutTensor:
+    """A tensor to write.
+
+    Attributes:
+        shape: In ggml's order: shape[0] is the length of a row.
+        pieces: Yields its bytes in order, in pieces of any size.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType
+    pieces: Callable[[], Iterator[bytes]]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the pieces are together."""
+        return math.prod(self.shape) // self.type.block_size * self.type.block_bytes
+
+
+def text(value: str) -> bytes:
+    """Encode a string."""
+    return _typed(ValueType.STRING) + _string(value.encode(errors="replace"))
+
+
+def whole_number(value: int) -> bytes:
+    """Encode a whole number from 0 to 2^32 - 1 as UINT32."""
+    return _typed(ValueType.UINT32) + struct.pack("<I", value)
+
+
+def real_number(value: float) -> bytes:
+    """Encode a number as FLOAT32."""
+    return _typed(ValueType.FLOAT32) + struct.pack("<f", value)
+
+
+def boolean(value: bool) -> bytes:
+    """Encode true or false."""
+    return _typed(ValueType.BOOL) + struct.pack("<?", value)
+
+
+def texts(values: Sequence[bytes]) -> bytes:
+    """Encode an array of strings, each given as UTF-8."""
+    return _array(ValueType.STRING, len(values), b"".join(map(_string, values)))
+
+
+def int32s(values: Sequence[int]) -> bytes:
+    """Encode an array of INT32."""
+    return _array(ValueType.INT32, len(values), np.asarray(values, "<i4").tobytes())
+
+
+def float32s(values: NDArray[np.float32]) -> bytes:
+    """Encode f32[n] as an array of FLOAT32."""
+    return _array(ValueType.FLOAT32, len(values), values.astype("<f4").tobytes())
+
+
+def array_of(element_type: ValueType, n: int, data: bytes) -> bytes:
+    """Encode an array whose n elements are given as a file holds them."""
+    return _array(element_type, n, data)
+
+
+def read_entries(gguf: GGUF) -> list[Entry]:
+    """Return the metadata of a file that was read before, every value with the type it has there.
+
+    Raises:
+        ModelFormatError, StorageError: The file changed since, or cannot be read.
+    """
+    path = gguf.paths[0]
+    entries: list[Entry] = []
+    try:
+        with path.open("rb") as file:
+            reader = HeaderReader(file, os.fstat(file.fileno()).st_size, str(path))
+            reader.take(16, "the header")
+            for i in range(reader.u64("the number of metadata entries")):
+                key = reader.name_of(f"metadata key {i}", 2**16 - 1)
+                start = reader.position
+                reader.value(key)
+                entries.append((key, bytes(reader.buffer[start : reader.position])))
+    except OSError as error:
+        raise storage_error(path, error) from error
+    return entries
+
+
+def file_pieces(path: Path, offset: int, n_bytes: int) -> Iterator[bytes]:
+    """Yield n_bytes of a file from `offset` on, PIECE_BYTES at a time.
+
+    Raises:
+        ModelFormatError: The file ends before.
+        StorageError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            left = n_bytes
+            while left:
+                piece = file.read(min(left, PIECE_BYTES))
+                if not piece:
+                    raise ModelFormatError(
+                        f"{path}: it got shorter since it was opened ({left} bytes are missing); copy it again"
+                    )
+                left -= len(piece)
+                yield piece
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def write_gguf(
+    path: Path,
+    entries: Iterable[Entry],
+    tensors: Sequence[OutTensor],
+    *,
+    alignment: int = DEFAULT_ALIGNMENT,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> None:
+    """Write a GGUF file, holding one piece of a tensor at a time.
+
+    Args:
+        entries: Among them general.alignment, where `alignment` is not the default.
+        on_progress: Called with the phase "write" and the bytes written.
+
+    Raises:
+        StorageError: The disk has no room for it, or another failure of the disk.
+        CancelledError: `cancel` said so.
+    """
+    header = _header(list(entries), tensors, alignment)
+    total = len(header) + sum(_aligned(tensor.n_bytes, alignment) for tensor in tensors)
+    with storage_errors(path):
+        free = shutil.disk_usage(path.parent).free
+        if free < total:
+            raise StorageError(f"{path.parent}: {total} bytes are needed and {free} are free; make room")
+        with path.open("wb") as file:
+            file.write(header)
+            for tensor in tensors:
+                n_written = 0
+                for piece in tensor.pieces():
+                    if cancel is not None:
+                        cancel.check("export")
+                    n_written += file.write(piece)
+                    if on_progress is not None:
+                        on_progress(Progress("write", file.tell(), total, "bytes", tensor.name))
+                assert n_written == tensor.n_bytes, f"{tensor.name}: {n_written} bytes, expected {tensor.n_bytes}"
+                file.write(bytes(_aligned(n_written, alignment) - n_written))
+
+
+@contextmanager
+def whole_file(out: Path, *, sources: Sequence[Path] = (), force: bool = False) -> Iterator[Path]:
+    """Give a temporary path beside `out`, and `out` its name when the block is through; nothing stays otherwise.
+
+    Args:
+        sources: Files that are read meanwhile: `out` may be none of them.
+        force: Replace a file that is there.
+
+    Raises:
+        RequestError: `out` exists, is a directory, or one of the sources.
+        StorageError: It cannot be written or renamed.
+    """
+    check_out(out, sources, force)
+    with storage_errors(out):
+        part = out.with_name(f"{out.name}.{os.getpid()}-{threading.get_ident()}.part")
+        try:
+            yield part
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            publish(part, out)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def check_out(out: Path, sources: Sequence[Path], force: bool) -> None:
+    """Refuse a name for a result.
+
+    Raises:
+        RequestError: It is a directory, one of the sources, or exists and `force` is false.
+        StorageError: It cannot be looked at.
+    """
+    if out.is_dir():
+        raise RequestError(f"{out}: a directory, expected the name of the file to write, such as {out / 'model.gguf'}")
+    with storage_errors(out):
+        if not out.exists():
+            return
+        if any(source.exists() and os.path.samefile(out, source) for source in sources):
+            raise RequestError(f"{out}: the model to export itself; choose another name for the result")
+        if not force:
+            raise RequestError(f"{out}: exists already; choose another name, or replace it with force (--force)")
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a StorageError about writing `path`."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "make room, or write to another disk" if error.errno in _NO_SPACE else "check the folder"
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}); {remedy}") from error
+
+
+def _header(entries: Sequence[Entry], tensors: Sequence[OutTensor], alignment: int) -> bytes:
+    """Return everything before the data, padded to the alignment."""
+    out = bytearray(b"GGUF" + struct.pack("<IQQ", _VERSION, len(tensors), len(entries)))
+    for key, value in entries:
+        out += _string(key.encode()) + value
+    offset = 0
+    for tensor in tensors:
+        out += _string(tensor.name.encode()) + struct.pack("<I", len(tensor.shape))
+        out += struct.pack(f"<{len(tensor.shape)}QIQ", *tensor.shape, tensor.type, offset)
+        offset += _aligned(tensor.n_bytes, alignment)
+    return bytes(out) + bytes(_aligned(len(out), alignment) - len(out))
+
+
+def _aligned(n_bytes: int, alignment: int) -> int:
+    return -(-n_bytes // alignment) * alignment
+
+
+def _string(raw: bytes) -> bytes:
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _typed(value_type: ValueType) -> bytes:
+    return struct.pack("<I", value_type)
+
+
+def _array(element_type: ValueType, n: int, data: bytes) -> bytes:
+    return _typed(ValueType.ARRAY) + struct.pack("<IQ", element_type, n) + data

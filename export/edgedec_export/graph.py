@@ -1,0 +1,240 @@
+"""The ONNX graph of a decoder: every input, every output, and the layers between them.
+
+Each half of a layer stands in an `If` whose condition is an input, so that a pass may leave halves out (LayerSkip's
+subset of layers, Elhoushi et al. 2024, arXiv:2404.16710); a half that is left out hands on the hidden state and the KV
+cache it was given. Weights belong to the outermost graph: both branches and all passes share them.
+
+With S new rows, T tokens including them, buffers of C tokens and R rows of logits, batch 1:
+
+inputs: input_ids, position_ids i64[1, S]; seqlens_k i32[1] (T - 1); total_sequence_length i32[] (T); attention_bias
+f32[1, 1, A, T] and, where layers have a sliding window, attention_bias_local; logit_rows i64[R]; attention_rows i64[A],
+the rows that attention sees (A is S or, where the last one stands twice, S + 1; T counts A rows); attn_on, mlp_on
+bool[n_layer]; tap_rows i64[n_layer], how many leading rows of a layer's state to return; past_key_{i}, past_value_{i}
+[1, n_head_kv, C, head_dim].
+
+outputs: logits f32[1, R, n_vocab]; hidden_{i} f32[1, tap_rows[i], n_embd]; present_key_{i}, present_value_{i}, which
+are to be bound to the memory of past_key_{i}, past_value_{i}: then nothing is copied.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec_export.graph_layers import Builder, Inputs, Weights, attention, feed_forward, rms_norm
+from edgedec_export.graph_parts import CONTRIB, IR_VERSION, OPSET, Initializers, Scope
+from edgedec_runtimes.cpu.network import Network
+
+if TYPE_CHECKING:
+    import onnx
+
+Shape = list[int | str | None]
+
+
+class AllWeights(Weights, Protocol):
+    """Weights of the layers and of both ends."""
+
+    def embedding(self, scope: Scope, ids: str) -> str:
+        """Add the look-up of the tokens' embeddings and return the result's name: f32[1, S, n_embd]."""
+
+    def head(self, scope: Scope, x: str) -> str:
+        """Add the product of x, f32[1, R, n_embd], and the head's matrix: f32[1, R, n_vocab]."""
+
+
+def local_layers(network: Network) -> list[int]:
+    """Return the layers with a sliding window."""
+    pattern = network.sliding_pattern
+    return [i for i in range(network.n_layer) if pattern and (i + 1) % pattern]
+
+
+def build_graph(
+    network: Network,
+    weights: AllWeights,
+    initializers: Initializers,
+    *,
+    rope_factors: NDArray[np.float32] | None = None,
+    gated: bool = True,
+) -> "onnx.ModelProto":
+    """Build the graph of a network.
+
+    Args:
+        rope_factors: f32[n_rot/2] that rotary frequencies are divided by (Llama 3).
+        gated: False leaves out the `If`s and their inputs, to measure what they cost.
+    """
+    from onnx import helper
+
+    b, scope = Builder(network, weights, initializers), Scope("model")
+    local = set(local_layers(network))
+    rotations = {False: _rotations(b, scope, "rope", frequencies(network, rope_factors))}
+    if local:
+        rotations[True] = _rotations(b, scope, "rope_local", sliding_frequencies(network))
+    state = weights.embedding(scope, "input_ids")
+    head = Scope(scope.name)  # after the embedding, as both may be the same matrix
+    logits = weights.head(head, f"{scope.name}/output_norm")
+    if network.embedding_scale != 1.0:
+        factor = initializers.add("embedding_scale", np.array(network.embedding_scale, np.float32))
+        state = scope.add("Mul", [state, factor], "scaled_embedding")
+    n_rows = scope.add("Shape", ["input_ids"], "n_rows", start=1, end=2)
+    tap_ends = _per_layer(scope, "tap_rows", network.n_layer)
+    gates = [_per_layer(scope, name, network.n_layer) for name in ("attn_on", "mlp_on")] if gated else None
+    for i in range(network.n_layer):
+        cos, sin = rotations[i in local]
+        bias = "attention_bias_local" if i in local else "attention_bias"
+        inputs = Inputs(cos, sin, bias, f"past_key_{i}", f"past_value_{i}", n_rows)
+        state = _attention_half(b, scope, i, state, inputs, gates[0][i] if gates else None)
+        state = _feed_forward_half(b, scope, i, state, gates[1][i] if gates else None)
+        _tap(b, scope, i, state, tap_ends[i])
+    rows = scope.add("Gather", [state, "logit_rows"], "logit_states", axis=1)
+    rms_norm(b, scope, "output_norm.weight", rows, "output_norm")
+    scope.nodes += head.nodes
+    scope.output(logits, "logits")
+    graph = helper.make_graph(scope.nodes, "edgedec", _graph_inputs(network, gated), _graph_outputs(network))
+    graph.initializer.extend(initializers.tensors)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+    return helper.make_model(graph, producer_name="edgedec", opset_imports=opsets, ir_version=IR_VERSION)
+
+
+def frequencies(network: Network, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:
+    """Return f64[n_rot/2], what positions are multiplied by for the angles, in the cpu runtime's arithmetic."""
+    scaled = _powers(network.rope_base, network.n_rot) * float(np.float32(network.rope_scale))
+    return scaled if factors is None else scaled / factors.astype(np.float64)
+
+
+def sliding_frequencies(network: Network) -> NDArray[np.float64]:
+    """Return f64[n_rot/2] for layers with a sliding window: they have a base of their own, and no scaling."""
+    return _powers(network.rope_base_sliding, network.n_rot)
+
+
+def _powers(base: float, n_rot: int) -> NDArray[np.float64]:
+    return np.power(float(np.float32(base)), -2.0 * np.arange(n_rot // 2) / n_rot)
+
+
+def _rotations(b: Builder, scope: Scope, name: str, values: NDArray[np.float64]) -> tuple[str, str]:
+    """Add cosines and sines of the rows' positions, f32[S, n_rot/2]: in double precision, as positions may be large."""
+    from onnx import TensorProto
+
+    factors = b.initializers.add(f"{name}_frequencies", values[None])
+    positions = scope.add("Cast", ["position_ids"], f"{name}_positions", to=TensorProto.DOUBLE)
+    column = scope.add("Transpose", [positions], f"{name}_column")
+    angles = scope.add("Mul", [column, factors], f"{name}_angles")
+    doubles = [scope.add(operator, [angles], f"{name}_{operator.lower()}_double") for operator in ("Cos", "Sin")]
+    cos, sin = (scope.add("Cast", [x], x.split("/")[-1].removesuffix("_double"), to=TensorProto.FLOAT) for x in doubles)
+    return cos, sin
+
+
+def _per_layer(scope: Scope, name: str, n_layer: int) -> list[str]:
+    """Return the elements of an input, one for each layer, each of the shape [1]."""
+    return scope.add_many("Split", [name], [f"{name}_{i}" for i in range(n_layer)], axis=0, num_outputs=n_layer)
+
+
+def _tap(b: Builder, scope: Scope, layer: int, state: str, end: str) -> None:
+    from onnx import helper
+
+    start = b.initializers.add("zero", np.array([0], np.int64))
+    axis = b.initializers.add("one", np.array([1], np.int64))
+    name = f"hidden_{layer}"
+    scope.nodes.append(helper.make_node("Slice", [state, start, end, axis], [name], name=name))
+
+
+def _attention_half(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs, gate: str | None) -> str:
+    n = b.network
+    present = [f"present_key_{layer}", f"present_value_{layer}"]
+    cache: Shape = [1, n.n_head_kv, "C", n.head_dim]
+    branch = Scope(f"blk.{layer}.attention")
+    outputs = attention(b, branch, layer, state, inputs)
+    if gate is None:
+        scope.nodes += branch.nodes
+        for value, name in zip(outputs[1:], present, strict=True):
+            _rename(scope, value, name)
+        return outputs[0]
+    shapes: list[Shape] = [[1, "S", n.n_embd], cache, cache]
+    passed_on = [state, inputs.past_key, inputs.past_value]
+    return _if(scope, branch, outputs, passed_on, shapes, gate, present)
+
+
+def _feed_forward_half(b: Builder, scope: Scope, layer: int, state: str, gate: str | None) -> str:
+    branch = Scope(f"blk.{layer}.feed_forward")
+    output = feed_forward(b, branch, layer, state)
+    if gate is None:
+        scope.nodes += branch.nodes
+        return output
+    return _if(scope, branch, [output], [state], [[1, "S", b.network.n_embd]], gate, [])
+
+
+def _rename(scope: Scope, value: str, name: str) -> None:
+    """Give an output of a node that was added before another name."""
+    for node in scope.nodes:
+        for i, output in enumerate(node.output):
+            if output == value:
+                node.output[i] = name
+
+
+def _if(
+    scope: Scope,
+    branch: Scope,
+    outputs: list[str],
+    passed_on: list[str],
+    shapes: list[Shape],
+    gate: str,
+    names: list[str],
+) -> str:
+    """Add an `If` of a half-layer and of handing on what it was given; return the name of the hidden state.
+
+    Args:
+        outputs, passed_on, shapes: What the branches return: the hidden state first, then what gets `names`.
+    """
+    from onnx import TensorProto, helper
+
+    def graph(source: Scope, values: list[str]) -> "onnx.GraphProto":
+        infos = zip(values, shapes, strict=True)
+        returned = [helper.make_tensor_value_info(v, TensorProto.FLOAT, shape) for v, shape in infos]
+        return helper.make_graph(source.nodes, source.name, [], returned)
+
+    other = Scope(f"{branch.name}_off")
+    handed = [other.add("Identity", [value], f"value_{i}") for i, value in enumerate(passed_on)]
+    state = f"{scope.name}/{branch.name}"
+    scope.nodes.append(
+        helper.make_node(
+            "If",
+            [gate],
+            [state, *names],
+            name=state,
+            then_branch=graph(branch, outputs),
+            else_branch=graph(other, handed),
+        )
+    )
+    return state
+
+
+def _graph_inputs(network: Network, gated: bool) -> list["onnx.ValueInfoProto"]:
+    from onnx import TensorProto, helper
+
+    n = network
+    shapes: dict[str, tuple[int, Shape]] = {
+        "input_ids": (TensorProto.INT64, [1, "S"]),
+        "position_ids": (TensorProto.INT64, [1, "S"]),
+        "seqlens_k": (TensorProto.INT32, [1]),
+        "total_sequence_length": (TensorProto.INT32, []),
+        "attention_bias": (TensorProto.FLOAT, [1, 1, "A", "T"]),
+    }
+    if local_layers(n):
+        shapes["attention_bias_local"] = TensorProto.FLOAT, [1, 1, "A", "T"]
+    shapes |= {"logit_rows": (TensorProto.INT64, ["R"]), "attention_rows": (TensorProto.INT64, ["A"])}
+    if gated:
+        shapes |= {name: (TensorProto.BOOL, [n.n_layer]) for name in ("attn_on", "mlp_on")}
+    shapes["tap_rows"] = TensorProto.INT64, [n.n_layer]
+    for i in range(n.n_layer):
+        for name in ("key", "value"):
+            shapes[f"past_{name}_{i}"] = TensorProto.FLOAT, [1, n.n_head_kv, "C", n.head_dim]
+    return [helper.make_tensor_value_info(name, *described) for name, described in shapes.items()]
+
+
+def _graph_outputs(network: Network) -> list["onnx.ValueInfoProto"]:
+    from onnx import TensorProto, helper
+
+    n = network
+    shapes: dict[str, Shape] = {"logits": [1, "R", n.n_vocab]}
+    shapes |= {f"hidden_{i}": [1, None, n.n_embd] for i in range(n.n_layer)}
+    for i in range(n.n_layer):
+        shapes |= {f"present_{name}_{i}": [1, n.n_head_kv, "C", n.head_dim] for name in ("key", "value")}
+    return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]

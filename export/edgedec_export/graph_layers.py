@@ -1,0 +1,149 @@
+"""The two halves of a layer as ONNX nodes: attention and feed-forward, each from hidden state to hidden state.
+
+Llama (Touvron et al. 2023, arXiv:2302.13971) and what qwen2 (biases), qwen3 (norms of the heads, arXiv:2505.09388) and
+gemma 3 (GELU, norms behind the halves, two rotary bases, sliding windows, arXiv:2503.19786) change in it.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from edgedec_export.graph_parts import Initializers, Scope
+from edgedec_runtimes.cpu.network import Network
+
+
+class Weights(Protocol):
+    """Where a graph gets its weights from, by the names that GGUF gives tensors."""
+
+    def has(self, name: str) -> bool:
+        """Tell whether there is such a tensor."""
+
+    def vector(self, name: str) -> str:
+        """Return the initializer f32[n] of a vector."""
+
+    def linear(self, scope: Scope, name: str, x: str) -> str:
+        """Add the product of x, f32[1, S, n_in], and a matrix, and return the result's name: f32[1, S, n_out]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Names of the values that attention takes beside the hidden state.
+
+    Attributes:
+        cos, sin: f32[S, n_rot/2], of the rows' positions.
+        bias: f32[1, 1, A, T], added to the scores.
+        past_key, past_value: The KV cache, [1, n_head_kv, C, head_dim].
+        n_rows: i64[1], S.
+    """
+
+    cos: str
+    sin: str
+    bias: str
+    past_key: str
+    past_value: str
+    n_rows: str
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """What is the same in all layers."""
+
+    network: Network
+    weights: Weights
+    initializers: Initializers
+
+
+def attention(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs) -> list[str]:
+    """Add the attention half of a layer.
+
+    Returns:
+        Names of the new hidden state and of the layer's keys and values.
+    """
+    p, n = f"blk.{layer}", b.network
+    x = _norm(b, scope, f"{p}.attn_norm.weight", state)
+    q = _heads(b, scope, f"{p}.attn_q", x, n.n_head)
+    k = _heads(b, scope, f"{p}.attn_k", x, n.n_head_kv)
+    v = _projection(b, scope, f"{p}.attn_v", x)
+    q = _rotated(b, scope, q, inputs, n.n_head, "attn_q")
+    k = _rotated(b, scope, k, inputs, n.n_head_kv, "attn_k")
+    q, k, v = (scope.add("Gather", [x, "attention_rows"], f"{x.split('/')[-1]}_rows", axis=1) for x in (q, k, v))
+    mixed, key, value = scope.add_many(
+        "GroupQueryAttention",
+        [q, k, v, inputs.past_key, inputs.past_value, "seqlens_k", "total_sequence_length", "", "", "", inputs.bias],
+        ["attention", "key", "value"],
+        num_heads=n.n_head,
+        kv_num_heads=n.n_head_kv,
+        scale=n.attention_scale,
+    )
+    first, axis = (b.initializers.add(name, np.array([i], np.int64)) for i, name in enumerate(("zero", "one")))
+    mixed = scope.add("Slice", [mixed, first, inputs.n_rows, axis], "attention_own_rows")
+    y = b.weights.linear(scope, f"{p}.attn_output.weight", mixed)
+    return [_added(b, scope, f"{p}.post_attention_norm.weight", state, y), key, value]
+
+
+def feed_forward(b: Builder, scope: Scope, layer: int, state: str) -> str:
+    """Add the feed-forward half of a layer (Shazeer 2020, arXiv:2002.05202) and return the new hidden state's name."""
+    p = f"blk.{layer}"
+    x = _norm(b, scope, f"{p}.ffn_norm.weight", state)
+    gate = b.weights.linear(scope, f"{p}.ffn_gate.weight", x)
+    up = b.weights.linear(scope, f"{p}.ffn_up.weight", x)
+    if b.network.gelu:
+        active = scope.add("Gelu", [gate], "gelu", approximate="tanh")
+    else:
+        active = scope.add("QuickGelu", [gate], "silu", alpha=1.0)  # x * sigmoid(alpha * x)
+    y = b.weights.linear(scope, f"{p}.ffn_down.weight", scope.add("Mul", [active, up], "gated"))
+    return _added(b, scope, f"{p}.post_ffw_norm.weight", state, y)
+
+
+def rms_norm(b: Builder, scope: Scope, weight: str, x: str, name: str) -> str:
+    """Add an RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467) over the last axis and return the result's name."""
+    inputs = [x, b.weights.vector(weight)]
+    return scope.add("SimplifiedLayerNormalization", inputs, name, axis=-1, epsilon=b.network.rms_epsilon)
+
+
+def _norm(b: Builder, scope: Scope, weight: str, x: str) -> str:
+    return rms_norm(b, scope, weight, x, weight.split(".")[-2])
+
+
+def _added(b: Builder, scope: Scope, post_norm: str, state: str, y: str) -> str:
+    """Return the state with a half-layer's result, normalized where the architecture does that, added to it."""
+    if b.weights.has(post_norm):
+        y = _norm(b, scope, post_norm, y)
+    return scope.add("Add", [state, y], "state")
+
+
+def _projection(b: Builder, scope: Scope, name: str, x: str) -> str:
+    y = b.weights.linear(scope, f"{name}.weight", x)
+    if b.weights.has(f"{name}.bias"):
+        y = scope.add("Add", [y, b.weights.vector(f"{name}.bias")], f"{name.split('.')[-1]}_biased")
+    return y
+
+
+def _heads(b: Builder, scope: Scope, name: str, x: str, n_head: int) -> str:
+    """Return queries or keys, each head normalized where the architecture does that: f32[1, S, n_head * head_dim]."""
+    y, dim = _projection(b, scope, name, x), b.network.head_dim
+    if not b.weights.has(f"{name}_norm.weight"):
+        return y
+    short = name.split(".")[-1]
+    y = scope.add("Reshape", [y, _shape(b, dim)], f"{short}_heads")
+    y = rms_norm(b, scope, f"{name}_norm.weight", y, f"{short}_norm")
+    return scope.add("Reshape", [y, _shape(b, n_head * dim)], f"{short}_joined")
+
+
+def _shape(b: Builder, last: int) -> str:
+    return b.initializers.add(f"shape_{last}", np.array([1, -1, last], np.int64))
+
+
+def _rotated(b: Builder, scope: Scope, x: str, inputs: Inputs, n_head: int, name: str) -> str:
+    """Add the rotary embedding (Su et al. 2021, arXiv:2104.09864): row i of `cos` and `sin` turns row i."""
+    n = b.network
+    first_row = b.initializers.add("zero", np.array([0], np.int64))
+    return scope.add(
+        "RotaryEmbedding",
+        [x, first_row, inputs.cos, inputs.sin],
+        f"{name}_rotated",
+        num_heads=n_head,
+        rotary_embedding_dim=n.n_rot if n.n_rot < n.head_dim else 0,
+        interleaved=int(n.rope_interleaved),
+    )

@@ -1,0 +1,278 @@
+"""What a checkpoint's config.json says of the model, for the architectures that are converted.
+
+What it says and GGUF could not is refused: a switch that were left out could change a logit. Names and defaults are
+those of the classes LlamaConfig, Qwen2Config, Qwen3Config and Gemma3TextConfig of Hugging Face's transformers.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, UnsupportedModelError
+from edgedec_export.hf_safetensors import read_json
+
+_MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3", "gemma3": "gemma3"}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+    "qwen2": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768},
+    "qwen3": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "head_dim": 128},
+    "gemma3": {
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+}
+_ACTIVATIONS = {"gemma3": ("gelu_pytorch_tanh",)}
+_GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
+_GEMMA_27B_LAYERS = 62  # whose attention llama.cpp scales by the width of the states
+# Switches that must be off, or at the value given.
+_EXPECTED: dict[str, Any] = {
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+    "rope_interleaved": False,
+    "use_bidirectional_attention": False,
+    "use_sliding_window": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A model's shape and switches.
+
+    Attributes:
+        architecture: As GGUF names it.
+        n_vocab: Rows of the embedding matrix.
+        rope_factor: Positions are divided by it (in gemma3 those of the layers that see everything).
+        rope_divisors: f32[head_dim // 2], what each frequency is divided by, or None ("llama3" scaling).
+        sliding_window: Tokens that most layers of gemma3 see; 0 elsewhere.
+        tied: The head is the embedding matrix.
+        token_ids: "bos" and "eos" to the first id that the configuration names.
+    """
+
+    architecture: str
+    n_ctx_train: int
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    rms_epsilon: float
+    rope_base: float
+    rope_base_sliding: float
+    rope_factor: float
+    rope_divisors: NDArray[np.float32] | None
+    sliding_window: int
+    tied: bool
+    token_ids: Mapping[str, int]
+
+
+def read_config(folder: Path) -> Config:
+    """Read config.json.
+
+    Raises:
+        ModelNotFoundError: There is none.
+        ModelFormatError: It is damaged, or lacks what every model has.
+        UnsupportedModelError: The architecture, or a switch of it, is not converted.
+        StorageError: It cannot be read.
+    """
+    path = folder / "config.json"
+    raw = read_json(path)
+    model_type = raw.get("model_type")
+    architecture = _MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
+    if architecture is None:
+        raise UnsupportedModelError(
+            f"{path}: model_type is {str(model_type)[:40]!r}, converted are {', '.join(_MODEL_TYPES)}; for others use "
+            "llama.cpp's convert_hf_to_gguf.py"
+        )
+    text = raw.get("text_config")
+    own = raw | text if model_type == "gemma3" and isinstance(text, dict) else raw
+    # A null stands for the default, as in the classes that write these files.
+    given = {key: value for key, value in own.items() if value is not None}
+    values = _Values(path, architecture, _DEFAULTS[architecture] | given)
+    return _config(values, raw)
+
+
+def _config(values: "_Values", raw: dict[str, Any]) -> Config:
+    _check_switches(values)
+    architecture = values.architecture
+    n_embd, n_head = values.whole("hidden_size"), values.whole("num_attention_heads")
+    head_dim = values.whole("head_dim", n_embd // n_head)
+    rope = _rope(values, head_dim)
+    config = Config(
+        architecture=architecture,
+        n_ctx_train=values.whole("max_position_embeddings"),
+        n_vocab=values.whole("vocab_size"),
+        n_embd=n_embd,
+        n_layer=values.whole("num_hidden_layers", most=4096),
+        n_head=n_head,
+        n_head_kv=values.whole("num_key_value_heads", n_head),
+        head_dim=head_dim,
+        n_ff=values.whole("intermediate_size"),
+        rms_epsilon=values.number("rms_norm_eps"),
+        rope_base=rope.base,
+        rope_base_sliding=rope.base_sliding,
+        rope_factor=rope.factor,
+        rope_divisors=rope.divisors,
+        sliding_window=values.whole("sliding_window") if architecture == "gemma3" else 0,
+        tied=values.flag("tie_word_embeddings", False),
+        token_ids={role: i for role in ("bos", "eos") if (i := _first_id(raw, values, f"{role}_token_id")) is not None},
+    )
+    if config.n_head % config.n_head_kv or config.head_dim % 2:
+        values.fail(f"{config.n_head} heads of {config.head_dim} on {config.n_head_kv} key-value heads cannot be")
+    if architecture == "gemma3":
+        _check_gemma(values, config)
+    return config
+
+
+def _first_id(raw: dict[str, Any], values: "_Values", key: str) -> int | None:
+    """Return the token that a key names, which may also name several."""
+    found = raw.get(key, values.values.get(key))
+    found = found[0] if isinstance(found, list) and found else found
+    return found if type(found) is int and found >= 0 else None
+
+
+def _check_switches(values: "_Values") -> None:
+    for key, expected in _EXPECTED.items():
+        if values.values.get(key, expected) != expected:
+            values.refuse(key, f"expected {expected}")
+    activation = values.values.get("hidden_activation", values.values.get("hidden_act"))
+    allowed = _ACTIVATIONS.get(values.architecture, ("silu", "swish"))
+    if activation is not None and activation not in allowed:
+        values.refuse(
+            "hidden_activation" if "hidden_activation" in values.values else "hidden_act", f"expected {allowed[0]}"
+        )
+    kinds = values.values.get("layer_types")
+    if values.architecture != "gemma3" and isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}:
+        values.refuse("layer_types", "expected full_attention in every layer")
+
+
+def _check_gemma(values: "_Values", config: Config) -> None:
+    """Refuse a gemma3 whose layers or scale of attention are others than llama.cpp takes them to be."""
+    period = values.values.get("sliding_window_pattern", values.values.get("_sliding_window_pattern", _GEMMA_PERIOD))
+    kinds = values.values.get("layer_types")
+    full = [i % _GEMMA_PERIOD == _GEMMA_PERIOD - 1 for i in range(config.n_layer)]
+    if period != _GEMMA_PERIOD:
+        values.refuse("sliding_window_pattern", f"expected {_GEMMA_PERIOD}")
+    if kinds is not None and kinds != ["full_attention" if every else "sliding_attention" for every in full]:
+        values.refuse("layer_types", f"expected every {_GEMMA_PERIOD}th layer to have full attention")
+    large = config.n_layer == _GEMMA_27B_LAYERS
+    scalar = config.n_embd // config.n_head if large else config.head_dim
+    if values.number("query_pre_attn_scalar") != scalar:
+        values.refuse("query_pre_attn_scalar", f"expected {scalar}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rope:
+    base: float
+    base_sliding: float
+    factor: float = 1.0
+    divisors: NDArray[np.float32] | None = None
+
+
+def _rope(values: "_Values", head_dim: int) -> _Rope:
+    """Read the rotary embedding, in the form of transformers 4 (rope_scaling) or 5 (rope_parameters)."""
+    parameters = values.table("rope_parameters")
+    sliding = parameters.get("sliding_attention")
+    if isinstance(parameters.get("full_attention"), dict):
+        parameters = parameters["full_attention"]
+    parameters = parameters or values.table("rope_scaling")
+    rope = _Values(values.path, values.architecture, parameters)
+    base = rope.number("rope_theta", values.number("rope_theta", 10000.0))
+    base_sliding = values.number("rope_local_base_freq", base)
+    if isinstance(sliding, dict):
+        local = _Values(values.path, values.architecture, sliding)
+        base_sliding = local.number("rope_theta", base_sliding)
+        if local.values.get("rope_type", "default") != "default":
+            local.refuse("rope_type", "expected default in the layers of sliding attention")
+    if rope.values.get("partial_rotary_factor", 1.0) != 1.0:
+        rope.refuse("partial_rotary_factor", "expected 1.0")
+    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    if kind == "default":
+        return _Rope(base, base_sliding)
+    if kind == "linear":
+        return _Rope(base, base_sliding, rope.number("factor"))
+    if kind == "llama3" and values.architecture == "llama":
+        return _Rope(base, base_sliding, divisors=_llama3_divisors(rope, base, head_dim))
+    return rope.refuse(
+        "rope_type" if "rope_type" in rope.values else "type", "expected default, linear, or llama3 in llama"
+    )
+
+
+def _llama3_divisors(rope: "_Values", base: float, head_dim: int) -> NDArray[np.float32]:
+    """Return f32[head_dim // 2]: 1 for short waves, the factor for long ones, between them in between.
+
+    The Llama 3 Herd of Models, arXiv:2407.21783; the rule is transformers' ("llama3").
+    """
+    factor = rope.number("factor")
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        rope.fail(f"high_freq_factor is {high}, expected more than low_freq_factor, {low}")
+    waves = 2 * math.pi * base ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    n_turns = rope.whole("original_max_position_embeddings") / waves
+    smooth = np.clip((n_turns - low) / (high - low), 0.0, 1.0)
+    divisors: NDArray[np.float32] = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    return divisors
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Typed access to what the file says."""
+
+    path: Path
+    architecture: str
+    values: dict[str, Any]
+
+    def whole(self, key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
+        """Return a whole number from 1 on."""
+        value = self.values.get(key, default)
+        if type(value) is not int or not 1 <= value <= most:
+            self.fail(f"{key} is {str(value)[:40]}, expected a whole number from 1 to {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a positive number."""
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            self.fail(f"{key} is {str(value)[:40]}, expected a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            self.fail(f"{key} is {str(value)[:40]}, expected true or false")
+        return value
+
+    def table(self, key: str) -> dict[str, Any]:
+        """Return an object, an empty one for an absent key."""
+        value = self.values.get(key, {})
+        if not isinstance(value, dict):
+            self.fail(f"{key} is {str(value)[:40]}, expected an object")
+        return value
+
+    def fail(self, found: str) -> NoReturn:
+        """Raise ModelFormatError."""
+        raise ModelFormatError(f"{self.path}: {found}; download the checkpoint again")
+
+    def refuse(self, key: str, expected: str) -> NoReturn:
+        """Raise UnsupportedModelError for a key and its value."""
+        raise UnsupportedModelError(
+            f"{self.path}: {key} is {str(self.values.get(key))[:80]}, {expected}; a GGUF would not say so, and its "
+            "text would be another: use llama.cpp's convert_hf_to_gguf.py where it supports this"
+        )

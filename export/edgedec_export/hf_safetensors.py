@@ -1,0 +1,234 @@
+"""Safetensors files, read within hard bounds: one of them, or those that an index names.
+
+    tensors = open_checkpoint(Path("checkpoint/"))
+    tensors["model.norm.weight"].shape
+
+A file is a length of eight bytes, a JSON object of that length, and the data: name to dtype, shape and the first and
+last byte, counted from the start of the data. Nothing it claims is believed: every length and place is compared with
+the file's size before it is used. Format: github.com/huggingface/safetensors.
+"""
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
+from edgedec.gguf import NO_SUCH_FILE, storage_error
+from edgedec_export.gguf_writer import PIECE_BYTES, file_pieces
+
+INDEX = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_JSON_BYTES = 256 << 20
+_MAX_DIMENSIONS = 8
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4}
+_ITEM_BYTES |= {"U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8}
+FLOATS = frozenset({"F32", "F16", "BF16"})
+"""The dtypes that `Tensor.rows` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where a tensor lies and what it holds.
+
+    Attributes:
+        dtype: As the format names it: "BF16", "F16", "F32", ...
+        shape: In the order of the format: the last is the length of a row.
+        offset: First byte, counted from the start of the file.
+    """
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    n_bytes: int
+
+    def rows(self, multiple: int = 1) -> Iterator[NDArray[np.float32]]:
+        """Yield the tensor as float32[n_rows, n_columns], some rows at a time; a vector is one row.
+
+        Args:
+            multiple: The rows of each piece are a multiple of this, or all that are left.
+
+        Raises:
+            UnsupportedModelError: It does not hold floats.
+            ModelFormatError, StorageError: The file got shorter, or cannot be read.
+        """
+        if self.dtype not in FLOATS:
+            raise UnsupportedModelError(
+                f"{self.path}: tensor {self.name!r} is {self.dtype}, expected {', '.join(sorted(FLOATS))}; take the "
+                "checkpoint that is not quantized"
+            )
+        n_columns = self.shape[-1]
+        row_bytes = n_columns * _ITEM_BYTES[self.dtype]
+        n_rows = max(1, PIECE_BYTES // row_bytes // multiple) * multiple
+        piece_bytes = n_rows * row_bytes
+        for start in range(0, self.n_bytes, piece_bytes):
+            n_bytes = min(piece_bytes, self.n_bytes - start)
+            data = b"".join(file_pieces(self.path, self.offset + start, n_bytes))
+            yield as_float32(data, self.dtype).reshape(-1, n_columns)
+
+
+def as_float32(data: bytes, dtype: str) -> NDArray[np.float32]:
+    """Return f32[n], the numbers of a dtype of FLOATS; exact.
+
+    >>> as_float32(bytes.fromhex("803f 00c0"), "BF16")
+    array([ 1., -2.], dtype=float32)
+    """
+    if dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, "<f2" if dtype == "F16" else "<f4").astype(np.float32)
+
+
+def open_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """Read the headers of a checkpoint's safetensors; return name to tensor.
+
+    Raises:
+        ModelNotFoundError: The folder has no safetensors, or lacks one that its index names.
+        ModelFormatError: The index or a header is damaged, or they contradict each other.
+        StorageError: A file cannot be read.
+    """
+    index = folder / INDEX
+    if not index.is_file():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ModelNotFoundError(f"{folder}: it has no .safetensors file; download the whole checkpoint")
+        if len(files) > 1:
+            raise ModelNotFoundError(
+                f"{folder}: it has {len(files)} .safetensors files and no {INDEX} to say which belong together; "
+                "download the index, or keep one file"
+            )
+        return read_header(files[0])
+    weight_map = _weight_map(index)
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        found = read_header(folder / shard)
+        if found.keys() & tensors.keys():
+            _fail(folder / shard, f"tensor {min(found.keys() & tensors.keys())[:80]!r} is in another file, too")
+        tensors |= found
+    for name, shard in weight_map.items():
+        if name not in tensors or tensors[name].path.name != shard:
+            _fail(index, f"it says that {name[:80]!r} is in {shard}, which is not so")
+    return tensors
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """Read and check the header of one file; return name to tensor, in the order of the data.
+
+    Raises:
+        ModelNotFoundError: There is no such file.
+        ModelFormatError: It is truncated, damaged, or contradicts itself.
+        StorageError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if n_bytes < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, n_bytes - 8):
+                _fail(path, f"it claims a header of {length} bytes, and has {n_bytes} bytes in all")
+            raw = file.read(length)
+    except OSError as error:
+        raise _read_error(path, error) from error
+    header = parse_json(raw, path)
+    if not isinstance(header, dict):
+        _fail(path, "its header is no JSON object")
+    tensors = [
+        _tensor(path, name, entry, 8 + length, n_bytes) for name, entry in header.items() if name != "__metadata__"
+    ]
+    tensors.sort(key=lambda tensor: tensor.offset)
+    for before, after in itertools.pairwise(tensors):
+        if before.offset + before.n_bytes > after.offset:
+            _fail(path, f"tensors {before.name[:80]!r} and {after.name[:80]!r} overlap")
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises:
+        ModelNotFoundError: There is no such file.
+        ModelFormatError: It is no JSON object, or larger than any of a model.
+        StorageError: It cannot be read.
+    """
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            _fail(path, f"it is larger than {_MAX_JSON_BYTES} bytes")
+        value = parse_json(path.read_bytes(), path)
+    except OSError as error:
+        raise _read_error(path, error) from error
+    if not isinstance(value, dict):
+        _fail(path, "it is no JSON object")
+    return value
+
+
+def parse_json(raw: bytes, path: Path) -> Any:
+    """Parse JSON text; a key may be there once.
+
+    Raises:
+        ModelFormatError: It is no JSON.
+    """
+    try:
+        return json.loads(raw, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        _fail(path, f"it holds no sound JSON ({str(error)[:200]})")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _tensor(path: Path, name: str, entry: Any, data_start: int, n_file_bytes: int) -> Tensor:
+    """Check an entry of the header."""
+    what = f"tensor {name[:80]!r}"
+    if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
+        _fail(path, f"{what} has no dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        _fail(path, f"{what} has the dtype {str(dtype)[:40]!r}")
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS or not _are_sizes(offsets) or len(offsets) != 2:
+        _fail(path, f"{what} has the shape {str(shape)[:80]} and the places {str(offsets)[:80]}")
+    begin, end = offsets
+    n_bytes = math.prod(shape) * _ITEM_BYTES[dtype]
+    if not begin <= end <= n_file_bytes - data_start or end - begin != n_bytes:
+        _fail(path, f"{what} needs {n_bytes} bytes, but is at {begin} to {end} of {n_file_bytes - data_start}")
+    return Tensor(path, name, dtype, tuple(shape), data_start + begin, n_bytes)
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    """Return tensor to file name; files lie beside the index, and nowhere else."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        _fail(index, "it has no weight_map")
+    for name, shard in weight_map.items():
+        if (
+            not isinstance(shard, str)
+            or Path(shard).name != shard
+            or not shard.endswith(".safetensors")
+            or "\\" in shard
+        ):
+            _fail(index, f"tensor {name[:80]!r} is in {str(shard)[:80]!r}, expected a .safetensors file beside it")
+    return weight_map
+
+
+def _read_error(path: Path, error: OSError) -> Exception:
+    if error.errno in NO_SUCH_FILE:
+        return ModelNotFoundError(f"{path}: there is no such file; download the whole checkpoint")
+    return storage_error(path, error)
+
+
+def _fail(path: Path, found: str) -> NoReturn:
+    raise ModelFormatError(f"{path}: {found}; the file is damaged or incomplete: download it again")

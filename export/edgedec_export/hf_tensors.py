@@ -1,0 +1,174 @@
+"""The tensors of a checkpoint as those of a GGUF: names, shapes, order of rows, and types.
+
+llama.cpp rotates llama's queries and keys in pairs of neighbours, Hugging Face in halves of a head: the rows of q and
+k are put in the other order. Gemma's norms are stored as what is added to 1.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, UnsupportedModelError
+from edgedec.ggml_types import GGMLType
+from edgedec_export.gguf_writer import OutTensor, file_pieces
+from edgedec_export.hf_config import Config
+from edgedec_export.hf_safetensors import FLOATS, Tensor
+from edgedec_export.hf_types import encode
+
+_OUTER = {
+    "embed_tokens.weight": "token_embd.weight",
+    "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_LAYER = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+_BIASES = {f"self_attn.{x}_proj.bias": f"attn_{x}.bias" for x in "qkv"}
+_HEAD_NORMS = {f"self_attn.{x}_norm.weight": f"attn_{x}_norm.weight" for x in "qk"}
+_GEMMA_NORMS = {
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+}
+LAYER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "llama": _LAYER | _BIASES,
+    "qwen2": _LAYER | _BIASES,
+    "qwen3": _LAYER | _HEAD_NORMS,
+    "gemma3": _LAYER | _HEAD_NORMS | _GEMMA_NORMS,
+}
+"""By architecture: a tensor's name in a layer of a checkpoint to that in a layer of a GGUF."""
+
+_OPTIONAL = {"llama": frozenset(_BIASES.values())}
+_LAYER_NAME = re.compile(r"layers\.(0|[1-9]\d{0,5})\.(.+)")
+# A multimodal gemma3 has its text model beside an image encoder, under one of two names.
+_TEXT_PREFIXES = ("language_model.model.", "model.language_model.", "model.", "language_model.")
+_NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_BUFFERS = re.compile(r".*\.rotary_emb\.inv_freq")
+_FLOAT_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+
+
+def gguf_tensors(
+    found: Mapping[str, Tensor], config: Config, matrix_type: GGMLType | None, path: Path
+) -> list[OutTensor]:
+    """Return all tensors of the GGUF, in the order of a forward.
+
+    Args:
+        found: The checkpoint's tensors by name.
+        matrix_type: Type of the matrices; None for what the checkpoint has them in. Vectors are F32.
+        path: The checkpoint, for messages.
+
+    Raises:
+        ModelFormatError: A tensor is missing or has another shape than the configuration says.
+        UnsupportedModelError: There is one that has no place in the GGUF.
+    """
+    shapes = _shapes(config)
+    placed = _place(found, config, path)
+    tensors = []
+    if config.rope_divisors is not None:
+        data = config.rope_divisors.astype("<f4").tobytes()
+        tensors.append(OutTensor("rope_freqs.weight", config.rope_divisors.shape, GGMLType.F32, lambda: iter([data])))
+    for name in _names(config):
+        short = name.split(".", 2)[2] if name.startswith("blk.") else name
+        if name not in placed:
+            if short in _OPTIONAL.get(config.architecture, ()):
+                continue
+            raise ModelFormatError(f"{path}: no tensor becomes {name!r}; download the whole checkpoint")
+        tensor = placed[name]
+        if tensor.shape != shapes[short] or tensor.dtype not in FLOATS:
+            raise ModelFormatError(
+                f"{tensor.path}: tensor {tensor.name!r} is {tensor.dtype}{list(tensor.shape)}, expected floats of "
+                f"{list(shapes[short])}; take the checkpoint that is not quantized, with its own config.json"
+            )
+        kind = _type(tensor, matrix_type)
+        tensors.append(OutTensor(name, tensor.shape[::-1], kind, partial(_pieces, tensor, short, kind, config)))
+    return tensors
+
+
+def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
+    """Return name in the GGUF to tensor of the checkpoint."""
+    placed: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        if _BUFFERS.fullmatch(name) or (config.architecture == "gemma3" and _NOT_TEXT.fullmatch(name)):
+            continue
+        prefix = next((prefix for prefix in _TEXT_PREFIXES if name.startswith(prefix)), "")
+        rest = name[len(prefix) :]
+        layer = _LAYER_NAME.fullmatch(rest)
+        target = _OUTER.get(rest)
+        if layer and int(layer[1]) < config.n_layer and layer[2] in LAYER_NAMES[config.architecture]:
+            target = f"blk.{layer[1]}.{LAYER_NAMES[config.architecture][layer[2]]}"
+        if target is None or target in placed:
+            raise UnsupportedModelError(
+                f"{path}: tensor {name!r} is none that a {config.architecture} model of {config.n_layer} layers has, "
+                "or is there twice; use llama.cpp's convert_hf_to_gguf.py where it supports this"
+            )
+        placed[target] = tensor
+    if config.tied:
+        placed.pop("output.weight", None)
+    return placed
+
+
+def _names(config: Config) -> Iterator[str]:
+    """Yield the names in the GGUF in the order of a forward."""
+    yield "token_embd.weight"
+    for layer in range(config.n_layer):
+        yield from (f"blk.{layer}.{short}" for short in LAYER_NAMES[config.architecture].values())
+    yield "output_norm.weight"
+    if not config.tied:
+        yield "output.weight"
+
+
+def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Return shapes in the checkpoint's order by name in the GGUF, the layer's number left out."""
+    c, n_q, n_kv = config, config.n_head * config.head_dim, config.n_head_kv * config.head_dim
+    norms = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "output_norm")
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (c.n_embd,) for name in norms}
+    shapes |= {f"attn_{x}_norm.weight": (c.head_dim,) for x in "qk"}
+    shapes |= {"attn_q.bias": (n_q,), "attn_k.bias": (n_kv,), "attn_v.bias": (n_kv,)}
+    shapes |= dict.fromkeys(("token_embd.weight", "output.weight"), (c.n_vocab, c.n_embd))
+    shapes |= {"attn_q.weight": (n_q, c.n_embd), "attn_k.weight": (n_kv, c.n_embd), "attn_v.weight": (n_kv, c.n_embd)}
+    shapes |= dict.fromkeys(("ffn_gate.weight", "ffn_up.weight"), (c.n_ff, c.n_embd))
+    return shapes | {"attn_output.weight": (c.n_embd, n_q), "ffn_down.weight": (c.n_embd, c.n_ff)}
+
+
+def _type(tensor: Tensor, matrix_type: GGMLType | None) -> GGMLType:
+    """Return the type a tensor gets; rows that are no whole blocks stay as they are."""
+    if len(tensor.shape) == 1:
+        return GGMLType.F32
+    kept = _FLOAT_TYPES[tensor.dtype]
+    return kept if matrix_type is None or tensor.shape[-1] % matrix_type.block_size else matrix_type
+
+
+def _pieces(tensor: Tensor, short: str, kind: GGMLType, config: Config) -> Iterator[bytes]:
+    """Yield a tensor's bytes in the GGUF."""
+    permuted = config.architecture == "llama" and short.startswith(("attn_q.", "attn_k."))
+    added_to_1 = config.architecture == "gemma3" and short.endswith("norm.weight")
+    if not permuted and not added_to_1 and kind is _FLOAT_TYPES[tensor.dtype]:
+        yield from file_pieces(tensor.path, tensor.offset, tensor.n_bytes)
+        return
+    is_vector = len(tensor.shape) == 1
+    for rows in tensor.rows(1 if is_vector or not permuted else config.head_dim):
+        if permuted:
+            rows = to_neighbours(rows.reshape(-1, 1 if is_vector else rows.shape[1]), config.head_dim)
+        yield encode(rows + np.float32(1) if added_to_1 else rows, kind)
+
+
+def to_neighbours(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
+    """Put f32[n_heads * head_dim, n] in the order that rotates neighbours instead of halves of a head.
+
+    >>> to_neighbours(np.arange(4, dtype=np.float32).reshape(4, 1), 4).ravel()
+    array([0., 2., 1., 3.], dtype=float32)
+    """
+    heads = rows.reshape(-1, 2, head_dim // 2, rows.shape[1])
+    return heads.swapaxes(1, 2).reshape(rows.shape)

@@ -1,0 +1,64 @@
+"""Numbers of a checkpoint as bytes of a GGUF: F32, F16, BF16, and Q8_0 as ggml rounds it."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import UnsupportedModelError
+from edgedec.ggml_types import GGMLType
+
+_LARGEST_F16 = 65504.0
+_Q8_BLOCK = 32
+
+
+def encode(values: NDArray[np.float32], ggml_type: GGMLType) -> bytes:
+    """Encode f32[..., n], rows of whole blocks, as the bytes of a tensor of one of ENCODERS.
+
+    Raises:
+        UnsupportedModelError: A number is beyond what the type holds.
+    """
+    return ENCODERS[ggml_type](values)
+
+
+def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Round f32[..., 32 k] to uint8[n_blocks, 34]: a scale in float16, then 32 int8.
+
+    The scale is the largest magnitude / 127; quotients are rounded to nearest, halves away from zero, as ggml's
+    quantize_row_q8_0_ref does.
+    """
+    blocks = values.reshape(-1, _Q8_BLOCK)
+    scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    x = blocks * inverse
+    magnitude = np.abs(x)
+    whole = np.floor(magnitude)
+    rounded = np.copysign(whole + (magnitude - whole >= np.float32(0.5)), x)
+    out = np.empty((len(blocks), 2 + _Q8_BLOCK), np.uint8)
+    out[:, :2] = _f16(scale).view(np.uint8)
+    out[:, 2:] = rounded.astype(np.int8).view(np.uint8)
+    return out
+
+
+def _f16(values: NDArray[np.float32]) -> NDArray[np.float16]:
+    if not np.abs(values).max(initial=0) <= _LARGEST_F16:
+        raise UnsupportedModelError(
+            f"the checkpoint holds numbers beyond {_LARGEST_F16:.0f}, where float16 ends, or what is no number; "
+            "convert it to BF16 or F32"
+        )
+    return values.astype("<f2")
+
+
+def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to nearest, halves to even."""
+    bits = values.view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
+
+
+ENCODERS: dict[GGMLType, Callable[[NDArray[np.float32]], bytes]] = {
+    GGMLType.F32: lambda values: values.astype("<f4").tobytes(),
+    GGMLType.F16: lambda values: _f16(values).tobytes(),
+    GGMLType.BF16: lambda values: _bf16(np.ascontiguousarray(values)).tobytes(),
+    GGMLType.Q8_0: lambda values: quantize_q8_0(values).tobytes(),
+}
+"""How numbers become bytes, by type."""

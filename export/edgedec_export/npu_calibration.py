@@ -1,0 +1,206 @@
+"""Ranges of activations, found by running the float graph over a text on the CPU.
+
+With 16 bits the smallest and the largest value of every activation do; clipping rare large ones would cost more than
+it brings (attention leans on a few huge values, Sun et al. 2024, arXiv:2402.17762).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import RequestError
+from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.tokenizer import Tokenizer
+from edgedec_export.npu_graph import Plan
+from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.onnx.library import load_library, session_options
+from edgedec_runtimes.onnx_npu.facts import ROWS, Facts
+from edgedec_runtimes.onnx_npu.inputs import rotation, shapes, visible
+
+F32 = NDArray[np.float32]
+
+_ROWS = ROWS[-1]
+_HIDDEN = np.float32(-1e30)
+_NEGLIGIBLE = 20.0
+"""Scores this far below the largest of their row have no weight that 16 bits show, a thousand of them together."""
+
+_MARGIN = 1.05
+_USUAL_MARGIN, _FAR = 4.0, 8.0
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What was seen.
+
+    Attributes:
+        ranges: Smallest and largest value of each activation; of masked scores, of the largest of each row.
+        channels: Smallest and largest value of each channel of keys and values, f32[2, n_head_kv, head_dim], by the
+            names of the graph's outputs.
+        usual: By layer, a magnitude that 999 of 1,000 products of the feed-forward block are below.
+    """
+
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    channels: dict[str, F32] = field(default_factory=dict)
+    usual: dict[int, float] = field(default_factory=dict)
+
+    def see(self, name: str, values: F32) -> None:
+        """Widen a range."""
+        lowest, highest = self.ranges.get(name, (np.inf, -np.inf))
+        self.ranges[name] = min(lowest, float(values.min())), max(highest, float(values.max()))
+
+
+def bundled_text() -> str:
+    """Return the text that activations are measured on where there is no other."""
+    return files("edgedec_export").joinpath("calibration_text.txt").read_text(encoding="utf-8")
+
+
+def calibration_ids(tokenizer: Tokenizer, text: str, n_context: int) -> list[NDArray[np.int32]]:
+    """Return a text as token ids, in sequences whose lengths are multiples of the rows of a prefill.
+
+    Raises:
+        RequestError: It has too few tokens.
+    """
+    bos = tokenizer.encode("")
+    ids = tokenizer.encode(text, add_special=False)
+    n = n_context // _ROWS * _ROWS - len(bos)
+    sequences = [np.array(bos + ids[i : i + n], np.int32) for i in range(0, len(ids), n)]
+    cut = [sequence[: len(sequence) // _ROWS * _ROWS] for sequence in sequences]
+    whole = [sequence for sequence in cut if len(sequence)]
+    if not whole:
+        raise RequestError(
+            f"the calibration text has {len(ids)} tokens, expected {_ROWS} at the least and better thousands; give a "
+            "longer text, or none for the bundled one"
+        )
+    return whole
+
+
+def calibrate(
+    graph: Path,
+    plan: Plan,
+    facts: Facts,
+    embedding: NDArray[np.float16],
+    sequences: Sequence[NDArray[np.int32]],
+    *,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> Statistics:
+    """Run the float graph over token ids and return what was seen.
+
+    Args:
+        graph: The float graph; all its results are outputs.
+        plan: Its operators.
+        facts: Its sizes.
+        embedding: f16[n_vocab, n_embd].
+        sequences: Token ids, each a multiple of 64 long.
+        on_progress: Told of the tokens evaluated.
+        cancel: Stops between two forwards.
+
+    Raises:
+        CancelledError: It was cancelled.
+    """
+    context = max(len(sequence) for sequence in sequences)
+    session = _open(graph, facts, context)
+    names = [output.name for output in session.get_outputs()]
+    found, done, total = Statistics(), 0, sum(map(len, sequences))
+    for sequence in sequences:
+        cache = _empty_cache(facts, context)
+        for start in range(0, len(sequence), _ROWS):
+            if cancel is not None:
+                cancel.check("the calibration")
+            hidden = embedding[sequence[start : start + _ROWS]].astype(np.float32) * np.float32(facts.embedding_scale)
+            inputs = {"hidden": hidden, **_positions(facts, start, context), **cache}
+            inputs["logit_rows"] = np.arange(_ROWS, dtype=np.int32)
+            results = dict(zip(names, session.run(names, inputs), strict=True))
+            _note(found, plan, facts, results)
+            _extend(cache, facts, results, start)
+            done += _ROWS
+            if on_progress is not None:
+                on_progress(Progress("calibrate", done, total, "tokens"))
+    return found
+
+
+def limits(seen: Statistics) -> dict[int, float]:
+    """Return, for layers with products far beyond the usual ones, a power of two up to which they are usual."""
+    found = {}
+    for layer, usual in seen.usual.items():
+        limit = _USUAL_MARGIN * usual
+        if max(map(abs, seen.ranges[f"blk.{layer}.ffn_product"])) > _FAR * limit > 0:
+            found[layer] = 2.0 ** math.ceil(math.log2(limit))
+    return found
+
+
+def ranges(plan: Plan, seen: Statistics, hidden: tuple[float, float]) -> dict[str, tuple[float, float]]:
+    """Return the ranges that the quantized graph is made with; masks have none (`npu_qdq.quantizers`).
+
+    Args:
+        plan: The operators.
+        seen: What calibration saw.
+        hidden: Smallest and largest value of the embeddings.
+    """
+    found = {name: (lowest * _MARGIN, highest * _MARGIN) for name, (lowest, highest) in seen.ranges.items()}
+    for name in plan.masked:
+        lowest, highest = seen.ranges[name]
+        found[name] = min(lowest, 0.0) - _NEGLIGIBLE, max(highest, 0.0) * _MARGIN
+    found["hidden"] = hidden
+    return found | {name: (-1.0, 1.0) for name in plan.inputs if name.startswith(("cos", "sin"))}
+
+
+def _open(graph: Path, facts: Facts, context: int) -> Any:
+    ort = load_library()
+    options = session_options(ort, usable_cores())
+    for name, size in (facts.dimensions(_ROWS, context) | {"logit_rows": _ROWS}).items():
+        options.add_free_dimension_override_by_name(name, size)
+    return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def _empty_cache(facts: Facts, context: int) -> dict[str, F32]:
+    sizes = shapes(facts, _ROWS, context)
+    names = [(f"past_{what}_{layer}", sizes[f"past_{what}"]) for layer, what in _layers(facts)]
+    return {name: np.zeros(shape, np.float32) for name, shape in names}
+
+
+def _layers(facts: Facts) -> Iterator[tuple[int, str]]:
+    yield from ((layer, what) for layer in range(facts.n_layer) for what in ("key", "value"))
+
+
+def _positions(facts: Facts, start: int, context: int) -> dict[str, F32]:
+    found = {}
+    for suffix, frequencies in facts.frequencies.items():
+        cos, sin = rotation(frequencies, start, _ROWS, facts.head_dim)
+        found[f"cos{suffix}"], found[f"sin{suffix}"] = cos.astype(np.float32), sin.astype(np.float32)
+        seen = visible(start, _ROWS, context, facts.sliding_window if suffix else 0)
+        mask = np.where(seen, np.float32(0), _HIDDEN)
+        found[f"mask{suffix}"] = np.tile(mask, (facts.n_groups, 1))
+    return found
+
+
+def _note(found: Statistics, plan: Plan, facts: Facts, results: dict[str, F32]) -> None:
+    masked = set(plan.masked)
+    for op in plan.ops:
+        if not op.same:
+            values = results[op.output]
+            found.see(op.output, values.max(axis=-1) if op.output in masked else values)
+    for layer in range(facts.n_layer):
+        usual = float(np.quantile(np.abs(results[f"blk.{layer}.ffn_product"]), 0.999))
+        found.usual[layer] = max(usual, found.usual.get(layer, 0.0))
+    for layer, what in _layers(facts):
+        name = f"new_{what}_{layer}"
+        axis = 2 if what == "key" else 1
+        seen = np.stack((results[name].min(axis=axis), results[name].max(axis=axis)))
+        lowest, highest = found.channels.get(name, seen)
+        found.channels[name] = np.stack((np.minimum(seen[0], lowest), np.maximum(seen[1], highest)))
+
+
+def _extend(cache: dict[str, F32], facts: Facts, results: dict[str, F32], start: int) -> None:
+    for layer, what in _layers(facts):
+        past, new = cache[f"past_{what}_{layer}"], results[f"new_{what}_{layer}"]
+        if what == "key":
+            past[:, :, start : start + _ROWS] = new
+        else:
+            past[:, start : start + _ROWS] = new

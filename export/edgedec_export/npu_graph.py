@@ -1,0 +1,267 @@
+"""The decoder as NPUs take it: static shapes, no control flow, attention spelled out, keys and values in and out.
+
+    plan = make_plan(network, has=gguf.tensors.__contains__)
+
+A plan is the float network: operators, their inputs and how each result is quantized. `npu_qdq` makes ONNX of it.
+
+A forward takes the hidden states of its rows (the host looks embeddings up), tables of positions and masks (the host
+makes them, `edgedec_runtimes.onnx_npu.inputs`) and the cached keys and values; it returns logits of the rows asked for
+and the rows' own keys and values, which the host puts into its buffers. Sizes that differ between forwards are free
+dimensions (`DIMENSIONS`), to be fixed when a session is made: one graph serves all of them.
+
+Rotation is in halves for all architectures: where a file pairs neighbours, `npu_weights` reorders the rows of the
+matrices. 1/sqrt(head_dim) is part of the queries' weights.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec_runtimes.cpu.network import Network
+
+DIMENSIONS = ("rows", "context", "slots", "grouped_rows", "logit_rows")
+"""New rows; cached slots; both; rows times the queries that share a key; rows of logits."""
+
+KV_BITS = 8
+"""Of cached keys and values: products of two 16-bit activations lose half their bits on the hardware."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator with one result.
+
+    Attributes:
+        operator: ONNX's name; "Recast" only quantizes anew, "Saturate" so that what is beyond a limit is cut off.
+        inputs: Names of activations, constants, vectors or matrices.
+        same: The result has the quantization of the first input: elements are moved, not computed.
+    """
+
+    operator: str
+    inputs: tuple[str, ...]
+    output: str
+    attributes: dict[str, Any]
+    same: bool
+
+
+@dataclass(slots=True)
+class Plan:
+    """A network of operators; `matrices` and `vectors` are names of the GGUF's tensors.
+
+    Attributes:
+        inputs: Shape of each quantized input; sizes are numbers or names of free dimensions.
+        outputs: Shape of each output; an output has the name of the activation that it is.
+        constants: Whole numbers that shapes are made of.
+        fitted: Shape of each vector that calibration finds rather than the file holds.
+        masked: Activations that hidden slots have been ruled out in.
+        limits: The limit of what is cut off, by the result's name.
+        coarse: Activations with longer steps than their range asks for.
+        narrow: Activations of 8 bits; all others have 16.
+        cached: The activation that a cached input holds earlier values of, and is quantized like.
+    """
+
+    inputs: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+    outputs: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    constants: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    matrices: list[str] = field(default_factory=list)
+    vectors: list[str] = field(default_factory=list)
+    fitted: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    masked: list[str] = field(default_factory=list)
+    limits: dict[str, float] = field(default_factory=dict)
+    coarse: set[str] = field(default_factory=set)
+    narrow: set[str] = field(default_factory=set)
+    cached: dict[str, str] = field(default_factory=dict)
+
+    def add(self, operator: str, inputs: list[str], output: str, *, same: bool = False, **attributes: Any) -> str:
+        """Add an operator and return its result's name."""
+        self.ops.append(Op(operator, tuple(inputs), output, attributes, same))
+        return output
+
+    def numbers(self, *values: int) -> str:
+        """Return the name of a constant int64[n]."""
+        name = f"numbers/{'_'.join(map(str, values))}"
+        self.constants[name] = np.array(values, np.int64)
+        return name
+
+    def linear(self, x: str, matrix: str, output: str) -> str:
+        """Add the product of [rows, n_in] with a matrix [n_in, n_out]."""
+        self.matrices.append(matrix)
+        return self.add("MatMul", [x, matrix], output)
+
+    def norm(self, x: str, vector: str, output: str, epsilon: float) -> str:
+        """Add the root-mean-square norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+        self.vectors.append(vector)
+        return self.add("RMSNormalization", [x, vector], output, axis=-1, epsilon=epsilon)
+
+    def reshape(self, x: str, output: str, *shape: int) -> str:
+        """Add a reshape; 0 keeps a size, -1 is what is left."""
+        return self.add("Reshape", [x, self.numbers(*shape)], output, same=True)
+
+    def transpose(self, x: str, output: str, *order: int) -> str:
+        """Add a transposition of three axes."""
+        return self.add("Transpose", [x], output, same=True, perm=list(order))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What the layers are made with."""
+
+    plan: Plan
+    network: Network
+    has: Callable[[str], bool]
+    limits: Mapping[int, float]
+
+
+def make_plan(network: Network, has: Callable[[str], bool], limits: Mapping[int, float] | None = None) -> Plan:
+    """Return the plan of a network.
+
+    Args:
+        network: Shape and switches.
+        has: Whether the file has a tensor of that name.
+        limits: By layer, the magnitude above which products of the feed-forward block take a way of their own.
+    """
+    n, plan = network, Plan()
+    part = _Part(plan, network, has, limits or {})
+    plan.inputs["hidden"] = ("rows", n.n_embd)
+    for suffix in ("", "_local") if n.sliding_window else ("",):
+        plan.inputs |= {f"{name}{suffix}": ("rows", 1, n.head_dim) for name in ("cos", "sin")}
+        plan.inputs[f"mask{suffix}"] = ("grouped_rows", "slots")
+    state = "hidden"
+    for layer in range(n.n_layer):
+        state = _attention(part, layer, state)
+        state = _feed_forward(part, layer, state)
+    # Which rows are wanted is known before the head, the largest matrix of small models.
+    wanted = plan.add("Gather", [state, "logit_rows"], "wanted", same=True, axis=0)
+    normed = plan.norm(wanted, "output_norm.weight", "output_norm", n.rms_epsilon)
+    head = "output.weight" if has("output.weight") else "token_embd.weight"
+    plan.linear(normed, head, "logits")
+    plan.outputs["logits"] = ("logit_rows", n.n_vocab)
+    return plan
+
+
+def is_local(network: Network, layer: int) -> bool:
+    """Tell whether a layer sees a sliding window only."""
+    return network.sliding_window > 0 and (layer + 1) % network.sliding_pattern != 0
+
+
+def _attention(part: _Part, layer: int, state: str) -> str:
+    """Add an attention block with grouped queries (Ainslie et al. 2023, arXiv:2305.13245)."""
+    plan, n, p = part.plan, part.network, f"blk.{layer}"
+    kv, head = n.n_head_kv, n.head_dim
+    x = plan.norm(state, f"{p}.attn_norm.weight", f"{p}.attn_norm", n.rms_epsilon)
+    q = _rotated(part, layer, _heads(part, layer, "attn_q", x, n.n_head), "attn_q")
+    q = plan.transpose(q, f"{p}.attn_q.by_head", 1, 0, 2)
+    q = plan.reshape(q, f"{p}.attn_q.grouped", kv, -1, head)
+    k = _rotated(part, layer, _heads(part, layer, "attn_k", x, kv), "attn_k")
+    # One vector added to all keys moves all scores of a query alike, which a softmax does not see.
+    plan.fitted[f"{p}.key_offsets"] = kv, head
+    k = plan.add("Add", [k, f"{p}.key_offsets"], f"{p}.attn_k.centred")
+    keys = _cached(part, layer, "key", k, (1, 2, 0), 2)
+    values = _cached(part, layer, "value", _heads(part, layer, "attn_v", x, kv), (1, 0, 2), 1)
+    scores = plan.add("MatMul", [q, keys], f"{p}.scores")
+    mask = "mask_local" if is_local(n, layer) else "mask"
+    scores = plan.add("Add", [scores, mask], f"{p}.masked")
+    plan.masked.append(scores)
+    weights = plan.add("Softmax", [scores], f"{p}.weights", axis=-1)
+    mixed = plan.add("MatMul", [weights, values], f"{p}.mixed")
+    mixed = plan.reshape(mixed, f"{p}.mixed.by_head", n.n_head, -1, head)
+    mixed = plan.transpose(mixed, f"{p}.mixed.by_row", 1, 0, 2)
+    mixed = plan.reshape(mixed, f"{p}.mixed.flat", 0, n.n_head * head)
+    plan.fitted[f"{p}.value_factors"] = (n.n_head * head,)
+    mixed = plan.add("Mul", [mixed, f"{p}.value_factors"], f"{p}.mixed.scaled")
+    y = plan.linear(mixed, f"{p}.attn_output.weight", f"{p}.attn_output")
+    return _added(part, layer, "post_attention_norm", state, y, "attn")
+
+
+def _feed_forward(part: _Part, layer: int, state: str) -> str:
+    """Add a gated feed-forward block (Shazeer 2020, arXiv:2002.05202)."""
+    plan, n, p = part.plan, part.network, f"blk.{layer}"
+    x = plan.norm(state, f"{p}.ffn_norm.weight", f"{p}.ffn_norm", n.rms_epsilon)
+    gate = plan.linear(x, f"{p}.ffn_gate.weight", f"{p}.ffn_gate")
+    up = plan.linear(x, f"{p}.ffn_up.weight", f"{p}.ffn_up")
+    if n.gelu:
+        gate = plan.add("Gelu", [gate], f"{p}.ffn_gate.gelu", approximate="tanh")
+    else:
+        share = plan.add("Sigmoid", [gate], f"{p}.ffn_gate.sigmoid")
+        gate = plan.add("Mul", [gate, share], f"{p}.ffn_gate.silu")
+    product = plan.add("Mul", [gate, up], f"{p}.ffn_product")
+    if layer in part.limits:
+        return _feed_forward_apart(part, layer, state, product)
+    y = plan.linear(product, f"{p}.ffn_down.weight", f"{p}.ffn_down")
+    return _added(part, layer, "post_ffw_norm", state, y, "ffn")
+
+
+def _feed_forward_apart(part: _Part, layer: int, state: str, product: str) -> str:
+    """Add the end of a feed-forward block whose products reach far beyond what most of them are.
+
+    One token in a text may have products thousands of times larger than all others, and without those the text is
+    another. So what is below a limit, and what is left of the products beyond it, go through the matrix one by one,
+    each with steps of its own length; those of the rest are so long that it is 0 where nothing was cut off.
+    """
+    plan, p = part.plan, f"blk.{layer}"
+    low, rest = f"{p}.ffn_low", f"{p}.ffn_rest"
+    plan.limits[low] = part.limits[layer]
+    plan.add("Saturate", [product], low)
+    plan.add("Sub", [product, low], rest)
+    plan.coarse.add(rest)
+    y = plan.linear(low, f"{p}.ffn_down.weight", f"{p}.ffn_down.low")
+    state = _added(part, layer, "post_ffw_norm", state, y, "ffn_low")
+    rest = plan.add("MatMul", [rest, f"{p}.ffn_down.weight"], f"{p}.ffn_down.rest")
+    return plan.add("Add", [state, rest], f"{p}.ffn_state")
+
+
+def _added(part: _Part, layer: int, post_norm: str, state: str, y: str, name: str) -> str:
+    plan, p = part.plan, f"blk.{layer}"
+    if part.has(f"{p}.{post_norm}.weight"):
+        y = plan.norm(y, f"{p}.{post_norm}.weight", f"{p}.{post_norm}", part.network.rms_epsilon)
+    return plan.add("Add", [state, y], f"{p}.{name}_state")
+
+
+def _heads(part: _Part, layer: int, name: str, x: str, n_head: int) -> str:
+    """Add a projection, its bias and its norm, and return [rows, n_head, head_dim]."""
+    plan, p = part.plan, f"blk.{layer}.{name}"
+    y = plan.linear(x, f"{p}.weight", p)
+    if part.has(f"{p}.bias"):
+        plan.vectors.append(f"{p}.bias")
+        y = plan.add("Add", [y, f"{p}.bias"], f"{p}.biased")
+    y = plan.reshape(y, f"{p}.heads", 0, n_head, part.network.head_dim)
+    if part.has(f"{p}_norm.weight"):
+        y = plan.norm(y, f"{p}_norm.weight", f"{p}_norm", part.network.rms_epsilon)
+    return y
+
+
+def _rotated(part: _Part, layer: int, x: str, name: str) -> str:
+    """Add the rotation of [rows, n_head, head_dim] to the rows' positions."""
+    plan, n, p = part.plan, part.network, f"blk.{layer}.{name}"
+    suffix, half = "_local" if is_local(n, layer) else "", n.n_rot // 2
+    ends = (0, half, n.n_rot, n.head_dim)
+    parts = [_slice(plan, x, f"{p}.part_{i}", ends[i], ends[i + 1]) for i in range(3) if ends[i] < ends[i + 1]]
+    parts[:2] = parts[1], parts[0]
+    turned = plan.add("Concat", parts, f"{p}.turned", same=True, axis=2)
+    straight = plan.add("Mul", [x, f"cos{suffix}"], f"{p}.straight")
+    across = plan.add("Mul", [turned, f"sin{suffix}"], f"{p}.across")
+    return plan.add("Add", [straight, across], f"{p}.rotated")
+
+
+def _slice(plan: Plan, x: str, output: str, start: int, stop: int) -> str:
+    bounds = [plan.numbers(value) for value in (start, stop, 2)]
+    return plan.add("Slice", [x, *bounds], output, same=True)
+
+
+def _cached(part: _Part, layer: int, what: str, x: str, order: tuple[int, int, int], axis: int) -> str:
+    """Add the rows' keys or values to the outputs, and return them joined to the cached ones."""
+    plan, n = part.plan, part.network
+    past, new, joined = f"past_{what}_{layer}", f"new_{what}_{layer}", f"blk.{layer}.{what}s"
+    shape: list[int | str] = [n.n_head_kv, n.head_dim, n.head_dim]
+    shape[axis] = "context"
+    past_shape = tuple(shape)
+    shape[axis] = "rows"
+    plan.outputs[new] = tuple(shape)
+    narrowed = plan.add("Recast", [x], f"blk.{layer}.{what}.narrow")
+    plan.transpose(narrowed, new, *order)
+    plan.narrow.add(narrowed)
+    plan.inputs[past], plan.cached[past] = past_shape, narrowed
+    return plan.add("Concat", [past, new], joined, same=True, axis=axis)

@@ -1,0 +1,141 @@
+"""The levels of ggml's quantized blocks: whole numbers, scales and minimums, in the order of the weights.
+
+Layouts as in ggml-common.h. Scales of super-blocks are multiplied out in float32, which is exact: a half has 11 bits,
+what it is multiplied with at most 7.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.ggml_types import GGMLType
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Levels:
+    """Blocks of weights; a weight is (q - zero) * scale - minimum.
+
+    Attributes:
+        q: uint8[n, n_blocks, block], below n_levels.
+        n_levels: 16, 32, 64 or 256.
+        zero: The level that stands for 0; 0 where there are minimums.
+        scales: float32[n, n_blocks].
+        minimums: float32[n, n_blocks], or None.
+    """
+
+    q: U8
+    n_levels: int
+    zero: int
+    scales: F32
+    minimums: F32 | None = None
+
+    def by_row(self, n_rows: int) -> "Levels":
+        """Return the same blocks as rows of a matrix."""
+        block = self.q.shape[2]
+        minimums = None if self.minimums is None else self.minimums.reshape(n_rows, -1)
+        q, scales = self.q.reshape(n_rows, -1, block), self.scales.reshape(n_rows, -1)
+        return Levels(q, self.n_levels, self.zero, scales, minimums)
+
+    def values(self) -> F32:
+        """Return the weights, float32[n, n_blocks * block], rounded once."""
+        weights = self.q.astype(np.float32)
+        weights -= np.float32(self.zero)
+        with np.errstate(all="ignore"):
+            weights *= self.scales[..., None]
+            if self.minimums is not None:
+                weights -= self.minimums[..., None]
+        return weights.reshape(len(weights), -1)
+
+
+def _half(blocks: U8, at: int) -> F32:
+    """Return float32[n, 1], the half-precision number at a byte of each block."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _halves_of_bytes(data: U8) -> U8:
+    """Return the low four bits of all bytes of the last axis, then the high ones."""
+    n = data.shape[-1]
+    halves = np.empty((*data.shape[:-1], 2 * n), np.uint8)
+    np.bitwise_and(data, 15, out=halves[..., :n])
+    np.right_shift(data, 4, out=halves[..., n:])
+    return halves
+
+
+def _with_fifth_bits(low: U8, bits: U8) -> U8:
+    """Add 16 to uint8[n, 32] where a bit of uint8[n, 4] is set."""
+    low |= np.unpackbits(bits, axis=1, bitorder="little") << np.uint8(4)
+    return low
+
+
+def _q4_0(blocks: U8) -> Levels:
+    return Levels(_halves_of_bytes(blocks[:, None, 2:]), 16, 8, _half(blocks, 0))
+
+
+def _q4_1(blocks: U8) -> Levels:
+    return Levels(_halves_of_bytes(blocks[:, None, 4:]), 16, 0, _half(blocks, 0), -_half(blocks, 2))
+
+
+def _q5_0(blocks: U8) -> Levels:
+    q = _with_fifth_bits(_halves_of_bytes(blocks[:, 6:]), blocks[:, 2:6])
+    return Levels(q[:, None], 32, 16, _half(blocks, 0))
+
+
+def _q5_1(blocks: U8) -> Levels:
+    q = _with_fifth_bits(_halves_of_bytes(blocks[:, 8:]), blocks[:, 4:8])
+    return Levels(q[:, None], 32, 0, _half(blocks, 0), -_half(blocks, 2))
+
+
+def _q8_0(blocks: U8) -> Levels:
+    return Levels((blocks[:, 2:] ^ np.uint8(128))[:, None], 256, 128, _half(blocks, 0))
+
+
+def _k_scales(blocks: U8) -> tuple[F32, F32]:
+    """Return scales and minimums of the 8 blocks of a super-block, float32[n, 8].
+
+    Bytes 4 to 15 hold 6 bits of each: those of the first four in bytes 4 to 7 and 8 to 11, those of the last four in
+    the halves of bytes 12 to 15, with their two highest bits above the others'.
+    """
+    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=1)
+    minimums = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), axis=1)
+    return _half(blocks, 0) * scales, _half(blocks, 2) * minimums
+
+
+def _q4_k(blocks: U8) -> Levels:
+    q = _halves_of_bytes(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    return Levels(q, 16, 0, *_k_scales(blocks))
+
+
+def _q5_k(blocks: U8) -> Levels:
+    q = _halves_of_bytes(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    for i in range(8):  # block i's fifth bits are bit i of 32 bytes
+        q[:, i] |= (blocks[:, 16:48] >> np.uint8(i) & 1) << np.uint8(4)
+    return Levels(q, 32, 0, *_k_scales(blocks))
+
+
+def _q6_k(blocks: U8) -> Levels:
+    """Return levels of 16 blocks of 16; a half of them has 64 bytes of low bits, and 32 of two high bits four times."""
+    q = _halves_of_bytes(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 32)
+    for i in range(4):
+        q[:, :, i] |= (high >> np.uint8(2 * i) & 3) << np.uint8(4)
+    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
+    return Levels(q.reshape(-1, 16, 16), 64, 32, _half(blocks, 208) * scales)
+
+
+LEVELS: dict[GGMLType, Callable[[U8], Levels]] = {
+    GGMLType.Q4_0: _q4_0,
+    GGMLType.Q4_1: _q4_1,
+    GGMLType.Q5_0: _q5_0,
+    GGMLType.Q5_1: _q5_1,
+    GGMLType.Q8_0: _q8_0,
+    GGMLType.Q4_K: _q4_k,
+    GGMLType.Q5_K: _q5_k,
+    GGMLType.Q6_K: _q6_k,
+}
+"""By type: from blocks, uint8[n, block_bytes], to levels of n super-blocks (a block is a super-block of one)."""

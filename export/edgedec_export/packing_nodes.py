@@ -1,0 +1,158 @@
+"""Nodes that compute with packed matrices.
+
+    nodes, initializers, y = linear_nodes("blk.0.attn_q", "x", matrix)  # y = x @ matrix^T
+    nodes, initializers, e = gather_nodes("token_embd", "input_ids", matrix)  # e = matrix[input_ids]
+
+Initializers are pairs (name, array). A name always stands for the same array, so that a matrix that is embedding and
+head has its initializers once, whichever call is first. Only the numbers q are needed in two shapes, NAME.data (of
+three dimensions, for MatMulNBits) and NAME.rows (of two, for GatherBlockQuantized), as neither operator takes the
+other's: these are views of one array, and in an external file both get the same offset and length. onnxruntime takes
+two initializers in one place; with a Reshape instead it would keep a copy for the look-up in memory.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec_export.graph_parts import CONTRIB, require_onnx
+from edgedec_export.packing import Matrix, Packed
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+Initializer = tuple[str, NDArray[np.generic]]
+Emitted = tuple[list["NodeProto"], list[Initializer], str]
+"""Nodes, initializers, and the name of the output."""
+
+INT8_INPUTS = 4
+"""accuracy_level at which MatMulNBits rounds its input to 8 bits, block by block: fast on a CPU."""
+
+
+def linear_nodes(
+    name: str,
+    x: str,
+    matrix: Matrix,
+    *,
+    accuracy_level: int = INT8_INPUTS,
+    block_sums: dict[tuple[str, int], str] | None = None,
+) -> Emitted:
+    """Return what computes x @ matrix^T.
+
+    Args:
+        name: What the names of nodes, initializers and output begin with; the output is NAME.y.
+        x: A tensor, float32[1, n, n_in] or float32[n, n_in]; the output is of the same rank.
+        matrix: [n_out, n_in].
+        accuracy_level: Of MatMulNBits; 1 computes in float32.
+        block_sums: Sums of blocks that the graph computes already, by tensor and block; what this call computes is
+            added. One dict for all matrices that see the same x saves computing its sums again.
+
+    Raises:
+        RuntimeUnavailableError: The package onnx is not installed.
+    """
+    make_node = _make_node()
+    if not isinstance(matrix, Packed):
+        node = make_node("FusedMatMul", [x, f"{name}.weight"], [f"{name}.y"], name=name, domain=CONTRIB, transB=1)
+        return [node], [(f"{name}.weight", matrix)], f"{name}.y"
+    n_out, n_in = matrix.shape
+    inputs = [x, f"{name}.data", f"{name}.scales"]
+    initializers: list[Initializer] = [(f"{name}.data", matrix.data), *_scales(name, matrix)]
+    if matrix.zero_points is not None:
+        inputs.append(f"{name}.zero_points")
+    product = f"{name}.y" if matrix.minimums is None else f"{name}.product"
+    options = {"K": n_in, "N": n_out, "bits": matrix.bits, "block_size": matrix.block, "accuracy_level": accuracy_level}
+    nodes = [make_node("MatMulNBits", inputs, [product], name=name, domain=CONTRIB, **options)]
+    if matrix.minimums is None:
+        return nodes, initializers, product
+    known = {} if block_sums is None else block_sums
+    if (x, matrix.min_block) not in known:
+        sum_nodes, constants, known[x, matrix.min_block] = _block_sums(name, x, n_in, matrix.min_block)
+        nodes, initializers = nodes + sum_nodes, initializers + constants
+    share_nodes, arrays, share = linear_nodes(
+        f"{name}.minimums", known[x, matrix.min_block], matrix.minimums, accuracy_level=accuracy_level
+    )
+    nodes += [*share_nodes, make_node("Sub", [product, share], [f"{name}.y"], name=f"{name}.y")]
+    return nodes, initializers + arrays, f"{name}.y"
+
+
+def gather_nodes(name: str, ids: str, matrix: Matrix) -> Emitted:
+    """Return what looks up rows of a matrix: to the bit those of `packing.dequantize`.
+
+    Args:
+        name: What the names of nodes, initializers and output begin with; the output is NAME.looked_up.
+        ids: A tensor, int64[1, n], numbers of rows.
+        matrix: [n_out, n_in]; the output is float32[1, n, n_in].
+
+    Raises:
+        RuntimeUnavailableError: The package onnx is not installed.
+    """
+    make_node = _make_node()
+    output = f"{name}.looked_up"
+    if not isinstance(matrix, Packed):
+        node = make_node("Gather", [f"{name}.weight", ids], [output], name=output)
+        return [node], [(f"{name}.weight", matrix)], output
+    if matrix.minimums is None:
+        return *_look_up(name, ids, matrix, output), output
+    levels, blocks, n_in = f"{output}.levels", f"{output}.level_blocks", matrix.shape[1]
+    nodes, initializers = _look_up(name, ids, matrix, levels)
+    minimum_nodes, arrays, minimums = gather_nodes(f"{name}.minimums", ids, matrix.minimums)
+    nodes += [
+        *minimum_nodes,
+        make_node("Unsqueeze", [minimums, f"{name}.axis"], [f"{minimums}.column"], name=f"{minimums}.column"),
+        make_node("Reshape", [levels, f"{name}.block_shape"], [blocks], name=blocks),
+        make_node("Sub", [blocks, f"{minimums}.column"], [f"{output}.blocks"], name=f"{output}.blocks"),
+        make_node("Reshape", [f"{output}.blocks", f"{name}.row_shape"], [output], name=output),
+    ]
+    initializers += [
+        *arrays,
+        (f"{name}.block_shape", np.array([0, 0, n_in // matrix.min_block, matrix.min_block], np.int64)),
+        (f"{name}.row_shape", np.array([0, 0, n_in], np.int64)),
+        (f"{name}.axis", np.array([-1], np.int64)),
+    ]
+    return nodes, initializers, output
+
+
+def _look_up(name: str, ids: str, matrix: Packed, output: str) -> tuple[list["NodeProto"], list[Initializer]]:
+    """Return what looks up rows without their minimums, cut to the weights that are used."""
+    make_node = _make_node()
+    n_out, n_in = matrix.shape
+    inputs = [f"{name}.rows", ids, f"{name}.scales"]
+    initializers: list[Initializer] = [(f"{name}.rows", matrix.data.reshape(n_out, -1)), *_scales(name, matrix)]
+    if matrix.zero_points is not None:
+        inputs.append(f"{name}.zero_points")
+    whole = f"{name}.whole_blocks" if matrix.n_unused else output
+    options = {"bits": matrix.bits, "block_size": matrix.block, "gather_axis": 0, "quantize_axis": 1}
+    nodes = [make_node("GatherBlockQuantized", inputs, [whole], name=f"{name}.look_up", domain=CONTRIB, **options)]
+    if matrix.n_unused:
+        bounds = ((f"{name}.first", 0), (f"{name}.end", n_in), (f"{name}.along", -1))
+        initializers += [(key, np.array([value], np.int64)) for key, value in bounds]
+        nodes.append(make_node("Slice", [whole, *(key for key, _ in bounds)], [output], name=output))
+    return nodes, initializers
+
+
+def _block_sums(name: str, x: str, n_in: int, block: int) -> Emitted:
+    """Return what adds up blocks of the rows of x: float32[n, n_in / block]."""
+    make_node = _make_node()
+    blocks, sums = f"{name}.blocks", f"{name}.sums"
+    nodes = [
+        make_node("Reshape", [x, f"{blocks}_shape"], [blocks], name=blocks),
+        make_node("ReduceSum", [blocks, f"{blocks}_axis"], [sums], name=sums, keepdims=0),
+    ]
+    shape, axis = np.array([-1, n_in // block, block], np.int64), np.array([-1], np.int64)
+    return nodes, [(f"{blocks}_shape", shape), (f"{blocks}_axis", axis)], sums
+
+
+def _scales(name: str, matrix: Packed) -> list[Initializer]:
+    """Return the initializers that the look-up shares with the product as they are."""
+    fields = ("scales", "zero_points")
+    arrays = ((field, getattr(matrix, field)) for field in fields)
+    return [(f"{name}.{field}", array) for field, array in arrays if array is not None]
+
+
+def _make_node() -> "Callable[..., NodeProto]":
+    """Return onnx.helper.make_node."""
+    require_onnx()
+    from onnx import helper
+
+    return helper.make_node

@@ -1,0 +1,84 @@
+"""Rows of a GGUF's matrices, read a few at a time."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
+from edgedec.ggml_types import GGMLType
+from edgedec.gguf import GGUF, TensorInfo
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+"""Types of numbers that are not quantized."""
+
+
+def matrix_of(gguf: GGUF, name: str) -> TensorInfo:
+    """Return a tensor that is a matrix: shape (n_in, n_out) in ggml's order.
+
+    Raises:
+        ModelFormatError: There is none of that name, or it is none.
+    """
+    tensor = gguf.tensors.get(name)
+    if tensor is None or len(tensor.shape) != 2:
+        found = "no such tensor" if tensor is None else f"{len(tensor.shape)} dimensions"
+        raise ModelFormatError(
+            f"{gguf.paths[0]}: expected a matrix {name!r}, found {found}; another model may be meant"
+        )
+    return tensor
+
+
+def read_rows(gguf: GGUF, tensor: TensorInfo, n_weights: int) -> Iterator[tuple[int, U8]]:
+    """Yield a matrix in pieces of about n_weights: first row and uint8[n_rows, row_bytes], which the next overwrites.
+
+    Raises:
+        ModelFormatError: The file got shorter since it was opened.
+        ModelNotFoundError, StorageError: It is gone, or cannot be read.
+    """
+    n_in, n_out = tensor.shape
+    step = min(n_out, max(1, n_weights // n_in))
+    return _read(gguf, tensor, ((begin, min(step, n_out - begin)) for begin in range(0, n_out, step)), step)
+
+
+def sample_rows(gguf: GGUF, tensor: TensorInfo, n_rows: int) -> U8:
+    """Return evenly spaced rows of a matrix, uint8[at most n_rows, row_bytes].
+
+    Raises:
+        ModelFormatError, ModelNotFoundError, StorageError: As `read_rows`.
+    """
+    n_out = tensor.shape[1]
+    chosen = np.unique(np.linspace(0, n_out - 1, min(n_rows, n_out)).astype(np.int64))
+    return np.concatenate([row.copy() for _, row in _read(gguf, tensor, ((int(i), 1) for i in chosen), 1)])
+
+
+def floats(kind: GGMLType, rows: U8) -> F32:
+    """Return the numbers of rows of one of FLOATS."""
+    if kind is GGMLType.BF16:
+        return (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    with np.errstate(invalid="ignore"):  # a NaN that signals
+        return rows.view("<f4" if kind is GGMLType.F32 else "<f2").astype(np.float32)
+
+
+def _read(gguf: GGUF, tensor: TensorInfo, spans: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[int, U8]]:
+    """Yield spans of rows, given by first row and number, at most `most` rows each."""
+    path = gguf.paths[tensor.shard]
+    row_bytes = tensor.n_bytes // tensor.shape[1]
+    buffer = np.empty((most, row_bytes), np.uint8)
+    try:
+        with path.open("rb") as file:
+            for begin, n_rows in spans:
+                rows = buffer[:n_rows]
+                file.seek(tensor.offset + begin * row_bytes)
+                if file.readinto(rows.reshape(-1).data) != rows.nbytes:
+                    raise ModelFormatError(
+                        f"{path}: tensor {tensor.name!r} reaches beyond the file's end; the file got shorter since it "
+                        "was opened: download or copy it again"
+                    )
+                yield begin, rows
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(f"{path}: there is no such file any more; check the directory") from error
+    except OSError as error:
+        raise StorageError(f"{path}: reading failed ({error.strerror or error}); check the disk") from error

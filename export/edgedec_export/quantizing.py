@@ -1,0 +1,193 @@
+"""Choosing how a matrix is stored, by measured error: `--quant exact`, `balanced` and `small`.
+
+    quantize(gguf, "blk.0.ffn_up.weight", "balanced")  # .matrix, .method, .error
+
+| method | bits of a weight | what it does |
+|---|---|---|
+| exact | 5 to 32 | keeps every value (`packing`) |
+| rounded minimums | 5.4 | keeps the levels of Q4_1 and Q4_K; what zero points leave of their minimums gets 8 bits |
+| int8 by 32 | 9 | rounds to 256 levels |
+| int4 by 32, by 128 | 5.1, 4.3 | rounds to 16 levels |
+
+A method's error is the squared difference from the file's weights, summed over rows spread evenly over the matrix, in
+units of the sum of their squares. It comes on top of what the file's own quantization lost. Decoding reads every weight
+once for each token, so bits are time as well as memory. Of the methods whose error is within a bound, the one of the
+lowest price is taken: **bits * (1 + error / worth)**, where `worth` is the error that is as bad as twice the bits.
+Exact storage has the error 0, so a bound is always kept.
+
+| | bound of most matrices | of head, embedding, attn_v, ffn_down | worth |
+|---|---|---|---|
+| balanced | 0.0075 | 0.001 | 0.01 |
+| small | 0.02 | 0.009 | 0.05 |
+
+The last four lose most by rounding, which is why k-quant mixes (such as Q4_K_M) give them more bits, too. How weights
+are rounded says `packing_rounding`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, RequestError
+from edgedec.gguf import GGUF, TensorInfo
+from edgedec_export.packing import Matrix, Packed, assemble, dequantize, pack_exact, pack_levels, to_levels
+from edgedec_export.packing_levels import Levels
+from edgedec_export.packing_rounding import round_rows
+from edgedec_export.packing_rows import FLOATS, floats, matrix_of, read_rows, sample_rows
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+Quant = Literal["exact", "balanced", "small"]
+
+Rows = Levels | F32
+"""Rows of a matrix: levels, or float32[n, n_in] where the file has numbers."""
+
+EXACT, ROUNDED_MINIMUMS = "exact", "rounded minimums"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A line of that table: bounds, and the error that is as bad as twice the bits."""
+
+    usual: float
+    sensitive: float
+    worth: float
+
+
+RULES = {"balanced": Rule(0.0075, 0.001, 0.01), "small": Rule(0.02, 0.009, 0.05)}
+"""By what is asked for."""
+
+ROUNDINGS = ((4, 128), (4, 32), (8, 32))
+"""Bits and block of the methods that round weights. (2 bits, in blocks of 16 or more, have errors of 0.09 and more.)"""
+
+_SENSITIVE = ("token_embd.weight", "output.weight")
+_SENSITIVE_IN_LAYERS = (".attn_v.weight", ".ffn_down.weight")
+_MINIMUMS = {"bits": 8, "block": 16}
+_SAMPLE_WEIGHTS, _LEAST_ROWS = 1 << 17, 16
+_PIECE_WEIGHTS = 1 << 18  # what a processor's cache holds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantized:
+    """A matrix as it is stored.
+
+    Attributes:
+        method: A name of the table above.
+        error: Its measured error, 0 where it is exact.
+        bits_per_weight: What a weight takes, with its share of scales, zero points and minimums.
+    """
+
+    matrix: Matrix
+    method: str
+    error: float
+    bits_per_weight: float
+
+
+def quantize(gguf: GGUF, name: str, quant: Quant) -> Quantized:
+    """Store a matrix of a GGUF as the rule above says.
+
+    The choice is deterministic. Beside the result, memory is needed for some millions of weights.
+
+    Raises:
+        RequestError: There is no such `quant`.
+        ModelFormatError: There is no such matrix, it holds what is no number, or the file got shorter.
+        UnsupportedModelError: It has a type that the export does not pack.
+        ModelNotFoundError, StorageError: The file is gone, or cannot be read.
+        MemoryCapError: The system has no memory for the result.
+    """
+    if quant not in get_args(Quant):
+        raise RequestError(f"quant is {quant!r}; it must be {', '.join(get_args(Quant))}")
+    tensor = matrix_of(gguf, name)
+    method, error = (EXACT, 0.0) if quant == "exact" else choose(gguf, tensor, quant)
+    if method == EXACT:
+        matrix = pack_exact(gguf, name)
+    else:
+        pieces = ((begin, _parse(gguf, tensor, rows)) for begin, rows in read_rows(gguf, tensor, _PIECE_WEIGHTS))
+        matrix = assemble(tensor.shape[1], ((begin, methods(rows)[method](rows)) for begin, rows in pieces))
+    return Quantized(matrix, method, error, 8 * matrix.nbytes / tensor.n_elements)
+
+
+def bound(name: str, quant: Literal["balanced", "small"]) -> float:
+    """Return the largest error that a tensor may have, by its name.
+
+    >>> bound("blk.3.ffn_up.weight", "balanced"), bound("blk.3.ffn_down.weight", "balanced")
+    (0.0075, 0.001)
+    """
+    is_sensitive = name in _SENSITIVE or name.endswith(_SENSITIVE_IN_LAYERS)
+    return RULES[quant].sensitive if is_sensitive else RULES[quant].usual
+
+
+def choose(gguf: GGUF, tensor: TensorInfo, quant: Literal["balanced", "small"]) -> tuple[str, float]:
+    """Return the name of the method that the rule takes, and its error.
+
+    Raises:
+        ModelFormatError, UnsupportedModelError, ModelNotFoundError, StorageError: As `quantize`.
+    """
+    n_rows = max(_LEAST_ROWS, _SAMPLE_WEIGHTS // tensor.shape[0])
+    sample = _parse(gguf, tensor, sample_rows(gguf, tensor, n_rows))
+    weights = values(sample)
+    chosen, lowest = (EXACT, 0.0), 8 * _exact_bytes(sample) / weights.size
+    for name, pack in methods(sample).items():
+        packed = pack(sample)
+        error = relative_error(dequantize(packed), weights)
+        price = 8 * packed.nbytes / weights.size * (1 + error / RULES[quant].worth)
+        if error <= bound(tensor.name, quant) and price < lowest:
+            chosen, lowest = (name, error), price
+    return chosen
+
+
+def methods(rows: Rows) -> dict[str, Callable[[Rows], Packed]]:
+    """Return what such rows can be stored by beside exact storage, by name."""
+    n_in = rows.q[0].size if isinstance(rows, Levels) else rows.shape[1]
+    found: dict[str, Callable[[Rows], Packed]] = {
+        f"int{bits} by {block}": partial(_round, bits=bits, block=block)
+        for bits, block in ROUNDINGS
+        if n_in % block == 0
+    }
+    if isinstance(rows, Levels) and rows.minimums is not None:
+        found[ROUNDED_MINIMUMS] = _round_minimums
+    return found
+
+
+def relative_error(found: F32, expected: F32) -> float:
+    """Return the sum of the squared differences, divided by that of the squares; 0 where all is 0."""
+    total = float(np.square(expected, dtype=np.float64).sum())
+    return float(np.square(found - expected, dtype=np.float64).sum()) / total if total else 0.0
+
+
+def values(rows: Rows) -> F32:
+    """Return the weights of rows, float32[n, n_in]."""
+    return rows.values() if isinstance(rows, Levels) else rows
+
+
+def _round(rows: Rows, *, bits: int, block: int) -> Packed:
+    return round_rows(values(rows), bits, block)
+
+
+def _round_minimums(rows: Rows) -> Packed:
+    """Pack levels as they are, with minimums in 8 bits."""
+    assert isinstance(rows, Levels), "only levels have minimums"
+    packed = pack_levels(rows)
+    assert isinstance(packed.minimums, np.ndarray), "levels have minimums in float32"
+    return replace(packed, minimums=round_rows(packed.minimums, **_MINIMUMS))
+
+
+def _exact_bytes(rows: Rows) -> int:
+    return pack_levels(rows).nbytes if isinstance(rows, Levels) else rows.nbytes
+
+
+def _parse(gguf: GGUF, tensor: TensorInfo, rows: U8) -> Rows:
+    """Return rows that are given as the file holds them; what is no number is refused."""
+    parsed: Rows = floats(tensor.type, rows) if tensor.type in FLOATS else to_levels(gguf, tensor, rows)
+    numbers = parsed if isinstance(parsed, np.ndarray) else parsed.scales
+    minimums = parsed.minimums if isinstance(parsed, Levels) else None
+    if not np.isfinite(numbers).all() or (minimums is not None and not np.isfinite(minimums).all()):
+        raise ModelFormatError(
+            f"{gguf.paths[tensor.shard]}: tensor {tensor.name!r} holds what is no number; download the file again, or "
+            "keep its weights as they are (quant exact)"
+        )
+    return parsed

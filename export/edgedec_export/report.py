@@ -1,0 +1,119 @@
+"""What an export cost and what it brings: report.json and report.md in its folder, and the lines for a terminal.
+
+The figures are those of one machine. Quality is measured against the source on the cpu runtime, on a text, every token
+predicted from the true tokens before it; times are medians of forwards behind a prefix, exactly as decoding runs them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from edgedec.errors import StorageError
+from edgedec.model import Model, Session
+from edgedec.progress import CancelToken
+
+ROWS = (1, 2, 4, 8)
+"""Rows of a forward that is timed."""
+
+_N_PAST = 64
+_TURNS = 7
+
+
+def forward_times(models: Sequence[Model], cancel: CancelToken | None = None) -> list[dict[int, float]]:
+    """Return for each model T(n) by n, in seconds: medians of several turns, in which all models and n come once.
+
+    Every forward returns the logits of all its rows, after 64 cached tokens.
+    """
+    sessions = [model.session(_N_PAST + max(ROWS) + 1) for model in models]
+    found: list[dict[int, list[float]]] = [{n: [] for n in ROWS} for _ in models]
+    try:
+        tokens = [np.arange(_N_PAST + max(ROWS), dtype=np.int32) % model.card.n_vocab for model in models]
+        for session, ids in zip(sessions, tokens, strict=True):
+            session.forward(ids[:_N_PAST], n_past=0)
+        for _ in range(_TURNS):
+            for session, ids, times in zip(sessions, tokens, found, strict=True):
+                for n in ROWS:
+                    if cancel is not None:
+                        cancel.check("timing forwards")
+                    times[n].append(_seconds(session, ids[_N_PAST : _N_PAST + n]))
+    finally:
+        for session in sessions:
+            session.close()
+    return [{n: median(seconds) for n, seconds in times.items()} for times in found]
+
+
+def write_report(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write report.json and report.md into an export.
+
+    Raises:
+        StorageError: They can't be written.
+    """
+    text = "\n".join(["# Report of an export", "", *markdown(document), ""])
+    try:
+        (folder / "report.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        (folder / "report.md").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: the report can't be written ({error.strerror or error}); the export itself is complete"
+        ) from error
+
+
+def rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return a report's JSON object as pairs of what was measured and the figure.
+
+    >>> document = {"source_bytes": 10**9, "bytes": 5 * 10**8, "export_s": 9.96, "peak_bytes": None}
+    >>> rows(document)
+    [('size of the source', '1000.0 MB'), ('size of the export', '500.0 MB (0.50 of the source)'), ('time', '10.0 s')]
+    """
+    source, size, peak = document["source_bytes"], document["bytes"], document["peak_bytes"]
+    found = [
+        ("size of the source", _mb(source)),
+        ("size of the export", f"{_mb(size)} ({size / source:.2f} of the source)"),
+        ("time", f"{document['export_s']:.1f} s"),
+    ]
+    if peak is not None:
+        found.append(("peak of resident memory", _mb(peak)))
+    quality = document.get("quality")
+    if quality is not None:
+        found += [
+            ("KL divergence from the source, mean", f"{quality['kl_mean']:.3g} nats"),
+            ("its 99th percentile", f"{quality['kl_p99']:.3g} nats"),
+            ("same most probable token", f"{100 * quality['top1']:.2f} % of {quality['n_positions']}"),
+            ("perplexity; the source's", f"{quality['ppl']:.3f}; {quality['ppl_source']:.3f}"),
+        ]
+    for n, seconds in document.get("seconds", {}).items():
+        plural = "" if n == "1" else "s"
+        here, there = (f"{1000 * seconds[name]:.1f} ms" for name in ("export", "source"))
+        found.append((f"forward of {n} token{plural}; the source's", f"{here}; {there}"))
+    return found
+
+
+def markdown(document: Mapping[str, Any]) -> list[str]:
+    """Return a report as lines of Markdown."""
+    lines = [
+        f"{document['source']}, `--quant {document['quant']} --kv {document['kv']}`, made by edgedec "
+        f"{document['versions']['edgedec']}.",
+        "",
+        "| what | figure |",
+        "|---|---|",
+        *(f"| {what} | {figure} |" for what, figure in rows(document)),
+    ]
+    if document.get("quality") is not None:
+        versions = ", ".join(f"{name} {value}" for name, value in document["versions"].items())
+        lines += ["", f"Measured with {document['threads']} threads; {versions}. The source runs on the cpu runtime."]
+    return lines
+
+
+def _seconds(session: Session, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> float:
+    started = perf_counter()
+    session.forward(tokens, n_past=_N_PAST, rows="all")
+    return perf_counter() - started
+
+
+def _mb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.1f} MB"

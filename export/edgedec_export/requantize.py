@@ -1,0 +1,217 @@
+"""GGUF to GGUF of another type, by llama.cpp's quantizer.
+
+    requantize("model-f16.gguf", "model-q4.gguf", "Q4_K_M")
+
+The quantizer runs in a process of its own (`python -m edgedec_export.requantize`): neither an assertion of the library,
+nor a full disk, nor Ctrl-C in the middle of it reaches the process that asked. What it logs comes back as lines; the
+tensors named there are the progress.
+"""
+
+import ctypes
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO
+
+from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError, StorageError
+from edgedec.ggml_types import FILE_TYPE_NAMES, GGMLType
+from edgedec.gguf import GGUF, read_gguf
+from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec_export.gguf_writer import whole_file
+from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.llamacpp.library import INSTALL, installed, llama
+
+# Types that are of use without an importance matrix, which this quantizer is not given.
+_NAMES = (
+    *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0"),
+    *("IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+)
+TYPES: Mapping[str, int] = {name: number for number, name in FILE_TYPE_NAMES.items() if name in _NAMES}
+"""The types that can be asked for, with llama.cpp's numbers (LLAMA_FTYPE)."""
+
+_FLOATS = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
+_PROGRESS = re.compile(r"\[\s*\d+/\s*\d+\]\s+(\S+)")
+_FAILURE = re.compile(r"failed to quantize: (.*)")
+_BUFFER_BYTES = 256 << 20  # of a tensor's rows at once; the library's own default is 8 GiB
+_LITTLE_SPACE = 16 << 20
+_DEFAULTS = {"ftype": 7, "allow_requantize": False, "quantize_output_tensor": True, "only_copy": False, "pure": False}
+_DEFAULTS |= {"keep_split": False, "dry_run": False, "max_buf_size": 8 << 30}
+
+
+def requantize(
+    path: str | Path,
+    out: str | Path,
+    type_name: str,
+    *,
+    allow_requantize: bool = False,
+    n_threads: int | None = None,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> Path:
+    """Write a GGUF whose matrices are of another type, in one file, and return its path.
+
+    Args:
+        path: The model, or the first part of a split one; best in F32, F16 or BF16.
+        out: The file to write; it appears when it is complete.
+        type_name: A name of `TYPES`, in any case.
+        allow_requantize: Also take matrices that are quantized already, which loses more than the type alone.
+        n_threads: By default one for each core.
+        force: Replace `out` where it exists.
+        on_progress: Called with the phase "quantize" and the bytes of the source that are done.
+
+    Raises:
+        RequestError: No such type, matrices that are quantized already, or `out` cannot be the result's name.
+        RuntimeUnavailableError: llama-cpp-python is absent, or the process ended before it was through.
+        ModelFormatError, UnsupportedModelError: The model is damaged, or llama.cpp cannot quantize it.
+        StorageError: The model cannot be read, or the result not be written.
+        CancelledError: `cancel` said so.
+    """
+    file_type = _file_type(type_name)
+    gguf = read_gguf(path)
+    if not allow_requantize:
+        _refuse_quantized(gguf)
+    if getattr(sys, "frozen", False):  # no interpreter to start the quantizer with
+        raise RuntimeUnavailableError("quantizing needs Python; install edgedec with pip and run this there")
+    if not installed():
+        raise RuntimeUnavailableError(f"quantizing needs llama-cpp-python, which is not installed; {INSTALL}")
+    with whole_file(Path(out), sources=gguf.paths, force=force) as part:
+        n_threads = n_threads or usable_cores()
+        arguments = [str(gguf.paths[0]), str(part), str(file_type), str(n_threads), str(int(allow_requantize))]
+        _run(gguf, arguments, part, on_progress, cancel)
+        _check(gguf, part)
+    if on_progress is not None:
+        total = sum(tensor.n_bytes for tensor in gguf.tensors.values())
+        on_progress(Progress("quantize", total, total, "bytes", Path(out).name))
+    return Path(out)
+
+
+def _file_type(name: str) -> int:
+    number = TYPES.get(name.upper())
+    if number is None:
+        raise RequestError(f"type {name!r}: expected one of {', '.join(_NAMES)}")
+    return number
+
+
+def _refuse_quantized(gguf: GGUF) -> None:
+    for tensor in gguf.tensors.values():
+        if len(tensor.shape) > 1 and tensor.type not in _FLOATS:
+            raise RequestError(
+                f"{gguf.paths[0]}: tensor {tensor.name!r} is {tensor.type.name} already, and rounding twice loses "
+                "more than once; take a file in F16, BF16 or F32, or pass allow_requantize (--allow-requantize)"
+            )
+
+
+def _check(gguf: GGUF, part: Path) -> None:
+    """Read the result's header, and compare its tensors with the source's."""
+    made = {tensor.name: tensor.shape for tensor in read_gguf(part).tensors.values()}
+    if made != {tensor.name: tensor.shape for tensor in gguf.tensors.values()}:
+        raise ModelFormatError(f"{gguf.paths[0]}: llama.cpp wrote other tensors than it read; nothing was kept of them")
+
+
+def _run(
+    gguf: GGUF, arguments: list[str], part: Path, on_progress: OnProgress | None, cancel: CancelToken | None
+) -> None:
+    """Run the quantizer's process to its end."""
+    command = [sys.executable, "-m", "edgedec_export.requantize", *arguments]
+    with tempfile.TemporaryFile() as errors:
+        # A session of its own: Ctrl-C comes to us, and we end it. It ends by itself when our end of its input closes.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+        with process:
+            try:
+                with cancel.calling(process.kill) if cancel is not None else nullcontext():
+                    if cancel is not None:
+                        cancel.check("export")  # it may have come before
+                    lines = _follow(gguf, process.stdout, on_progress)
+                    code = process.wait()
+            except BaseException:
+                process.kill()
+                raise
+        if cancel is not None:
+            cancel.check("export")
+        if code != 0:
+            errors.seek(0)
+            lines += errors.read()[-4000:].decode(errors="replace").splitlines()
+            raise _failure(gguf, part, code, lines)
+
+
+def _follow(gguf: GGUF, stdout: IO[str] | None, on_progress: OnProgress | None) -> deque[str]:
+    """Report progress until the process closes its output; return its last lines."""
+    assert stdout is not None, "it was opened with a pipe"
+    total = sum(tensor.n_bytes for tensor in gguf.tensors.values())
+    done = 0
+    lines: deque[str] = deque(maxlen=50)
+    for line in stdout:
+        lines.append(line.strip())
+        begun = _PROGRESS.match(line)
+        if begun and begun[1] in gguf.tensors and on_progress is not None:
+            on_progress(Progress("quantize", done, total, "bytes", begun[1]))
+            done += gguf.tensors[begun[1]].n_bytes
+    return lines
+
+
+def _failure(gguf: GGUF, part: Path, code: int, lines: deque[str]) -> Exception:
+    """Return the error for a process that did not end well."""
+    reasons = [match[1] for line in lines if (match := _FAILURE.search(line))]
+    reason = reasons[-1] if reasons else next((line for line in reversed(lines) if line), "it gave no reason")
+    if shutil.disk_usage(part.parent).free < _LITTLE_SPACE:
+        return StorageError(f"{part.parent}: the disk is full ({reason}); make room, or write to another disk")
+    if code == 1 and reasons:
+        return ModelFormatError(
+            f"{gguf.paths[0]}: llama.cpp did not quantize it ({reason}); choose another type or model"
+        )
+    return RuntimeUnavailableError(
+        f"{gguf.paths[0]}: the quantizer's process ended with {code} ({reason}); choose another type, or close "
+        "programs where memory was short"
+    )
+
+
+def _main(arguments: list[str]) -> int:
+    """Quantize in this process: source, target, file type, threads, whether quantized matrices are allowed."""
+    source, target, file_type, n_threads, allow_requantize = arguments
+    threading.Thread(target=_end_with_parent, args=(Path(target),), daemon=True).start()
+    logger = logging.getLogger("edgedec.llamacpp")
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler(sys.stdout))
+    api = llama()
+    params = api.llama_model_quantize_default_params()
+    wrong = [name for name, value in _DEFAULTS.items() if getattr(params, name, None) != value]
+    if wrong:
+        print(f"failed to quantize: llama-cpp-python lays out {wrong} unlike the tested release; {INSTALL}")
+        return 1
+    params.ftype = int(file_type)
+    params.nthread = int(n_threads)
+    params.allow_requantize = allow_requantize == "1"
+    params.max_buf_size = _BUFFER_BYTES
+    return 1 if api.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) else 0
+
+
+def _end_with_parent(target: Path) -> None:
+    """End this process, and remove its file, when the one that started it is gone, which closes our standard input."""
+    os.read(0, 1)
+    target.unlink(missing_ok=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -1,0 +1,266 @@
+"""A GGUF with some of the layers of another: a draft model of the same vocabulary, for engines that cannot skip layers.
+
+    keep_layers("model.gguf", "draft.gguf", parse_layers("0-13,20-27"))
+    keep_layers("model.gguf", "draft.gguf", 14)        # evenly spread, first and last among them
+
+Draft & Verify (Zhang et al. 2023, arXiv:2309.08168) drafts with the model's own layers left out. Its choice of layers
+is searched for; this file only writes a choice down. The result's logits are bit for bit those of the whole model
+run with that LayerSet on a runtime that can skip.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+from edgedec.errors import ModelFormatError, RequestError, UnsupportedModelError
+from edgedec.gguf import GGUF, GGUFArray, ValueType, read_gguf
+from edgedec.gguf_metadata import get_int, get_text
+from edgedec.progress import CancelToken, OnProgress
+from edgedec_export.gguf_writer import (
+    Entry,
+    OutTensor,
+    array_of,
+    file_pieces,
+    int32s,
+    read_entries,
+    text,
+    whole_file,
+    whole_number,
+    write_gguf,
+)
+
+# Every layer of these does the same whatever its number is, in llama.cpp and here.
+_UNIFORM = frozenset({"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe"})
+_GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
+_GEMMA_27B_LAYERS = 62  # llama.cpp knows the 27B, whose attention has another scale, by this
+# Arrays with an entry for each layer.
+_PER_LAYER = frozenset(
+    {
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.sliding_window_pattern",
+        "expert_feed_forward_length",
+        "feed_forward_length",
+    }
+)
+# Numbers that count layers from one end; 0 means that there are none of the kind.
+_POSITIONS = (
+    *("full_attention_interval", "interleave_moe_layer_step", "leading_dense_block_count", "nextn_predict_layers"),
+)
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)", re.DOTALL)
+_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_MOST_LAYERS = 4096
+KEPT_KEY = "edgedec.kept_layers"
+"""The metadata key with the numbers that the layers had in the whole model."""
+
+
+def parse_layers(spec: str) -> int | tuple[int, ...]:
+    """Read layers as a person writes them: a count, or numbers and ranges from 0 on with commas.
+
+    >>> parse_layers("0-2,5"), parse_layers("14"), parse_layers("3,")
+    ((0, 1, 2, 5), 14, (3,))
+
+    Raises:
+        RequestError: It is neither, or not in increasing order.
+    """
+    if spec.strip().isdecimal() and len(spec.strip()) <= 6:
+        return int(spec)
+    layers: list[int] = []
+    for part in spec.rstrip(", ").split(","):
+        match = _RANGE.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first or last >= _MOST_LAYERS or (layers and first <= layers[-1]):
+            raise RequestError(
+                f"layers {spec!r}: expected a count such as 14, or numbers from 0 on in increasing order such as "
+                "0-13,20-27"
+            )
+        layers += range(first, last + 1)
+    return tuple(layers)
+
+
+def spread_layers(n_layer: int, count: int) -> tuple[int, ...]:
+    """Choose `count` of n_layer layers, evenly spread, the first and the last among them (the first for one).
+
+    >>> spread_layers(12, 4)
+    (0, 4, 7, 11)
+    """
+    if not 1 <= count <= n_layer:
+        raise RequestError(f"{count} layers of {n_layer} were to be kept; expected 1 to {n_layer}")
+    return tuple((2 * i * (n_layer - 1) + count - 1) // max(1, 2 * (count - 1)) for i in range(count))
+
+
+def keep_layers(
+    path: str | Path,
+    out: str | Path,
+    layers: int | Sequence[int],
+    *,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> Path:
+    """Write a GGUF with a subset of the layers, all else as it is, in one file; return its path.
+
+    Args:
+        path: The whole model, or the first part of a split one.
+        out: The file to write; it appears when it is complete.
+        layers: Numbers from 0 in increasing order, or how many (`spread_layers`; for gemma3 groups of six).
+        force: Replace `out` where it exists.
+
+    Raises:
+        RequestError: The layers are not in the model or in order, or `out` cannot be the result's name.
+        UnsupportedModelError: What a layer does depends on its number, and would change.
+        ModelFormatError: The file is damaged.
+        StorageError: It cannot be read, or the result not be written.
+        CancelledError: `cancel` said so.
+    """
+    gguf = read_gguf(path)
+    architecture = get_text(gguf, "general.architecture") or "none"
+    n_layer = get_int(gguf, f"{architecture}.block_count", at_least=1, at_most=_MOST_LAYERS)
+    if n_layer is None:
+        raise ModelFormatError(f"{gguf.paths[0]}: the metadata has no {architecture}.block_count; download it again")
+    period = _period(gguf, architecture)
+    kept = _choose(layers, n_layer, period)
+    _check_positions(gguf, architecture, n_layer, kept, period)
+    entries = _entries(gguf, architecture, n_layer, kept)
+    tensors = _tensors(gguf, n_layer, kept)
+    with whole_file(Path(out), sources=gguf.paths, force=force) as part:
+        write_gguf(part, entries, tensors, alignment=gguf.alignment, on_progress=on_progress, cancel=cancel)
+        read_gguf(part)
+    return Path(out)
+
+
+def _choose(layers: int | Sequence[int], n_layer: int, period: int) -> tuple[int, ...]:
+    """Return the numbers of the layers to keep, checked against the model."""
+    if isinstance(layers, int):
+        if period > 1 and layers % period == 0 and layers:
+            groups = spread_layers(n_layer // period, layers // period)
+            return tuple(group * period + i for group in groups for i in range(period))
+        return spread_layers(n_layer, layers)
+    kept = tuple(layers)
+    increasing = all(a < b for a, b in pairwise(kept))
+    if not kept or not increasing or kept[0] < 0 or kept[-1] >= n_layer:
+        raise RequestError(
+            f"layers {_ranges(kept) or None}: expected numbers from 0 to {n_layer - 1} in increasing order"
+        )
+    return kept
+
+
+def _period(gguf: GGUF, architecture: str) -> int:
+    """Return after how many layers the kinds of attention repeat: 1 where all are alike, or an array lists them.
+
+    Raises:
+        UnsupportedModelError: It is not known whether layers of this architecture may be left out.
+    """
+    if architecture in _UNIFORM:
+        return 1
+    if architecture != "gemma3":
+        raise UnsupportedModelError(
+            f"{gguf.paths[0]}: the architecture is {architecture!r}, where a layer's number may change what it does; "
+            f"layers can be left out of {', '.join(sorted(_UNIFORM | {'gemma3'}))}"
+        )
+    key = "gemma3.attention.sliding_window_pattern"
+    window = get_int(gguf, "gemma3.attention.sliding_window", at_most=2**31 - 1)
+    if not window or isinstance(gguf.metadata.get(key), GGUFArray):
+        return 1
+    return get_int(gguf, key, at_most=_MOST_LAYERS, at_least=1) or _GEMMA_PERIOD
+
+
+def _check_positions(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[int, ...], period: int) -> None:
+    """Refuse a subset in which a layer's new number would change what it does."""
+    path = gguf.paths[0]
+    for key in _POSITIONS:
+        if get_int(gguf, f"{architecture}.{key}", at_most=2**31 - 1):
+            raise UnsupportedModelError(f"{path}: {architecture}.{key} counts layers, which cannot be left out then")
+    for new, old in enumerate(kept):
+        if (new % period == period - 1) != (old % period == period - 1):
+            raise UnsupportedModelError(
+                f"{path}: layer {old} would become layer {new}, but every {period}th layer of this model sees the "
+                f"whole text and the others a window: keep the first ones (0-{len(kept) - 1}), or leave out whole "
+                f"groups of {period} such as 0-{period - 1}"
+            )
+    if architecture == "gemma3" and n_layer == _GEMMA_27B_LAYERS and len(kept) != n_layer:
+        raise UnsupportedModelError(f"{path}: gemma 3 of {n_layer} layers scales its attention in a way only it has")
+
+
+def _entries(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[int, ...]) -> list[Entry]:
+    """Return the metadata of the result."""
+    entries: list[Entry] = []
+    for key, value in read_entries(gguf):
+        prefix, _, rest = key.partition(".")
+        array = gguf.metadata[key]
+        if key == f"{architecture}.block_count":
+            value = whole_number(len(kept))
+        elif key == "general.name" and isinstance(array, str):
+            value = text(f"{array} (layers {_ranges(kept)} of {n_layer})")
+        elif prefix == architecture and isinstance(array, GGUFArray):
+            value = _cut(gguf, key, rest, array, n_layer, kept) or value
+        if prefix != "split" and key != KEPT_KEY:
+            entries.append((key, value))
+    return [*entries, (KEPT_KEY, int32s(_before(gguf, n_layer, kept)))]
+
+
+def _before(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the numbers that the kept layers had at first, where this is a subset of a subset."""
+    before = gguf.metadata.get(KEPT_KEY)
+    if isinstance(before, GGUFArray) and before.element_type is ValueType.INT32 and len(before) == n_layer:
+        return tuple(int(before.numpy()[layer]) for layer in kept)
+    return kept
+
+
+def _cut(gguf: GGUF, key: str, rest: str, array: GGUFArray, n_layer: int, kept: tuple[int, ...]) -> bytes | None:
+    """Return a per-layer array with the entries of the kept layers, or None for an array that is none."""
+    if rest in _PER_LAYER:
+        if len(array) != n_layer:
+            raise ModelFormatError(
+                f"{gguf.paths[0]}: {key} has {len(array)} entries for {n_layer} layers; download the file again"
+            )
+        return array_of(array.element_type, len(kept), array.numpy()[list(kept)].tobytes())
+    if len(array) == n_layer:
+        raise UnsupportedModelError(
+            f"{gguf.paths[0]}: {key} has as many entries as there are layers, and edgedec does not know whether it has "
+            "one for each: layers of this model cannot be left out"
+        )
+    return None
+
+
+def _tensors(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> list[OutTensor]:
+    """Return the tensors of the result in the order of the file, the layers renumbered."""
+    number = {old: new for new, old in enumerate(kept)}
+    tensors = []
+    found: set[int] = set()
+    for tensor in gguf.tensors.values():
+        name = tensor.name
+        match = _BLOCK.fullmatch(name)
+        if match:
+            layer = int(match[1])
+            if layer >= n_layer:
+                raise UnsupportedModelError(
+                    f"{gguf.paths[0]}: tensor {name!r} is beyond the {n_layer} layers; layers cannot be left out then"
+                )
+            found.add(layer)
+            if layer not in number:
+                continue
+            name = f"blk.{number[layer]}.{match[2]}"
+        pieces = partial(file_pieces, gguf.paths[tensor.shard], tensor.offset, tensor.n_bytes)
+        tensors.append(OutTensor(name, tensor.shape, tensor.type, pieces))
+    missing = set(kept) - found
+    if missing:
+        raise ModelFormatError(f"{gguf.paths[0]}: layer {min(missing)} has no tensors; download the file again")
+    return tensors
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    """Write layers as `parse_layers` reads them.
+
+    >>> _ranges((0, 1, 2, 5))
+    '0-2,5'
+    """
+    parts: list[list[int]] = []
+    for layer in layers:
+        if parts and layer == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], layer]
+        else:
+            parts.append([layer])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,93 @@
+"""Export to GGUF: another type, some of the layers, or a Hugging Face checkpoint; or these one after another.
+
+export_gguf("model.gguf", "small.gguf", type_name="Q4_K_M")
+export_gguf("model.gguf", "draft.gguf", layers="0-13,20-27")
+export_gguf("checkpoint/", "model.gguf", type_name="Q8_0")
+"""
+
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from edgedec.errors import RequestError
+from edgedec.progress import CancelToken, OnProgress
+from edgedec_export.from_hf import TYPES as CHECKPOINT_TYPES
+from edgedec_export.from_hf import convert
+from edgedec_export.gguf_writer import check_out, storage_errors
+from edgedec_export.requantize import TYPES, requantize
+from edgedec_export.subset import keep_layers, parse_layers
+
+__all__ = ["TYPES", "convert", "export_gguf", "keep_layers", "requantize"]
+
+
+def export_gguf(
+    source: str | Path,
+    out: str | Path,
+    *,
+    type_name: str | None = None,
+    layers: str | int | Sequence[int] | None = None,
+    allow_requantize: bool = False,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> Path:
+    """Write a GGUF made from a GGUF or from a folder with a checkpoint, and return its path.
+
+    What takes two or three steps is done by way of temporary files beside `out`: the checkpoint as it is, then the
+    layers, then the type.
+
+    Args:
+        source: A GGUF, the first part of a split one, or a folder with config.json, tokenizer.json and safetensors.
+        out: The file to write; it appears when it is complete.
+        type_name: A name of `TYPES`; None for the types that the source has.
+        layers: As `keep_layers` or, written out, `parse_layers` take them; None for all.
+        allow_requantize: Also quantize what is quantized already.
+        force: Replace `out` where it exists.
+
+    Raises:
+        RequestError: Nothing was asked for, or something that cannot be done.
+        ModelError: The source is not what it should be, or not of a kind that is supported.
+        RuntimeUnavailableError: The type needs llama-cpp-python, which is absent.
+        StorageError: The source cannot be read, or the result not be written.
+        CancelledError: `cancel` said so.
+    """
+    source, out = Path(source), Path(out)
+    check_out(out, [source], force)
+    kept = parse_layers(layers) if isinstance(layers, str) else layers
+    name = type_name.upper() if type_name is not None else None
+    if name is not None and name not in TYPES:
+        raise RequestError(f"type {type_name!r}: expected one of {', '.join(TYPES)}")
+    steps = []
+    if source.is_dir():
+        # Types of our own are converted to at once; llama.cpp's are made of the checkpoint's floats.
+        by_us = name if name in CHECKPOINT_TYPES else None
+        steps.append(partial(convert, type_name=by_us or "KEEP"))
+        name = None if by_us else name
+    if kept is not None:
+        steps.append(partial(keep_layers, layers=kept))
+    if name is not None:
+        steps.append(partial(requantize, type_name=name, allow_requantize=allow_requantize))
+    if not steps:
+        raise RequestError(f"{source}: neither a type nor layers were given; say what the result should be")
+    return _chain(steps, source, out, force, on_progress, cancel)
+
+
+def _chain(
+    steps: Sequence["partial[Path]"],
+    source: Path,
+    out: Path,
+    force: bool,
+    on_progress: OnProgress | None,
+    cancel: CancelToken | None,
+) -> Path:
+    """Run the steps, each on the file of the one before."""
+    with storage_errors(out), tempfile.TemporaryDirectory(prefix=".export-", dir=out.absolute().parent) as folder:
+        for i, step in enumerate(steps):
+            last = i == len(steps) - 1
+            target = out if last else Path(folder) / f"{i}.gguf"
+            step(source, target, force=force and last, on_progress=on_progress, cancel=cancel)
+            if i > 0:
+                source.unlink()
+            source = target
+    return out

@@ -1,0 +1,117 @@
+"""The onnx runtime: models that `edgedec export --to onnx` made, run by ONNX Runtime.
+
+Implements edgedec.model.Runtime. docs/onnx.md is the user's side.
+"""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
+from edgedec.gguf_metadata import get_text
+from edgedec.memory import MemoryTerm
+from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
+from edgedec.model_info import describe
+from edgedec.remembered import cpu_name
+from edgedec.system_memory import resident_bytes
+from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.onnx.exported import DATA, Export, read_export, verify_files
+from edgedec_runtimes.onnx.letting_go import with_mappings
+from edgedec_runtimes.onnx.library import is_imported, load_library, open_graph
+from edgedec_runtimes.onnx.memory import memory_terms
+from edgedec_runtimes.onnx.model import OnnxModel, Opened
+from edgedec_runtimes.onnx.providers import choose_provider, devices
+from edgedec_runtimes.vocabulary import open_tokenizer, refusal
+
+_KV_TYPES = {"f32": ("f16", "f32"), "int8": ("f16", "q8_0")}  # "f16" is the default of the options: what there is
+
+
+class Onnx:
+    """Implements edgedec.model.Runtime."""
+
+    name = "onnx"
+
+    def accepts(self, path: Path) -> str | None:
+        """Return None when the path is an export of ours for this runtime, else the reason why not."""
+        try:
+            _require_covered_vocabulary(read_export(path))
+        except EdgedecError as error:
+            return str(error)
+        return None
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the terms of the memory plan, from the manifest and the vocabulary's header."""
+        export = read_export(path)
+        _check_options(export, options)
+        n_ctx = options.n_ctx or default_n_ctx(export.n_ctx_train)
+        base = resident_bytes() or 0
+        return memory_terms(export, options, n_ctx, options.max_rows, base, with_library=not is_imported())
+
+    def load(self, path: Path, options: LoadOptions) -> Model:
+        """Check the files, open the graph, and read the vocabulary."""
+        export = read_export(path)
+        _check_options(export, options)
+        before, with_library = resident_bytes() or 0, not is_imported()
+        ort = load_library()
+        chosen = choose_provider(ort, options.device)
+        tokenizer = open_tokenizer(export.gguf)  # before the weights: it may refuse
+        verify_files(export, options)
+        if options.cancel is not None:
+            options.cancel.check(f"loading {path.name}")
+        n_threads = options.n_threads or usable_cores()
+        graph, mapped = with_mappings(export.folder / DATA, lambda: open_graph(ort, export, chosen, n_threads))
+        if options.cancel is not None:
+            options.cancel.check(f"loading {path.name}")
+        card = _card(export, f"{ort.__version__} {chosen.provider.device} {cpu_name()}")
+
+        @lru_cache(maxsize=8)
+        def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+            return memory_terms(export, options, n_ctx, n_rows, before, with_library=with_library)
+
+        opened = Opened(ort, graph, export, mapped)
+        return OnnxModel(opened, tokenizer, card, terms, options.max_rows, options.cache_dir)
+
+    def report(self) -> RuntimeReport:
+        """Name the version, the devices that work here, and why others do not."""
+        ort = load_library()
+        works, refusals = devices(ort)
+        return RuntimeReport(f"onnxruntime {ort.__version__}", works, refusals)
+
+
+def _require_covered_vocabulary(export: Export) -> None:
+    reason = refusal(export.gguf)
+    if reason is not None:
+        raise UnsupportedModelError(f"{export.folder}: {reason}; use the GGUF and the llamacpp runtime")
+
+
+def _check_options(export: Export, options: LoadOptions) -> None:
+    """Raise RequestError for what the runtime can't honour; it maps weights or not as ONNX Runtime does."""
+    if options.kv_type not in _KV_TYPES[export.kv]:
+        raise RequestError(
+            f"kv_type is {options.kv_type!r}; this export keeps keys and values as {export.kv}: leave the option out, "
+            "or export the model again with --kv"
+        )
+    if options.n_gpu_layers not in (None, 0, -1):
+        raise RequestError("the onnx runtime has no layers on a GPU; leave n_gpu_layers out, and choose a device")
+    if options.resident_bytes is not None:
+        raise RequestError("the onnx runtime keeps all weights in memory; leave resident_bytes out")
+    for name, most in (("n_ctx", 1 << 24), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):
+        value = getattr(options, name)
+        if value is not None and not 1 <= value <= most:
+            raise RequestError(f"{name} is {value}; it must be from 1 to {most}")
+
+
+def _card(export: Export, numerics: str) -> ModelCard:
+    info = describe(export.gguf)
+    return ModelCard(
+        name=info.name or "",
+        architecture=export.architecture,
+        runtime=Onnx.name,
+        n_vocab=export.n_vocab,
+        n_embd=export.n_embd,
+        n_layer=export.n_layer,
+        n_ctx_train=export.n_ctx_train,
+        fingerprint=hashlib.sha256(f"onnx 1 {export.sha256} {numerics}".encode()).hexdigest(),
+        chat_template=get_text(export.gguf, "tokenizer.chat_template"),
+        sampling_defaults=info.sampling_defaults,
+    )

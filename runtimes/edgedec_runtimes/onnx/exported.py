@@ -1,0 +1,273 @@
+"""The folder that `edgedec export --to onnx` writes: what it says of itself, and whether its files are what it says.
+
+export = read_export(Path("folder"))          # or the .onnx file in it; reads headers only
+verify_files(export, options)                 # sizes always; contents where they are not known to be sound
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
+from edgedec.gguf import GGUF, read_gguf, storage_error
+from edgedec.gguf_metadata import get_int, get_text
+from edgedec.model import LoadOptions
+from edgedec.progress import Progress
+from edgedec.remembered import recall, remember
+from edgedec_runtimes.hyperparameters import whole
+from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph
+
+MANIFEST, GRAPH, DATA, VOCABULARY = "edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"
+_FORMAT = 1
+_MOST_MANIFEST_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 22
+_CHECKS = 1  # grows when check_graph becomes stricter
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What the manifest says of a file: its size, and its SHA-256 in hex."""
+
+    n_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Export:
+    """An exported model.
+
+    Attributes:
+        folder: Where it lies.
+        gguf: Its metadata: hyperparameters, vocabulary, chat template.
+        quant: "exact", "balanced" or "small".
+        kv: Element type of keys and values, "f32" or "int8".
+        window: Tokens that a layer in `local_layers` sees; 0 where there is none.
+        files: The files, by name.
+        sha256: Of the manifest, which holds those of all files.
+    """
+
+    folder: Path
+    gguf: GGUF
+    architecture: str
+    quant: str
+    kv: str
+    n_layer: int
+    n_vocab: int
+    n_embd: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    n_ctx_train: int
+    local_layers: tuple[int, ...]
+    window: int
+    files: Mapping[str, FileFacts]
+    sha256: str
+
+    @property
+    def graph(self) -> Path:
+        """The graph's file."""
+        return self.folder / GRAPH
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the weights' file."""
+        return self.files[DATA].n_bytes if DATA in self.files else 0
+
+
+def read_export(path: Path) -> Export:
+    """Read what an exported folder, or the .onnx file in one, says of itself.
+
+    Raises:
+        UnsupportedModelError: It is an ONNX model of another kind, or an export for another runtime.
+        ModelFormatError: It is no ONNX model at all, or one that contradicts itself.
+        ModelNotFoundError, StorageError: A file is missing or can't be read.
+    """
+    folder = _folder_of(path)
+    text = _read_manifest(folder / MANIFEST)
+    facts = _parsed(folder, text)
+    if facts.get("target") != "cpu":
+        raise UnsupportedModelError(
+            f"{folder}: it was exported for the target {_shown(facts.get('target'))}; the onnx runtime runs exports "
+            "for 'cpu': take the runtime of that target, or export the model again with --target cpu"
+        )
+    files = _files(folder, facts)
+    gguf = read_gguf(folder / VOCABULARY)
+    architecture = get_text(gguf, "general.architecture") or ""
+    n_layer = _count(folder, facts, "n_layer", 4096)
+    local = facts.get("local_layers", [])
+    window = get_int(gguf, f"{architecture}.attention.sliding_window", at_most=2**31 - 1) or 0
+    layers_are_whole = isinstance(local, list) and all(type(i) is int and 0 <= i < n_layer for i in local)
+    if not layers_are_whole or (local and window < 1):
+        raise _contradiction(folder, "local_layers", local)
+    if facts.get("architecture") != architecture or facts.get("kv") not in ("f32", "int8"):
+        raise _contradiction(folder, "architecture or kv", (facts.get("architecture"), facts.get("kv")))
+    return Export(
+        folder=folder,
+        gguf=gguf,
+        architecture=architecture,
+        quant=str(facts.get("quant")),
+        kv=facts["kv"],
+        n_layer=n_layer,
+        n_vocab=_count(folder, facts, "n_vocab", 2**24),
+        n_embd=_count(folder, facts, "n_embd", 2**20),
+        n_head_kv=_count(folder, facts, "n_head_kv", 2**16),
+        head_dim=_count(folder, facts, "head_dim", 2**16),
+        n_ff=whole(gguf, "feed_forward_length"),
+        n_ctx_train=whole(gguf, "context_length"),
+        local_layers=tuple(local),
+        window=window if local else 0,
+        files=files,
+        sha256=hashlib.sha256(text).hexdigest(),
+    )
+
+
+def verify_files(export: Export, options: LoadOptions) -> None:
+    """Refuse an export whose files are not those that it was written with, or whose graph reads anything else.
+
+    Sizes are compared at every load. Contents are read once: what was found sound is remembered in the options'
+    cache_dir by path, size and time of change, and read again when one of them differs.
+
+    Raises:
+        ModelFormatError: A file is truncated, changed, missing or a link that leads out of the folder.
+        StorageError: One can't be read.
+        CancelledError: The options' cancel came.
+    """
+    known: list[Any] = [_CHECKS]
+    for name, facts in export.files.items():
+        found = _own_file(export.folder, name)
+        if found.st_size != facts.n_bytes:
+            raise _changed(export.folder / name, f"{found.st_size} bytes, expected {facts.n_bytes}")
+        known.append([str((export.folder / name).absolute()), found.st_size, found.st_mtime_ns, facts.sha256])
+    key = json.dumps(known)
+    if recall(options.cache_dir, "onnx", key) is True:
+        return
+    _check_graph(export)
+    done, total = 0, sum(facts.n_bytes for facts in export.files.values())
+    for name, facts in export.files.items():
+        if _sha256(export.folder / name, options, done, total) != facts.sha256:
+            raise _changed(export.folder / name, f"other contents than were exported (SHA-256 {facts.sha256})")
+        done += facts.n_bytes
+    remember(options.cache_dir, "onnx", key, True)
+
+
+def _folder_of(path: Path) -> Path:
+    is_folder = path.is_dir()
+    folder = path if is_folder else path.parent
+    if not is_folder and path.suffix != ".onnx":
+        raise ModelFormatError(f"{path}: no ONNX model; the onnx runtime runs folders that `edgedec export` wrote")
+    if (folder / MANIFEST).is_file() and (is_folder or path.name == GRAPH):
+        return folder
+    if is_folder and not any(folder.glob("*.onnx")):
+        raise ModelFormatError(f"{path}: a folder without an ONNX model; pass one that `edgedec export` wrote")
+    raise UnsupportedModelError(
+        f"{path}: an ONNX model that `edgedec export` did not write (no {MANIFEST} says what its inputs are); "
+        "export it from a GGUF of the same model: edgedec export MODEL --to onnx"
+    )
+
+
+def _read_manifest(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    if len(text) > _MOST_MANIFEST_BYTES:
+        raise ModelFormatError(f"{path}: over {_MOST_MANIFEST_BYTES} bytes; export the model again")
+    return text
+
+
+def _parsed(folder: Path, text: bytes) -> dict[str, Any]:
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{folder / MANIFEST}: damaged ({error}); export the model again") from error
+    if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
+        found = facts.get("format") if isinstance(facts, dict) else facts
+        raise UnsupportedModelError(
+            f"{folder / MANIFEST}: format {_shown(found)}, expected {_FORMAT}; export the model again with this edgedec"
+        )
+    return facts
+
+
+def _files(folder: Path, facts: dict[str, Any]) -> dict[str, FileFacts]:
+    listed = facts.get("files")
+    files: dict[str, FileFacts] = {}
+    for name, entry in listed.items() if isinstance(listed, dict) else ():
+        n_bytes, sha256 = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+        is_plain = name == os.path.basename(name) and name not in ("", ".", "..") and "\\" not in name
+        if not is_plain or type(n_bytes) is not int or n_bytes < 0 or not isinstance(sha256, str) or len(sha256) != 64:
+            raise _contradiction(folder, f"files[{name[:80]!r}]", entry)
+        files[name] = FileFacts(n_bytes, sha256)
+    if not {GRAPH, VOCABULARY} <= files.keys():
+        raise _contradiction(folder, "files", sorted(files))
+    return files
+
+
+def _count(folder: Path, facts: dict[str, Any], key: str, most: int) -> int:
+    value = facts.get(key)
+    if type(value) is not int or not 1 <= value <= most:
+        raise _contradiction(folder, key, value)
+    return value
+
+
+def _contradiction(folder: Path, key: str, value: object) -> ModelFormatError:
+    return ModelFormatError(f"{folder / MANIFEST}: {key} is {_shown(value)}; it is damaged: export the model again")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:100]
+
+
+def _own_file(folder: Path, name: str) -> os.stat_result:
+    """Return what the system says of a file, which is a regular one in the folder itself."""
+    path = folder / name
+    try:
+        real, found = path.resolve(strict=True), path.stat()
+        inside = real.parent == folder.resolve(strict=True)
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(f"{path}: missing, but part of the export; copy the whole folder again") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise storage_error(path, error if isinstance(error, OSError) else OSError(str(error))) from error
+    if not inside or not stat.S_ISREG(found.st_mode):
+        raise ModelFormatError(
+            f"{path}: a link out of the folder, or no regular file; nothing outside an export is read: copy the file "
+            "into the folder"
+        )
+    return found
+
+
+def _changed(path: Path, what: str) -> ModelFormatError:
+    return ModelFormatError(f"{path}: {what}; it was cut short or changed: export the model again, or copy it anew")
+
+
+def _check_graph(export: Export) -> None:
+    if export.files[GRAPH].n_bytes > MOST_GRAPH_BYTES:
+        raise _changed(export.graph, f"a graph of over {MOST_GRAPH_BYTES} bytes")
+    sizes = {DATA: export.files[DATA].n_bytes} if DATA in export.files else {}
+    try:
+        check_graph(export.graph.read_bytes(), sizes)
+    except OSError as error:
+        raise storage_error(export.graph, error) from error
+    except ModelFormatError as error:
+        raise ModelFormatError(f"{export.graph}: {error}") from error
+
+
+def _sha256(path: Path, options: LoadOptions, done: int, total: int) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+                done += len(piece)
+                if options.cancel is not None:
+                    options.cancel.check(f"checking {path.name}")
+                if options.on_progress is not None:
+                    options.on_progress(Progress("verify", min(done, total), total, "bytes", path.name))
+    except OSError as error:
+        raise storage_error(path, error) from error
+    return digest.hexdigest()

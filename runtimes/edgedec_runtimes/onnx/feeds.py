@@ -1,0 +1,163 @@
+"""What the graph is given for some rows of a forward: positions, and which slots each row may look at.
+
+Attention always sees an even number of rows: an odd number gets one more, whose result nobody sees and whose keys and
+values lie in the slot after the last, where the next row overwrites them. For one row ONNX Runtime's attention takes
+another way than for several, which adds up in another order; a single step that is evaluated as two rows has the bits
+of the same row among many. Where other kernels differ as well (Padding.ALL), they get the row, too.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec_runtimes.bookkeeping import Checked
+from edgedec_runtimes.onnx.exported import Export
+
+CHUNK = 64
+"""Rows that one run of the graph takes of a long chain; twice as many are no faster, and cancelling waits for them."""
+
+SPARE_ROWS = 2
+"""Rows of logits that a run may return beyond those asked for."""
+
+MASKED = np.float32(-1e30)
+"""What hides a slot: its exponential is exactly 0."""
+
+
+class Padding(Enum):
+    """What the row that fills up goes through: all of the graph, or attention only."""
+
+    ALL = "all"
+    ATTENTION = "attention"
+
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Zeros:
+    """Zeros of any shape, without new memory for each: what masks nothing."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._flat = np.zeros(0, np.float32)
+
+    def of(self, n_rows: int, n_columns: int) -> NDArray[np.float32]:
+        """Return read-only zeros f32[1, 1, n_rows, n_columns]."""
+        n = n_rows * n_columns
+        if len(self._flat) < n:
+            self._flat = np.zeros(2 * n, np.float32)
+            self._flat.flags.writeable = False
+        return self._flat[:n].reshape(1, 1, n_rows, n_columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows [begin, end) of an item, as many as one run of the graph takes."""
+
+    checked: Checked
+    begin: int
+    end: int
+
+    @property
+    def n_rows(self) -> int:
+        """Rows asked for."""
+        return self.end - self.begin
+
+    @property
+    def wanted(self) -> NDArray[np.int32]:
+        """Those whose logits are wanted, int32, counted from the piece's first row."""
+        first, last = np.searchsorted(self.checked.wanted, (self.begin, self.end))
+        return self.checked.wanted[first:last] - self.begin
+
+
+def even(n: int) -> int:
+    """Return the next even number.
+
+    >>> even(0), even(1), even(8)
+    (0, 2, 8)
+    """
+    return n + n % 2
+
+
+def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding) -> Arrays:
+    """Return the inputs of the graph for a piece, but for the KV buffers."""
+    c, n = piece.checked, piece.n_rows
+    assert c.tokens is not None, "exports take tokens only"
+    n_padded, n_past = even(n), c.n_past + piece.begin
+    n_graph, n_total = n_padded if padding is Padding.ALL else n, n_past + n_padded
+    ids = np.empty((1, n_graph), np.int64)
+    ids[0, :n], ids[0, n:] = c.tokens[piece.begin : piece.end], c.tokens[piece.end - 1]
+    depths = np.arange(n_padded) if c.parents is None else _depths(c.parents, n_padded)
+    found: Arrays = {
+        "input_ids": ids,
+        "position_ids": (n_past + depths[:n_graph])[None],
+        "seqlens_k": np.array([n_total - 1], np.int32),
+        "total_sequence_length": np.array(n_total, np.int32),
+        "logit_rows": logit_rows(piece.wanted, padding),
+        "attention_rows": attention_rows(n, padding),
+        "attn_on": _switches(export.n_layer, None if c.layers is None else c.layers.attn),
+        "mlp_on": _switches(export.n_layer, None if c.layers is None else c.layers.mlp),
+        "tap_rows": np.zeros(export.n_layer, np.int64),
+    }
+    found["tap_rows"][list(c.taps)] = n
+    found["attention_bias"] = zeros.of(n_padded, n_total) if c.parents is None else _tree_bias(c.parents, n_past)
+    if export.local_layers:
+        found["attention_bias_local"] = _local_bias(found["attention_bias"], n_past, depths, export.window)
+    return found
+
+
+def _switches(n_layer: int, given: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    return np.ones(n_layer, np.bool_) if given is None else np.array(given, np.bool_)
+
+
+def attention_rows(n: int, padding: Padding) -> NDArray[np.int64]:
+    """Return which of `n` rows attention sees, int64[even(n)].
+
+    >>> attention_rows(3, Padding.ATTENTION).tolist(), attention_rows(3, Padding.ALL).tolist()
+    ([0, 1, 2, 2], [0, 1, 2, 3])
+    """
+    rows = np.arange(even(n))
+    return np.minimum(rows, n - 1) if padding is Padding.ATTENTION else rows
+
+
+def logit_rows(wanted: NDArray[np.int32], padding: Padding) -> NDArray[np.int64]:
+    """Return the rows that go through the head: at least one, and an even number where all is filled up.
+
+    >>> logit_rows(np.array([2, 4, 5]), Padding.ALL).tolist(), logit_rows(np.array([]), Padding.ATTENTION).tolist()
+    ([2, 4, 5, 5], [0])
+    """
+    rows = wanted.astype(np.int64) if len(wanted) else np.zeros(1, np.int64)
+    n_more = 0 if padding is Padding.ATTENTION else even(len(rows)) - len(rows)
+    return np.append(rows, rows[len(rows) - n_more :])
+
+
+def _depths(parents: NDArray[np.int32], n_padded: int) -> NDArray[np.int64]:
+    """Return how many rows stand above each row of a tree; what fills up is a root."""
+    depths = np.zeros(n_padded, np.int64)
+    for row, parent in enumerate(parents.tolist()):
+        depths[row] = depths[parent] + 1 if parent >= 0 else 0
+    return depths
+
+
+def _tree_bias(parents: NDArray[np.int32], n_past: int) -> NDArray[np.float32]:
+    """Return f32[1, 1, n, n_past + n], 0 where a row sees a slot: the prefix, its ancestors and itself."""
+    n, n_padded = len(parents), even(len(parents))
+    hidden = np.ones((n_padded, n_padded), np.bool_)
+    for row, parent in enumerate([*parents.tolist(), *[-1] * (n_padded - n)]):
+        if parent >= 0:
+            hidden[row] = hidden[parent]
+        hidden[row, row] = False
+    bias = np.zeros((1, 1, n_padded, n_past + n_padded), np.float32)
+    bias[0, 0, :, n_past:][hidden] = MASKED
+    return bias
+
+
+def _local_bias(bias: NDArray[np.float32], n_past: int, depths: NDArray[np.int64], window: int) -> NDArray[np.float32]:
+    """Return the bias for layers that see the last `window` positions only; the slots before n_past hold theirs."""
+    if n_past + int(depths.max()) < window:
+        return bias
+    positions = np.concatenate([np.arange(n_past), n_past + depths])
+    too_far = (n_past + depths)[:, None] - positions[None] >= window
+    return np.where(too_far, MASKED, bias).astype(np.float32, copy=False)

@@ -1,0 +1,151 @@
+"""ONNX Runtime: finding it, opening a graph in it, and what its errors mean to us."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from edgedec.errors import (
+    EdgedecError,
+    MemoryCapError,
+    ModelFormatError,
+    RuntimeUnavailableError,
+    UnsupportedModelError,
+)
+from edgedec_runtimes.onnx.exported import Export
+from edgedec_runtimes.onnx.providers import CPU, Chosen
+
+_OLDEST = (1, 24)
+_FATAL = 4  # nothing less is logged: what went wrong is in the exception
+_NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "available memory")
+_NO_OPERATOR = ("not implemented", "could not find an implementation", "no op registered", "is not a registered")
+
+
+def load_library() -> Any:
+    """Import onnxruntime and return the module.
+
+    Raises:
+        RuntimeUnavailableError: It is not installed, broken, or too old.
+    """
+    try:
+        import onnxruntime  # type: ignore[import-untyped, unused-ignore]
+    except Exception as error:  # a broken installation raises whatever its parts raise
+        raise RuntimeUnavailableError(
+            f"the onnx runtime needs the package onnxruntime, which does not import ({type(error).__name__}: {error}); "
+            "pip install onnxruntime"
+        ) from error
+    version = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+    if version < _OLDEST:
+        raise RuntimeUnavailableError(
+            f"onnxruntime {onnxruntime.__version__} is installed, expected {_OLDEST[0]}.{_OLDEST[1]} or newer; "
+            "pip install --upgrade onnxruntime"
+        )
+    return onnxruntime
+
+
+def is_imported() -> bool:
+    """Tell whether onnxruntime is in the process already."""
+    return "onnxruntime" in sys.modules
+
+
+def open_graph(ort: Any, export: Export, chosen: Chosen, n_threads: int) -> Any:
+    """Open the graph of an export whose files were verified, and return ONNX Runtime's session.
+
+    Memory that a forward takes is given back after it: there is no arena.
+
+    Raises:
+        UnsupportedModelError: It has an operator that this onnxruntime or the provider lacks.
+        ModelFormatError: It is not the graph that the manifest says.
+        MemoryCapError: The system has no memory for it.
+        RuntimeUnavailableError: The provider takes no part of it.
+    """
+    options = session_options(ort, n_threads)
+    own = chosen.provider.device != CPU
+    if own:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    names = None
+    if chosen.devices:
+        options.add_provider_for_devices(list(chosen.devices), {})
+    else:
+        names = [chosen.provider.name, *(["CPUExecutionProvider"] if own else [])]
+    with translated(f"{export.graph}: it can't be opened"):
+        session = ort.InferenceSession(
+            export.graph, options, providers=names, enable_fallback=0, read_config_from_model=0
+        )
+    _check_signature(session, export)
+    if own:
+        _require_used(session, chosen, export)
+    return session
+
+
+def session_options(ort: Any, n_threads: int) -> Any:
+    """Return ONNX Runtime's options for a graph on that many threads.
+
+    Threads that wait sleep: where another program wants a core, spinning ones take five times as long for a token.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL
+    options.intra_op_num_threads = n_threads
+    options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def run_options(ort: Any) -> Any:
+    """Return the options of one run; setting `terminate` in them ends it."""
+    options = ort.RunOptions()
+    options.log_severity_level = _FATAL
+    return options
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Raise what ONNX Runtime raises inside the block as errors of ours; `what` begins the message."""
+    try:
+        yield
+    except EdgedecError:
+        raise
+    except Exception as error:  # its exceptions have no common base
+        text = " ".join(str(error).split())[:500]
+        low = text.lower()
+        if any(phrase in low for phrase in _NO_MEMORY) or isinstance(error, MemoryError):
+            raise MemoryCapError(f"{what}: the system has no memory for it ({text}); close programs") from error
+        if any(phrase in low for phrase in _NO_OPERATOR):
+            raise UnsupportedModelError(
+                f"{what}: this onnxruntime lacks an operator ({text}); update onnxruntime, or choose another device"
+            ) from error
+        raise ModelFormatError(f"{what}: onnxruntime says: {text}; export the model again") from error
+
+
+def _check_signature(session: Any, export: Export) -> None:
+    """Refuse a graph whose inputs and outputs are not those of an export."""
+    inputs = {node.name: node.shape for node in session.get_inputs()}
+    outputs = {node.name: node.shape for node in session.get_outputs()}
+    expected = {"input_ids", "position_ids", "seqlens_k", "total_sequence_length", "attention_bias"}
+    expected |= {"logit_rows", "attention_rows", "attn_on", "mlp_on", "tap_rows"}
+    expected |= {"attention_bias_local"} if export.local_layers else set()
+    caches = [f"{name}_{i}" for i in range(export.n_layer) for name in ("key", "value")]
+    expected |= {f"past_{name}" for name in caches}
+    returned = {"logits", *(f"hidden_{i}" for i in range(export.n_layer)), *(f"present_{name}" for name in caches)}
+    if inputs.keys() != expected or outputs.keys() != returned:
+        other = sorted((inputs.keys() ^ expected) | (outputs.keys() ^ returned))
+        raise ModelFormatError(
+            f"{export.graph}: its inputs and outputs are not those of an export (among others {other[0]!r}); "
+            "export the model again with this edgedec"
+        )
+    cache = [export.n_head_kv, export.head_dim]
+    wrong = [name for name in caches if inputs[f"past_{name}"][1::2] != cache]
+    if wrong or outputs["logits"][-1] != export.n_vocab or outputs["hidden_0"][-1] != export.n_embd:
+        raise ModelFormatError(f"{export.graph}: its sizes are not those of edgedec.json; export the model again")
+
+
+def _require_used(session: Any, chosen: Chosen, export: Export) -> None:
+    """Refuse a provider that leaves everything to the CPU."""
+    assigned = {part.ep_name for part in session.get_provider_graph_assignment_info()}
+    if chosen.provider.name not in assigned:
+        raise RuntimeUnavailableError(
+            f"{export.graph}: {chosen.provider.name} takes no part of this graph, so that all of it would run on the "
+            "CPU; leave --device out, or export for that device (--target)"
+        )

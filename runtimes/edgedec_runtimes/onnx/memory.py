@@ -1,0 +1,38 @@
+"""The memory plan of the onnx runtime, from what an export says of itself."""
+
+from edgedec.memory import MemoryTerm
+from edgedec.model import LoadOptions
+from edgedec_runtimes.onnx.exported import GRAPH, Export
+from edgedec_runtimes.onnx.feeds import CHUNK, SPARE_ROWS
+from edgedec_runtimes.onnx.kv import SPARE_SLOTS, token_bytes
+
+_LIBRARY_BYTES = 33_000_000
+_WEIGHTS = 1.01  # of the file: onnxruntime packs most matrices anew
+_GRAPH = 75  # times the graph's file: nodes, their kernels, and what lies between packed matrices
+_VOCABULARY_BYTES_PER_TOKEN = 250
+_STATES, _FEED_FORWARDS = 8, 3  # arrays of a layer that are there at once, about
+
+
+def memory_terms(
+    export: Export, options: LoadOptions, n_ctx: int, n_rows: int, base_bytes: int, *, with_library: bool
+) -> tuple[MemoryTerm, ...]:
+    """Return the terms for `options.n_parallel` sessions of `n_ctx` tokens.
+
+    Args:
+        n_rows: Rows of logits.
+        base_bytes: What the process holds before.
+        with_library: Whether ONNX Runtime is not in the process yet.
+    """
+    e, n_vocab = export, export.n_vocab
+    kv_bytes = (n_ctx + SPARE_SLOTS) * (token_bytes(e) + e.n_layer) * options.n_parallel
+    activations = CHUNK * 4 * (_STATES * e.n_embd + _FEED_FORWARDS * e.n_ff) + CHUNK * n_ctx * 4
+    return (
+        MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
+        MemoryTerm("onnxruntime", _LIBRARY_BYTES if with_library else 0, "the library"),
+        MemoryTerm("weights", int(_WEIGHTS * e.data_bytes), f"{e.quant}, packed by onnxruntime"),
+        MemoryTerm("graph", _GRAPH * e.files[GRAPH].n_bytes, "nodes and kernels"),
+        MemoryTerm("vocabulary", n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n_vocab} tokens"),
+        MemoryTerm("KV cache", kv_bytes, f"{n_ctx} tokens × {options.n_parallel}, {e.kv}"),
+        MemoryTerm("logits", (n_rows + SPARE_ROWS) * n_vocab * 4, f"{n_rows} rows"),
+        MemoryTerm("activations", activations, f"{CHUNK} rows"),
+    )

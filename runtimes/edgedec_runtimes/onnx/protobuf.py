@@ -1,0 +1,81 @@
+"""Protobuf messages field by field, for files that nobody has looked at yet.
+
+Everything is bounded by the bytes at hand: a length beyond them, a number of over 64 bits and a group are refused, and
+nothing is copied. The wire format is that of https://protobuf.dev/programming-guides/encoding.
+"""
+
+from collections.abc import Iterator
+
+from edgedec.errors import ModelFormatError
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_MOST_VARINT_BYTES = 10
+
+Value = int | memoryview
+
+
+def fields(message: memoryview) -> Iterator[tuple[int, int, Value]]:
+    """Yield number, wire type and value of each field: a number, or for BYTES what it holds.
+
+    >>> [(n, kind, bytes(v) if isinstance(v, memoryview) else v) for n, kind, v in fields(memoryview(b"\\x08\\x05"))]
+    [(1, 0, 5)]
+
+    Raises:
+        ModelFormatError: The bytes are no message.
+    """
+    at, end = 0, len(message)
+    while at < end:
+        key, at = varint(message, at)
+        number, kind = key >> 3, key & 7
+        if number == 0:
+            raise damaged("a field has the number 0")
+        value: Value
+        if kind == VARINT:
+            value, at = varint(message, at)
+        elif kind == BYTES:
+            n_bytes, at = varint(message, at)
+            value, at = _taken(message, at, n_bytes)
+        elif kind in (FIXED64, FIXED32):
+            value, at = _taken(message, at, 8 if kind == FIXED64 else 4)
+        else:
+            raise damaged(f"field {number} has the wire type {kind}")
+        yield number, kind, value
+
+
+def varint(message: memoryview, at: int) -> tuple[int, int]:
+    """Return the number that begins at a byte, 0 to 2^64 - 1, and where the next field begins.
+
+    Raises:
+        ModelFormatError: It ends beyond the message, or is too long.
+    """
+    if at < len(message) and message[at] < 0x80:  # nearly all
+        return message[at], at + 1
+    value = 0
+    for i in range(_MOST_VARINT_BYTES):
+        if at + i >= len(message):
+            raise damaged("a number goes on beyond its message")
+        byte = message[at + i]
+        value |= (byte & 0x7F) << (7 * i)
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at + i + 1
+    raise damaged("a number has over 64 bits")
+
+
+def signed(number: int) -> int:
+    """Return what an int64 is that was written as a varint.
+
+    >>> signed(2**64 - 1), signed(7)
+    (-1, 7)
+    """
+    return number - (1 << 64) if number >> 63 else number
+
+
+def damaged(what: str) -> ModelFormatError:
+    """Return the error to raise for a graph that is no sound one; the caller names the file."""
+    return ModelFormatError(f"{what}; the file is damaged or not by `edgedec export`: export the model again")
+
+
+def _taken(message: memoryview, at: int, n_bytes: int) -> tuple[memoryview, int]:
+    if n_bytes > len(message) - at:
+        raise damaged(f"a field of {n_bytes} bytes stands where {len(message) - at} are left")
+    return message[at : at + n_bytes], at + n_bytes

@@ -1,0 +1,89 @@
+"""Keys and values of one sequence as the graph takes them: 8 bits, in arrays as long as the context that is in use.
+
+Slots behind the tokens that a forward builds on hold zeros, so that nothing is left there that its bits could depend
+on: hidden slots weigh nothing, but hardware that adds up in pieces may round by what they hold.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec_runtimes.onnx_npu.facts import Facts
+from edgedec_runtimes.onnx_npu.inputs import Arrays
+
+U8 = NDArray[np.uint8]
+
+
+class KVCache:
+    """The buffers of a session.
+
+    Attributes:
+        context: Slots they have now; the token at position i lies in slot i.
+        keys: uint8[n_layer, n_head_kv, head_dim, context], rotated to their position.
+        values: uint8[n_layer, n_head_kv, context, head_dim].
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        """Begin with the shortest context, and nothing in it."""
+        self._facts = facts
+        self.context = self._n_used = 0
+        zeros = np.array(facts.zeros, np.uint8).reshape(-1, 2).T
+        self._zeros = zeros[..., None, None, None]  # uint8[2, n_layer, 1, 1, 1]
+        self.keys, self.values = self._arrays(0)
+        self.begin(facts.contexts[0], 0)
+
+    def begin(self, context: int, n_kept: int) -> None:
+        """Have that many slots from now on, with what is in the first n_kept, and zeros behind."""
+        if context != self.context:
+            keys, values = self._arrays(context)
+            keys[..., :n_kept], values[..., :n_kept, :] = self.part(n_kept)
+            self.context, self.keys, self.values = context, keys, values
+        else:
+            self.keys[..., n_kept : self._n_used] = self._zeros[0]
+            self.values[..., n_kept : self._n_used, :] = self._zeros[1]
+        self._n_used = n_kept
+
+    def part(self, n: int) -> tuple[U8, U8]:
+        """Return views of the first n slots."""
+        return self.keys[..., :n], self.values[..., :n, :]
+
+    def take(self, context: int, keys: U8, values: U8) -> None:
+        """Have that many slots, and in the first of them these keys and values of all layers."""
+        n = keys.shape[-1]
+        self.begin(context, 0)
+        self.keys[..., :n], self.values[..., :n, :] = keys, values
+        self._n_used = n
+
+    def inputs(self) -> Arrays:
+        """Return the graph's inputs, by name: views."""
+        found: Arrays = {}
+        for layer in range(self._facts.n_layer):
+            found[f"past_key_{layer}"] = self.keys[layer]
+            found[f"past_value_{layer}"] = self.values[layer]
+        return found
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of the graph's outputs with new rows, in the order that `write` takes them."""
+        for layer in range(self._facts.n_layer):
+            yield f"new_key_{layer}"
+            yield f"new_value_{layer}"
+
+    def write(self, start: int, n: int, outputs: Sequence[NDArray[Any]]) -> None:
+        """Put the first n of the new rows into the slots from `start` on."""
+        self._n_used = max(self._n_used, start + n)
+        for layer in range(self._facts.n_layer):
+            self.keys[layer, :, :, start : start + n] = outputs[2 * layer][:, :, :n]
+            self.values[layer, :, start : start + n] = outputs[2 * layer + 1][:, :n]
+
+    def free(self) -> None:
+        """Hold nothing any more."""
+        self.context = self._n_used = 0
+        self.keys, self.values = self._arrays(0)
+
+    def _arrays(self, context: int) -> tuple[U8, U8]:
+        f = self._facts
+        shape = f.n_layer, f.n_head_kv
+        keys = np.broadcast_to(self._zeros[0], (*shape, f.head_dim, context)).copy()
+        return keys, np.broadcast_to(self._zeros[1], (*shape, context, f.head_dim)).copy()

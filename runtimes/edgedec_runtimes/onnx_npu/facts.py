@@ -1,0 +1,270 @@
+"""What the manifest of an export for NPUs says of its graph: sizes, contexts, and how inputs are quantized.
+
+The section "npu" of `edgedec.json`. A quantized value q stands for (q - zero point) * scale.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
+from edgedec_runtimes.onnx.exported import FileFacts
+
+MANIFEST, GRAPH, VOCABULARY, EMBEDDING = "edgedec.json", "model.onnx", "vocabulary.gguf", "embedding.f16"
+FORMAT, TARGET = 1, "npu"
+ROWS = (8, 64)
+"""Rows of a forward: of a step and of a piece of a prefill; the first divides the second."""
+
+LOGIT_ROWS = 8
+"""Rows of logits of a forward."""
+
+_LARGEST = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizer:
+    """Eight or sixteen bits, unsigned; `scale` is above 0."""
+
+    scale: float
+    zero_point: int
+    bits: int = 16
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """Type of the quantized array."""
+        return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
+
+    @property
+    def lowest(self) -> float:
+        """Smallest value that there is a number for."""
+        return -self.zero_point * self.scale
+
+    @property
+    def highest(self) -> float:
+        """Largest value that there is a number for."""
+        return (2.0**self.bits - 1 - self.zero_point) * self.scale
+
+    def quantize(self, values: NDArray[np.floating]) -> NDArray[np.unsignedinteger[Any]]:
+        """Return the nearest quantized values, of the same shape.
+
+        >>> Quantizer(0.5, 10, 8).quantize(np.array([-99, -1, 0, 0.7, 999])).tolist()
+        [0, 8, 10, 11, 255]
+        """
+        q = np.rint(values / self.scale) + self.zero_point
+        clipped: NDArray[np.unsignedinteger[Any]] = np.clip(q, 0, 2**self.bits - 1).astype(self.dtype)
+        return clipped
+
+    def dequantize(self, q: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.float32]:
+        """Return float32 values, of the same shape."""
+        result = q.astype(np.float32)
+        result -= np.float32(self.zero_point)
+        result *= np.float32(self.scale)
+        return result
+
+
+def spanning(lowest: float, highest: float, bits: int = 16, *, mantissa_bits: int | None = None) -> Quantizer:
+    """Return the quantizer whose range is that from `lowest` to `highest`, and 0, which it represents exactly.
+
+    With `mantissa_bits` the scale is the next number of that many bits, a power of two for 1: the range grows.
+
+    >>> spanning(-100.0, 155.0, 8)
+    Quantizer(scale=1.0, zero_point=100, bits=8)
+    >>> spanning(-100.0, 200.0, 8, mantissa_bits=1)
+    Quantizer(scale=2.0, zero_point=50, bits=8)
+    """
+    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
+    most = 2**bits - 1
+    scale = (highest - lowest) / most
+    if not scale > 1e-30:  # nothing but zeros
+        return Quantizer(2.0**-bits, 0, bits)
+    if mantissa_bits is not None:
+        mantissa, exponent = math.frexp(scale)
+        scale = math.ldexp(math.ceil(mantissa * 2**mantissa_bits), exponent - mantissa_bits)
+    return Quantizer(scale, round(-lowest / scale), bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The facts of a graph that its inputs and outputs are made and read with.
+
+    Attributes:
+        n_ctx_train: Longest context the model was trained for.
+        n_head: Heads of queries; n_head_kv of keys and values.
+        contexts: Slots for cached tokens that a forward may have, ascending multiples of the rows of a prefill; the
+            last is the longest session.
+        embedding_scale: What rows of the embedding are multiplied by.
+        sliding_window: Most tokens that the layers with inputs of their own ("_local") see; 0 where there are none.
+        frequencies: f64[n_rot/2], angles of a position's rotation, by suffix of the inputs ("", "_local").
+        quantizers: Of hidden, rotation (both cos and sin), mask, logits.
+        zeros: What stands for 0 in the keys and in the values of each layer: 2 n_layer numbers, a layer's together.
+        files: Size and SHA-256 of the folder's files; empty before it is complete.
+        sha256: Of the manifest.
+    """
+
+    architecture: str
+    n_ctx_train: int
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    contexts: tuple[int, ...]
+    embedding_scale: float
+    sliding_window: int
+    frequencies: Mapping[str, NDArray[np.float64]]
+    quantizers: Mapping[str, Quantizer]
+    zeros: tuple[int, ...]
+    files: Mapping[str, FileFacts] = field(default_factory=dict)
+    sha256: str = ""
+
+    @property
+    def n_groups(self) -> int:
+        """Heads of queries that share keys and values."""
+        return self.n_head // self.n_head_kv
+
+    def context_of(self, n: int) -> int:
+        """Return the shortest context that holds n tokens; there is one up to the longest."""
+        return next(context for context in self.contexts if context >= n)
+
+    def dimensions(self, n_rows: int, context: int) -> dict[str, int]:
+        """Return the sizes of the graph's free dimensions for forwards of n_rows rows on that context."""
+        return {
+            "rows": n_rows,
+            "context": context,
+            "slots": context + n_rows,
+            "grouped_rows": self.n_groups * n_rows,
+            "logit_rows": LOGIT_ROWS,
+        }
+
+
+_COUNTS = ("n_vocab", "n_embd", "n_layer", "n_head_kv", "head_dim")
+_NPU_COUNTS = ("n_ctx_train", "n_head")
+QUANTIZERS = ("hidden", "rotation", "mask", "logits")
+
+
+def to_json(facts: Facts) -> dict[str, Any]:
+    """Return what `read_facts` finds in the manifest, the section "npu" among it."""
+    section: dict[str, Any] = {name: getattr(facts, name) for name in _NPU_COUNTS}
+    section |= {
+        "contexts": list(facts.contexts),
+        "embedding_scale": facts.embedding_scale,
+        "sliding_window": facts.sliding_window,
+        "frequencies": {name: values.tolist() for name, values in facts.frequencies.items()},
+        "quantizers": {name: [q.scale, q.zero_point] for name, q in facts.quantizers.items()},
+        "zeros": list(facts.zeros),
+    }
+    counts = {name: getattr(facts, name) for name in _COUNTS}
+    return {"target": TARGET, "architecture": facts.architecture, **counts, "npu": section}
+
+
+def folder_of(path: Path) -> Path:
+    """Return the folder of an export, given it or the graph in it."""
+    return path.parent if path.name == GRAPH else path
+
+
+def read_facts(path: Path) -> Facts:
+    """Read the manifest of an export, given its folder or the graph in it.
+
+    Raises:
+        ModelNotFoundError: There is no manifest.
+        UnsupportedModelError: It is none of an export for NPUs.
+        ModelFormatError: It lacks something, or holds what can't be.
+    """
+    manifest = folder_of(path) / MANIFEST
+    try:
+        text = manifest.read_bytes()
+        found = json.loads(text)
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"{manifest}: it can't be read ({error.strerror or error}); expected a folder that edgedec export made"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{manifest}: no JSON ({error}); export the model again") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("target") != TARGET:
+        target = found.get("target") if isinstance(found, dict) else None
+        raise UnsupportedModelError(
+            f"{manifest}: an export for the target {target!r}, expected {TARGET!r} of format {FORMAT}; "
+            "use the onnx runtime, or edgedec export --target npu"
+        )
+    try:
+        return _facts(found, found["npu"], hashlib.sha256(text).hexdigest())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelFormatError(
+            f"{manifest}: {type(error).__name__} in what it says of the graph: {error}; export the model again"
+        ) from error
+
+
+def _facts(found: Mapping[str, Any], section: Mapping[str, Any], sha256: str) -> Facts:
+    """Return the facts; any of the errors that read_facts catches when they are not in order."""
+    counts = {name: _whole(found[name], name) for name in _COUNTS}
+    counts |= {name: _whole(section[name], name) for name in _NPU_COUNTS}
+    contexts = tuple(_whole(n, "contexts") for n in section["contexts"])
+    usable = {context for context in contexts if context % ROWS[-1] == 0}
+    if not contexts or list(contexts) != sorted(usable) or counts["n_head"] % counts["n_head_kv"]:
+        raise ValueError(f"contexts {contexts}, {counts['n_head']} heads on {counts['n_head_kv']}")
+    window = section["sliding_window"]
+    if type(window) is not int or not 0 <= window <= _LARGEST:
+        raise ValueError(f"sliding_window is {window}")
+    zeros = tuple(section["zeros"])
+    if len(zeros) != 2 * counts["n_layer"] or not all(type(zero) is int and 0 <= zero < 256 for zero in zeros):
+        raise ValueError(f"zeros are {str(zeros)[:80]}")
+    frequencies = {str(name): np.array(values, np.float64) for name, values in section["frequencies"].items()}
+    if frequencies.keys() != ({"", "_local"} if window else {""}):
+        raise ValueError(f"frequencies {sorted(frequencies)} for a window of {window}")
+    for values in frequencies.values():
+        if values.ndim != 1 or not 0 < 2 * len(values) <= counts["head_dim"] or not np.isfinite(values).all():
+            raise ValueError(f"frequencies of the shape {values.shape}")
+    return Facts(
+        architecture=str(found["architecture"]),
+        contexts=contexts,
+        embedding_scale=_positive(section["embedding_scale"]),
+        sliding_window=window,
+        frequencies=frequencies,
+        quantizers={name: _quantizer(section["quantizers"][name]) for name in QUANTIZERS},
+        zeros=zeros,
+        files=_files(found["files"]),
+        sha256=sha256,
+        **counts,
+    )
+
+
+def _files(listed: Mapping[str, Mapping[str, Any]]) -> dict[str, FileFacts]:
+    files = {}
+    for name, entry in listed.items():
+        n_bytes, sha256 = entry["bytes"], entry["sha256"]
+        plain = name == os.path.basename(name) and name not in ("", ".", "..") and "\\" not in name
+        if not plain or type(n_bytes) is not int or n_bytes < 0 or type(sha256) is not str or len(sha256) != 64:
+            raise ValueError(f"files has {name[:80]!r}: {str(entry)[:80]}")
+        files[name] = FileFacts(n_bytes, sha256)
+    missing = {GRAPH, VOCABULARY, EMBEDDING} - files.keys()
+    if missing:
+        raise ValueError(f"files has no {min(missing)!r}")
+    return files
+
+
+def _whole(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 < value <= _LARGEST:
+        raise ValueError(f"{name} is {value!r}, expected a number from 1")
+    return value
+
+
+def _positive(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"{value!r} is no positive number")
+    return float(value)
+
+
+def _quantizer(value: Any) -> Quantizer:
+    scale, zero_point = value
+    if type(zero_point) is not int or not 0 <= zero_point < 2**16:
+        raise ValueError(f"a zero point is {zero_point!r}")
+    return Quantizer(_positive(scale), zero_point)

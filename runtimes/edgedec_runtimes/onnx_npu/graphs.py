@@ -1,0 +1,139 @@
+"""Opening an NPU's graph in ONNX Runtime: once for each number of rows and context that forwards need.
+
+On the NPU (QNN's HTP back end; on x86-64 its emulator) every node must be taken: what would fall back to the CPU is an
+error. On the device "cpu" the same graph runs on ONNX Runtime's CPU provider, which is for tests: it is slow.
+"""
+
+import hashlib
+import platform
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.remembered import cpu_name
+from edgedec_runtimes.onnx.library import session_options, translated
+from edgedec_runtimes.onnx.providers import choose_provider
+from edgedec_runtimes.onnx_npu.compiled import open_kept
+from edgedec_runtimes.onnx_npu.facts import GRAPH, Facts
+from edgedec_runtimes.onnx_npu.inputs import Arrays
+
+NPU, CPU = "npu", "cpu"
+_NAMES = {None: NPU, "npu": NPU, "qnn": NPU, "qnnexecutionprovider": NPU, "cpu": CPU, "cpuexecutionprovider": CPU}
+_OPTIONS = {"backend_type": "htp"}
+_FELL_BACK = "fallback to CPU EP has been explicitly disabled"
+INSTALL = "pip install 'edgedec[npu]'"
+
+
+def device_of(name: str | None) -> str:
+    """Return "npu" or "cpu" for what a user calls it (RequestError for any other name)."""
+    found = _NAMES.get(name.lower() if name is not None else None)
+    if found is None:
+        raise RequestError(
+            f"device is {name!r}; the npu runtime takes {NPU!r}, and {CPU!r} to try an export without one"
+        )
+    return found
+
+
+@dataclass(slots=True)
+class Graphs:
+    """The sessions of one export.
+
+    Attributes:
+        ort: The module onnxruntime.
+        folder: Of the export.
+        facts: Its sizes.
+        device: "npu" or "cpu".
+        n_threads: Of a forward on the CPU.
+        compiled: Where what was compiled for the NPU is kept, or None.
+    """
+
+    ort: Any
+    folder: Path
+    facts: Facts
+    device: str
+    n_threads: int
+    compiled: Path | None = None
+    _open: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    def run(self, n_rows: int, context: int, inputs: Arrays, outputs: list[str]) -> list[Any]:
+        """Return the outputs of a forward, quantized.
+
+        Raises:
+            RuntimeUnavailableError: The NPU is not there, or does not take all of the graph.
+            ModelFormatError, UnsupportedModelError, MemoryCapError: The graph can't be opened, or run.
+        """
+        session = self.session(n_rows, context)
+        with translated("a forward"):
+            found: list[Any] = session.run(outputs, inputs)
+        return found
+
+    def session(self, n_rows: int, context: int) -> Any:
+        """Return the session for n_rows rows on a context, opened at its first use (raises as `run`)."""
+        key = n_rows, context
+        if key not in self._open:
+            self._open[key] = self._made(n_rows, context)
+        return self._open[key]
+
+    def close(self) -> None:
+        """Free all of them."""
+        self._open.clear()
+
+    def _made(self, n_rows: int, context: int) -> Any:
+        if self.device == CPU:
+            return self._opened(self.folder / GRAPH, self._options(n_rows, context), ["CPUExecutionProvider"])
+
+        def open_graph(compiled: Path | None, entries: dict[str, str]) -> Any:
+            options = self._options(n_rows, context)
+            options.add_provider_for_devices(npu_devices(self.ort), _OPTIONS)
+            for key, value in (entries | {"session.disable_cpu_ep_fallback": "1"}).items():
+                options.add_session_config_entry(key, value)
+            return self._opened(compiled or self.folder / GRAPH, options, None)
+
+        return open_kept(self.compiled and self.compiled / f"{n_rows}x{context}", open_graph)
+
+    def _options(self, n_rows: int, context: int) -> Any:
+        options = session_options(self.ort, self.n_threads)
+        for name, size in self.facts.dimensions(n_rows, context).items():
+            options.add_free_dimension_override_by_name(name, size)
+        return options
+
+    def _opened(self, path: Path, options: Any, providers: list[str] | None) -> Any:
+        with translated(f"{path}: it can't be opened"):
+            try:
+                return self.ort.InferenceSession(
+                    path, options, providers=providers, enable_fallback=0, read_config_from_model=0
+                )
+            except Exception as error:
+                if _FELL_BACK not in str(error):
+                    raise
+                raise RuntimeUnavailableError(
+                    f"{path}: the NPU does not take every operator of the graph; update onnxruntime-qnn, or export the "
+                    "model again"
+                ) from error
+
+
+def compiled_folder(cache_dir: Path, facts: Facts, ort: Any) -> Path:
+    """Return where compiled graphs of an export are kept, for this machine and these versions."""
+    try:
+        version = metadata.version("onnxruntime-qnn")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    key = f"{facts.sha256} {ort.__version__} {version} {platform.machine()} {cpu_name()}"
+    return cache_dir / "npu" / hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def npu_devices(ort: Any) -> list[Any]:
+    """Return ONNX Runtime's device for the NPU, in a list.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime-qnn is missing, or finds no NPU.
+    """
+    try:
+        provider = choose_provider(ort, "qnn").provider
+    except RuntimeUnavailableError as error:
+        raise RuntimeUnavailableError(f"{error}; {INSTALL}, or try the export with --device {CPU}") from error
+    found = [device for device in ort.get_ep_devices() if device.ep_name == provider.name]
+    npu = ort.OrtHardwareDeviceType.NPU
+    return sorted(found, key=lambda device: device.device.type != npu)[:1]  # the emulator's is a CPU

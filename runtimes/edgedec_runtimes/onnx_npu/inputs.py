@@ -1,0 +1,80 @@
+"""The inputs of an NPU's graph that depend on positions alone, made here rather than in the graph.
+
+Rotary positions (Su et al. 2021, arXiv:2104.09864) come as tables of cosines and sines, what a row may see as a mask.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec_runtimes.onnx_npu.facts import Facts
+
+_HIDDEN, _VISIBLE = 0, 65535
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def position_inputs(facts: Facts, start: int, n_rows: int, context: int) -> Arrays:
+    """Return cosines, sines and masks of n_rows rows that follow on `start` cached tokens.
+
+    Returns:
+        By name, with the suffix "_local" beside "" where there are sliding windows: cos, sin uint16[n_rows, 1,
+        head_dim] and mask uint16[n_groups * n_rows, context + n_rows], quantized as the facts say.
+    """
+    found: Arrays = {}
+    for suffix, frequencies in facts.frequencies.items():
+        cos, sin = rotation(frequencies, start, n_rows, facts.head_dim)
+        found[f"cos{suffix}"] = facts.quantizers["rotation"].quantize(cos)
+        found[f"sin{suffix}"] = facts.quantizers["rotation"].quantize(sin)
+        seen = visible(start, n_rows, context, facts.sliding_window if suffix else 0)
+        mask = np.where(seen, np.uint16(_VISIBLE), np.uint16(_HIDDEN))
+        found[f"mask{suffix}"] = np.tile(mask, (facts.n_groups, 1))
+    return found
+
+
+def rotation(
+    frequencies: NDArray[np.float64], start: int, n_rows: int, head_dim: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return f64[n_rows, 1, head_dim] twice: cosines, and sines with the sign of what they are multiplied with.
+
+    A head is rotated in halves: [a, b] becomes [a, b] * cos + [b, a] * sin; elements that are not rotated get 1 and 0.
+    """
+    half = len(frequencies)
+    angles = (start + np.arange(n_rows))[:, None] * frequencies
+    cos, sin = np.ones((n_rows, 1, head_dim)), np.zeros((n_rows, 1, head_dim))
+    cos[:, 0, :half] = cos[:, 0, half : 2 * half] = np.cos(angles)
+    sin[:, 0, half : 2 * half] = np.sin(angles)
+    sin[:, 0, :half] = -sin[:, 0, half : 2 * half]
+    return cos, sin
+
+
+def visible(start: int, n_rows: int, context: int, window: int) -> NDArray[np.bool_]:
+    """Return bool[n_rows, context + n_rows]: which cached tokens, then which new rows, each row sees.
+
+    >>> visible(1, 2, 2, 0).astype(int).tolist()
+    [[1, 0, 1, 0], [1, 0, 1, 1]]
+    """
+    own = start + np.arange(n_rows)[:, None]
+    # Slots that hold no token get a position that no row sees.
+    cached = np.where(np.arange(context) < start, np.arange(context), np.iinfo(np.int32).max)
+    distance = own - np.concatenate((cached, own[:, 0]))
+    seen: NDArray[np.bool_] = distance >= 0
+    return seen & (distance < window) if window else seen
+
+
+def quantized(facts: Facts, hidden: NDArray[np.floating]) -> NDArray[Any]:
+    """Return rows of the embedding, as the graph takes them: uint16, of the same shape."""
+    return facts.quantizers["hidden"].quantize(hidden.astype(np.float32) * np.float32(facts.embedding_scale))
+
+
+def shapes(facts: Facts, n_rows: int, context: int) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of one layer's cached keys and values, and of the rows that a forward adds to them."""
+    kv, head = facts.n_head_kv, facts.head_dim
+    return {
+        "past_key": (kv, head, context),
+        "past_value": (kv, context, head),
+        "new_key": (kv, head, n_rows),
+        "new_value": (kv, n_rows, head),
+    }

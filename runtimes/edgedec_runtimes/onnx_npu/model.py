@@ -1,0 +1,206 @@
+"""A model on an NPU's graph: chains, evaluated block by block (`blocks`)."""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import MemoryCapError, RequestError, SessionError
+from edgedec.memory import MemoryTerm
+from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
+from edgedec.progress import OnProgress, Progress
+from edgedec.tokenizer import Tokenizer
+from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items
+from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS, Block, blocks
+from edgedec_runtimes.onnx_npu.facts import LOGIT_ROWS, Facts
+from edgedec_runtimes.onnx_npu.graphs import Graphs
+from edgedec_runtimes.onnx_npu.inputs import position_inputs, quantized
+from edgedec_runtimes.onnx_npu.session import NpuSession
+
+MAX_ROWS = 256
+"""Most rows of logits of a forward."""
+
+_EXACT_ROWS = PREFILL_ROWS - 1
+"""Rows that never fill a block of a prefill."""
+
+_CAPABILITIES = Capabilities(rollback=True, trees=False, fork=True, max_rows=MAX_ROWS, prefill_chunk=PREFILL_ROWS)
+
+
+class NpuModel:
+    """Implements edgedec.model.Model.
+
+    Attributes:
+        facts: Sizes and quantization of the graph.
+        lock: Held by whatever touches graphs and sessions; see exclusive().
+        stop: What cancels a forward.
+    """
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        embedding: NDArray[np.float16],
+        tokenizer: Tokenizer,
+        card: ModelCard,
+        terms: Callable[[int, int], tuple[MemoryTerm, ...]],
+    ) -> None:
+        """Take over graphs.
+
+        Args:
+            graphs: Of the export.
+            embedding: f16[n_vocab, n_embd], mapped.
+            tokenizer: The vocabulary.
+            card: The facts that the engine needs.
+            terms: Makes the memory plan for a context and a number of rows.
+        """
+        self.facts: Facts = graphs.facts
+        self._graphs: Graphs | None = graphs
+        self._embedding = embedding
+        self._tokenizer = tokenizer
+        self._card = card
+        self._terms = terms
+        self._shape = Shape(card.n_vocab, card.n_embd, card.n_layer, MAX_ROWS)
+        self.lock = ModelLock()
+        self.stop = Stop()
+        self._sessions: weakref.WeakSet[NpuSession] = weakref.WeakSet()
+
+    @property
+    def card(self) -> ModelCard:
+        """The facts of the model."""
+        return self._card
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Chains, rollback and forks."""
+        return _CAPABILITIES
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary of the export."""
+        return self._tokenizer
+
+    @property
+    def batch_invariant(self) -> int:
+        """What `blocks` gives by construction, where a graph's row does not depend on the others' contents."""
+        return _EXACT_ROWS
+
+    def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+        """Return what the process will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""
+        return self._terms(n_ctx, n_rows)
+
+    def session(self, n_ctx: int) -> NpuSession:
+        """Open an empty session; its buffers grow from context to context."""
+        with self.exclusive():
+            most = self.facts.contexts[-1]
+            if not 1 <= n_ctx <= most:
+                raise RequestError(
+                    f"n_ctx is {n_ctx}; a session of this export holds 1 to {most} tokens: export it with larger "
+                    "contexts for more"
+                )
+            try:
+                session = NpuSession(self, n_ctx)
+            except MemoryError as error:
+                raise MemoryCapError(f"no memory for a session of {n_ctx} tokens; ask for a shorter one") from error
+            self._sessions.add(session)
+            return session
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Evaluate rows of several sessions, one after another."""
+        return self.forward_with_progress(items, None)
+
+    def forward_with_progress(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
+        """Evaluate rows of several sessions; `on_progress` is told of the tokens of a long prefill."""
+        with self.exclusive() as graphs:
+            for item in items:
+                self._require(item)
+            checked = check_items(items, self, self._shape)
+            sessions = [item.session for item in items]
+            with self.stop.running(sessions):
+                return [self._run(graphs, s, c, on_progress) for s, c in zip(sessions, checked, strict=True)]
+
+    def _require(self, item: ForwardItem) -> None:
+        asked = {
+            "trees": item.parents is not None,
+            "layers": item.layers is not None,
+            "taps": bool(item.taps),
+            "hidden_input": item.hidden is not None,
+        }
+        for name, is_asked in asked.items():
+            if is_asked:
+                _CAPABILITIES.require(name, self._card.runtime)
+
+    def _run(self, graphs: Graphs, session: Any, c: Checked, on_progress: OnProgress | None) -> Forward:
+        assert isinstance(session, NpuSession), "a session of this model is one of this class"
+        assert c.tokens is not None, "hidden states were refused"
+        logits = np.empty((len(c.wanted), self._card.n_vocab), np.float32)
+        self.stop.check()
+        session.state.begin(c)
+        session.tokens[c.n_past : c.n_past + c.n_rows] = c.tokens
+        for block in blocks(c.n_past, c.n_rows):
+            if block.start % PREFILL_ROWS == 0:
+                self.stop.check()
+            positions = c.wanted + c.n_past
+            first, last = np.searchsorted(positions, (block.first, block.stop))
+            self._evaluate(graphs, session, block, positions[first:last] - block.start, logits[first:last])
+            session.state.advance(block.stop - block.first)
+            if on_progress is not None and c.n_rows > PREFILL_ROWS:
+                on_progress(Progress("prefill", block.stop - c.n_past, c.n_rows, "tokens"))
+        return Forward(logits)
+
+    def _evaluate(
+        self,
+        graphs: Graphs,
+        session: NpuSession,
+        block: Block,
+        wanted: NDArray[np.int32],
+        logits: NDArray[np.float32],
+    ) -> None:
+        """Run a block, as often as its rows of logits need: f32[len(wanted), n_vocab]."""
+        facts, cache = self.facts, session.cache
+        context = facts.context_of(block.start + block.n_rows)
+        cache.begin(context, block.start)
+        tokens = np.zeros(block.n_rows, np.int32)
+        n = block.stop - block.start
+        tokens[:n] = session.tokens[block.start : block.stop]
+        inputs = position_inputs(facts, block.start, block.n_rows, context) | cache.inputs()
+        inputs["hidden"] = quantized(facts, self._embedding[tokens])
+        names = list(cache.names())
+        for at in range(0, max(1, len(wanted)), LOGIT_ROWS):
+            rows = wanted[at : at + LOGIT_ROWS]
+            inputs["logit_rows"] = np.resize(rows, LOGIT_ROWS) if len(rows) else np.zeros(LOGIT_ROWS, np.int32)
+            outputs = graphs.run(block.n_rows, context, inputs, [*names, "logits"])
+            logits[at : at + len(rows)] = facts.quantizers["logits"].dequantize(outputs[-1][: len(rows)])
+        cache.write(block.start, n, outputs)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[Graphs]:
+        """Let nobody else use the graphs and their sessions.
+
+        Raises:
+            SessionError: The model is closed, or of the process that this one is a fork of.
+        """
+        with self.lock:
+            self.lock.check_process()
+            if self._graphs is None:
+                raise SessionError("the model is closed; load it again")
+            yield self._graphs
+
+    def close(self) -> None:
+        """Free the graphs and every session; calling it again does nothing."""
+        with self.lock:
+            for session in list(self._sessions):
+                session.close()
+            if self._graphs is not None:
+                self._graphs.close()
+            self._graphs = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

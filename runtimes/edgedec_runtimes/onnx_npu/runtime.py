@@ -1,0 +1,165 @@
+"""The npu runtime's entry: what it accepts, plans and loads."""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import EdgedecError, ModelFormatError, RequestError, RuntimeUnavailableError, UnsupportedModelError
+from edgedec.gguf import GGUF, read_gguf, storage_error
+from edgedec.gguf_metadata import get_text
+from edgedec.memory import MemoryTerm
+from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
+from edgedec.model_info import describe
+from edgedec.system_memory import resident_bytes
+from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.onnx.exported import Export, verify_files
+from edgedec_runtimes.onnx.library import load_library
+from edgedec_runtimes.onnx_npu.facts import EMBEDDING, ROWS, VOCABULARY, Facts, folder_of, read_facts
+from edgedec_runtimes.onnx_npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
+from edgedec_runtimes.onnx_npu.memory import memory_terms
+from edgedec_runtimes.onnx_npu.model import NpuModel
+from edgedec_runtimes.vocabulary import open_tokenizer, refusal
+
+
+class Npu:
+    """Implements edgedec.model.Runtime."""
+
+    name = "npu"
+
+    def accepts(self, path: Path) -> str | None:
+        """Return None when the path is an export of ours for NPUs, else the reason why not."""
+        try:
+            read_facts(path)
+            gguf = read_gguf(folder_of(path) / VOCABULARY)
+        except EdgedecError as error:
+            return str(error)
+        return refusal(gguf)
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the terms of the memory plan, from the manifest and the files' sizes."""
+        facts = read_facts(path)
+        _check_options(facts, options)
+        n_ctx = options.n_ctx or _default_n_ctx(facts)
+        return memory_terms(facts, n_ctx, options.max_rows, resident_bytes() or 0, options.n_parallel)
+
+    def load(self, path: Path, options: LoadOptions) -> Model:
+        """Check the files, find the device, and open the graph that single steps need; others when they are needed."""
+        facts, folder = read_facts(path), folder_of(path)
+        _check_options(facts, options)
+        before = resident_bytes() or 0
+        gguf = read_gguf(folder / VOCABULARY)
+        _check_vocabulary(gguf, facts)
+        tokenizer = open_tokenizer(gguf)
+        verify_files(_export(folder, facts, gguf), options)
+        ort, device = load_library(), device_of(options.device)
+        compiled = None
+        if device == NPU and options.tile_cache and options.cache_dir is not None:
+            compiled = compiled_folder(options.cache_dir, facts, ort)
+        graphs = Graphs(ort, folder, facts, device, options.n_threads or usable_cores(), compiled)
+        if options.cancel is not None:
+            options.cancel.check(f"loading {path.name}")
+        graphs.session(ROWS[0], facts.contexts[0])
+
+        @lru_cache(maxsize=8)
+        def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+            return memory_terms(facts, n_ctx, n_rows, before)
+
+        card = _card(gguf, facts, f"{ort.__version__} {device}")
+        return NpuModel(graphs, _embedding(folder, facts), tokenizer, card, terms)
+
+    def report(self) -> RuntimeReport:
+        """Name the version and the devices, and why there is no NPU where there is none."""
+        ort = load_library()
+        try:
+            npu_devices(ort)
+        except RuntimeUnavailableError as error:
+            return RuntimeReport(f"onnxruntime {ort.__version__}", (CPU,), (str(error),))
+        return RuntimeReport(f"onnxruntime {ort.__version__}", (NPU, CPU), ("runs what --target npu exported",))
+
+
+def _check_options(facts: Facts, options: LoadOptions) -> None:
+    """Raise RequestError for what the runtime can't honour; weights lie where ONNX Runtime and the device put them."""
+    device_of(options.device)
+    if options.kv_type not in ("f16", "q8_0"):  # "f16" is what nobody asked for by name
+        raise RequestError(
+            f"kv_type is {options.kv_type!r}; exports for NPUs keep keys and values in 8 bits: leave it out"
+        )
+    if options.n_gpu_layers not in (None, 0, -1):
+        raise RequestError("the npu runtime has no layers on a GPU; leave n_gpu_layers out")
+    if options.resident_bytes is not None:
+        raise RequestError("the npu runtime keeps all weights in memory; leave resident_bytes out")
+    most = facts.contexts[-1]
+    for name, largest in (("n_ctx", most), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):
+        value = getattr(options, name)
+        if value is not None and not 1 <= value <= largest:
+            raise RequestError(f"{name} is {value}; it must be from 1 to {largest} for this export")
+
+
+def _default_n_ctx(facts: Facts) -> int:
+    return min(facts.n_ctx_train, facts.contexts[-1])
+
+
+def _check_vocabulary(gguf: GGUF, facts: Facts) -> None:
+    architecture, reason = get_text(gguf, "general.architecture"), refusal(gguf)
+    if reason is not None:
+        raise UnsupportedModelError(f"{gguf.paths[0]}: {reason}; use the GGUF and the llamacpp runtime")
+    if architecture != facts.architecture:
+        raise ModelFormatError(
+            f"{gguf.paths[0]}: the architecture is {architecture!r}, in the manifest it is {facts.architecture!r}; "
+            "export the model again"
+        )
+
+
+def _export(folder: Path, facts: Facts, gguf: GGUF) -> Export:
+    """Return the facts as those who check the files take them."""
+    return Export(
+        folder=folder,
+        gguf=gguf,
+        architecture=facts.architecture,
+        quant="balanced",
+        kv="u8",
+        n_layer=facts.n_layer,
+        n_vocab=facts.n_vocab,
+        n_embd=facts.n_embd,
+        n_head_kv=facts.n_head_kv,
+        head_dim=facts.head_dim,
+        n_ff=0,
+        n_ctx_train=facts.n_ctx_train,
+        local_layers=(),
+        window=facts.sliding_window,
+        files=facts.files,
+        sha256=facts.sha256,
+    )
+
+
+def _embedding(folder: Path, facts: Facts) -> NDArray[np.float16]:
+    path = folder / EMBEDDING
+    if facts.files[EMBEDDING].n_bytes != 2 * facts.n_vocab * facts.n_embd:
+        raise ModelFormatError(
+            f"{path}: {facts.files[EMBEDDING].n_bytes} bytes, expected {facts.n_vocab} rows of {facts.n_embd} numbers; "
+            "export the model again"
+        )
+    try:
+        mapped: NDArray[np.float16] = np.memmap(path, "<f2", "r", shape=(facts.n_vocab, facts.n_embd))
+    except OSError as error:
+        raise storage_error(path, error) from error
+    return mapped
+
+
+def _card(gguf: GGUF, facts: Facts, numerics: str) -> ModelCard:
+    info = describe(gguf)
+    return ModelCard(
+        name=info.name or "",
+        architecture=facts.architecture,
+        runtime=Npu.name,
+        n_vocab=facts.n_vocab,
+        n_embd=facts.n_embd,
+        n_layer=facts.n_layer,
+        n_ctx_train=_default_n_ctx(facts),
+        fingerprint=hashlib.sha256(f"npu 1 {facts.sha256} {numerics}".encode()).hexdigest(),
+        chat_template=get_text(gguf, "tokenizer.chat_template"),
+        sampling_defaults=info.sampling_defaults,
+    )

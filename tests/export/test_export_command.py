@@ -1,0 +1,365 @@
+"""The exported folder, what is refused, and that nothing half-written stays; from Python and from the command line."""
+
+import errno
+import hashlib
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import PATIENCE_S, run_here
+from support.gguf_writer import RawTensor, write_gguf
+from support.rights import as_anybody
+from support.tiny_models import tiny_llama
+from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+
+from edgedec import __version__
+from edgedec.errors import (
+    CancelledError,
+    ModelFormatError,
+    ModelNotFoundError,
+    RequestError,
+    RuntimeUnavailableError,
+    StorageError,
+    UnsupportedModelError,
+)
+from edgedec.gguf import read_gguf
+from edgedec.progress import CancelToken, Progress
+from edgedec_export.external_data import ALIGNMENT, DataFile
+from edgedec_export.folder import DATA, MANIFEST, new_folder, read_manifest
+from edgedec_export.to_onnx import export_onnx
+
+onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
+
+FILES = ["edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama."""
+    return tiny_llama(tmp_path_factory.mktemp("model") / "Tiny Model.gguf", n_layer=1)
+
+
+def names(folder: Path) -> list[str]:
+    """Return what a folder holds, hidden files as well."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_folder_and_its_manifest(model: Path, tmp_path: Path) -> None:
+    """Four files; sizes and hashes are true, and so is what it says of the model."""
+    folder = export_onnx(model, tmp_path / "out")
+    assert names(tmp_path) == ["out"]
+    assert names(folder) == FILES
+    facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    for name, entry in facts.pop("files").items():
+        data = (folder / name).read_bytes()
+        assert entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert {entry["method"] for entry in facts.pop("matrices").values()} == {"exact"}
+    gguf = read_gguf(model)
+    assert facts == {
+        "format": 1,
+        "target": "cpu",
+        "quant": "exact",
+        "kv": "f32",
+        "edgedec": __version__,
+        "source": {"name": "Tiny Model.gguf", "sha256_of_header": gguf.header_hash, "bytes": gguf.n_bytes},
+        "architecture": "llama",
+        "n_layer": 1,
+        "n_vocab": 260,
+        "n_embd": 64,
+        "n_head_kv": 2,
+        "head_dim": 16,
+        "local_layers": [],
+    }
+
+
+def test_two_exports_have_the_same_bytes(tmp_path: Path) -> None:
+    """Every file of them, for a model with matrices of several types."""
+    path = write_tiny(tmp_path / "m.gguf", Tiny(types=("Q4_K", "Q6_K", "Q8_0"), tied=True))
+    first, second = (export_onnx(path, tmp_path / name, quant="balanced") for name in ("first", "second"))
+    for name in FILES:
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+def test_the_vocabulary_has_all_metadata_and_no_tensors(tmp_path: Path) -> None:
+    """Every key with its type and value, but those of a split."""
+    metadata = tiny_metadata(Tiny()) | {"split.count": 1, "general.alignment": 64, "general.languages": ["en", "fr"]}
+    path = write_gguf(tmp_path / "m.gguf", metadata, tiny_tensors(Tiny()))
+    source, found = read_gguf(path), read_gguf(export_onnx(path, tmp_path / "out") / "vocabulary.gguf")
+    assert found.metadata == {key: value for key, value in source.metadata.items() if key != "split.count"}
+    assert found.tensors == {}
+
+
+def test_arrays_lie_aligned_one_behind_the_other(tmp_path: Path) -> None:
+    """Each at the next multiple of 4,096; a tied head has no bytes of its own."""
+    path = write_tiny(tmp_path / "m.gguf", Tiny(types=("Q4_K",), tied=True, n_layer=1))
+    folder = export_onnx(path, tmp_path / "out")
+    graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+    external = [tensor for tensor in graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    places = {}
+    for tensor in external:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        assert entries["location"] == DATA
+        places[tensor.name] = (int(entries["offset"]), int(entries["length"]))
+    assert places["token_embd.weight.rows"] == places["token_embd.weight.data"]
+    end = 0
+    for offset, length in sorted(set(places.values())):
+        assert offset == -(-end // ALIGNMENT) * ALIGNMENT
+        end = offset + length
+    assert (folder / DATA).stat().st_size == end
+    assert all(len(tensor.raw_data) <= 1024 for tensor in graph.initializer)
+
+
+def test_a_data_file_writes_any_array(tmp_path: Path) -> None:
+    """Little endian, in C order, whatever order and strides it has in memory; the hash is that of the file."""
+    array = np.arange(6, dtype=">i4").reshape(2, 3).T
+    with DataFile(tmp_path / "data") as data:
+        assert data.append(np.zeros(3, np.uint8)).offset == 0
+        place = data.append(array)
+    written = (tmp_path / "data").read_bytes()
+    assert (place.offset, place.n_bytes) == (ALIGNMENT, 24)
+    assert np.frombuffer(written[ALIGNMENT:], "<i4").tolist() == [0, 3, 1, 4, 2, 5]
+    assert data.sha256 == hashlib.sha256(written).hexdigest()
+
+
+def test_progress_ends_with_all_bytes(model: Path, tmp_path: Path) -> None:
+    """It grows, and its last report is that of the whole model."""
+    seen: list[Progress] = []
+    export_onnx(model, tmp_path / "out", on_progress=seen.append)
+    done = [progress.done for progress in seen]
+    assert done == sorted(done)
+    assert done[-1] == seen[-1].total == sum(tensor.n_bytes for tensor in read_gguf(model).tensors.values())
+
+
+def test_cancelling_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    """In the middle of it, and an earlier export stays as it is."""
+    kept = export_onnx(model, tmp_path / "out")
+    before = {name: (kept / name).read_bytes() for name in FILES}
+    cancel = CancelToken()
+
+    def stop(progress: Progress) -> None:
+        if progress.done > progress.total // 2:  # type: ignore[operator]  # the total is known
+            cancel.cancel()
+
+    for out in ("out", "other"):
+        with pytest.raises(CancelledError, match="exporting Tiny Model"):
+            export_onnx(model, tmp_path / out, force=True, on_progress=stop, cancel=cancel)
+    assert names(tmp_path) == ["out"]
+    assert {name: (kept / name).read_bytes() for name in FILES} == before
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(errno.ENOSPC, "the disk is full; make room"), (errno.EIO, "it can't be written: Input/output")]
+)
+def test_a_failing_disk_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str
+) -> None:
+    """Whatever the system says when the third array is written."""
+    append, calls = DataFile.append, []
+
+    def failing(self: DataFile, array: Any) -> Any:
+        calls.append(array)
+        if len(calls) == 3:
+            raise OSError(code, "Input/output error" if code == errno.EIO else "No space left on device")
+        return append(self, array)
+
+    monkeypatch.setattr(DataFile, "append", failing)
+    with pytest.raises(StorageError, match=words):
+        export_onnx(model, tmp_path / "out")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of folders are a matter of POSIX")
+def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    """It is named, and what to do."""
+    closed = tmp_path / "closed"
+    closed.mkdir(0o555)
+    with (
+        as_anybody(),
+        pytest.raises(StorageError, match=r"can't be written: Permission denied.*--out"),
+        new_folder(closed / "out", force=False),
+    ):
+        raise AssertionError("it could be made")
+
+
+def test_what_is_there_stays(model: Path, tmp_path: Path) -> None:
+    """A file, a folder of something else, and an export without force; a link to an export is none."""
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    export_onnx(model, tmp_path / "export")
+    (tmp_path / "link").symlink_to("export")
+    for name in ("file", "folder", "link"):
+        with pytest.raises(RequestError, match="is there already and no export"):
+            export_onnx(model, tmp_path / name, force=True)
+    with pytest.raises(RequestError, match="holds an export already; replace it with --force"):
+        export_onnx(model, tmp_path / "export")
+    assert names(tmp_path) == ["export", "file", "folder", "link"]
+
+
+def test_force_replaces_an_export(model: Path, tmp_path: Path) -> None:
+    """All of it, with whatever else lay in the folder."""
+    out = export_onnx(model, tmp_path / "out")
+    (out / "report.md").write_text("old")
+    export_onnx(model, out, quant="small", force=True)
+    facts = read_manifest(out)
+    assert facts is not None
+    assert facts["quant"] == "small"
+    assert (names(out), names(tmp_path)) == (FILES, ["out"])
+
+
+def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
+    """Architectures, keys, tensors and types that it does not know; nothing is made."""
+    tensors, metadata = tiny_tensors(Tiny()), tiny_metadata(Tiny())
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("the architecture is 'mamba'", {"general.architecture": "mamba"}, {}),
+        ("does not know 'llama.expert_count'", {"llama.expert_count": 8}, {}),
+        ("rope scaling 'yarn' is not linear", {"llama.rope.scaling.type": "yarn"}, {}),
+        ("no use for tensor 'blk.9.attn_q.weight'", {}, {"blk.9.attn_q.weight": tensors["blk.0.attn_q.weight"]}),
+        ("'blk.0.attn_q.weight' is Q2_K", {}, {"blk.0.attn_q.weight": RawTensor(10, (256, 256), bytes(84 * 256))}),
+    ]
+    for words, keys, others in cases:
+        path = write_gguf(tmp_path / "m.gguf", metadata | keys, tensors | others)
+        with pytest.raises(UnsupportedModelError, match=words):
+            export_onnx(path, tmp_path / "out")
+        assert names(tmp_path) == ["m.gguf"]
+
+
+def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
+    """No file, no GGUF, a missing tensor, a vector that holds what is no number."""
+    with pytest.raises(ModelNotFoundError, match="there is no such file"):
+        export_onnx(tmp_path / "none.gguf", tmp_path / "out")
+    (tmp_path / "text.gguf").write_text("hello")
+    with pytest.raises(ModelFormatError, match="expected a GGUF model"):
+        export_onnx(tmp_path / "text.gguf", tmp_path / "out")
+    tensors = tiny_tensors(Tiny())
+    broken = np.full(256, np.nan, np.float32)
+    cases = {"no tensor 'output_norm": {}, "holds what is no number": {"output_norm.weight": broken}}
+    for words, others in cases.items():
+        rest = {name: tensor for name, tensor in tensors.items() if name != "output_norm.weight"}
+        path = write_gguf(tmp_path / "m.gguf", tiny_metadata(Tiny()), rest | others)
+        with pytest.raises(ModelFormatError, match=words):
+            export_onnx(path, tmp_path / "out")
+    assert names(tmp_path) == ["m.gguf", "text.gguf"]
+
+
+def test_without_onnx_the_extra_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is read or made."""
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(RuntimeUnavailableError, match=r"pip install 'edgedec\[export\]'"):
+        export_onnx(model, tmp_path / "out")
+    assert names(tmp_path) == []
+
+
+def test_the_command_says_where_the_export_is(model: Path, tmp_path: Path) -> None:
+    """On standard error; standard output is empty."""
+    result = run_here("export", model, "--out", tmp_path / "out", "--no-report")
+    assert (result.code, result.out) == (0, b""), result
+    assert result.err.splitlines()[-1].startswith(f"{tmp_path / 'out'}: ")
+    assert result.err.splitlines()[-1].endswith(f"run it with: edgedec run {tmp_path / 'out'}")
+
+
+def test_the_commands_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest, and where the folder is: without --out it is named after the model, and lies here."""
+    path = write_tiny(tmp_path / "gemma.gguf", ARCHITECTURES["gemma3"])
+    monkeypatch.chdir(tmp_path)
+    result = run_here("export", path, "--quant", "balanced", "--no-report", "--json", "--quiet")
+    assert (result.code, result.err) == (0, ""), result
+    found = json.loads(result.out)
+    assert (found["folder"], found["quant"], found["local_layers"]) == ("gemma-onnx", "balanced", [0, 1, 2, 3, 4])
+    assert found["bytes"] == sum((tmp_path / "gemma-onnx" / name).stat().st_size for name in FILES[1:])
+
+
+def test_the_report(tmp_path: Path) -> None:
+    """Figures against the source; exact weights differ by roundings of activations only."""
+    path = write_tiny(tmp_path / "m.gguf", Tiny(types=("Q4_0",)))
+    result = run_here("export", path, "-o", tmp_path / "out")
+    assert (result.code, result.out) == (0, b""), result
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert report["bytes"] == sum((tmp_path / "out" / name).stat().st_size for name in FILES[1:])
+    assert report["source_bytes"] == path.stat().st_size
+    assert 0 < report["quality"]["kl_mean"] < 0.01
+    assert report["quality"]["n_positions"] > 900
+    assert list(report["seconds"]) == list("1248")
+    assert all(sorted(times) == ["export", "source"] for times in report["seconds"].values())
+    lines = (tmp_path / "out" / "report.md").read_text(encoding="utf-8").splitlines()
+    shown = f"{100 * report['quality']['top1']:.2f} % of {report['quality']['n_positions']}"
+    assert f"| same most probable token | {shown} |" in lines
+    assert shown in result.err
+    assert names(tmp_path / "out") == sorted([*FILES, "report.json", "report.md"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="/bin/false is a matter of POSIX")
+def test_an_export_that_can_not_be_measured_is_complete(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed in the other process is said; the export stays, without a report."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    result = run_here("export", model, "-o", tmp_path / "out")
+    assert result.code == 0
+    assert "the export could not be measured: exit code 1; it is complete all the same" in result.err
+    assert names(tmp_path / "out") == FILES
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_an_interrupt_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of the weights."""
+    append, cancel, seen = DataFile.append, CancelToken.cancel, threading.Event()
+
+    def note(token: CancelToken) -> None:
+        cancel(token)
+        seen.set()
+
+    def interrupting(self: DataFile, array: Any) -> Any:
+        if self.n_bytes and not seen.is_set():
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+            assert seen.wait(PATIENCE_S)
+        return append(self, array)
+
+    monkeypatch.setattr(CancelToken, "cancel", note)
+
+    monkeypatch.setattr(DataFile, "append", interrupting)
+    result = run_here("export", model, "-o", tmp_path / "out", "--quiet")
+    result.failed(CancelledError.exit_code, "exporting Tiny Model.gguf: cancelled")
+    assert names(tmp_path) == []
+
+
+def test_the_command_refuses(model: Path, tmp_path: Path) -> None:
+    """Values that it does not know, with the exit codes of their errors."""
+    run_here("export", model, "--to", "tflite").failed(RequestError.exit_code, "--to is 'tflite'", "onnx")
+    out = str(tmp_path / "out")
+    run_here("export", model, "-o", out, "--quant", "best").failed(
+        RequestError.exit_code, "quant is 'best'", "balanced"
+    )
+    run_here("export", tmp_path / "none.gguf", "--offline").failed(ModelNotFoundError.exit_code, "none.gguf")
+
+
+def test_info_of_an_export(model: Path, tmp_path: Path) -> None:
+    """The source's facts, the folder's own size and kind; a manifest that is none is refused by name."""
+    folder = export_onnx(model, tmp_path / "out")
+    result = run_here("info", folder, "--json")
+    assert (result.code, result.err) == (0, "")
+    found = json.loads(result.out)
+    sizes = [(folder / name).stat().st_size for name in FILES if name != MANIFEST]
+    assert found["size_bytes"] == sum(sizes)
+    assert found["quantization"] == "ONNX export for cpu, exact, KV cache f32"
+    assert found["runtime_chosen"] == "onnx"
+    assert found["n_layer"] == 1
+    (folder / MANIFEST).write_text("{}", encoding="utf-8")
+    run_here("info", folder).failed(ModelFormatError.exit_code, "edgedec.json can't be read")
+
+
+def test_options_of_another_kind_of_export_are_refused(model: Path, tmp_path: Path) -> None:
+    """--target npu has no --quant, a GGUF no --target; an unknown target is named."""
+    for args, words in (
+        (("--target", "gpu"), "must be cpu or npu"),
+        (("--target", "npu", "--quant", "small"), "are of --target cpu"),
+        (("--to", "gguf", "--target", "npu"), "are of --to onnx"),
+    ):
+        run_here("export", model, *args, "--out", tmp_path / "out").failed(RequestError.exit_code, words)
+    assert names(tmp_path) == []

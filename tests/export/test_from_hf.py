@@ -1,0 +1,331 @@
+"""Checkpoints of Hugging Face become GGUFs that compute what transformers defines, with the same tokens.
+
+Bounds are on the root mean square of the differences over the spread of the logits: the cpu runtime keeps keys and
+values as float16, llama.cpp computes attention in it and multiplies BF16 matrices in BF16. A wrong order of rows or a
+forgotten norm is of the size 1.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from support.hf_checkpoints import (
+    BEGIN,
+    END,
+    LLAMA3_ROPE,
+    N_VOCAB,
+    TOOL,
+    TinyHF,
+    byte_level_tokenizer,
+    hf_logits,
+    sentencepiece_tokenizer,
+    write_checkpoint,
+)
+from vocabulary.oracle import differing_texts, differing_tokens, oracle
+
+from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
+from edgedec.gguf import GGUF, read_gguf
+from edgedec.model import LoadOptions, Runtime
+from edgedec_export.from_hf import convert
+from edgedec_export.hf_pretokenizers import pre_tokenizer_name
+from edgedec_export.hf_tensors import LAYER_NAMES
+from edgedec_export.hf_types import encode, quantize_q8_0
+from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.llamacpp import LlamaCpp
+from edgedec_runtimes.vocabulary import open_tokenizer
+
+TOKENS = np.random.default_rng(1).integers(0, 260, 24).astype(np.int32)
+CHECKPOINTS = {
+    "llama": TinyHF(),
+    "llama-bf16": TinyHF(dtype="BF16", n_head_kv=1, n_files=3),
+    "llama3": TinyHF(rope=LLAMA3_ROPE, tied=True, head_dim=32),
+    "llama-linear": TinyHF(rope={"rope_type": "linear", "factor": 4.0}, biases=True, n_head_kv=4),
+    "qwen2": TinyHF("qwen2", biases=True, dtype="F16"),
+    "qwen3": TinyHF("qwen3", head_dim=32, tied=True),
+    "gemma3": TinyHF("gemma3_text", n_layer=7, tied=True, rope={"rope_type": "linear", "factor": 8.0}),
+    "gemma3-multimodal": TinyHF("gemma3", n_layer=6, tied=True, prefix="language_model.model."),
+}
+BOUNDS = {"F32": 2e-3, "F16": 3e-3, "BF16": 1e-2}
+
+
+def logits(runtime: Runtime, path: Path) -> NDArray[np.float64]:
+    """Return the logits of all rows of TOKENS."""
+    options = LoadOptions(n_ctx=64, n_threads=1, max_rows=64)
+    with runtime.load(path, options) as model:
+        return model.session(64).forward(TOKENS, n_past=0, rows="all").logits.astype(np.float64)
+
+
+def distance(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    """Return the root mean square of the differences over that of the expected values around their mean."""
+    return float(np.sqrt(np.square(found - expected).mean() / expected.var()))
+
+
+def converted(tmp_path: Path, tiny: TinyHF = CHECKPOINTS["llama"], **config: Any) -> GGUF:
+    """Write a checkpoint and return its GGUF."""
+    write_checkpoint(tmp_path / "hf", tiny, config)
+    return read_gguf(convert(tmp_path / "hf", tmp_path / "m.gguf"))
+
+
+def changed(folder: Path, file: str, change: dict[str, Any]) -> None:
+    """Replace top-level keys in a JSON file of a checkpoint."""
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_logits_are_those_of_transformers_definition(tmp_path: Path, name: str) -> None:
+    """On the cpu runtime and on llama.cpp, for every architecture, dtype and form of the names."""
+    tiny = CHECKPOINTS[name]
+    weights = write_checkpoint(tmp_path / "hf", tiny)
+    path = convert(tmp_path / "hf", tmp_path / "m.gguf")
+    expected = hf_logits(tiny, weights, TOKENS)
+    assert distance(logits(Cpu(), path), expected) < BOUNDS[tiny.dtype]
+    assert distance(logits(LlamaCpp(), path), expected) < BOUNDS[tiny.dtype]
+
+
+def test_newer_configurations_mean_the_same(tmp_path: Path) -> None:
+    """transformers 5 writes rope_parameters, per kind of layer for gemma3, and layer_types; the file is the same."""
+    for name in ("llama3", "gemma3"):
+        tiny, folder = CHECKPOINTS[name], tmp_path / name
+        write_checkpoint(folder, tiny)
+        old = convert(folder, tmp_path / f"{name}-old.gguf").read_bytes()
+        parameters: dict[str, Any] = {"rope_theta": 1000.0, **(tiny.rope or {})}
+        kinds = [
+            "full_attention" if (i + 1) % 6 == 0 or name == "llama3" else "sliding_attention"
+            for i in range(tiny.n_layer)
+        ]
+        if name == "gemma3":
+            local = {"rope_type": "default", "rope_theta": 100}
+            parameters = {"full_attention": parameters, "sliding_attention": local}
+        new = {"rope_parameters": parameters, "rope_scaling": None, "rope_theta": None, "rope_local_base_freq": None}
+        changed(folder, "config.json", new | {"layer_types": kinds})
+        assert convert(folder, tmp_path / f"{name}-new.gguf").read_bytes() == old
+
+
+def test_types_are_kept_or_asked_for(tmp_path: Path) -> None:
+    """Matrices have the checkpoint's type or the one asked for, vectors F32; Q8_0 is within its rounding."""
+    write_checkpoint(tmp_path / "hf", CHECKPOINTS["llama-bf16"])
+    expected = {"KEEP": "BF16", "f32": "F32", "F16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+    file_types = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7}
+    for asked, found in expected.items():
+        gguf = read_gguf(convert(tmp_path / "hf", tmp_path / f"{asked}.gguf", asked))
+        types = {(len(tensor.shape) > 1, tensor.type.name) for tensor in gguf.tensors.values()}
+        assert types == {(True, found), (False, "F32")}
+        assert gguf.metadata["general.file_type"] == file_types[found]
+    assert distance(logits(Cpu(), tmp_path / "q8_0.gguf"), logits(Cpu(), tmp_path / "f32.gguf")) < 0.06
+
+
+def test_numbers_are_rounded_as_gguf_rounds_them() -> None:
+    """Bytes of Q8_0, F16 and BF16 equal those of the gguf package, for blocks of zeros, ties and all sizes."""
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((64, 96)).astype(np.float32) * np.logspace(-6, 4, 64, dtype=np.float32)[:, None]
+    values[3] = 0
+    values[4, :32] = np.arange(32) - 15.5
+    values[4, 31] = 127
+    quants = gguf.quants
+    assert quantize_q8_0(values).tobytes() == quants.quantize(values, gguf.GGMLQuantizationType.Q8_0).tobytes()
+    for name in ("F16", "BF16", "F32"):
+        kind = gguf.GGMLQuantizationType[name]
+        ours = encode(values, next(k for k in _types() if k.name == name))
+        assert ours == quants.quantize(values, kind).tobytes(), name
+
+
+def _types() -> list[Any]:
+    from edgedec_export.hf_types import ENCODERS
+
+    return list(ENCODERS)
+
+
+def test_names_are_those_of_gguf(tmp_path: Path) -> None:
+    """The table of names agrees with the gguf package's, for every tensor of every architecture."""
+    gguf = pytest.importorskip("gguf")
+    for architecture, names in LAYER_NAMES.items():
+        model = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+        table = gguf.get_tensor_name_map(model, 3)
+        for theirs, ours in names.items():
+            stem, _, suffix = theirs.rpartition(".")
+            assert f"{table.get_name(f'model.layers.2.{stem}')}.{suffix}" == f"blk.2.{ours}", architecture
+
+
+def test_byte_level_tokens(tmp_path: Path) -> None:
+    """Merges, added tokens and BOS are as in tokenizer.json, and llama.cpp's tokenizer of the file agrees with ours."""
+    gguf = converted(tmp_path)
+    tokenizer = open_tokenizer(gguf)
+    o, r, d = (ord(letter) for letter in "ord")
+    assert tokenizer.encode("hello world") == [BEGIN, 258, o, 259, o, r, ord("l"), d]
+    assert tokenizer.encode("<tool><|end|>", add_special=False, parse_special=True) == [TOOL, END]
+    assert len(tokenizer.encode("<|end|>", add_special=False)) == 7
+    assert (tokenizer.piece(TOOL), tokenizer.piece(END)) == (b"<tool>", b"")
+    assert (tokenizer.n_vocab, tokenizer.bos_token, tokenizer.eos_token) == (N_VOCAB, "<|begin|>", "<|end|>")
+    assert list(gguf.metadata["tokenizer.ggml.tokens"])[-1] == "[PAD263]"  # type: ignore[arg-type]  # it is an array
+    assert gguf.metadata["tokenizer.chat_template"] == "{{ messages }}"
+    texts = ["hello wello", "He's 1234 \n\n  \u00e9\u4e2d\U0001f600", "<tool> <|begin|>x", ""]
+    with oracle(gguf.paths[0]) as theirs:
+        assert differing_texts(tokenizer, theirs, texts) == []
+        assert differing_tokens(tokenizer, theirs) == []
+
+
+def test_sentencepiece_tokens(tmp_path: Path) -> None:
+    """Merges become scores: the same pairs are joined first, unknown characters fall back to bytes."""
+    write_sentencepiece(tmp_path / "hf", sentencepiece_tokenizer())
+    gguf = read_gguf(convert(tmp_path / "hf", tmp_path / "m.gguf"))
+    tokenizer = open_tokenizer(gguf)
+    assert tokenizer.encode("ab abb") == [2, 264, 266, 263]  # "a b" is first of all, and "ab b" after " ab"
+    assert tokenizer.encode("a  \u00e9", add_special=False) == [262, 260, 4 + 0xC3, 4 + 0xA9]
+    with oracle(gguf.paths[0]) as theirs:
+        assert differing_texts(tokenizer, theirs, ["ab abb  bb", "\u00e9 a", "<bos>a", "bbbb abbab"]) == []
+        assert differing_tokens(tokenizer, theirs) == []
+
+
+def test_merges_that_are_no_sentencepiece_are_refused(tmp_path: Path) -> None:
+    """A missing pair, or pairs of one token apart from each other, would be joined in another order."""
+    tokenizer = sentencepiece_tokenizer()
+    merges = tokenizer["model"]["merges"]
+    for wrong, reason in (
+        (merges[:-1], "has no merge of 'ab' and 'b'"),
+        (merges[-1:] + merges[:-1], "follow each other"),
+    ):
+        tokenizer["model"]["merges"] = wrong
+        write_sentencepiece(tmp_path / "hf", tokenizer)
+        with pytest.raises(UnsupportedModelError, match=reason):
+            convert(tmp_path / "hf", tmp_path / "m.gguf")
+
+
+def write_sentencepiece(folder: Path, tokenizer: dict[str, Any]) -> None:
+    """Write a checkpoint with such a tokenizer."""
+    write_checkpoint(folder, replace(CHECKPOINTS["gemma3"], n_layer=1, n_vocab=269))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>"}))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "mixtral"}, "model_type is 'mixtral'"),
+        ({"hidden_act": "relu"}, "hidden_act is relu, expected silu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is yarn"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"num_hidden_layers": 1}, "'model.layers.1.* is none that a llama model of 1 layers has"),
+    ],
+)
+def test_what_a_gguf_could_not_say_is_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
+    """By the name of the switch and its value; nothing is written."""
+    with pytest.raises(UnsupportedModelError, match=reason):
+        converted(tmp_path, **config)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"layer_types": ["full_attention"] * 7}, "layer_types"),
+        ({"sliding_window_pattern": 4}, "sliding_window_pattern is 4, expected 6"),
+        ({"query_pre_attn_scalar": 8}, "query_pre_attn_scalar is 8, expected 16"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    ],
+)
+def test_other_gemmas_are_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
+    """Those whose layers, scale of attention or logits llama.cpp would take for gemma 3's."""
+    with pytest.raises(UnsupportedModelError, match=reason):
+        converted(tmp_path, CHECKPOINTS["gemma3"], **config)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer is not known here: .*Whitespace"),
+        ({"normalizer": {"type": "Lowercase"}}, r"normalizer is \['Lowercase'\]"),
+        ({"post_processor": {"type": "RobertaProcessing"}}, "RobertaProcessing"),
+        ({"added_tokens": [{"id": 260, "content": "<x>", "rstrip": True}]}, "'<x>' has rstrip"),
+        ({"model": {"type": "Unigram", "vocab": {"a": 0}}}, "'Unigram', expected 'BPE'"),
+        ({"model": byte_level_tokenizer()["model"] | {"ignore_merges": True}}, "ignore_merges is True"),
+    ],
+)
+def test_rules_of_tokenizers_that_llamacpp_lacks_are_refused(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    """By name."""
+    write_checkpoint(tmp_path / "hf", TinyHF())
+    changed(tmp_path / "hf", "tokenizer.json", change)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        convert(tmp_path / "hf", tmp_path / "m.gguf")
+
+
+def test_pre_tokenizers_of_known_models_have_their_names() -> None:
+    """Steps in a sequence or alone; a digit more in an expression is another expression."""
+    words = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    digits = {"type": "Digits", "individual_digits": True}
+    assert pre_tokenizer_name(words) == "gpt-2"
+    assert pre_tokenizer_name({"type": "Sequence", "pretokenizers": [digits, words]}) == "smollm"
+    qwen = byte_level_tokenizer()["pre_tokenizer"]
+    assert pre_tokenizer_name(qwen) == "qwen2"
+    split = qwen["pretokenizers"][0]
+    split["pattern"]["Regex"] = split["pattern"]["Regex"].replace(r"\p{N}|", r"\p{N}{1,3}|")
+    assert pre_tokenizer_name(qwen) == "llama-bpe"
+    split["pattern"]["Regex"] = split["pattern"]["Regex"].replace("{1,3}", "{1,4}")
+    assert pre_tokenizer_name(qwen) is None
+    assert pre_tokenizer_name(None) is None
+
+
+def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    """An existing name is refused unless forced; an unknown type, a missing or torn file leave nothing behind."""
+    write_checkpoint(tmp_path / "hf", TinyHF())
+    out = tmp_path / "m.gguf"
+    convert(tmp_path / "hf", out)
+    with pytest.raises(RequestError, match="exists already"):
+        convert(tmp_path / "hf", out)
+    assert convert(tmp_path / "hf", out, force=True) == out
+    with pytest.raises(RequestError, match="type 'Q4_K_M': expected one of KEEP, F32"):
+        convert(tmp_path / "hf", tmp_path / "n.gguf", "Q4_K_M")
+    with pytest.raises(ModelNotFoundError, match="no such folder"):
+        convert(tmp_path / "nowhere", tmp_path / "n.gguf")
+    (tmp_path / "hf/tokenizer.json").unlink()
+    with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json: there is no such file"):
+        convert(tmp_path / "hf", tmp_path / "n.gguf")
+    weights = tmp_path / "hf/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ModelFormatError, match=r"needs \d+ bytes, but is at"):
+        convert(tmp_path / "hf", tmp_path / "n.gguf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "m.gguf"]
+
+
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, -1, 0, 3, 2**70, 1e400, "x", "\ud800", [], {}, [[]], [None], {"type": "Sequence"}]
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_fuzzed_settings_are_converted_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Any value in any place of the JSON files: a GGUF, or an error of ours."""
+    folder = tmp_path_factory.getbasetemp() / "fuzzed"
+    if data.draw(st.booleans()):
+        write_sentencepiece(folder, sentencepiece_tokenizer())
+    else:
+        write_checkpoint(folder, replace(CHECKPOINTS["llama3"], n_layer=1))
+    path = folder / data.draw(st.sampled_from(["config.json", "tokenizer.json", "tokenizer_config.json"]))
+    document = json.loads(path.read_text())
+    place: Any = document
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans()):
+            place = place[key]
+            continue
+        place[key] = data.draw(ODD)
+        break
+    path.write_text(json.dumps(document))
+    try:
+        convert(folder, folder / "m.gguf", force=True)
+    except EdgedecError:
+        return
+    assert read_gguf(folder / "m.gguf").tensors

@@ -1,0 +1,239 @@
+"""A GGUF with some of the layers of another computes what the whole one does with the others left out."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.gguf_writer import RawTensor, Typed, write_gguf
+from support.real_models import real_model
+from support.tiny_mamba import tiny_mamba
+from support.tiny_models import tiny_llama
+from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.tiny_runs import Bits, bits
+
+from edgedec.errors import CancelledError, ModelFormatError, RequestError, StorageError, UnsupportedModelError
+from edgedec.gguf import GGMLType, GGUFArray, ValueType, read_gguf
+from edgedec.model import LayerSet, LoadOptions, Runtime
+from edgedec.progress import CancelToken, Progress
+from edgedec_export.gguf_writer import read_entries
+from edgedec_export.subset import KEPT_KEY, keep_layers, parse_layers, spread_layers
+from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.llamacpp import LlamaCpp
+from edgedec_runtimes.reference import Reference
+
+TOKENS = np.random.default_rng(1).integers(0, 260, 24).astype(np.int32)
+OPTIONS = LoadOptions(n_ctx=64, n_threads=1, max_rows=64)
+
+
+def logits(runtime: Runtime, path: Path, layers: LayerSet | None = None) -> Bits:
+    """Return the bits of the logits of all rows of TOKENS."""
+    with runtime.load(path, OPTIONS) as model:
+        return bits(model.session(64).forward(TOKENS, n_past=0, layers=layers, rows="all").logits)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_equal_those_with_the_layers_left_out(tmp_path: Path, name: str) -> None:
+    """Bit for bit, on the cpu runtime, for every architecture, with matrices of several types; llama.cpp agrees."""
+    tiny = replace(ARCHITECTURES[name], types=("Q4_K", "F16", "Q8_0"))
+    n_layer, kept = (12, tuple(range(6, 12))) if tiny.architecture == "gemma3" else (5, (0, 2, 3))
+    whole = write_tiny(tmp_path / "whole.gguf", replace(tiny, n_layer=n_layer))
+    subset = keep_layers(whole, tmp_path / "subset.gguf", kept)
+    found = logits(Cpu(), subset)
+    np.testing.assert_array_equal(found, logits(Cpu(), whole, LayerSet.of(n_layer, kept)))
+    assert (found != logits(Cpu(), whole)).any()
+    ours, theirs = found.view(np.float32), logits(LlamaCpp(), subset).view(np.float32)
+    assert np.sqrt(np.square(ours - theirs).mean() / theirs.var()) < 0.08
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_logits_equal_those_of_the_reference(tmp_path: Path, architecture: Any) -> None:
+    """The same on the reference runtime, and for a subset of a subset."""
+    whole = tiny_llama(tmp_path / "whole.gguf", architecture=architecture, n_layer=6)
+    first = keep_layers(whole, tmp_path / "first.gguf", (0, 1, 3, 5))
+    second = keep_layers(first, tmp_path / "second.gguf", (0, 2, 3))
+    expected = logits(Reference(), whole, LayerSet.of(6, (0, 3, 5)))
+    np.testing.assert_array_equal(logits(Reference(), second), expected)
+    np.testing.assert_array_equal(logits(Reference(), first, LayerSet.of(4, (0, 2, 3))), expected)
+    assert kept_of(second) == [0, 3, 5]
+
+
+def kept_of(path: Path) -> list[int]:
+    """Return the numbers that the layers of a subset had in the whole model."""
+    array = read_gguf(path).metadata[KEPT_KEY]
+    assert isinstance(array, GGUFArray)
+    return array.tolist()
+
+
+def test_all_but_the_layers_is_copied(tmp_path: Path) -> None:
+    """Metadata with their types, the bytes of tensors, and the alignment; the name says which layers these are."""
+    extra = {
+        "general.alignment": 128,
+        "a.u64": Typed(ValueType.UINT64, 7),
+        "a.i8": Typed(ValueType.INT8, -3),
+        "a.f64": Typed(ValueType.FLOAT64, 0.1),
+        "a.nested": [["x", "y"], ["z"]],
+    }
+    path = write_tiny(tmp_path / "whole.gguf", Tiny(n_layer=3, types=("Q6_K", "F32")), metadata=extra)
+    seen: list[Progress] = []
+    out = keep_layers(path, tmp_path / "subset.gguf", (0, 2), on_progress=seen.append)
+    whole, subset = read_gguf(path), read_gguf(out)
+    before, after = dict(read_entries(whole)), dict(read_entries(subset))
+    changed = {key for key in before if before[key] != after[key]}
+    assert changed == {"general.name", "llama.block_count"}
+    assert after.keys() - before.keys() == {KEPT_KEY}
+    assert subset.metadata["general.name"] == "tiny llama 0 (layers 0,2 of 3)"
+    assert subset.alignment == 128
+    for name in subset.tensors:
+        assert subset.read_tensor_bytes(name) == whole.read_tensor_bytes(name.replace("blk.1.", "blk.2."))
+    assert len(subset.tensors) == len(whole.tensors) - 9
+    assert seen[-1].done <= seen[-1].total == subset.n_bytes  # type: ignore[operator]  # it is known here
+    assert [p.done for p in seen] == sorted(p.done for p in seen)
+
+
+def test_all_layers_give_the_same_file(tmp_path: Path) -> None:
+    """But for the name and the list of layers: every tensor has its bytes in its place."""
+    path = write_tiny(tmp_path / "whole.gguf", Tiny())
+    subset, whole = read_gguf(keep_layers(path, tmp_path / "subset.gguf", 2)), read_gguf(path)
+    assert [(t.name, t.shape, t.type) for t in subset.tensors.values()] == [
+        (t.name, t.shape, t.type) for t in whole.tensors.values()
+    ]
+    assert all(subset.read_tensor_bytes(name) == whole.read_tensor_bytes(name) for name in whole.tensors)
+
+
+def test_the_parts_of_a_split_model_become_one_file(tmp_path: Path) -> None:
+    """Tensors come from wherever they are; nothing is left of the split."""
+    tiny = Tiny(n_layer=3)
+    metadata, tensors = tiny_metadata(tiny), tiny_tensors(tiny)
+    names = list(tensors)
+    paths = [tmp_path / f"m-{i + 1:05}-of-00002.gguf" for i in range(2)]
+    for i, path in enumerate(paths):
+        split = {"split.no": i, "split.count": 2, "split.tensors.count": len(names)}
+        part = {name: tensors[name] for name in (names[:15] if i == 0 else names[15:])}
+        write_gguf(path, (metadata if i == 0 else {}) | split, part)
+    out = keep_layers(paths[0], tmp_path / "subset.gguf", (1, 2))
+    assert not [key for key in read_gguf(out).metadata if key.startswith("split.")]
+    whole = write_tiny(tmp_path / "whole.gguf", tiny)
+    np.testing.assert_array_equal(logits(Cpu(), out), logits(Cpu(), whole, LayerSet.of(3, (1, 2))))
+
+
+def test_arrays_with_an_entry_for_each_layer_are_cut(tmp_path: Path) -> None:
+    """Those that are known to be such; others of that length are refused, as is one of another length."""
+    heads = Typed(ValueType.ARRAY, [1, 2, 3, 4], ValueType.UINT32)
+    path = header_only(tmp_path, {"llama.attention.head_count_kv": heads, "llama.rope.dimension_sections": [8, 8, 8]})
+    subset = read_gguf(keep_layers(path, tmp_path / "subset.gguf", (0, 3)))
+    cut = subset.metadata["llama.attention.head_count_kv"]
+    assert isinstance(cut, GGUFArray)
+    assert (cut.element_type, cut.tolist()) == (ValueType.UINT32, [1, 4])
+    path = header_only(tmp_path, {"llama.attention.head_count_kv": [1, 2, 3]})
+    with pytest.raises(ModelFormatError, match="head_count_kv has 3 entries for 4 layers"):
+        keep_layers(path, tmp_path / "other.gguf", (0, 3))
+    path = header_only(tmp_path, {"llama.something": ["a", "b", "c", "d"]})
+    with pytest.raises(UnsupportedModelError, match=r"llama\.something has as many entries as there are layers"):
+        keep_layers(path, tmp_path / "other.gguf", (0, 3))
+
+
+def header_only(tmp_path: Path, metadata: dict[str, Any], n_layer: int = 4) -> Path:
+    """Write a file with a name for each layer and no more."""
+    tensors = {f"blk.{i}.attn_norm.weight": RawTensor(GGMLType.F32, (1,), bytes(4)) for i in range(n_layer)}
+    keys = {"general.architecture": "llama", "llama.block_count": n_layer}
+    return write_gguf(tmp_path / "header.gguf", keys | metadata, tensors)
+
+
+def test_gemmas_pattern_is_kept_or_refused(tmp_path: Path) -> None:
+    """Every sixth layer sees everything: what follows a gap must keep its place in its group of six."""
+    gemma = {"general.architecture": "gemma3", "gemma3.block_count": 14, "gemma3.attention.sliding_window": 8}
+    path = header_only(tmp_path, gemma, n_layer=14)
+    for wrong in ((5,), (0, 1, 2, 3, 5), (*range(6), *range(7, 13))):
+        with pytest.raises(UnsupportedModelError, match=r"every 6th layer .* 0-5"):
+            keep_layers(path, tmp_path / "subset.gguf", wrong)
+    for i, right in enumerate(((0, 1, 2), (*range(6), 12, 13), (1, 2, 3, 4, 6, 11))):
+        assert kept_of(keep_layers(path, tmp_path / f"{i}.gguf", right)) == list(right)
+    assert kept_of(keep_layers(path, tmp_path / "six.gguf", 6)) == list(range(6))
+    assert kept_of(keep_layers(path, tmp_path / "twelve.gguf", 12)) == list(range(12))
+
+
+def test_layers_whose_number_matters_are_refused(tmp_path: Path) -> None:
+    """Of architectures that are not known, of layers counted in the metadata, of tensors beyond the last layer."""
+    with pytest.raises(UnsupportedModelError, match="the architecture is 'mamba'"):
+        keep_layers(tiny_mamba(tmp_path / "mamba.gguf"), tmp_path / "subset.gguf", 1)
+    with pytest.raises(UnsupportedModelError, match=r"llama\.nextn_predict_layers counts layers"):
+        keep_layers(header_only(tmp_path, {"llama.nextn_predict_layers": 1}), tmp_path / "subset.gguf", 1)
+    with pytest.raises(UnsupportedModelError, match=r"'blk\.4\.attn_norm\.weight' is beyond the 4 layers"):
+        keep_layers(header_only(tmp_path, {"llama.block_count": 4}, n_layer=5), tmp_path / "subset.gguf", 1)
+
+
+def test_layers_are_read_as_written() -> None:
+    """A count, or numbers and ranges in increasing order."""
+    assert parse_layers("14") == 14
+    assert parse_layers(" 0-2, 5,7-7") == (0, 1, 2, 5, 7)
+    for wrong in ("", "a", "3-1", "0-2,2", "5,1", "-1", "0--2", "0-99999"):
+        with pytest.raises(RequestError, match="expected a count such as 14"):
+            parse_layers(wrong)
+
+
+def test_a_count_is_spread_evenly() -> None:
+    """First and last are among them, and none twice, for all counts."""
+    assert spread_layers(30, 4) == (0, 10, 19, 29)
+    for n_layer in range(1, 40):
+        for count in range(1, n_layer + 1):
+            layers = spread_layers(n_layer, count)
+            gaps = np.diff(layers)
+            assert (len(layers), layers[0]) == (count, 0)
+            assert count == 1 or (layers[-1] == n_layer - 1 and gaps.min() >= 1 and np.ptp(gaps) <= 1)
+    for wrong in (0, 31):
+        with pytest.raises(RequestError, match=f"{wrong} layers of 30"):
+            spread_layers(30, wrong)
+
+
+def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers out of range, a name that is taken, a full disk and a cancelled copy leave the folder as it was."""
+    path = write_tiny(tmp_path / "whole.gguf", Tiny())
+    (tmp_path / "taken.gguf").write_bytes(b"mine")
+    cancel = CancelToken()
+    cancel.cancel()
+    for layers, name, token, error, reason in (
+        ((0, 2), "subset.gguf", None, RequestError, "layers 0,2: expected numbers from 0 to 1"),
+        ((), "subset.gguf", None, RequestError, "layers None"),
+        ((1, 0), "subset.gguf", None, RequestError, "increasing order"),
+        ((0,), "taken.gguf", None, RequestError, "exists already"),
+        ((0,), "whole.gguf", None, RequestError, "the model to export itself"),
+        ((0,), "none/subset.gguf", None, StorageError, "cannot be written"),
+        ((0,), "subset.gguf", cancel, CancelledError, "cancelled"),
+    ):
+        with pytest.raises(error, match=reason):
+            keep_layers(path, tmp_path / name, layers, cancel=token)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+        with pytest.raises(StorageError, match="bytes are needed and 1000 are free"):
+            keep_layers(path, tmp_path / "subset.gguf", (0,))
+    assert (tmp_path / "taken.gguf").read_bytes() == b"mine"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["taken.gguf", "whole.gguf"]
+    keep_layers(path, tmp_path / "taken.gguf", (0,), force=True)
+    assert kept_of(tmp_path / "taken.gguf") == [0]
+
+
+def test_cancelling_from_another_thread_ends_the_copy(tmp_path: Path) -> None:
+    """Between two pieces, and without the file."""
+    path = write_tiny(tmp_path / "whole.gguf", Tiny(n_layer=4))
+    cancel = CancelToken()
+
+    def stop(progress: Progress) -> None:
+        thread = threading.Thread(target=cancel.cancel)
+        thread.start()
+        thread.join()
+
+    with pytest.raises(CancelledError):
+        keep_layers(path, tmp_path / "subset.gguf", 2, on_progress=stop, cancel=cancel)
+    assert [file.name for file in tmp_path.iterdir()] == ["whole.gguf"]
+
+
+@pytest.mark.model
+def test_a_real_models_subset_equals_skipping(tmp_path: Path) -> None:
+    """20 of the 30 layers of the 135M model: the logits of 24 rows have the same bits."""
+    whole = real_model("smollm2-135m.gguf")
+    subset = keep_layers(whole, tmp_path / "subset.gguf", 20)
+    kept = spread_layers(30, 20)
+    np.testing.assert_array_equal(logits(Cpu(), subset), logits(Cpu(), whole, LayerSet.of(30, kept)))

@@ -1,0 +1,226 @@
+"""Export to GGUF of another type, through llama.cpp's quantizer in a process of its own, and in several steps."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.command_line import run_here
+from support.hf_checkpoints import TinyHF, write_checkpoint
+from support.tiny_quantized import Tiny, write_tiny
+
+from edgedec.errors import (
+    CancelledError,
+    EdgedecError,
+    ModelFormatError,
+    RequestError,
+    RuntimeUnavailableError,
+    StorageError,
+)
+from edgedec.ggml_types import FILE_TYPE_NAMES
+from edgedec.gguf import read_gguf
+from edgedec.model import LoadOptions, Runtime
+from edgedec.progress import CancelToken, Progress
+from edgedec_export import requantize as module
+from edgedec_export.requantize import TYPES, requantize
+from edgedec_export.to_gguf import export_gguf
+from edgedec_runtimes.cpu.runtime import Cpu
+
+TOKENS = np.random.default_rng(1).integers(0, 260, 24).astype(np.int32)
+
+
+def logits(runtime: Runtime, path: Path) -> NDArray[np.float64]:
+    """Return the logits of all rows of TOKENS."""
+    with runtime.load(path, LoadOptions(n_ctx=64, n_threads=1, max_rows=64)) as model:
+        return model.session(64).forward(TOKENS, n_past=0, rows="all").logits.astype(np.float64)
+
+
+def types_of(path: Path) -> set[str]:
+    """Return the types of a file's matrices."""
+    return {tensor.type.name for tensor in read_gguf(path).tensors.values() if len(tensor.shape) > 1}
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of F32."""
+    return write_tiny(tmp_path_factory.mktemp("floats") / "floats.gguf", Tiny())
+
+
+@pytest.mark.parametrize(("name", "expected", "bound"), [("q4_k_m", {"Q4_K", "Q6_K"}, 0.4), ("Q8_0", {"Q8_0"}, 0.06)])
+def test_types_are_named_as_users_know_them(
+    tmp_path: Path, floats: Path, name: str, expected: set[str], bound: float
+) -> None:
+    """The result has llama.cpp's mix of types, says so, and computes nearly the same; progress ends at the whole."""
+    seen: list[Progress] = []
+    out = requantize(floats, tmp_path / "m.gguf", name, n_threads=1, on_progress=seen.append)
+    assert types_of(out) == expected
+    assert FILE_TYPE_NAMES[int(str(read_gguf(out).metadata["general.file_type"]))] == name.upper()
+    before, after = logits(Cpu(), floats), logits(Cpu(), out)
+    assert np.sqrt(np.square(after - before).mean() / before.var()) < bound
+    total = sum(tensor.n_bytes for tensor in read_gguf(floats).tensors.values())
+    assert (seen[0].done, seen[-1].done, seen[-1].total) == (0, total, total)
+    assert {progress.detail for progress in seen} == {"m.gguf", *read_gguf(floats).tensors}
+    assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_quantized_matrices_are_quantized_again_only_when_allowed(tmp_path: Path) -> None:
+    """The refusal names a tensor and its type; allowed, the quantizer takes them."""
+    path = write_tiny(tmp_path / "q.gguf", Tiny(types=("Q8_0",)))
+    with pytest.raises(RequestError, match=r"'token_embd.weight' is Q8_0 already.*--allow-requantize"):
+        requantize(path, tmp_path / "m.gguf", "Q4_0")
+    assert types_of(requantize(path, tmp_path / "m.gguf", "Q4_0", allow_requantize=True)) == {"Q4_0", "Q6_K"}
+
+
+def test_what_cannot_be_is_refused_before_anything_runs(
+    tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unknown types (those that need an importance matrix, too), a name that is taken, a missing library."""
+    monkeypatch.setattr(module, "_run", lambda *_: pytest.fail("the quantizer ran"))
+    for name in ("Q4", "IQ1_S", "Q2_K_S"):
+        with pytest.raises(RequestError, match=f"type '{name}': expected one of F32"):
+            requantize(floats, tmp_path / "m.gguf", name)
+    with pytest.raises(RequestError, match="the model to export itself"):
+        requantize(floats, floats, "Q8_0", force=True)
+    monkeypatch.setattr(module, "installed", lambda: False)
+    with pytest.raises(RuntimeUnavailableError, match=r"pip install \"edgedec\[llamacpp\]\""):
+        requantize(floats, tmp_path / "m.gguf", "Q8_0")
+    assert set(TYPES) <= set(FILE_TYPE_NAMES.values())
+
+
+def test_what_the_quantizer_says_is_in_the_error(tmp_path: Path, floats: Path) -> None:
+    """A model that it does not know fails with its reason, and leaves nothing behind."""
+    damaged = tmp_path / "m.gguf"
+    damaged.write_bytes(floats.read_bytes().replace(b"llama", b"lxama"))
+    with pytest.raises(ModelFormatError, match=r"did not quantize it \(unknown model architecture: 'lxama'\)"):
+        requantize(damaged, tmp_path / "n.gguf", "Q8_0")
+    assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
+    """Let other code run in place of the quantizer, with the same arguments in sys.argv."""
+    script = tmp_path / "child.py"
+    script.write_text("import os, sys, time\nsource, target = sys.argv[1:3]\n" + code)
+    (tmp_path / "python").write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {script} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+
+
+posix = pytest.mark.skipif(os.name != "posix", reason="a shell script stands for the interpreter")
+
+
+@posix
+@pytest.mark.parametrize(
+    ("code", "error", "reason"),
+    [
+        ("os.abort()", RuntimeUnavailableError, "ended with -6"),
+        ("print('GGML_ASSERT(x) failed', file=sys.stderr); os.abort()", RuntimeUnavailableError, "GGML_ASSERT"),
+        ("open(target, 'wb').write(b'GGUF'); sys.exit(0)", ModelFormatError, "part"),
+    ],
+)
+def test_an_end_of_the_quantizer_is_an_error_here(
+    tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch, code: str, error: type[EdgedecError], reason: str
+) -> None:
+    """An abort, with what it printed, and a result that cannot be read: an error, and no file."""
+    child(monkeypatch, tmp_path, code)
+    with pytest.raises(error, match=reason):
+        requantize(floats, tmp_path / "m.gguf", "Q8_0")
+    assert not list(tmp_path.glob("m.gguf*"))
+
+
+@posix
+def test_a_full_disk_is_named(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the quantizer fails and next to nothing is free, the disk is the reason."""
+    child(monkeypatch, tmp_path, "print('failed to quantize: basic_ios::clear: iostream error'); sys.exit(1)")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    with pytest.raises(StorageError, match="the disk is full"):
+        requantize(floats, tmp_path / "m.gguf", "Q8_0")
+
+
+@posix
+def test_cancelling_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quantizer at work is gone when the error is raised, and so is what it wrote."""
+    child(monkeypatch, tmp_path, "open(target, 'wb').write(b'x')\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    cancel = CancelToken()
+
+    def stop() -> None:
+        while not list(tmp_path.glob("*.part")):
+            time.sleep(0.01)
+        cancel.cancel()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(CancelledError):
+        requantize(floats, tmp_path / "m.gguf", "Q8_0", cancel=cancel)
+    thread.join()
+    assert not list(tmp_path.glob("m.gguf*"))
+
+
+@posix
+def test_ctrl_c_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes to this process only, which ends the other and cleans up."""
+    child(monkeypatch, tmp_path, "open(target, 'wb').write(b'x')\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    pids: list[int] = []
+
+    def follow(gguf: object, stdout: object, on_progress: object) -> object:
+        pids.append(int(next(iter(stdout))))  # type: ignore[call-overload]  # it is a stream of lines
+        signal.raise_signal(signal.SIGINT)
+        return pytest.fail("the signal was not seen")
+
+    monkeypatch.setattr(module, "_follow", follow)
+    with pytest.raises(KeyboardInterrupt):
+        requantize(floats, tmp_path / "m.gguf", "Q8_0")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+    assert not list(tmp_path.glob("m.gguf*"))
+
+
+def test_steps_follow_each_other(tmp_path: Path) -> None:
+    """A checkpoint, some of its layers, and a type of llama.cpp's, in one call; nothing between them is left."""
+    write_checkpoint(tmp_path / "hf", TinyHF(n_layer=4, n_embd=256, n_ff=256, head_dim=64, dtype="BF16"))
+    out = export_gguf(tmp_path / "hf", tmp_path / "m.gguf", type_name="q4_k_m", layers="0,2-3")
+    assert types_of(out) <= {"Q4_K", "Q6_K"}
+    assert read_gguf(out).metadata["llama.block_count"] == 3
+    assert read_gguf(out).metadata["general.name"] == "hf (layers 0,2-3 of 4)"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["hf", "m.gguf"]
+
+
+def test_a_checkpoint_alone_keeps_its_types(tmp_path: Path) -> None:
+    """Without a type or layers a folder is converted as it is; of a GGUF something must be asked for."""
+    write_checkpoint(tmp_path / "hf", TinyHF(dtype="F16"))
+    assert types_of(export_gguf(tmp_path / "hf", tmp_path / "m.gguf")) == {"F16"}
+    assert types_of(export_gguf(tmp_path / "hf", tmp_path / "q.gguf", type_name="Q8_0")) == {"Q8_0"}
+    with pytest.raises(RequestError, match="neither a type nor layers"):
+        export_gguf(tmp_path / "m.gguf", tmp_path / "n.gguf")
+    with pytest.raises(RequestError, match="type 'Q9': expected one of"):
+        export_gguf(tmp_path / "m.gguf", tmp_path / "n.gguf", type_name="Q9")
+    with pytest.raises(RequestError, match="exists already"):
+        export_gguf(tmp_path / "hf", tmp_path / "m.gguf")
+
+
+def test_the_command_says_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named after the model and what was asked for; with --json the facts of the file."""
+    write_checkpoint(tmp_path / "Tiny-0.1B", TinyHF(n_layer=3, dtype="F16"))
+    monkeypatch.chdir(tmp_path)
+    result = run_here("export", "Tiny-0.1B", "--to", "gguf", "--layers", "0, 2", "--type", "q8_0", "--json", "--quiet")
+    assert (result.code, result.err) == (0, ""), result
+    out = Path("Tiny-0.1B-layers-0,2-Q8_0.gguf")
+    facts = {"model": "Tiny-0.1B", "file": str(out), "bytes": out.stat().st_size, "type": "Q8_0", "n_layer": 2}
+    assert json.loads(result.out) == facts
+    result = run_here("export", "Tiny-0.1B", "--to", "gguf", "--out", "m.gguf")
+    assert (result.code, result.out) == (0, b""), result
+    assert result.err.splitlines()[-1].endswith(", F16, 3 layers; run it with: edgedec run m.gguf")
+
+
+def test_the_command_refuses_options_of_the_other_format(floats: Path) -> None:
+    """--quant and --kv are of ONNX, --type, --layers and --allow-requantize of GGUF; another format is none."""
+    code = RequestError.exit_code
+    run_here("export", floats, "--to", "gguf", "--kv", "int8").failed(code, "--quant and --kv are of --to onnx")
+    run_here("export", floats, "--layers", "1").failed(code, "are of --to gguf")
+    run_here("export", floats, "--to", "safetensors").failed(code, "it must be onnx or gguf")
+    run_here("export", floats, "--to", "gguf").failed(code, "neither a type nor layers were given")

@@ -1,0 +1,77 @@
+"""Exports on the Hexagon emulator that comes with onnxruntime-qnn for x86-64: all of the graph runs there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.tiny_runs import extend, one_by_one
+
+from edgedec.errors import RuntimeUnavailableError
+from edgedec.model import LoadOptions, Model
+from edgedec_runtimes.onnx.library import load_library
+from edgedec_runtimes.onnx_npu import Npu
+from edgedec_runtimes.onnx_npu.graphs import npu_devices
+
+TOKENS: NDArray[np.int32] = np.random.default_rng(2).integers(0, 260, 90).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def emulated(exported: Path) -> Iterator[Model]:
+    """The export on the emulator; skips where there is none."""
+    try:
+        npu_devices(load_library())
+    except RuntimeUnavailableError as error:
+        pytest.skip(str(error))
+    with Npu().load(exported, LoadOptions()) as model:
+        yield model
+
+
+def test_the_emulator_computes_what_the_cpu_provider_does(emulated: Model, model: Model) -> None:
+    """No node falls back to the CPU (or loading fails), and logits differ by a 30th of their spread at most."""
+    found = emulated.session(128).forward(TOKENS, n_past=0, rows="all").logits
+    expected = model.session(128).forward(TOKENS, n_past=0, rows="all").logits
+    assert np.sqrt(np.square(found - expected).mean() / expected.var()) < 0.03
+
+
+def test_the_emulator_cuts_blocks_in_two_as_the_cpu_does(emulated: Model, cut_in_two: Path) -> None:
+    """Saturation is an operator there, too: quantizing anew alone let the emulator go on with what had been cut off."""
+    found = []
+    for options in (LoadOptions(), LoadOptions(device="cpu")):
+        with Npu().load(cut_in_two, options) as cut:
+            found.append(cut.session(64).forward(TOKENS[:40], n_past=0, rows="all").logits.copy())
+    assert np.sqrt(np.square(found[0] - found[1]).mean() / found[1].var()) < 0.03
+
+
+def test_chains_on_the_emulator_have_the_bits_of_single_steps(emulated: Model) -> None:
+    """As on the CPU provider: rows of a forward, across blocks, equal steps of one token."""
+    sessions = [emulated.session(128) for _ in range(2)]
+    for session in sessions:
+        session.forward(TOKENS[:20], n_past=0)
+    assert np.array_equal(extend(sessions[0], TOKENS[20:31], (11,)), one_by_one(sessions[1], TOKENS[20:31]))
+
+
+def test_compiled_graphs_are_kept(emulated: Model, exported: Path, tmp_path: Path) -> None:
+    """What was compiled is opened at the next load, compiled again where it is damaged, and computes the same bits."""
+    options = LoadOptions(tile_cache=True, cache_dir=tmp_path)
+    expected = emulated.session(64).forward(TOKENS[:3], n_past=0).logits
+    for i in range(3):
+        with Npu().load(exported, options) as loaded:
+            assert np.array_equal(loaded.session(64).forward(TOKENS[:3], n_past=0).logits, expected)
+        (kept,) = tmp_path.glob("npu/*/8x64")
+        assert {path.name for path in kept.iterdir()} == {"graph.onnx", "graph_qnn.bin"}
+        if i == 1:
+            (kept / "graph.onnx").write_bytes(b"damaged")
+
+
+def test_without_the_package_it_is_named(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no NPU is found, the error names the extra to install and the way to try the export without one."""
+
+    def nothing(ort: object, device: str) -> None:
+        raise RuntimeUnavailableError("no such package")
+
+    monkeypatch.setattr("edgedec_runtimes.onnx_npu.graphs.choose_provider", nothing)
+    with pytest.raises(RuntimeUnavailableError, match=r"edgedec\[npu\].*--device cpu"):
+        Npu().load(exported, LoadOptions())
+    assert Npu().report().devices == ("cpu",)

@@ -1,0 +1,131 @@
+"""What an export for NPUs writes, and what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support.tiny_mamba import tiny_mamba
+from support.tiny_models import tiny_llama
+
+from edgedec.errors import CancelledError, RequestError, UnsupportedModelError
+from edgedec.gguf import read_gguf
+from edgedec.progress import CancelToken, Progress
+from edgedec_export.npu import export_npu
+from edgedec_export.npu_calibration import bundled_text
+from edgedec_export.npu_weights import Weights, equalize_keys, equalize_values
+from edgedec_runtimes.cpu.network import read_network
+from edgedec_runtimes.onnx_npu.facts import read_facts
+
+OPERATORS = {
+    *("Add", "Concat", "DequantizeLinear", "Gather", "MatMul", "Mul", "QuantizeLinear", "RMSNormalization"),
+    *("Reshape", "Sigmoid", "Slice", "Softmax", "Transpose"),
+}
+
+
+def test_the_folder_is_complete(exported: Path) -> None:
+    """There is one graph and all that the manifest lists; nothing of the calibration is left."""
+    names = {path.name for path in exported.iterdir()}
+    assert names == {"model.onnx", "model.onnx.data", "embedding.f16", "vocabulary.gguf", "edgedec.json"}
+    manifest = json.loads((exported / "edgedec.json").read_text(encoding="utf-8"))
+    assert manifest["target"] == "npu"
+    assert manifest["files"].keys() == names - {"edgedec.json"}
+    facts = read_facts(exported)
+    assert (facts.contexts, facts.n_layer, facts.n_vocab, facts.n_groups) == ((64, 256), 2, 260, 2)
+
+
+def test_the_graph_is_quantized_throughout(exported: Path) -> None:
+    """Operators have no branches or loops, inputs and outputs are 8 or 16 bits, every float operator stands in Q/DQ."""
+    model = onnx.load(exported / "model.onnx")
+    onnx.checker.check_model(exported / "model.onnx")
+    assert {node.op_type for node in model.graph.node} == OPERATORS
+    types = {value.name: value.type.tensor_type.elem_type for value in [*model.graph.input, *model.graph.output]}
+    assert types.pop("logit_rows") == onnx.TensorProto.INT32
+    assert types["past_key_0"] == types["new_value_1"] == onnx.TensorProto.UINT8
+    assert set(types.values()) == {onnx.TensorProto.UINT8, onnx.TensorProto.UINT16}
+    quantized = {node.output[0]: node.op_type for node in model.graph.node}
+    readers = {name: node.op_type for node in model.graph.node for name in node.input}
+    for node in model.graph.node:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            assert readers[node.output[0]] == "QuantizeLinear", node.name
+            assert quantized[node.input[0]] == "DequantizeLinear", node.name
+
+
+def test_keys_are_quantized_as_they_are_cached(exported: Path) -> None:
+    """What a forward returns is what the next one reads: an output has the scale and zero point of its input."""
+    graph = onnx.load(exported / "model.onnx", load_external_data=False).graph
+    for what in ("key", "value"):
+        (written,) = (node for node in graph.node if node.output[0] == f"new_{what}_1")
+        (read,) = (node for node in graph.node if node.input[0] == f"past_{what}_1")
+        assert list(written.input[1:]) == list(read.input[1:])
+
+
+def test_weights_lie_in_the_data_file(exported: Path) -> None:
+    """Every initializer over 1 KiB is outside the graph, at a multiple of 4,096 bytes."""
+    for tensor in onnx.load(exported / "model.onnx", load_external_data=False).graph.initializer:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if place:
+            assert place["location"] == "model.onnx.data"
+            assert int(place["offset"]) % 4096 == 0
+        else:
+            assert len(tensor.raw_data) <= 1024
+
+
+def test_an_export_is_reproducible(source: Path, exported: Path, tmp_path: Path) -> None:
+    """The same file gives the same bytes, and --force replaces an export."""
+    out = tmp_path / "again"
+    text = bundled_text()[:1200]
+    export_npu(source, out, contexts=(64,), calibration=text[:300])
+    with pytest.raises(RequestError, match="holds an export already"):
+        export_npu(source, out, contexts=(64, 256), calibration=text)
+    export_npu(source, out, contexts=(64, 256), calibration=text, force=True)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == {p.name: p.read_bytes() for p in exported.iterdir()}
+
+
+def test_a_cancelled_export_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    """Cancelled among the weights or in the calibration, it leaves an empty folder behind."""
+    for phase in ("export", "calibrate"):
+        cancel = CancelToken()
+
+        def stop(progress: Progress, phase: str = phase, cancel: CancelToken = cancel) -> None:
+            if progress.phase == phase:
+                cancel.cancel()
+
+        with pytest.raises(CancelledError):
+            export_npu(source, tmp_path / "out", on_progress=stop, cancel=cancel)
+        assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_refused(source: Path, tmp_path: Path) -> None:
+    """Contexts that are no ascending multiples of 64, a text that is too short and other architectures are named."""
+    bad: list[Any] = [(), (100,), (128, 64), (64, 64), (0,)]
+    for contexts in bad:
+        with pytest.raises(RequestError, match="ascending multiples of 64"):
+            export_npu(source, tmp_path / "out", contexts=contexts)
+    with pytest.raises(RequestError, match="text has 5 tokens"):
+        export_npu(source, tmp_path / "out", calibration="short")
+    with pytest.raises(UnsupportedModelError, match="mamba"):
+        export_npu(tiny_mamba(tmp_path / "mamba.gguf"), tmp_path / "out")
+
+
+def test_equal_channels_change_no_result(tmp_path: Path) -> None:
+    """Keys are divided by what queries are multiplied with, the same in both elements of a rotated pair; values too."""
+    network = read_network(read_gguf(tiny_llama(tmp_path / "m.gguf")))
+    heads, kv, n = network.n_head, network.n_head_kv, network.head_dim
+    names = {"q": heads * n, "k": kv * n, "v": kv * n}
+    weights = Weights({f"blk.1.attn_{name}.weight": np.ones(size, np.float32) for name, size in names.items()}, {})
+    seen = np.random.default_rng(0).uniform([[[-8]], [[4]]], [[[-4]], [[8]]], (2, kv, n)).astype(np.float32)
+    equalize_keys(network, weights, 1, seen)
+    equalize_values(network, weights, 1, seen)
+    queries = weights.scales["blk.1.attn_q.weight"].reshape(kv, heads // kv, n)
+    keys, values = (weights.scales[f"blk.1.attn_{name}.weight"].reshape(kv, n) for name in "kv")
+    back = weights.vectors["blk.1.value_factors"].reshape(kv, heads // kv, n)
+    assert np.allclose(queries * keys[:, None], 1, rtol=1e-6)
+    assert np.allclose(back * values[:, None], 1, rtol=1e-6)
+    assert np.array_equal(keys[:, : n // 2], keys[:, n // 2 :])
+    centred = seen * keys + weights.vectors["blk.1.key_offsets"]
+    assert np.allclose(centred[0], -centred[1], atol=1e-5)
+    assert np.allclose(centred[1].reshape(kv, 2, n // 2).max(axis=1), centred.max(), rtol=1e-5)
+    assert np.allclose(np.abs(seen * values).max(axis=0), np.abs(seen).max(), rtol=1e-5)
