@@ -1,0 +1,79 @@
+"""The routes put together: both interfaces, the state of the server, the web chat."""
+
+import mimetypes
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from edgedec_apps.server import metrics, ollama_api, openai_api
+from edgedec_apps.server.errors import Problem
+from edgedec_apps.server.guard import Guard
+from edgedec_apps.server.service import Service
+from edgedec_apps.server.web import endpoint, refusal
+
+STATIC = Path(__file__).parent / "static"
+
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def build_app(service: Service) -> Starlette:
+    """Return the ASGI application of a service."""
+    routes: list[BaseRoute] = [
+        Route("/", endpoint(page)),
+        Route("/health", endpoint(health)),
+        Route("/metrics", endpoint(metrics_text)),
+        *openai_api.routes(),
+        *ollama_api.routes(),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    paths = [route.path for route in routes if isinstance(route, Route)]
+    middleware = [Middleware(Guard, service=service, paths=paths)]
+    if service.settings.origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(service.settings.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+        middleware.append(cors)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_such})
+    app.state.service = service
+    mimetypes.add_type("text/javascript", ".js")  # which not every system's table says
+    return app
+
+
+async def page(request: Request, service: Service) -> Response:
+    """Send the web chat's page."""
+    html = (STATIC / "index.html").read_bytes()
+    headers = {"content-security-policy": _PAGE_POLICY, "cache-control": "no-cache"}
+    return Response(html, media_type="text/html", headers=headers)
+
+
+async def health(request: Request, service: Service) -> Response:
+    """Say whether the model is there: 200, else 503."""
+    service.ready()
+    return JSONResponse({"status": "ok", "model": service.name})
+
+
+async def metrics_text(request: Request, service: Service) -> Response:
+    """Send the counters."""
+    text = service.metrics.text(service.gauges())
+    return PlainTextResponse(text, headers={"content-type": metrics.CONTENT_TYPE})
+
+
+async def _no_such(request: Request, error: Exception) -> Response:
+    """Answer an unknown address, or a method it does not take."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    what = "does not take this method" if status == 405 else "is no address of this server"
+    path = request.url.path
+    return refusal(path, Problem(status, f"{request.method} {path!r:.200}: {what}; docs/server.md lists them"))

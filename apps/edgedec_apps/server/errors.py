@@ -1,0 +1,108 @@
+"""What goes wrong, as HTTP says it: a status, and OpenAI's or ollama's form of an error."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgedec.errors import (
+    CancelledError,
+    CapabilityError,
+    EdgedecError,
+    MemoryCapError,
+    ModelNotFoundError,
+    OfflineError,
+    PromptTooLongError,
+    PullError,
+    RequestError,
+    RuntimeUnavailableError,
+    SessionError,
+)
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(RequestError):
+    """A refusal with everything that the answer needs.
+
+    Attributes:
+        status: The HTTP status.
+        code: A short name for programs, or None.
+        param: The field of the request that is at fault, or None.
+        retry_after_s: When it is worth asking again, in seconds, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as an answer: `message` for a person, the rest as in ApiError."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that say what to do."""
+        headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+
+    def openai(self) -> dict[str, Any]:
+        """Return OpenAI's form."""
+        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def ollama(self) -> dict[str, Any]:
+        """Return ollama's form."""
+        return {"error": self.message}
+
+    def document(self, path: str) -> dict[str, Any]:
+        """Return the form that the address asked for speaks."""
+        return self.ollama() if path.startswith("/api/") else self.openai()
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return what to answer; of an error that is not one of edgedec's own no more than its kind.
+
+    >>> problem_of(PromptTooLongError("too long")).code
+    'context_length_exceeded'
+    """
+    if isinstance(error, ApiError):
+        return Problem(error.status, str(error), error.code, error.param, error.retry_after_s)
+    if isinstance(error, TimeoutError):
+        return Problem(504, "the time that the server gives to a request is over (--timeout)", "timeout")
+    if not isinstance(error, EdgedecError):
+        return Problem(500, f"internal error: {type(error).__name__}", "internal_error")
+    if isinstance(error, PromptTooLongError):
+        return Problem(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, ModelNotFoundError):
+        return Problem(404, str(error), "model_not_found", "model")
+    if isinstance(error, RequestError):
+        return Problem(400, str(error))
+    if isinstance(error, RuntimeUnavailableError | CapabilityError):
+        return Problem(501, str(error), "not_supported")
+    if isinstance(error, OfflineError | PullError):
+        return Problem(502, str(error), "pull_failed")
+    if isinstance(error, CancelledError | SessionError | MemoryCapError):
+        return Problem(503, str(error), "unavailable", retry_after_s=1)
+    return Problem(500, str(error))

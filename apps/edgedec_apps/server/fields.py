@@ -1,0 +1,143 @@
+"""The fields of a request's JSON, each read once with its type; what is left over afterwards is refused by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgedec.errors import RequestError
+from edgedec.sampling import SamplingParams
+from edgedec_apps.server.errors import ApiError
+
+
+class Fields:
+    """An object of a request. A field that is null counts as absent.
+
+    >>> fields = Fields({"n": 2, "stream": True, "sream": 1})
+    >>> fields.whole("n", low=1, high=16), fields.flag("stream"), fields.text("user")
+    (2, True, None)
+    >>> fields.end()
+    Traceback (most recent call last):
+    edgedec_apps.server.errors.ApiError: the field 'sream' is not known here; leave it out
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+        self._values = dict(values)
+        self._where = where
+
+    def take(self, name: str) -> Any:
+        """Return a field of any type, None where it is absent."""
+        return self._values.pop(name, None)
+
+    def required(self, name: str) -> Any:
+        """Return a field that must be there."""
+        value = self.take(name)
+        if value is None:
+            raise self.refusal(name, "is missing; give it")
+        return value
+
+    def skip(self, *names: str) -> None:
+        """Take fields that change nothing here."""
+        for name in names:
+            self.take(name)
+
+    def only(self, name: str, *allowed: Any) -> None:
+        """Take a field of which only some values mean anything here; ApiError for others."""
+        value = self.take(name)
+        if value is not None and not any(value == each and type(value) is type(each) for each in allowed):
+            values = " or ".join(repr(each) for each in allowed)
+            raise self.refusal(name, f"is {value!r:.100}; leave it out, or give {values}")
+
+    def unsupported(self, name: str, why: str) -> None:
+        """Refuse a field that is known and not supported, unless it is absent or empty."""
+        value = self.take(name)
+        if value is not None and value is not False and value != "" and value != [] and value != {}:
+            raise self.refusal(name, f"is not supported: {why}")
+
+    def flag(self, name: str) -> bool:
+        """Return a boolean, False where it is absent."""
+        return bool(self._typed(name, bool, "true or false"))
+
+    def text(self, name: str) -> str | None:
+        """Return a string."""
+        value: str | None = self._typed(name, str, "a string")
+        return value
+
+    def object(self, name: str) -> "Fields":
+        """Return an object's fields, none where it is absent."""
+        value = self._typed(name, dict, "an object")
+        return Fields(value or {}, f"{self._where}{name}.")
+
+    def number(self, name: str) -> float | None:
+        """Return a number."""
+        value: float | None = self._typed(name, (int, float), "a number")
+        try:
+            return value if value is None else float(value)
+        except OverflowError:
+            raise self.refusal(name, "has too many digits; give a smaller number") from None
+
+    def whole(self, name: str, *, low: int | None = None, high: int | None = None) -> int | None:
+        """Return a whole number within bounds."""
+        value: int | None = self._typed(name, int, "a whole number")
+        if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
+            bounds = f"at least {low}" if high is None else f"{low} to {high}"
+            raise self.refusal(name, f"is {value}; it must be {bounds}")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...] | None:
+        """Return strings, of which one may be given bare."""
+        value = self.take(name)
+        if value is None:
+            return None
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise self.refusal(name, f"is {value!r:.100}; it must be a string or a list of strings")
+        return tuple(texts)
+
+    def objects(self, name: str) -> list[dict[str, Any]]:
+        """Return a list of objects, empty where it is absent."""
+        value = self._typed(name, list, "a list of objects") or []
+        if not all(isinstance(item, dict) for item in value):
+            raise self.refusal(name, f"is {value!r:.100}; it must be a list of objects")
+        return list(value)
+
+    def refusal(self, name: str, what: str) -> ApiError:
+        """Return the error that says what is wrong with a field."""
+        return ApiError(f"{self._where}{name} {what}", param=f"{self._where}{name}")
+
+    def end(self) -> None:
+        """Raise ApiError where a field was not taken."""
+        left = [name for name, value in self._values.items() if value is not None]
+        if left:
+            name = f"{self._where}{left[0]}"
+            raise ApiError(f"the field {name!r} is not known here; leave it out", param=name, code="unknown_parameter")
+
+    def _typed(self, name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
+        value = self.take(name)
+        if value is None or (isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))):
+            return value
+        raise self.refusal(name, f"is {value!r:.100}; it must be {expected}")
+
+
+def checked(option: str, value: Any, fields: Fields, name: str) -> Any:
+    """Return the value of a sampling option, or raise an ApiError that names the request's field."""
+    try:
+        SamplingParams(**{option: value})
+    except RequestError as error:
+        raise fields.refusal(name, f"is {value!r:.100}: {error}") from error
+    return value
+
+
+def logit_bias(fields: Fields, name: str, n_vocab: int) -> dict[int, float] | None:
+    """Return what is added to the logits, by token id, from an object whose names are the ids."""
+    given = fields.take(name)
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise fields.refusal(name, f"is {given!r:.100}; it must be an object of token ids and numbers")
+    biases: dict[int, float] = {}
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < n_vocab):
+            raise fields.refusal(name, f"names {key!r:.40}; it must be a token id, 0 to {n_vocab - 1}")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise fields.refusal(name, f"gives {bias!r:.40} to token {key}; it must be a number from -100 to 100")
+        biases[int(key)] = float(bias)
+    return biases

@@ -1,0 +1,112 @@
+"""What every request passes first: whose it is, where it comes from, and what is counted of it.
+
+- On loopback the Host header must name this machine: a web page whose name was pointed here (DNS rebinding) is refused.
+- A web page of another origin is refused (Origin, Sec-Fetch-Site), unless --cors names it: else any page that is
+  looked at could have texts generated here, even where it can't read them.
+- The key, where there is one, is asked for everywhere but at /health and for the files of the web chat.
+"""
+
+import hmac
+from collections.abc import Iterable
+from logging import getLogger
+from time import perf_counter
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgedec_apps.server.errors import ApiError, problem_of
+from edgedec_apps.server.service import Service
+from edgedec_apps.server.settings import is_loopback
+from edgedec_apps.server.web import refusal
+
+_OPEN = ("/", "/health", "/favicon.ico")
+_OPEN_BELOW = "/static/"
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+_LOG = getLogger("edgedec.server")
+
+
+class Guard:
+    """ASGI middleware around the whole application.
+
+    Args:
+        app: The application.
+        service: Whose settings hold, and whose counters count.
+        paths: Addresses that are counted by name; the others are counted together.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, paths: Iterable[str]) -> None:
+        self._app = app
+        self._service = service
+        self._paths = frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, begun = scope["path"], perf_counter()
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            try:
+                self._check(path, scope["method"], Headers(scope=scope))
+            except ApiError as error:
+                await refusal(path, problem_of(error))(scope, receive, sending)
+            else:
+                await self._app(scope, receive, sending)
+        finally:
+            self._service.metrics.count_request(path if path in self._paths else "other", status)
+            _LOG.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * (perf_counter() - begun))
+
+    def _check(self, path: str, method: str, headers: Headers) -> None:
+        settings = self._service.settings
+        host = headers.get("host", "")
+        if settings.on_loopback and not _names_this_machine(host):
+            raise ApiError(f"the Host header is {host!r:.100}; on loopback it must name this machine", status=403)
+        origin = headers.get("origin")
+        if origin is not None and origin not in settings.origins and not _is_own(origin, host):
+            raise ApiError(f"pages of {origin!r:.100} may not ask this server (--cors allows them)", status=403)
+        if origin is None and headers.get("sec-fetch-site") in ("cross-site", "same-site") and path not in _OPEN:
+            raise ApiError("pages of other sites may not ask this server", status=403)
+        if settings.api_key is None or method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_BELOW):
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip() if scheme.lower() == "bearer" else ""
+        if not hmac.compare_digest(given.encode(), settings.api_key.encode()):
+            what = "is wrong" if given else "is missing"
+            raise ApiError(f"the API key {what}: send Authorization: Bearer KEY", status=401, code="invalid_api_key")
+
+
+def _names_this_machine(host: str) -> bool:
+    """Return whether a Host header names loopback, whatever the port.
+
+    >>> _names_this_machine("localhost:8080"), _names_this_machine("[::1]"), _names_this_machine("evil.example:8080")
+    (True, True, False)
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    return name is not None and is_loopback(name)
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Return whether an Origin is that of a page which this server sent."""
+    try:
+        return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False

@@ -1,0 +1,67 @@
+"""A chat's messages, as requests bring them and as chat templates want them."""
+
+import json
+from typing import Any
+
+from edgedec_apps.server.errors import ApiError
+from edgedec_apps.server.fields import Fields
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a chat's messages for the template: roles by its names, the arguments of calls as objects.
+
+    >>> read_messages([{"role": "developer", "content": "Be brief."}])
+    [{'role': 'system', 'content': 'Be brief.'}]
+    """
+    if not messages:
+        raise ApiError("messages must hold at least one message", param="messages")
+    return [_message(i, message) for i, message in enumerate(messages)]
+
+
+def _message(i: int, message: dict[str, Any]) -> dict[str, Any]:
+    fields = Fields(message, f"messages[{i}].")
+    role = fields.required("role")
+    if role not in _ROLES:
+        raise fields.refusal("role", f"is {role!r:.40}; it must be one of {', '.join(_ROLES)}")
+    calls = [_call(call, f"messages[{i}].tool_calls.") for call in fields.objects("tool_calls")]
+    result: dict[str, Any] = {"role": _ROLES[role]} | ({"tool_calls": calls} if calls else {})
+    result["content"] = _content(fields, calls)
+    for name in ("name", "tool_call_id", "tool_name"):
+        value = fields.text(name)
+        if value is not None:
+            result[name] = value
+    for name in ("audio", "function_call", "images"):
+        fields.unsupported(name, "the model reads text only")
+    fields.skip("refusal", "annotations", "thinking", "reasoning_content")
+    fields.end()
+    return result
+
+
+def _content(fields: Fields, calls: list[dict[str, Any]]) -> Any:
+    content = fields.take("content")
+    if content is None and calls:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts: list[Any] = content if isinstance(content, list) else [None]
+    for part in parts:
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            raise fields.refusal("content", f"must be a string or a list of text parts, not {content!r:.100}")
+    return [{"type": "text", "text": part["text"]} for part in parts]
+
+
+def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return an earlier call of a function, its arguments as an object, which is what templates print."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(f"{where}function must be an object with a name", param=f"{where}function")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(f"{where}function.arguments is no valid JSON: {error}", param=f"{where}function") from error
+    kept = {name: call[name] for name in ("id", "type") if isinstance(call.get(name), str)}
+    return {"type": "function"} | kept | {"function": {"name": function["name"], "arguments": arguments}}

@@ -1,0 +1,120 @@
+"""Answers in ollama's forms: /api/chat and /api/generate, whole and as lines of JSON."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from edgedec.sequence import Generation, TokenOutput
+from edgedec.tokenizer import Tokenizer
+from edgedec_apps.server.errors import problem_of
+from edgedec_apps.server.generation import Finished, Piece
+from edgedec_apps.server.logprobs import chat_entry, has_logprob
+from edgedec_apps.server.ollama_requests import OllamaWanted
+from edgedec_apps.server.reply import json_line
+from edgedec_apps.server.timings import decoding_s, explanations, timings
+from edgedec_apps.server.tools import Splitter
+from edgedec_apps.tool_calls import Parsed
+
+Kind = Literal["chat", "generate"]
+
+
+class OllamaForm:
+    """The answers of both addresses. Implements reply.Dialect.
+
+    Args:
+        kind: Which of them.
+        model: The model's name.
+        wanted: How it is to be sent.
+        tokenizer: The model's.
+        load_s: What loading the model took.
+        tool_names: The tools that it may call, or None.
+    """
+
+    media_type = "application/x-ndjson"
+
+    def __init__(
+        self,
+        kind: Kind,
+        model: str,
+        wanted: OllamaWanted,
+        tokenizer: Tokenizer,
+        load_s: float,
+        tool_names: frozenset[str] | None = None,
+    ) -> None:
+        self._kind = kind
+        self._model = model
+        self._wanted = wanted
+        self._tokenizer = tokenizer
+        self._load_s = load_s
+        self._splitter = Splitter(tool_names)
+        self.streams = wanted.stream
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Yield what a token adds."""
+        logprobs = self._logprobs([piece.output])
+        parsed = self._splitter.feed(piece.index, piece.output.text)
+        if any(parsed) or logprobs:
+            yield json_line(self._document(parsed, done=False) | logprobs)
+
+    def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
+        """Yield the counts."""
+        rest = self._splitter.finish(finished.index)
+        yield json_line(self._document(rest, done=True) | self._told(finished.generation, queued_s))
+
+    def end(self, generations: list[Generation]) -> Iterable[bytes]:
+        """Return nothing: the last line was the last text's."""
+        return ()
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return an error as the last line."""
+        return json_line(problem_of(error).ollama())
+
+    def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        (generation,) = generations
+        text, calls = self._splitter.feed(0, generation.text)
+        rest, more = self._splitter.finish(0)
+        document = self._document((text + rest, calls + more), done=True) | self._logprobs(generation.outputs)
+        return document | self._told(generation, queued_s)
+
+    def loaded(self) -> dict[str, Any]:
+        """Return the answer to a request that asks for nothing but that the model is loaded."""
+        return self._document(("", []), done=True) | {"done_reason": "load"}
+
+    def _document(self, parsed: Parsed, *, done: bool) -> dict[str, Any]:
+        head = {"model": self._model, "created_at": now(), "done": done}
+        text, calls = parsed
+        if self._kind == "generate":
+            return head | {"response": text}
+        called = [{"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls]
+        return head | {"message": {"role": "assistant", "content": text} | ({"tool_calls": called} if called else {})}
+
+    def _told(self, generation: Generation, queued_s: float) -> dict[str, Any]:
+        stats = generation.stats
+        return {
+            "done_reason": generation.finish_reason,
+            "total_duration": _ns(queued_s + stats.total_s),
+            "load_duration": _ns(self._load_s),
+            "prompt_eval_count": stats.n_prompt_tokens,
+            "prompt_eval_duration": _ns(stats.prefill_s),
+            "eval_count": stats.n_generated_tokens,
+            "eval_duration": _ns(decoding_s(stats)),
+            "timings": timings([generation]),
+            "edgedec": explanations([generation], queued_s),
+        }
+
+    def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any]:
+        if not self._wanted.logprobs:
+            return {}
+        shown = [output for output in outputs if has_logprob(output, self._tokenizer)]
+        return {"logprobs": [chat_entry(output, self._tokenizer) for output in shown]} if shown else {}
+
+
+def now() -> str:
+    """Return the time as ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _ns(seconds: float) -> int:
+    return round(1e9 * seconds)

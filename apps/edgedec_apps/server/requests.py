@@ -1,0 +1,169 @@
+"""What OpenAI's interfaces are asked, as a generation.Asked: every field is read, checked or refused by name."""
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from edgedec.engine import Engine, Reuse, require_rule
+from edgedec.errors import RequestError
+from edgedec.noise import SEED_LIMIT
+from edgedec.verify import COUPLED
+from edgedec_apps.server.fields import Fields, checked, logit_bias
+from edgedec_apps.server.generation import Asked, Prompt
+from edgedec_apps.server.messages import read_messages
+from edgedec_apps.server.structured import structured_options
+from edgedec_apps.server.tools import read_tools
+
+MOST_TEXTS = 16
+MOST_PROMPTS = 64
+MOST_LOGPROBS = 20
+_COMPLETION_TOKENS = 16  # what the interface's reference says
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+_WHOLE = ("top_k", "penalty_last_n")
+# Fields that change neither the text nor how it is sent.
+_WITHOUT_EFFECT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How the answer is to be sent.
+
+    Attributes:
+        stream: As a stream.
+        usage: With the counts at the stream's end.
+        live: With the counts so far in every part of the stream.
+        logprobs: With log-probabilities.
+        echo: With the prompt before the text.
+    """
+
+    stream: bool = False
+    usage: bool = False
+    live: bool = False
+    logprobs: bool = False
+    echo: bool = False
+
+
+def read_chat(fields: Fields, engine: Engine, template: str | None) -> tuple[Asked, Wanted]:
+    """Read the fields of /v1/chat/completions but for the model; `template` is its chat template's source.
+
+    Raises:
+        RequestError: A field is unknown, malformed or not supported; its message names it.
+    """
+    messages = read_messages(fields.objects("messages"))
+    options = _sampling(fields, engine)
+    options |= _max_tokens(fields, "max_completion_tokens", "max_tokens")
+    logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
+    if top is not None and not logprobs:
+        raise fields.refusal("top_logprobs", "needs logprobs: true beside it")
+    if logprobs:
+        options["logprobs"] = top or 0
+    tools, calling = read_tools(fields, template)
+    extra = structured_options(fields)
+    if calling and extra:
+        raise fields.refusal("tool_choice", "and response_format can't both be kept; leave out one")
+    fields.only("modalities", ["text"])
+    fields.only("parallel_tool_calls", True, *([] if tools else [False]))
+    for name in ("audio", "functions", "function_call", "web_search_options", "prediction", "reasoning_effort"):
+        fields.unsupported(name, "leave it out")
+    n, (draft, verify), reuse, wanted = _common(fields, logprobs=logprobs)
+    return Asked((messages,), options, n, reuse, draft, verify, extra | calling, tools), wanted
+
+
+def read_completion(fields: Fields, engine: Engine) -> tuple[Asked, Wanted]:
+    """Read the fields of /v1/completions but for the model (RequestError as read_chat)."""
+    prompts = read_prompts(fields, engine.card.n_vocab)
+    options = _sampling(fields, engine)
+    options |= _max_tokens(fields, "max_tokens") or {"max_tokens": _COMPLETION_TOKENS}
+    logprobs = fields.whole("logprobs", low=0, high=MOST_LOGPROBS)
+    if logprobs is not None:
+        options["logprobs"] = logprobs
+    echo = fields.flag("echo")
+    if echo and logprobs is not None:
+        raise fields.refusal("echo", "and logprobs together are not supported: the prompt's are not computed")
+    fields.unsupported("suffix", "the text is only continued")
+    extra = structured_options(fields)
+    best_of = fields.whole("best_of", low=1)
+    n, (draft, verify), reuse, wanted = _common(fields, logprobs=logprobs is not None, echo=echo)
+    if best_of not in (None, n):
+        raise fields.refusal("best_of", f"is {best_of}; only the n = {n} texts that are returned are generated")
+    return Asked(prompts, options, n, reuse, draft, verify, extra), wanted
+
+
+def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int, tuple[bool, str], Reuse, Wanted]:
+    """Read what both interfaces have, and see that nothing is left."""
+    n = fields.whole("n", low=1, high=MOST_TEXTS) or 1
+    stream, given = fields.flag("stream"), fields.take("stream_options")
+    if given is not None and not stream:
+        raise fields.refusal("stream_options", "needs stream: true beside it")
+    stream_options = Fields(given if isinstance(given, dict) else {}, "stream_options.")
+    usage = stream_options.flag("include_usage")
+    stream_options.skip("include_obfuscation")
+    stream_options.end()
+    live = fields.flag("timings_per_token")
+    speculative, reuse = read_speculative(fields), read_reuse(fields)
+    fields.only("store", False)
+    fields.only("service_tier", "auto", "default")
+    fields.skip(*_WITHOUT_EFFECT)
+    fields.end()
+    return n, speculative, reuse, Wanted(stream, usage, live, logprobs, echo)
+
+
+def _sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
+    """Return the sampling options given, each checked under its own name."""
+    given: dict[str, Any] = {name: fields.number(name) for name in _NUMBERS}
+    given |= {name: fields.whole(name) for name in _WHOLE}
+    given["seed"] = fields.whole("seed", low=0, high=SEED_LIMIT - 1)
+    given["stop"] = fields.texts("stop") or None
+    given["logit_bias"] = logit_bias(fields, "logit_bias", engine.card.n_vocab)
+    given["ignore_end"] = fields.flag("ignore_end") or None
+    return {name: checked(name, value, fields, name) for name, value in given.items() if value is not None}
+
+
+def _max_tokens(fields: Fields, *names: str) -> dict[str, int]:
+    """Return the limit that was given by one or several names."""
+    found = {name: fields.whole(name, low=1) for name in names}
+    values = {value for value in found.values() if value is not None}
+    if len(values) > 1:
+        raise fields.refusal(names[1], f"and {names[0]} differ; give one of them")
+    return {"max_tokens": values.pop()} if values else {}
+
+
+def read_speculative(fields: Fields) -> tuple[bool, str]:
+    """Return whether drafts may be verified, and by which rule, from `speculative`: {"draft": ..., "verify": ...}."""
+    given = fields.object("speculative")
+    draft = given.take("draft")
+    if draft is not None and draft not in ("auto", "off", True, False):
+        raise given.refusal("draft", f"is {draft!r:.40}; it must be 'auto' (what the server was started with) or 'off'")
+    verify = given.text("verify") or COUPLED
+    try:
+        require_rule(verify)
+    except RequestError as error:
+        raise given.refusal("verify", f"is no rule: {error}") from error
+    given.end()
+    return draft not in ("off", False), verify
+
+
+def read_reuse(fields: Fields) -> Reuse:
+    """Return how much of the KV cache may be reused, from `reuse`."""
+    value = fields.text("reuse") or "exact"
+    known: tuple[Reuse, ...] = get_args(Reuse)
+    for reuse in known:
+        if value == reuse:
+            return reuse
+    raise fields.refusal("reuse", f"is {value!r:.40}; it must be {' or '.join(known)}")
+
+
+def read_prompts(fields: Fields, n_vocab: int) -> tuple[Prompt, ...]:
+    """Return the prompts of /v1/completions: a text, token ids below `n_vocab`, or a list of these."""
+    given = fields.required("prompt")
+    several = given if isinstance(given, list) and not _are_ids(given) else [given]
+    if not 1 <= len(several) <= MOST_PROMPTS:
+        raise fields.refusal("prompt", f"holds {len(several)} prompts; it must be 1 to {MOST_PROMPTS}")
+    if not all(isinstance(each, str) or _are_ids(each) for each in several):
+        raise fields.refusal("prompt", "must be a string, a list of token ids, or a list of these")
+    if not all(0 <= token_id < n_vocab for each in several if isinstance(each, list) for token_id in each):
+        raise fields.refusal("prompt", f"holds a token id outside the vocabulary, 0 to {n_vocab - 1}")
+    return tuple(each if isinstance(each, str) else tuple(each) for each in several)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token_id) is int for token_id in value)

@@ -1,0 +1,159 @@
+"""A server from its socket to its end: the model loads in a thread beside it, and a cancel ends all of it."""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import uvicorn
+
+from edgedec.engine import Engine
+from edgedec.errors import CancelledError, EdgedecError, RequestError
+from edgedec.progress import CancelToken
+from edgedec_apps.server.app import build_app
+from edgedec_apps.server.service import ModelFile, Service
+from edgedec_apps.server.settings import Settings
+
+_GRACE_S = 5
+_BACKLOG = 128
+_MOST_CONNECTIONS = 512
+_IDLE_S = 15
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is there, its file, and what frees it (which may save something first)."""
+
+    engine: Engine
+    file: ModelFile
+    close: Callable[[], None]
+
+
+Load = Callable[[CancelToken], Loaded]
+
+
+def open_socket(settings: Settings) -> socket.socket:
+    """Return a socket bound to the host and port, before anything is loaded.
+
+    Raises:
+        RequestError: The port is in use, or the host is not this machine's.
+    """
+    host = settings.host.strip("[]")
+    try:
+        found = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _unusable(settings, error) from error
+    try:
+        if os.name == "posix":  # elsewhere it lets two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _unusable(settings, error) from error
+    return listener
+
+
+def _unusable(settings: Settings, error: OSError) -> RequestError:
+    reason = error.strerror or str(error)
+    return RequestError(
+        f"can't listen on {settings.host} port {settings.port}: {reason}; give another --port (0 for any)"
+    )
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the address for a browser of what a socket listens on."""
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def serve(
+    settings: Settings,
+    listener: socket.socket,
+    load: Load,
+    cancel: CancelToken,
+    on_ready: Callable[[Service], None],
+) -> None:
+    """Serve until `cancel`; then stop what runs, close the sockets and the model.
+
+    Args:
+        settings: What to serve and to whom.
+        listener: From open_socket; closed at the end.
+        load: Loads the model; called in a thread, while the server says 503.
+        cancel: Ends the server, from any thread.
+        on_ready: Called in that thread once the model is there.
+
+    Raises:
+        EdgedecError: The model could not be loaded.
+    """
+    service = Service(settings)
+    closing: list[Callable[[], None]] = []
+    loader = threading.Thread(
+        target=_load, args=(service, load, cancel, on_ready, closing), name="edgedec-load", daemon=True
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            build_app(service),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_IDLE_S,
+            timeout_graceful_shutdown=_GRACE_S,
+            limit_concurrency=_MOST_CONNECTIONS,
+        )
+    )
+    loader.start()
+    try:
+        asyncio.run(_run(server, service, listener, cancel))
+    finally:
+        cancel.cancel()
+        listener.close()
+        loader.join()
+        for close in closing:
+            close()
+    if service.failure is not None and not isinstance(service.failure, CancelledError):
+        raise service.failure
+
+
+async def _run(server: uvicorn.Server, service: Service, listener: socket.socket, cancel: CancelToken) -> None:
+    """Run uvicorn until the cancel, or until the model turns out not to load."""
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not cancel.cancelled and service.failure is None and not running.done():
+        await asyncio.wait({running}, timeout=_POLL_S)
+    service.stop()
+    server.should_exit = True
+    await running
+
+
+def _load(
+    service: Service,
+    load: Load,
+    cancel: CancelToken,
+    on_ready: Callable[[Service], None],
+    closing: list[Callable[[], None]],
+) -> None:
+    begun = perf_counter()
+    try:
+        loaded = load(cancel)
+    except EdgedecError as error:
+        service.failure = error
+        return
+    except Exception as error:  # told as the command's error
+        service.failure = EdgedecError(f"the model could not be loaded: {type(error).__name__}: {error}")
+        return
+    closing.append(loaded.close)
+    service.load_s = perf_counter() - begun
+    service.model = loaded.file
+    service.engine = loaded.engine
+    if not cancel.cancelled:
+        on_ready(service)

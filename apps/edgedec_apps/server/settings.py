@@ -1,0 +1,84 @@
+"""What a server was told: where it listens, who may ask, and how much of anything it takes."""
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from edgedec.errors import RequestError
+
+_MOST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a server.
+
+    Attributes:
+        model: The model's name as it was given.
+        host: Name or address to listen on.
+        port: TCP port; 0 takes a free one.
+        aliases: Further names that requests may call the model by.
+        api_key: What requests must bring, or None.
+        no_auth: Listen beyond this machine without a key.
+        origins: Web origins other than the server's own that may ask ("https://example.org").
+        n_parallel: Requests that are worked on at once.
+        n_queue: Requests that may wait for that; beyond them the answer is 429.
+        timeout_s: Most seconds that a request may take, waiting included.
+        body_timeout_s: Most seconds that its body may take to come.
+        max_body_bytes: Most bytes of a request's body.
+        offline: Never fetch a model.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8080
+    aliases: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
+    no_auth: bool = False
+    origins: tuple[str, ...] = ()
+    n_parallel: int = 1
+    n_queue: int = 16
+    timeout_s: float = 600.0
+    body_timeout_s: float = 30.0
+    max_body_bytes: int = 8_000_000
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        _require("--port", self.port, 0 <= self.port <= _MOST_PORT, f"0 to {_MOST_PORT}")
+        _require("--parallel", self.n_parallel, 1 <= self.n_parallel <= 256, "1 to 256")
+        _require("--queue", self.n_queue, 0 <= self.n_queue <= 10_000, "0 to 10000")
+        _require("--timeout", self.timeout_s, 0 < self.timeout_s < float("inf"), "above 0, in seconds")
+        for origin in self.origins:
+            plain = origin == origin.strip().rstrip("/") and origin.count("/") == 2 and "://" in origin
+            _require("--cors", origin, plain, "an origin, such as https://example.org")
+        key = "key" if self.api_key is None else self.api_key
+        if not key or not key.isascii() or not key.isprintable():
+            raise RequestError("--api-key must be printable ASCII, not empty; clients send it in a header")
+        if not self.on_loopback and self.api_key is None and not self.no_auth:
+            raise RequestError(
+                f"--host {self.host} can be reached from other machines: protect it with --api-key KEY (or "
+                "EDGEDEC_API_KEY), or say --no-auth if everybody there may use it"
+            )
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is this machine's own, without asking a name server.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("[::1]"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _require(name: str, value: object, holds: bool, expected: str) -> None:
+    if not holds:
+        raise RequestError(f"{name} is {value!r}; it must be {expected}")

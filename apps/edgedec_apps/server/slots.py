@@ -1,0 +1,84 @@
+"""Who is worked on, who waits and who is refused: first come, first served. Used by one event loop."""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from time import monotonic
+
+from edgedec_apps.server.errors import ApiError
+
+_MOST_RETRY_S = 60
+_SHARE_OF_LATEST = 0.2
+
+
+class Slots:
+    """A bounded number of places to work in, and a bounded queue before them.
+
+    Attributes:
+        n_parallel: Places to work in.
+        n_queue: Places to wait in.
+        n_running: Places taken.
+    """
+
+    def __init__(self, n_parallel: int, n_queue: int) -> None:
+        self.n_parallel = n_parallel
+        self.n_queue = n_queue
+        self.n_running = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._usual_s = 1.0
+
+    @property
+    def n_waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def require_room(self) -> None:
+        """Raise ApiError (429, with the seconds after which asking again is worth it) where nobody more may wait."""
+        if self.n_running >= self.n_parallel and self.n_waiting >= self.n_queue:
+            ahead = (self.n_waiting + self.n_running) / self.n_parallel
+            raise ApiError(
+                f"{self.n_running} requests run and {self.n_waiting} wait, which is as many as may; ask again later",
+                status=429,
+                code="queue_full",
+                retry_after_s=min(_MOST_RETRY_S, max(1, math.ceil(ahead * self._usual_s))),
+            )
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[float]:
+        """Wait for a place and hold it inside the block; yields the seconds waited (ApiError as require_room)."""
+        self.require_room()
+        asked = monotonic()
+        if self.n_running < self.n_parallel:
+            self.n_running += 1
+        else:
+            await self._wait()
+        begun = monotonic()
+        try:
+            yield begun - asked
+        finally:
+            self._usual_s += _SHARE_OF_LATEST * (monotonic() - begun - self._usual_s)
+            self._pass_on()
+
+    async def _wait(self) -> None:
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():  # the place was given in the same moment
+                self._pass_on()
+            else:
+                with suppress(ValueError):  # _pass_on may have met it already
+                    self._waiting.remove(mine)
+            raise
+
+    def _pass_on(self) -> None:
+        """Give the place to the next who waits, or leave it empty."""
+        while self._waiting:
+            following = self._waiting.popleft()
+            if not following.done():
+                following.set_result(None)
+                return
+        self.n_running -= 1

@@ -1,0 +1,28 @@
+"""Fixtures: servers of a tiny model on the cpu runtime."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server.running import CHAT, Running, started
+from support.tiny_models import tiny_llama
+
+
+@pytest.fixture(scope="session")
+def chat_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a chat template that knows tools."""
+    return tiny_llama(tmp_path_factory.mktemp("server") / "tiny.gguf", chat_template=CHAT, n_ctx_train=4096)
+
+
+@pytest.fixture(scope="session")
+def server(chat_path: Path) -> Iterator[Running]:
+    """A server of the tiny model, three requests at once."""
+    with started(chat_path, n_parallel=3, aliases=("tiny-alias",)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def endless(chat_path: Path) -> Iterator[Running]:
+    """A server of so long a context that only a limit or a disconnect ends a text; one runs, one may wait."""
+    with started(chat_path, load_options={"n_ctx": 100_000}, n_queue=1) as running:
+        yield running

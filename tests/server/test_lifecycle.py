@@ -1,0 +1,148 @@
+"""From the start of a server to its end: loading, failing, signals."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from server.running import ENDLESS, PATIENCE_S, started
+from support.command_line import finish, run_here, start
+
+from edgedec.errors import EdgedecError, ModelFormatError
+from edgedec.progress import CancelToken
+from edgedec_apps.server.serving import Loaded, address_of, open_socket, serve
+from edgedec_apps.server.settings import Settings
+
+QUICK = ("--port", "0", "--runtime", "cpu", "--draft", "off", "-c", "100000", "-v")
+
+
+def test_health_is_503_until_the_model_is_there() -> None:
+    """While the model loads, health and requests are 503 with the reason; a failure to load ends the server with it."""
+    settings = Settings("model.gguf", port=0)
+    listener = open_socket(settings)
+    url, go = address_of(listener), threading.Event()
+    errors: list[EdgedecError] = []
+
+    def load(_cancel: CancelToken) -> Loaded:
+        assert go.wait(PATIENCE_S)
+        raise ModelFormatError("it is damaged")
+
+    def run() -> None:
+        try:
+            serve(settings, listener, load, CancelToken(), lambda _: None)
+        except EdgedecError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+            health = client.get("/health")
+            chat = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
+            ollama = client.post("/api/chat", json={"model": "model"})
+            models, tags = client.get("/v1/models"), client.get("/api/tags")
+            page = client.get("/")
+    finally:
+        go.set()
+        thread.join(PATIENCE_S)
+    for reply in (health, chat):
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "loading")
+        assert reply.headers["retry-after"] == "2"
+    assert (ollama.status_code, ollama.json()) == (503, {"error": "the model is still loading"})
+    assert models.json()["data"][0]["ready"] is False
+    assert tags.json() == {"models": []}
+    assert page.status_code == 200
+    assert [str(error) for error in errors] == ["it is damaged"]
+
+
+def test_a_port_in_use(chat_path: Path) -> None:
+    """A port that somebody listens on is refused before anything is loaded."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        run_here("serve", "no-such-model", "--port", str(port)).failed(40, f"port {port}", "in use")
+
+
+def test_a_model_that_is_not_there() -> None:
+    """The command ends with the error of loading, as run does."""
+    run_here("serve", "no-such-model", "--port", "0", "-q").failed(11, "no model is called 'no-such-model'")
+
+
+def test_beyond_loopback_a_key_is_asked_for() -> None:
+    """--host 0.0.0.0 without a key or --no-auth is refused."""
+    run_here("serve", "no-such-model", "--host", "0.0.0.0").failed(40, "--api-key", "--no-auth")
+
+
+def test_a_server_ends_while_texts_are_generated(chat_path: Path) -> None:
+    """When a server ends, running streams end with an error that says so, and nothing is left running."""
+    parts: list[str] = []
+    with started(chat_path, load_options={"n_ctx": 100_000}) as running:
+        first = threading.Event()
+
+        def read() -> None:
+            with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=ENDLESS, timeout=PATIENCE_S) as stream:
+                for line in stream.iter_lines():
+                    parts.append(line)
+                    first.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert first.wait(PATIENCE_S)
+    reader.join(PATIENCE_S)
+    assert '"code": "shutting_down"' in "".join(parts[-3:])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("edgedec-")]
+
+
+def address(child: "subprocess.Popen[bytes]") -> str:
+    """Return the address of `edgedec serve` once it is ready."""
+    assert child.stderr is not None
+    for line in iter(child.stderr.readline, b""):
+        if match := re.search(rb"is ready at (http://\S+)", line):
+            return match[1].decode()
+    raise AssertionError(finish(child))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
+def test_signals_end_the_command(chat_path: Path) -> None:
+    """SIGTERM ends `edgedec serve` with 0 and Ctrl-C with 130, in the middle of a stream, without a traceback.
+
+    With --verbose the request is shown, and nothing of its text.
+    """
+    codes = {signal.SIGTERM: 0, signal.SIGINT: 130}
+    children = {number: start("serve", chat_path, *QUICK) for number in codes}
+    try:
+        for number, child in children.items():
+            url = f"{address(child)}/v1/chat/completions"
+            with httpx.stream("POST", url, json=ENDLESS, timeout=PATIENCE_S) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                child.send_signal(number)
+                rest = "".join(lines)
+            result = finish(child)
+            assert (result.code, result.out) == (codes[number], b"")
+            assert "shutting_down" in rest
+            assert "Traceback" not in result.err
+            assert "edgedec.server: POST /v1/chat/completions 200 " in result.err
+            assert ENDLESS["messages"][0]["content"] not in result.err
+    finally:
+        for child in children.values():
+            if child.poll() is None:
+                child.kill()
+                child.communicate()
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra the error names the package and how to get it."""
+    import sys
+
+    for name in [name for name in sys.modules if name.startswith("edgedec_apps.server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    run_here("serve", "no-such-model").failed(30, "edgedec[server]")

@@ -1,0 +1,119 @@
+"""ollama's own client against the server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.running import Running, messages
+from support.servers import StubServer, model_bytes, sha256
+
+ollama = pytest.importorskip("ollama")
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[Any]:
+    """ollama's client, pointed at the server."""
+    client = ollama.Client(host=server.url, timeout=60)
+    yield client
+    client._client.close()
+
+
+def test_the_model_is_listed_and_described(client: Any, server: Running) -> None:
+    """list, ps and show tell of the model that is served."""
+    (listed,) = client.list().models
+    assert (listed.model, listed.details.family, listed.details.format) == ("tiny", "llama", "gguf")
+    (running,) = client.ps().models
+    assert (running.model, running.context_length) == ("tiny", 512)
+    shown = client.show("tiny:latest")
+    assert shown.modelinfo["llama.context_length"] == 4096
+    assert shown.capabilities == ["completion", "tools"]
+    assert "temperature" in shown.parameters
+
+
+def test_a_chat_is_the_engines(client: Any, server: Running) -> None:
+    """A chat has the engine's text, whole and as a stream, under ollama's names of the options."""
+    options = {"num_predict": 12, "seed": 5, "temperature": 0.9, "repeat_penalty": 1.1, "num_ctx": 512}
+    own = server.engine.chat(messages("Hello"), max_tokens=12, seed=5, temperature=0.9, repetition_penalty=1.1)
+    whole = client.chat("tiny", messages("Hello"), options=options)
+    assert (whole.message.content, whole.done_reason, whole.eval_count) == (own.text, "length", 12)
+    assert whole.prompt_eval_count == own.stats.n_prompt_tokens
+    parts = list(client.chat("tiny", messages("Hello"), options=options, stream=True))
+    assert "".join(part.message.content for part in parts) == own.text
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1].eval_count == 12
+
+
+def test_generate_uses_the_template_unless_raw(client: Any, server: Running) -> None:
+    """A prompt is a chat's first message, after the system message; raw continues it as it is."""
+    options = {"num_predict": 8, "temperature": 0}
+    told = [{"role": "system", "content": "Be brief."}, *messages("Hi")]
+    chat = server.engine.chat(told, max_tokens=8, temperature=0).text
+    assert client.generate("tiny", "Hi", system="Be brief.", options=options).response == chat
+    raw = server.engine.generate("Hi", max_tokens=8, temperature=0).text
+    parts = client.generate("tiny", "Hi", raw=True, options=options, stream=True)
+    assert "".join(part.response for part in parts) == raw
+
+
+def test_an_empty_request_is_answered_at_once(client: Any) -> None:
+    """A request without messages or prompt only asks that the model is loaded."""
+    assert client.chat("tiny").done_reason == "load"
+    assert client.generate("tiny", "").done_reason == "load"
+
+
+def test_logprobs(client: Any, server: Running) -> None:
+    """Log-probabilities are the engine's."""
+    own = server.engine.chat(messages("Hi"), max_tokens=4, temperature=0, logprobs=1)
+    reply = client.chat(
+        "tiny", messages("Hi"), logprobs=True, top_logprobs=1, options={"num_predict": 4, "temperature": 0}
+    )
+    assert [entry.logprob for entry in reply.logprobs] == [output.logprob for output in own.outputs]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_ctx": 8192}, "options.num_ctx is 8192; the model was loaded with 512"),
+        ({"mirostat": 2}, "options.mirostat is 2"),
+        ({"tempreature": 1}, "the field 'options.tempreature' is not known here"),
+        ({"top_p": 7.0}, "options.top_p is 7.0"),
+        ({"num_predict": 0}, "options.num_predict is 0"),
+    ],
+)
+def test_refusals_name_the_option(client: Any, options: dict[str, Any], words: str) -> None:
+    """What would change the text and is not had here is refused by name, in ollama's form of an error."""
+    with pytest.raises(ollama.ResponseError) as caught:
+        client.chat("tiny", messages("x"), options=options)
+    assert caught.value.status_code == 400
+    assert words in caught.value.error
+
+
+def test_another_model_is_not_found(client: Any) -> None:
+    """Another model's name is a 404."""
+    with pytest.raises(ollama.ResponseError, match="'llama9' is not served here") as caught:
+        client.chat("llama9", messages("x"))
+    assert caught.value.status_code == 404
+
+
+def test_pull_fetches_into_the_cache(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Running
+) -> None:
+    """pull streams its progress and ends with success; a file's path and an unknown name are refused."""
+    data = model_bytes(100_000)
+    monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGEDEC_CONFIG", str(tmp_path))
+    with StubServer() as stub:
+        stub.add("/m.gguf", data)
+        entry = {"name": "small", "size_bytes": len(data), "sha256": sha256(data), "licence": "MIT"}
+        lines = ["[[model]]", *(f"{name} = {value!r}" for name, value in entry.items())]
+        lines += ["architecture = 'llama'", "note = 'n'", "[[model.source]]", "kind = 'url'"]
+        (tmp_path / "catalogue.toml").write_text("\n".join([*lines, f"url = '{stub.root}/m.gguf'"]))
+        parts = list(client.pull("small", stream=True))
+    assert parts[-1].status == "success"
+    assert any(part.total == part.completed == len(data) for part in parts)
+    assert (tmp_path / "cache" / "models" / "small.gguf").read_bytes() == data
+    assert client.pull("small").status == "success"
+    with pytest.raises(ollama.ResponseError, match="can't be pulled"):
+        client.pull(str(tmp_path / "catalogue.toml"))
+    with pytest.raises(ollama.ResponseError, match="no model is called 'no-such'"):
+        client.pull("no-such")

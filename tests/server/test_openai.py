@@ -1,0 +1,189 @@
+"""OpenAI's own client against the server."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.running import Running, messages
+from support.command_line import run_here
+
+openai = pytest.importorskip("openai")
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[Any]:
+    """OpenAI's client, pointed at the server."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def test_models(client: Any, server: Running) -> None:
+    """The one model is listed and answers to its name and its aliases; another is not there."""
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny-alias").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="'gpt-x' is not served here"):
+        client.models.retrieve("gpt-x")
+
+
+def test_a_chat_is_the_engines(client: Any, server: Running) -> None:
+    """A chat has the text, the end and the counts that the engine has for the same options."""
+    own = server.engine.chat(messages("Hello"), max_tokens=12, seed=5, temperature=0.9)
+    reply = client.chat.completions.create(
+        model="tiny", messages=messages("Hello"), max_completion_tokens=12, seed=5, temperature=0.9
+    )
+    assert reply.choices[0].message.content == own.text
+    assert reply.choices[0].finish_reason == own.finish_reason == "length"
+    assert reply.usage.prompt_tokens == own.stats.n_prompt_tokens
+    assert reply.usage.completion_tokens == 12
+    assert reply.usage.total_tokens == own.stats.n_prompt_tokens + 12
+    assert reply.timings["predicted_n"] == 12
+    assert reply.edgedec["generations"][0]["seed"] == 5
+
+
+def test_the_text_is_the_command_lines(client: Any, chat_path: Path) -> None:
+    """The same prompt, settings and seed give the command line's text, byte for byte, chat and raw."""
+    flags = ("-n", "16", "--seed", "9", "-q", "--runtime", "cpu", "-c", "512", "--draft", "off")
+    chat = client.chat.completions.create(model="tiny", messages=messages("Hello"), max_tokens=16, seed=9)
+    assert run_here("run", chat_path, "Hello", *flags).text.removesuffix("\n") == chat.choices[0].message.content
+    raw = client.completions.create(model="tiny", prompt="Hello", max_tokens=16, seed=9)
+    assert run_here("run", chat_path, "Hello", "--raw", *flags).text.removesuffix("\n") == raw.choices[0].text
+
+
+def test_a_stream_is_the_whole(client: Any) -> None:
+    """The parts of a stream add up to the answer in one piece, and end with its reason and the counts."""
+    asked = {"model": "tiny", "messages": messages("Hi"), "max_tokens": 20, "seed": 1}
+    whole = client.chat.completions.create(**asked)
+    parts = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert parts[0].choices[0].delta.role == "assistant"
+    texts = [part.choices[0].delta.content or "" for part in parts if part.choices]
+    assert "".join(texts) == whole.choices[0].message.content
+    assert [part.choices[0].finish_reason for part in parts if part.choices][-1] == "length"
+    assert parts[-1].choices == []
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [getattr(parts[-1].usage, name) for name in counts] == [getattr(whole.usage, name) for name in counts]
+
+
+def test_n_texts_are_those_of_the_seeds_after(client: Any) -> None:
+    """Text k of n is what seed + k gives alone; the prompt is counted once."""
+    asked = {"model": "tiny", "messages": messages("Hi"), "max_tokens": 8}
+    alone = [client.chat.completions.create(**asked, seed=40 + k) for k in range(3)]
+    several = client.chat.completions.create(**asked, seed=40, n=3)
+    assert [c.message.content for c in several.choices] == [reply.choices[0].message.content for reply in alone]
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    assert several.usage.prompt_tokens == alone[0].usage.prompt_tokens
+    assert several.usage.completion_tokens == 24
+    streamed = ["", "", ""]
+    for part in client.chat.completions.create(**asked, seed=40, n=3, stream=True):
+        streamed[part.choices[0].index] += part.choices[0].delta.content or ""
+    assert streamed == [choice.message.content for choice in several.choices]
+
+
+def test_logprobs(client: Any, server: Running) -> None:
+    """Log-probabilities are the engine's, token by token, and their bytes are the text's."""
+    own = server.engine.chat(messages("Hi"), max_tokens=6, temperature=0, logprobs=3)
+    reply = client.chat.completions.create(
+        model="tiny", messages=messages("Hi"), max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
+    )
+    entries = reply.choices[0].logprobs.content
+    assert [entry.logprob for entry in entries] == [output.logprob for output in own.outputs]
+    assert [[top.logprob for top in e.top_logprobs] for e in entries] == [
+        list(output.top_logprobs.values()) for output in own.outputs
+    ]
+    assert b"".join(bytes(e.bytes) for e in entries).decode("utf-8", "replace") == own.text
+
+
+def test_completions_take_several_prompts(client: Any, server: Running) -> None:
+    """Prompts as texts and as token ids give the same texts, echoed with the prompt before them."""
+    prompts = ["Once", "upon"]
+    ids = [server.engine.tokenizer.encode(prompt) for prompt in prompts]
+    asked = {"model": "tiny", "max_tokens": 5, "temperature": 0}
+    by_text = client.completions.create(prompt=prompts, **asked)
+    by_ids = client.completions.create(prompt=ids, **asked)
+    own = [server.engine.generate(prompt, max_tokens=5, temperature=0).text for prompt in prompts]
+    assert [choice.text for choice in by_text.choices] == [choice.text for choice in by_ids.choices] == own
+    echoed = client.completions.create(prompt=prompts, echo=True, **asked)
+    assert [choice.text for choice in echoed.choices] == ["Once" + own[0], "upon" + own[1]]
+    parts = client.completions.create(prompt="Once", stream=True, **asked)
+    assert "".join(part.choices[0].text for part in parts) == own[0]
+
+
+def test_completion_logprobs_and_default_length(client: Any) -> None:
+    """/v1/completions has its own form of log-probabilities, and 16 tokens where no limit is given."""
+    reply = client.completions.create(model="tiny", prompt="Once", temperature=0, logprobs=2)
+    logprobs = reply.choices[0].logprobs
+    assert reply.usage.completion_tokens == len(logprobs.tokens) == len(logprobs.token_logprobs) == 16
+    assert logprobs.text_offset[0] == 0
+    assert logprobs.text_offset[1] == len(logprobs.tokens[0])
+
+
+def test_stop_and_bias(client: Any) -> None:
+    """A stop string ends the text before itself; a bias of 100 makes a token certain, and -100 rules it out."""
+    forced = {"model": "tiny", "messages": messages("x"), "max_tokens": 4, "temperature": 0}
+    letter_a, letter_b = str(4 + ord("a")), str(4 + ord("b"))
+    plain = client.chat.completions.create(**forced, logit_bias={letter_a: 100})
+    assert (plain.choices[0].message.content, plain.choices[0].finish_reason) == ("aaaa", "length")
+    stopped = client.chat.completions.create(**forced, logit_bias={letter_a: 100}, stop=["aaa", "zz"])
+    assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("", "stop")
+    other = client.chat.completions.create(**forced, logit_bias={letter_a: -100, letter_b: 50})
+    assert other.choices[0].message.content == "bbbb"
+
+
+def test_three_streams_at_once_have_the_texts_they_have_alone(client: Any) -> None:
+    """Three requests that run at the same time, of different lengths, get the texts that each gets alone."""
+    asked = [
+        {"model": "tiny", "messages": messages(text), "max_tokens": n, "seed": seed, "stream": True}
+        for text, n, seed in (("Hello", 24, 1), ("A longer message, for another prefix", 32, 2), ("Hello there", 16, 3))
+    ]
+
+    def text_of(options: dict[str, Any]) -> str:
+        return "".join(part.choices[0].delta.content or "" for part in client.chat.completions.create(**options))
+
+    alone = [text_of(options) for options in asked]
+    together: list[str] = [""] * len(asked)
+    begin = threading.Barrier(len(asked))
+
+    def run(i: int) -> None:
+        begin.wait()
+        together[i] = text_of(asked[i])
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone
+
+
+def test_per_request_drafting(chat_path: Path) -> None:
+    """Drafting can be switched off for a request; the text is the same, and the reply tells of both."""
+    from server.running import started
+
+    asked = {"messages": messages("abcabcabcabc"), "max_tokens": 40, "temperature": 0, "ignore_end": True}
+    with started(chat_path, load_options={"draft": "suffix"}) as running:
+        on = running.client.post("/v1/chat/completions", json=asked).json()
+        off = running.client.post("/v1/chat/completions", json=asked | {"speculative": {"draft": "off"}}).json()
+        live = running.client.post("/v1/chat/completions", json=asked | {"stream": True, "timings_per_token": True})
+        drafted = running.client.get("/metrics").text
+    assert on["choices"][0]["message"] == off["choices"][0]["message"]
+    assert on["timings"]["draft_n"] > 0
+    assert on["edgedec"]["generations"][0]["drafters"]["suffix"]["nodes"] > 0
+    assert off["timings"]["draft_n"] == 0
+    assert '"timings": {"predicted_n": 1,' in live.text
+    assert 'edgedec_drafter_proposed_tokens_total{drafter="suffix"}' in drafted
+
+
+def test_embeddings_are_refused_with_a_reason(client: Any) -> None:
+    """/v1/embeddings answers 501 and says why."""
+    with pytest.raises(openai.InternalServerError, match="embeddings are not supported") as caught:
+        client.embeddings.create(model="tiny", input="x")
+    assert caught.value.status_code == 501
+
+
+def test_a_prompt_longer_than_the_context(client: Any) -> None:
+    """Too long a prompt is a 400 with OpenAI's code for it, streamed or not."""
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="the context of 512") as caught:
+            client.chat.completions.create(model="tiny", messages=messages("x" * 600), stream=stream)
+        assert caught.value.code == "context_length_exceeded"

@@ -1,0 +1,198 @@
+"""What is refused: malformed requests, too large ones, wrong keys, pages of other sites."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.running import Running, messages, started
+from support.tiny_models import tiny_llama
+
+from edgedec.errors import RequestError
+from edgedec_apps.server.settings import Settings
+
+CHAT = {"messages": messages("x"), "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"messages": []}, "messages", "at least one message"),
+        ({"messages": "x"}, "messages", "must be a list of objects"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'robot'"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "not 5"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content",
+            "list of text parts",
+        ),
+        ({"temperature": -1}, "temperature", "a number from 0"),
+        ({"temperature": "hot"}, "temperature", "must be a number"),
+        ({"temperature": True}, "temperature", "must be a number"),
+        ({"temperature": 10**400}, "temperature", "too many digits"),
+        ({"repetition_penalty": 10**400}, "repetition_penalty", "too many digits"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
+        ({"n": 17}, "n", "1 to 16"),
+        ({"seed": -1}, "seed", "0 to 18446744073709551615"),
+        ({"stop": ["a", 1]}, "stop", "list of strings"),
+        ({"stop": [""]}, "stop", "none of them empty"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias", "0 to 259"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "-100 to 100"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "'yaml'"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.schema",
+            "missing",
+        ),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0]", "type 'function'"),
+        ({"functions": [{"name": "f"}]}, "functions", "not supported"),
+        ({"speculative": {"draft": "always"}}, "speculative.draft", "'always'"),
+        ({"speculative": {"verify": "magic"}}, "speculative.verify", "'magic'"),
+        ({"reuse": "some"}, "reuse", "exact or longest"),
+        ({"temprature": 1}, "temprature", "not known here"),
+        ({"store": True}, "store", "leave it out"),
+    ],
+)
+def test_a_field_is_refused_by_name(server: Running, fields: dict[str, Any], param: str, words: str) -> None:
+    """Every malformed, unknown or unsupported value is a 400 in OpenAI's form that names the field and the reason."""
+    reply = server.client.post("/v1/chat/completions", json=CHAT | fields)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [999]}, "prompt"),
+        ({"prompt": {"text": "x"}}, "prompt"),
+        ({"prompt": "x", "best_of": 2}, "best_of"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+    ],
+)
+def test_a_completions_field_is_refused_by_name(server: Running, fields: dict[str, Any], param: str) -> None:
+    """The same for /v1/completions."""
+    reply = server.client.post("/v1/completions", json=fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"x"', b'{"n": NaN}', b'{"a": "\\ud800"}', b"\xff{}", b"[" * 100_000, b"9" * 5000]
+)
+def test_what_is_no_json_object(server: Running, body: bytes) -> None:
+    """A body that is no JSON object in UTF-8 is a 400 that says so."""
+    reply = server.client.post("/v1/chat/completions", content=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
+    """Such a model continues texts; a chat with it is refused with the reason, before the stream begins."""
+    path = tiny_llama(tmp_path / "plain.gguf", n_layer=1)
+    with started(path, load_options={"n_ctx": 64}) as running:
+        for stream in (False, True):
+            chat = running.client.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+            assert chat.status_code == 400
+            assert "has no chat template" in chat.json()["error"]["message"]
+        asked = {"model": "plain", "prompt": "x", "stream": False, "options": {"num_predict": 3, "temperature": 0}}
+        continued = running.client.post("/api/generate", json=asked).json()
+        own = running.engine.generate("x", max_tokens=3, temperature=0).text
+        assert (continued["response"], continued["eval_count"]) == (own, 3)
+        refused = running.client.post("/api/generate", json=asked | {"system": "Be brief."})
+        assert (refused.status_code, "system" in refused.json()["error"]) == (400, True)
+
+
+@pytest.fixture(scope="module")
+def guarded(chat_path: Path) -> Iterator[Running]:
+    """A server that asks for a key, lets one origin in and takes bodies of 10 kB."""
+    with started(chat_path, api_key="sesame", origins=("https://good.example",), max_body_bytes=10_000) as running:
+        yield running
+
+
+def test_an_oversized_body(guarded: Running) -> None:
+    """A body beyond the limit is a 413, however it comes, and the connection's other requests still work."""
+    large = json.dumps(CHAT | {"user": "x" * 20_000}).encode()
+
+    def pieces() -> Iterator[bytes]:
+        yield large
+
+    for content in (large, pieces(), b"x" * 200_000):
+        reply = guarded.client.post("/v1/chat/completions", content=content)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_large")
+    assert guarded.client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+@pytest.mark.parametrize("header", ["", "Bearer wrong", "Bearer", "Basic sesame", "Bearer sesame2"])
+def test_a_wrong_key(guarded: Running, header: str) -> None:
+    """Without the key nothing but health and the page's files is answered."""
+    headers = {"authorization": header}
+    for method, path in (("GET", "/v1/models"), ("POST", "/api/chat"), ("GET", "/metrics"), ("GET", "/nothing")):
+        reply = guarded.client.request(method, path, headers=headers)
+        assert reply.status_code == 401, path
+        assert reply.headers["www-authenticate"] == "Bearer"
+    for path in ("/", "/health", "/static/app.js"):
+        assert guarded.client.get(path, headers=headers).status_code == 200, path
+
+
+def test_pages_of_other_sites(guarded: Running, server: Running) -> None:
+    """A page of another origin may ask only where --cors names it, and no answer carries CORS headers otherwise."""
+    evil = {"origin": "https://evil.example"}
+    for running in (guarded, server):
+        refused = running.client.post("/v1/chat/completions", json=CHAT, headers=evil)
+        assert refused.status_code == 403
+        assert running.client.get("/v1/models", headers={"sec-fetch-site": "cross-site"}).status_code == 403
+        own = running.client.post("/v1/chat/completions", json=CHAT, headers={"origin": running.url})
+        assert own.status_code == 200
+        assert not [name for name in own.headers if name.startswith("access-control")]
+    good = {"origin": "https://good.example"}
+    reply = guarded.client.post("/v1/chat/completions", json=CHAT, headers=good)
+    assert reply.headers["access-control-allow-origin"] == "https://good.example"
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    assert guarded.client.options("/v1/chat/completions", headers=good | asked).status_code == 200
+    assert guarded.client.options("/v1/chat/completions", headers=evil | asked).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[", ""])
+def test_a_host_that_is_not_this_machine(server: Running, host: str) -> None:
+    """On loopback a Host header that names another machine is refused: names can be pointed here (DNS rebinding)."""
+    assert server.client.get("/v1/models", headers={"host": host}).status_code == 403
+    assert server.client.get("/v1/models", headers={"host": "localhost:1234"}).status_code == 200
+
+
+def test_unknown_addresses_and_methods(server: Running) -> None:
+    """An unknown address is a 404, a wrong method a 405, each in the form of the interface it is near."""
+    assert server.client.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+    assert isinstance(server.client.get("/api/nothing").json()["error"], str)
+    assert server.client.get("/v1/chat/completions").status_code == 405
+    assert server.client.delete("/api/delete").status_code == 501
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"host": "0.0.0.0"}, "protect it with --api-key"),
+        ({"host": "::"}, "protect it with --api-key"),
+        ({"host": "my-machine"}, "protect it with --api-key"),
+        ({"api_key": ""}, "--api-key must be"),
+        ({"n_parallel": 0}, "--parallel is 0"),
+        ({"origins": ("example.org",)}, "--cors is 'example.org'"),
+        ({"timeout_s": 0.0}, "--timeout is 0.0"),
+        ({"port": 70_000}, "--port is 70000"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
+    """A server that others could reach without a key is refused, and so are values out of range."""
+    with pytest.raises(RequestError, match=words):
+        Settings("m", **settings)
+    assert Settings("m", host="0.0.0.0", no_auth=True).on_loopback is False
