@@ -69,11 +69,12 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
     begun = perf_counter()
     if proposer is not None and len(pending) == 1:
         draft = _propose(sequence, decoder, proposer)
-    started = perf_counter()
+    started, held = perf_counter(), session.n_cached
     try:
         forward = _forward(sequence, decoder, pending, draft)
-    except BaseException:  # KeyboardInterrupt too: the session says what it holds
-        sequence.n_cached = min(session.n_cached, sequence.n_cached + len(pending) - 1)
+    except BaseException:  # KeyboardInterrupt too: the session says what it holds, unless it holds an older text still
+        if session.n_cached != held:
+            sequence.n_cached = min(session.n_cached, sequence.n_cached + len(pending) - 1)
         raise
     ended = perf_counter()
     verification = _verify(sequence, decoder, draft, forward)

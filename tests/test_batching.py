@@ -1,6 +1,5 @@
 """Forwards of several threads joined: everybody gets the bits of being alone, faults stay with whom they belong to."""
 
-import os
 import signal
 import sys
 import threading
@@ -395,27 +394,3 @@ def test_no_more_is_joined_than_one_forward_may_return(model: Model) -> None:
         counted.gate.set()
         assert [len(future.result(30).logits) for future in futures] == [1, 100, 100, 100]
     assert counted.sizes == [1, 2, 1]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_waits_for_no_thread_of_its_parent(model: Model) -> None:
-    """cancel() in a child returns, though a thread of the parent held the lock at the fork."""
-    shared = batcher(model)
-    session = shared.session(N_CTX)
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with shared._changed:
-            held.set()
-            done.wait(30)
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(hold)
-        assert held.wait(30)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(10)
-            session.cancel()
-            os._exit(0)
-        done.set()
-    assert os.waitpid(child, 0)[1] == 0

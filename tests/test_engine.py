@@ -488,3 +488,21 @@ def test_ctrl_c_in_an_application_leaves_the_model_usable(tiny_path: Path) -> No
     result = subprocess.run([sys.executable, "-c", code, tiny_path], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert "interrupted" in result.stdout
+
+
+def test_a_forward_that_was_refused_leaves_no_tokens_to_reuse(
+    tiny: edgedec.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session still holds the text before; the next request with the refused prompt gets a cold start's text."""
+    other = "Quite another prompt of about the same length"
+    expected = tiny.generate(other, temperature=0, max_tokens=12).token_ids
+    tiny.generate(PROMPT * 3, temperature=0, max_tokens=12)
+
+    def refused(*args: Any, **options: Any) -> Any:
+        raise MemoryCapError("no memory for a forward's results")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny._target.session, "forward", refused)
+        with pytest.raises(MemoryCapError):
+            tiny.generate(other, temperature=0, max_tokens=12)
+    assert tiny.generate(other, temperature=0, max_tokens=12).token_ids == expected

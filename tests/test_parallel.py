@@ -1,5 +1,6 @@
 """An engine with several requests at once: each gets the text that it gets alone, whatever the others do."""
 
+import os
 import signal
 import sys
 import threading
@@ -155,6 +156,30 @@ def test_requests_take_turns_where_rows_depend_on_each_other(path: Path) -> None
     with edgedec.load(path, runtime="llamacpp", n_parallel=3, draft="off") as engine:
         assert not isinstance(engine._target.session, BatchedSession)
         assert texts(engine, jobs) == [texts(engine, [job])[0] for job in jobs]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_waits_for_no_thread_of_its_parent(path: Path) -> None:
+    """close() in a child returns, though a thread of the parent held the lock of the joined forwards at the fork."""
+    held, done = threading.Event(), threading.Event()
+    with edgedec.load(path, runtime="cpu", n_parallel=2, draft="off") as engine, ThreadPoolExecutor(1) as pool:
+        session = engine._target.session
+        assert isinstance(session, BatchedSession)
+
+        def hold() -> None:
+            with session.batcher._changed:
+                held.set()
+                done.wait(30)
+
+        pool.submit(hold)
+        assert held.wait(30)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            engine.close()
+            os._exit(0)
+        done.set()
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def in_threads(*calls: Callable[[], None]) -> None:

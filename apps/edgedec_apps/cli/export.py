@@ -61,9 +61,7 @@ def run_export(job: ExportJob) -> None:
     if to_gguf and (job.quant, job.kv, job.target) != ("exact", "f32", "cpu"):
         raise RequestError("--quant, --kv and --target are of --to onnx; a GGUF has a --type")
     if job.target == "npu" and (job.quant, job.kv) != ("exact", "f32"):
-        raise RequestError(
-            "--quant and --kv are of --target cpu; what an NPU gets has one form"
-        )
+        raise RequestError("--quant and --kv are of --target cpu; what an NPU gets has one form")
     if not to_gguf and job.gguf != GGUFOptions():
         raise RequestError("--type, --layers and --allow-requantize are of --to gguf; leave them out, or add that")
     document = interruptible(lambda cancel: (_work_gguf if to_gguf else _work)(job, cancel))
