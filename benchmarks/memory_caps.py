@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from provenance import provenance
 import edgedec
 
 _SHARES = (0.3, 0.6, 0.75, 0.85, 0.92, 0.97, 1.0, 1.2)
-_WORDS = "The river had carried boats, timber and news between the two towns for as long as anyone could remember. "
+_TEXT = files("edgedec_apps") / "eval_text.txt"  # prose and code: many different tokens, whose embeddings are looked up
 _REFUSED = 50  # MemoryCapError's exit code
 _SLACK_BYTES, _SLACK = 16_000_000, 0.05
 
@@ -84,7 +85,8 @@ def _prompt(model: str, n_tokens: int) -> str:
     """Return a text of that many tokens."""
     with edgedec.load(model, draft="off", offline=True, n_ctx=64, runtime="cpu") as engine:
         tokenizer = engine.model.tokenizer
-        ids = tokenizer.encode(_WORDS * (n_tokens // 10 + 1))[: max(1, n_tokens)]
+        ids = tokenizer.encode(_TEXT.read_text(encoding="utf-8"))
+        ids = (ids * (n_tokens // len(ids) + 1))[: max(1, n_tokens)]
         return b"".join(tokenizer.piece(token) for token in ids).decode("utf-8", errors="replace")
 
 

@@ -59,7 +59,7 @@ def export(
     ] = None,
     layers: Annotated[
         str | None,
-        option("--layers", help="gguf: keep N layers, or those of a list (0-13,20-27).", metavar="N", panel=_EXPORT),
+        option("--layers", help="gguf: keep so many layers, or a list (0-13,20-27).", metavar="LIST", panel=_EXPORT),
     ] = None,
     allow_requantize: Annotated[
         bool, option("--allow-requantize", help="gguf: quantize what is quantized already.", panel=_EXPORT)
