@@ -217,17 +217,17 @@ def test_of_this_machine() -> None:
     read = system_memory.resident_reader()
     before = system_memory.resident()
     assert before is not None
-    taken = np.ones(30_000_000, np.uint8)
+    taken = np.ones(40_000_000, np.uint8)  # more than glibc ever takes from its heap, so that freeing it unmaps it
     after, peak, quick = system_memory.resident(), system_memory.peak_resident_bytes(), read()
     assert after is not None
     assert peak is not None
     assert quick is not None
-    assert 29_000_000 < (after.private or 0) - (before.private or 0) < 40_000_000
+    assert 39_000_000 < (after.private or 0) - (before.private or 0) < 50_000_000
     assert abs(quick - after.total) < 2_000_000
     assert peak >= after.total - 2_000_000
     del taken
     system_memory.return_free_memory()
-    assert (read() or 0) < after.total - 25_000_000
+    assert (read() or 0) < after.total - 35_000_000
     total, available = system_memory.total_bytes(), system_memory.available_bytes()
     assert total is not None
     assert available is not None
