@@ -22,12 +22,13 @@ import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from provenance import provenance
 
+from edgedec.file_kinds import DATA, GRAPH
 from edgedec.gguf import read_gguf
 from edgedec.loading import resolve
 from edgedec.resolver import ResolveOptions
 from edgedec.system_memory import peak_resident_bytes, resident_bytes
 from edgedec_export.external_data import DataFile
-from edgedec_export.folder import DATA, GRAPH, read_manifest
+from edgedec_export.folder import read_manifest
 from edgedec_export.graph import build_graph
 from edgedec_export.graph_parts import Initializers
 from edgedec_export.quantizing import Quant

@@ -74,8 +74,6 @@ class Batcher:
     Attributes:
         model: The model.
         joins: Whether forwards are joined, and prompts cut: not where rows depend on what else is in a forward.
-
-    >>> # batcher = Batcher(model); sessions = [batcher.session(512) for _ in range(4)]; one thread each
     """
 
     def __init__(self, model: Model) -> None:

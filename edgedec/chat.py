@@ -11,12 +11,18 @@ Message = Mapping[str, Any]
 class ChatTemplate(Protocol):
     """Renders messages to the text a model was trained on. Made by a factory (`edgedec.templates`)."""
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Return the prompt text.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Return the prompt text; `tools` are what the model may call, in OpenAI's form.
 
         Raises:
             TemplateError: The template fails, runs without end or reaches outside its sandbox.
-            RequestError: A message is malformed.
+            RequestError: A message or a tool is malformed.
         """
 
 

@@ -1,11 +1,9 @@
 """The drafters of an engine, and their policy for one generation."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 from edgedec.curve import CostCurve
@@ -16,15 +14,14 @@ from edgedec.drafters.common_text import CommonText
 from edgedec.drafters.model import ModelFactory
 from edgedec.drafters.self_draft import SelfDrafter
 from edgedec.drafters.skip import SkipDrafter
-from edgedec.errors import EdgedecError, MemoryCapError, PluginError
+from edgedec.errors import MemoryCapError, PluginError
 from edgedec.guarded import Guarded
-from edgedec.layer_sets import TunedSet, tuned_set
+from edgedec.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
 from edgedec.policy import Policy
 from edgedec.proposing import described
 from edgedec.records import Member, Record
-from edgedec.remembered import cache_folder
 from edgedec.sequence import Sequence
 from edgedec.stats import DecodeStats
 from edgedec.verify import COUPLED
@@ -47,7 +44,7 @@ class Drafting:
         notes: What the next generation's statistics will tell, once.
         policy: The generation's that is running, or None.
         off: Drafters that are asked no more, as their memory was needed, with what to tell of them.
-        cache_dir: Root of the cache, where a tuned set of layers may be; None for where this installation keeps it.
+        tuned: The set of layers that was tuned for this model, or None.
         strict: Verify only what has the bits of single steps: no trees where the runtime's are not exact.
     """
 
@@ -63,7 +60,7 @@ class Drafting:
     notes: list[str] = field(default_factory=list)
     policy: Policy | None = None
     off: dict[str, str] = field(default_factory=dict)
-    cache_dir: Path | None = None
+    tuned: TunedSet | None = None
     strict: bool = True
 
     @property
@@ -187,18 +184,12 @@ def _with_tuned_layers(
     pinned = factories.get(SKIP) is SkipDrafter
     if not session.model.capabilities.layers or (drafting.always and not pinned):
         return factories
-    tuned = _tuned_set(drafting, session)
+    tuned = drafting.tuned
     if tuned is not None and (pinned or promised_gain(tuned, curve, drafting.n_max) >= SKIP_GAIN):
         factories[SKIP] = partial(SkipDrafter, tuned=tuned)
     elif pinned and tuned is None:
         stats.add_reason("skip leaves out every fourth layer; edgedec tune-skip finds a better set for this model")
     return factories
-
-
-def _tuned_set(drafting: Drafting, session: Session) -> TunedSet | None:
-    with suppress(EdgedecError):  # without our own folders there is no cache
-        return tuned_set(cache_folder(drafting.cache_dir), session.model.card)
-    return None
 
 
 def _member(

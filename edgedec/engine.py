@@ -53,10 +53,14 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class RequestOptions(SamplingOptions, total=False):
-    """Those, and what the text keeps to; as in Engine.generate."""
+    """Those, and the others of a request; as in Engine.stream."""
 
+    reuse: Reuse
+    draft: bool
+    verify: str
     grammar: Grammar | None
     json_schema: JsonSchema | None
+    on_progress: OnProgress | None
 
 
 class Engine:
@@ -131,48 +135,13 @@ class Engine:
         return replace(replace(SamplingParams(), **self.card.sampling_defaults), **options)  # type: ignore[arg-type]
 
     def generate(
-        self,
-        prompt: Prompt,
-        *,
-        reuse: Reuse = "exact",
-        draft: bool = True,
-        verify: str = COUPLED,
-        grammar: Grammar | None = None,
-        json_schema: JsonSchema | None = None,
-        cancel: CancelToken | None = None,
-        on_progress: OnProgress | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
     ) -> Generation:
-        """Generate text after a prompt (text, or token ids) and return it whole.
+        """Generate text after a prompt (text, or token ids) and return it whole; options as those of stream().
 
         Cancelling returns what was generated so far, with finish_reason "cancelled".
-
-        Args:
-            reuse: How much of the KV cache of earlier requests is used: "exact" only what leaves the text as a
-                cold start gives it, "longest" all that the prompts share.
-            draft: Whether drafts may be verified; the text is the same.
-            verify: The rule by which: "coupled"; or "tokenwise", "block", "recursive", "kseq", "multipath", which give
-                a text of the same distribution, not the same text.
-            grammar: What the text keeps to; it ends where the grammar does. Needs the extra `grammar`.
-            json_schema: The same for JSON under a schema (an object, or its text): Grammar.json_schema(...).
-
-        Raises:
-            PromptTooLongError: The prompt does not fit the context.
-            RequestError: An option is out of range, the prompt is empty, or the grammar is invalid or not supported.
         """
-        return _finished(
-            self.stream(
-                prompt,
-                reuse=reuse,
-                draft=draft,
-                verify=verify,
-                grammar=grammar,
-                json_schema=json_schema,
-                cancel=cancel,
-                on_progress=on_progress,
-                **options,
-            )
-        )
+        return _finished(self.stream(prompt, cancel=cancel, **options))
 
     def stream(
         self,
@@ -187,7 +156,24 @@ class Engine:
         on_progress: OnProgress | None = None,
         **options: Unpack[SamplingOptions],
     ) -> TokenStream:
-        """Generate token by token; as generate(). Dropping the stream stops it."""
+        """Generate token by token after a prompt (text, or token ids). Dropping the stream stops it.
+
+        Args:
+            reuse: How much of the KV cache of earlier requests is used: "exact" only what leaves the text as a
+                cold start gives it, "longest" all that the prompts share.
+            draft: Whether drafts may be verified; the text is the same.
+            verify: The rule by which: "coupled"; or "tokenwise", "block", "recursive", "kseq", "multipath", which give
+                a text of the same distribution, not the same text.
+            grammar: What the text keeps to; it ends where the grammar does. Needs the extra `grammar`.
+            json_schema: The same for JSON under a schema (an object, or its text): Grammar.json_schema(...).
+            cancel: Stops the generation, from any thread.
+            on_progress: Called while the prompt is read.
+            options: Those of SamplingParams.
+
+        Raises:
+            PromptTooLongError: The prompt does not fit the context.
+            RequestError: An option is out of range, the prompt is empty, or the grammar is invalid or not supported.
+        """
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         sampling = self.sampling(**options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
@@ -198,75 +184,36 @@ class Engine:
         return TokenStream(self._turns, request, cancel, on_progress, constraint)
 
     def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        reuse: Reuse = "longest",
-        draft: bool = True,
-        verify: str = COUPLED,
-        grammar: Grammar | None = None,
-        json_schema: JsonSchema | None = None,
-        cancel: CancelToken | None = None,
-        on_progress: OnProgress | None = None,
-        **options: Unpack[SamplingOptions],
+        self, messages: Sequence[Message], *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
     ) -> Generation:
         """Answer the last of `messages` ({"role": ..., "content": ...}) and return the answer whole.
 
-        A conversation's KV is reused as far as it goes. Where the runtime is not batch-invariant the text may then
-        differ from a cold start's; reuse="exact" rules that out.
+        Options are those of stream(), but `reuse` is "longest": a conversation's KV is reused as far as it goes. Where
+        the runtime is not batch-invariant the text may then differ from a cold start's; reuse="exact" rules that out.
 
         Raises:
             TemplateError: The model has no chat template, or it fails.
             PromptTooLongError: The conversation does not fit the context; see fit_messages.
         """
-        return _finished(
-            self.chat_stream(
-                messages,
-                reuse=reuse,
-                draft=draft,
-                verify=verify,
-                grammar=grammar,
-                json_schema=json_schema,
-                cancel=cancel,
-                on_progress=on_progress,
-                **options,
-            )
-        )
+        return _finished(self.chat_stream(messages, cancel=cancel, **options))
 
     def chat_stream(
-        self,
-        messages: Sequence[Message],
-        *,
-        reuse: Reuse = "longest",
-        draft: bool = True,
-        verify: str = COUPLED,
-        grammar: Grammar | None = None,
-        json_schema: JsonSchema | None = None,
-        cancel: CancelToken | None = None,
-        on_progress: OnProgress | None = None,
-        **options: Unpack[SamplingOptions],
+        self, messages: Sequence[Message], *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
     ) -> TokenStream:
         """Answer token by token; as chat()."""
-        return self.stream(
-            self.chat_ids(messages),
-            reuse=reuse,
-            draft=draft,
-            verify=verify,
-            grammar=grammar,
-            json_schema=json_schema,
-            cancel=cancel,
-            on_progress=on_progress,
-            **options,
-        )
+        chosen: RequestOptions = {"reuse": "longest", **options}
+        return self.stream(self.chat_ids(messages), cancel=cancel, **chosen)
 
-    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Return the prompt that the chat template makes of `messages`, as token ids."""
+    def chat_ids(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, object]] | None = None
+    ) -> list[int]:
+        """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids."""
         if self._template is None:
             raise TemplateError(
                 f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
                 f"use generate() (--raw), or load it with chat_template=..."
             )
-        text = self._template.render(messages, add_generation_prompt=True)
+        text = self._template.render(messages, add_generation_prompt=True, tools=tools)
         bos = self.tokenizer.bos_token
         has_bos = bool(bos) and text.startswith(bos)
         return self.tokenizer.encode(text, add_special=not has_bos, parse_special=True)

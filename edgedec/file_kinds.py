@@ -28,21 +28,22 @@ _MAGICS: tuple[tuple[bytes, str], ...] = (
 _ONNX_SECOND_TAGS = frozenset({0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2})
 
 
-_EXPORT_MANIFEST, _EXPORT_HEADER = "edgedec.json", "vocabulary.gguf"
+MANIFEST, GRAPH, DATA, VOCABULARY = "edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"
+"""What an exported folder holds: facts, graph, weights, and a GGUF of all metadata without tensors."""
 
 
 def is_onnx(path: Path) -> bool:
     """Tell whether a path is an .onnx file, or a folder with one or with an export of ours."""
     if not path.is_dir():
         return path.suffix == ".onnx"
-    return (path / _EXPORT_MANIFEST).is_file() or any(path.glob("*.onnx"))
+    return (path / MANIFEST).is_file() or any(path.glob("*.onnx"))
 
 
 def header_path(path: Path) -> Path:
     """Return the GGUF that says what a model is: the file itself, or the one in an export's folder."""
     if not is_onnx(path):
         return path
-    return (path if path.is_dir() else path.parent) / _EXPORT_HEADER
+    return (path if path.is_dir() else path.parent) / VOCABULARY
 
 
 def name_format(head: bytes) -> str:

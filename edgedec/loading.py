@@ -1,7 +1,7 @@
 """From a model's name to an Engine: resolve, choose a runtime, plan the memory, load, open a session."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
 from edgedec.gguf import NO_SUCH_FILE, storage_error
 from edgedec.joined_curve import JoinedCurve
+from edgedec.layer_sets import tuned_set
 from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.memory import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, default_n_ctx
@@ -175,7 +176,14 @@ def open_engine(
         if factories:
             n_max = _draft_limit(loaded, n_draft_max, draft_numerics)
             budget = drafter_bytes(setting, targets[0].session.n_ctx) if planned.plan.terms else None
-            _draft_with(targets, factories, n_max, pinned, budget, setting.store_bytes)
+            make = partial(
+                Drafting,
+                n_max=n_max,
+                always=pinned,
+                strict=draft_numerics == "strict",
+                tuned=tuned_set(options.cache_dir, loaded.card),
+            )
+            _draft_with(targets, factories, make, budget, setting.store_bytes)
             first = targets[0]
             if n_max >= 1 and COMMON in factories:
                 _share_common_text(targets, loaded, options)
@@ -185,9 +193,6 @@ def open_engine(
                 most_rows = options.max_rows if planned.plan.terms else MOST_ROWS
                 _share_curve(targets, cost_curve(first.session, options, most_rows=most_rows))
         for target in targets:
-            if target.drafting is not None:
-                target.drafting.strict = draft_numerics == "strict"
-                target.drafting.cache_dir = options.cache_dir
             target.watch = memory_watch(target.drafting, planned.plan.process_cap_bytes)
         engine = Engine(loaded, targets, _template(loaded, chat_template), planned.plan)
         hold(engine, partial(_own_bytes, planned.plan, loaded, engine.n_ctx, options.max_rows))
@@ -211,8 +216,7 @@ def _targets(model: Model, options: LoadOptions, runtime_reason: str) -> list[Ta
 def _draft_with(
     targets: Sequence[Target],
     factories: Mapping[str, DrafterFactory],
-    n_max: int,
-    pinned: bool,
+    make: Callable[..., Drafting],
     budget_bytes: int | None,
     store_bytes: int,
 ) -> None:
@@ -221,7 +225,7 @@ def _draft_with(
     for target in targets:
         own = factories if target is targets[0] else alone
         budget = None if budget_bytes is None else budget_bytes // n
-        target.drafting = Drafting(own, n_max, pinned, budget, store_bytes // n)
+        target.drafting = make(own, budget_bytes=budget, store_bytes=store_bytes // n)
 
 
 def _share_common_text(targets: Sequence[Target], model: Model, options: LoadOptions) -> None:

@@ -68,6 +68,9 @@ class ToolCallStream:
 
     Args:
         names: As for parse_tool_calls.
+
+    Attributes:
+        n_calls: Calls given out so far.
     """
 
     def __init__(self, names: Set[str] | None = None) -> None:
@@ -76,7 +79,7 @@ class ToolCallStream:
         self._spaces = ""  # before a call or the end these are left out
         self._in_call = False
         self._begins = True  # nothing was given out yet
-        self._n_calls = 0
+        self.n_calls = 0
 
     def feed(self, text: str) -> Parsed:
         """Take the next piece; return the text and the calls that are now certain."""
@@ -106,7 +109,7 @@ class ToolCallStream:
             cut = len(self._held) - n_held
             content += self._shown(self._held[:cut])
             self._held = self._held[cut:]
-        self._n_calls += len(calls)
+        self.n_calls += len(calls)
         return content, calls
 
     def finish(self) -> Parsed:
@@ -115,6 +118,7 @@ class ToolCallStream:
         if self._begins:
             calls = _plain(held, self._names)
             if calls:
+                self.n_calls += len(calls)
                 return "", calls
             self._begins = False
             content, calls = self.feed(held)
@@ -123,10 +127,11 @@ class ToolCallStream:
         if self._in_call:  # the end came before the tag that closes it
             call = _tagged(held)
             if call is not None:
+                self.n_calls += 1
                 return "", [call]
             held = _OPEN + held
         content = self._shown(held)
-        return content if self._n_calls else content + self._spaces, []
+        return content if self.n_calls else content + self._spaces, []
 
     def _shown(self, text: str) -> str:
         """Return a text with the white space that was held back before it, and hold back that at its end."""

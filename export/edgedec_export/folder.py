@@ -18,13 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RequestError, StorageError
+from edgedec.file_kinds import MANIFEST
 from edgedec.gguf import GGUF
 from edgedec_export.gguf_writer import read_entries, write_gguf
 
-MANIFEST = "edgedec.json"
-GRAPH = "model.onnx"
-DATA = "model.onnx.data"
-VOCABULARY = "vocabulary.gguf"
 FORMAT = 1
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC})

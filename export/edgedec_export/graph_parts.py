@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RuntimeUnavailableError
+from edgedec.file_kinds import DATA
 from edgedec_export.external_data import DataFile, Place
-from edgedec_export.folder import DATA
 
 if TYPE_CHECKING:
     import onnx

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec_export.folder import GRAPH
+from edgedec.file_kinds import GRAPH
 from edgedec_export.graph import local_layers
 from edgedec_runtimes.cpu.network import Network
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from edgedec import __version__
 from edgedec.errors import RequestError, UnsupportedModelError
+from edgedec.file_kinds import DATA, GRAPH, VOCABULARY
 from edgedec.gguf import GGUF, read_gguf
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export import npu_qdq
 from edgedec_export.external_data import DataFile
-from edgedec_export.folder import DATA, GRAPH, VOCABULARY, new_folder, write_manifest, write_vocabulary
+from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.graph import frequencies, local_layers, sliding_frequencies
 from edgedec_export.graph_parts import Initializers, require_onnx
 from edgedec_export.npu_calibration import Statistics, bundled_text, calibrate, calibration_ids, limits, ranges

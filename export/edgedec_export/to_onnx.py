@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from edgedec import __version__
 from edgedec.errors import ModelFormatError, RequestError
+from edgedec.file_kinds import DATA, GRAPH, VOCABULARY
 from edgedec.gguf import GGUF, read_gguf
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export.external_data import DataFile
-from edgedec_export.folder import DATA, GRAPH, VOCABULARY, new_folder, write_manifest, write_vocabulary
+from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.graph import build_graph, local_layers
 from edgedec_export.graph_parts import Initializers, Scope, require_onnx
 from edgedec_export.kv_int8 import find_scales, with_int8_cache

@@ -23,7 +23,7 @@ from edgedec.drafters.skip import SkipDrafter
 from edgedec.drafters.suffix import SuffixDrafter
 from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, CapabilityError
-from edgedec.layer_sets import TunedSet, keep_tuned_set, without
+from edgedec.layer_sets import TunedSet, keep_tuned_set, tuned_set, without
 from edgedec.measuring import part_cost
 from edgedec.model import Capabilities, LayerSet, LoadOptions, Model
 from edgedec.noise import Noise
@@ -220,31 +220,32 @@ def policy_for(model: Model, drafting: Drafting, curve: CostCurve = FLAT) -> tup
     return policy, sequence
 
 
-def auto(cache_dir: Path) -> Drafting:
+def auto(model: Model, cache_dir: Path) -> Drafting:
     """Return what `auto` drafts with."""
-    return Drafting({"suffix": SuffixDrafter}, 8, cache_dir=cache_dir)
+    return Drafting({"suffix": SuffixDrafter}, 8, tuned=tuned_set(cache_dir, model.card))
 
 
 def test_auto_takes_a_tuned_set_only_where_it_promises_to_pay(model: Model, tmp_path: Path) -> None:
     """Not without a set, not for one that costs too much, and not where rows cost their full price."""
-    assert policy_for(model, auto(tmp_path))[0].drafter("skip") is None
+    assert policy_for(model, auto(model, tmp_path))[0].drafter("skip") is None
     dear = replace(tuned(HALF), cost=0.9)
     steep = CostCurve({1: 0.1, 2: 0.2, 4: 0.4, 8: 0.8})
     for found, curve, expected in ((tuned(HALF), FLAT, True), (dear, FLAT, False), (tuned(HALF), steep, False)):
         keep_tuned_set(tmp_path, model.card, found)
-        policy, sequence = policy_for(model, auto(tmp_path), curve)
+        policy, sequence = policy_for(model, auto(model, tmp_path), curve)
         assert (policy.drafter("skip") is not None) is expected
         assert sequence.stats.reasons == []
 
 
 def test_by_name_the_tuned_set_is_taken_whatever_it_costs(model: Model, tmp_path: Path) -> None:
     """Without one a sentence says what is left out instead."""
-    drafting = Drafting({"skip": SkipDrafter}, 8, always=True, cache_dir=tmp_path)
+    drafting = Drafting({"skip": SkipDrafter}, 8, always=True, tuned=tuned_set(tmp_path, model.card))
     policy, sequence = policy_for(model, drafting)
     assert sequence.stats.reasons == [
         "skip leaves out every fourth layer; edgedec tune-skip finds a better set for this model"
     ]
     keep_tuned_set(tmp_path, model.card, replace(tuned(HALF), share=0.625, cost=0.9))
+    drafting.tuned = tuned_set(tmp_path, model.card)
     policy, sequence = policy_for(model, drafting)
     drafter = policy.drafter("skip")
     assert isinstance(drafter, SelfDrafter)
@@ -254,7 +255,7 @@ def test_by_name_the_tuned_set_is_taken_whatever_it_costs(model: Model, tmp_path
 def test_the_policy_knows_what_a_draft_takes_and_is_likely_to_bring(model: Model, tmp_path: Path) -> None:
     """From what was measured and seen when the set was tuned, before anything is drafted."""
     keep_tuned_set(tmp_path, model.card, tuned(HALF, share=0.3, cost=0.4, agreement=0.85))
-    drafting = auto(tmp_path)
+    drafting = auto(model, tmp_path)
     policy_for(model, drafting)
     record = drafting.records["skip"]
     assert record.level_s == pytest.approx(0.040)

@@ -27,10 +27,11 @@ from edgedec.errors import (
     StorageError,
     UnsupportedModelError,
 )
+from edgedec.file_kinds import DATA, MANIFEST
 from edgedec.gguf import read_gguf
 from edgedec.progress import CancelToken, Progress
 from edgedec_export.external_data import ALIGNMENT, DataFile
-from edgedec_export.folder import DATA, MANIFEST, new_folder, read_manifest
+from edgedec_export.folder import new_folder, read_manifest
 from edgedec_export.to_onnx import export_onnx
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")

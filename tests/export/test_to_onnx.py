@@ -12,10 +12,11 @@ from support.exported_graph import ExportedGraph
 from support.tiny_models import byte_ids, tiny_llama
 from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
 
+from edgedec.file_kinds import DATA
 from edgedec.gguf import read_gguf
 from edgedec.model import LayerSet, LoadOptions, Runtime
 from edgedec_export.external_data import DataFile
-from edgedec_export.folder import DATA, read_manifest
+from edgedec_export.folder import read_manifest
 from edgedec_export.graph import build_graph
 from edgedec_export.graph_parts import Initializers
 from edgedec_export.to_onnx import FileWeights, export_onnx

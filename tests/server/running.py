@@ -13,8 +13,8 @@ import edgedec
 from edgedec.gguf import read_gguf
 from edgedec.model_info import describe
 from edgedec.progress import CancelToken
-from edgedec_apps.server.service import ModelFile, Service
-from edgedec_apps.server.serving import Loaded, address_of, open_socket, serve
+from edgedec_apps.server.service import Loaded, ModelFile, Service
+from edgedec_apps.server.serving import address_of, open_socket, serve
 from edgedec_apps.server.settings import Settings
 
 PATIENCE_S = 60.0
@@ -36,8 +36,8 @@ class Running:
     @property
     def engine(self) -> edgedec.Engine:
         """The model."""
-        assert self.service.engine is not None
-        return self.service.engine
+        assert self.service.loaded is not None
+        return self.service.loaded.engine
 
 
 @contextmanager

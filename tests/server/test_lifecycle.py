@@ -15,7 +15,8 @@ from support.command_line import finish, run_here, start
 
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.progress import CancelToken
-from edgedec_apps.server.serving import Loaded, address_of, open_socket, serve
+from edgedec_apps.server.service import Loaded
+from edgedec_apps.server.serving import address_of, open_socket, serve
 from edgedec_apps.server.settings import Settings
 
 QUICK = ("--port", "0", "--runtime", "cpu", "--draft", "off", "-c", "100000", "-v")

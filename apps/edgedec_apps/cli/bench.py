@@ -25,11 +25,11 @@ from edgedec_apps.bench_rows import head_of, record
 from edgedec_apps.bench_summary import summarize, totals
 from edgedec_apps.bench_table import lines
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.json_file import require_json_file, write_json_file
+from edgedec_apps.cli.json_file import report, require_json_file, write_json_file
 from edgedec_apps.cli.opening import open_model
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.terminal import one_line
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu_count import usable_cores
 
@@ -222,13 +222,7 @@ def _against(outcome: Outcome) -> dict[str, Any]:
 
 def _report(job: BenchJob, outcome: Outcome) -> None:
     document = as_document(job, outcome)
-    if job.output.as_json:
-        write_json(document)
-    else:
-        for line in lines(document):
-            write_line(line)
-    if job.output.json_out is not None:
-        write_json_file(job.output.json_out, document)
+    report(document, lines, as_json=job.output.as_json, json_out=job.output.json_out)
     if job.curve_out is not None:
         head = {"model": job.model, "runtime": outcome.runtime, "threads": job.n_threads}
         write_json_file(job.curve_out, head | {"curve": outcome.curve})

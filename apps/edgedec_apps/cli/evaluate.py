@@ -15,10 +15,10 @@ from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench_machine import versions
 from edgedec_apps.bench_table import columns, shown
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.json_file import require_json_file, write_json_file
+from edgedec_apps.cli.json_file import report, require_json_file
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import read_text
-from edgedec_apps.cli.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.terminal import one_line
 from edgedec_apps.eval_settings import DEFAULT_KV_TYPE, Setting, combine, layers_text, open_lanes, parse_layers
 from edgedec_apps.evaluation import N_ROWS, Figures, Reading, cut_windows, evaluate, leading_tokens
 from edgedec_models.folders import cache_folder
@@ -178,13 +178,7 @@ def _figures(job: EvalJob, setting: Setting, found: Figures) -> dict[str, Any]:
 
 def _report(job: EvalJob, text: str, outcome: Outcome) -> None:
     document = as_document(job, text, outcome)
-    if job.as_json:
-        write_json(document)
-    else:
-        for line in lines(document):
-            write_line(line)
-    if job.json_out is not None:
-        write_json_file(job.json_out, document)
+    report(document, lines, as_json=job.as_json, json_out=job.json_out)
 
 
 def lines(document: dict[str, Any]) -> list[str]:

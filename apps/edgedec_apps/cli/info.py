@@ -1,6 +1,5 @@
 """edgedec info: what a model file says about itself; reads only its header."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json
+from edgedec_export.folder import read_manifest
 from edgedec_models.catalogue import load_catalogue
 from edgedec_models.folders import cache_folder
 
@@ -69,13 +69,13 @@ def _of_export(path: Path) -> dict[str, Any]:
     if not is_onnx(path):
         return {}
     try:
-        facts = json.loads((folder / "edgedec.json").read_text(encoding="utf-8"))
+        facts = read_manifest(folder) or {}
         n_bytes = sum(int(file["bytes"]) for file in facts["files"].values())
         label = f"ONNX export for {facts['target']}, {facts['quant']}, KV cache {facts['kv']}"
         found, per_f16 = describe(read_gguf(header_path(path))), {"f32": 2.0, "int8": 0.5}[facts["kv"]]
         memory = {str(n): n_bytes + int(per_f16 * kv_cache_bytes(found, n)) for n in _contexts(found)}
         return {"size_bytes": n_bytes, "n_params": None, "quantization": label, "memory_bytes": memory}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelFormatError(f"{folder}: its edgedec.json can't be read ({error}); export the model again") from error
 
 

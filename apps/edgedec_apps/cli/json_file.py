@@ -1,11 +1,13 @@
-"""--json-out: a file that is written whole or not at all."""
+"""--json-out: a file that is written whole or not at all; and how a document is reported."""
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from edgedec.errors import StorageError
+from edgedec_apps.cli.terminal import write_json, write_line
 
 
 def require_json_file(path: Path) -> None:
@@ -16,6 +18,19 @@ def require_json_file(path: Path) -> None:
         raise StorageError(f"{path} can't be written: there is no directory {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise StorageError(f"{path} can't be written: no permission")
+
+
+def report(
+    document: dict[str, Any], lines: Callable[[dict[str, Any]], list[str]], *, as_json: bool, json_out: Path | None
+) -> None:
+    """Print a document, as JSON or in the lines that it makes for a person, and write it to a file where asked for."""
+    if as_json:
+        write_json(document)
+    else:
+        for line in lines(document):
+            write_line(line)
+    if json_out is not None:
+        write_json_file(json_out, document)
 
 
 def write_json_file(path: Path, document: Any) -> None:

@@ -30,8 +30,8 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
         EdgedecError: A setting makes no sense, the port is in use, or the model does not load.
     """
     try:
-        from edgedec_apps.server.service import ModelFile, Service
-        from edgedec_apps.server.serving import Loaded, address_of, open_socket, serve
+        from edgedec_apps.server.service import Loaded, ModelFile, Service
+        from edgedec_apps.server.serving import address_of, open_socket, serve
         from edgedec_apps.server.settings import Settings
     except ModuleNotFoundError as error:
         raise RuntimeUnavailableError(

@@ -33,10 +33,10 @@ from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench_table import columns
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.json_file import require_json_file, write_json_file
+from edgedec_apps.cli.json_file import report, require_json_file
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import read_text
-from edgedec_apps.cli.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.terminal import one_line
 from edgedec_apps.evaluation import leading_tokens
 from edgedec_models.folders import cache_folder
 
@@ -101,13 +101,7 @@ def run_tune_skip(job: TuneJob) -> None:
     _check(job)
     sizes, outcome = interruptible(lambda cancel: _work(job, cancel))
     document = as_document(job, sizes, outcome)
-    if job.as_json:
-        write_json(document)
-    else:
-        for line in lines(document):
-            write_line(line)
-    if job.json_out is not None:
-        write_json_file(job.json_out, document)
+    report(document, lines, as_json=job.as_json, json_out=job.json_out)
 
 
 def _check(job: TuneJob) -> None:

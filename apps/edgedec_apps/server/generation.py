@@ -16,7 +16,7 @@ from edgedec.progress import CancelToken
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec.verify import COUPLED
-from edgedec_apps.server.tools import Tools, tool_prompt_ids
+from edgedec_apps.server.tools import Tools
 
 Prompt = str | tuple[int, ...] | list[dict[str, Any]]
 """Text to continue, token ids to continue, or the messages of a chat."""
@@ -28,12 +28,12 @@ class Asked:
 
     Attributes:
         prompts: What to continue or answer.
-        options: Sampling options by the names of SamplingParams; what is not given is left to the model's defaults.
+        options: Further options of Engine.stream: of sampling, where what is not given is left to the model's defaults,
+            and of structured output.
         n: Texts for each prompt.
         reuse: How much of the KV cache of earlier requests is used; "exact" leaves a cold start's text.
         draft: Whether drafts may be verified.
         verify: By which rule.
-        extra: Further keyword arguments of Engine.stream (structured output).
         tools: What the model may call.
     """
 
@@ -43,8 +43,12 @@ class Asked:
     reuse: Reuse = "exact"
     draft: bool = True
     verify: str = COUPLED
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    tools: Tools | None = None
+    tools: Tools = ()
+
+    @property
+    def tool_names(self) -> frozenset[str] | None:
+        """The names that a call may have; None where there are no tools."""
+        return frozenset(tool["function"]["name"] for tool in self.tools) if self.tools else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +87,13 @@ class Begun:
 Event = Begun | Piece | Finished
 
 
-def prompt_ids(engine: Engine, prompt: Prompt, tools: Tools | None) -> tuple[int, ...]:
+def prompt_ids(engine: Engine, prompt: Prompt, tools: Tools) -> tuple[int, ...]:
     """Return a prompt's token ids: a chat by the model's template, a text as it is (what Engine.stream raises)."""
     if isinstance(prompt, tuple):
         return prompt
-    if tools is not None and not isinstance(prompt, str):
-        return tuple(tool_prompt_ids(engine, prompt, tools))
-    return tuple(engine.tokenizer.encode(prompt) if isinstance(prompt, str) else engine.chat_ids(prompt))
+    if isinstance(prompt, str):
+        return tuple(engine.tokenizer.encode(prompt))
+    return tuple(engine.chat_ids(prompt, tools=tools or None))
 
 
 def events(engine: Engine, asked: Asked, cancel: CancelToken) -> Iterator[Event]:
@@ -120,7 +124,6 @@ def _one(
         draft=asked.draft,
         verify=asked.verify,
         cancel=cancel,
-        **asked.extra,
         **options,
     )
     stats: DecodeStats = stream.generation.stats

@@ -57,13 +57,14 @@ async def not_here(request: Request, service: Service) -> Response:
 
 async def _answer(request: Request, service: Service, kind: Kind) -> Response:
     fields: Fields = await read_fields(request, service.settings)
-    engine = service.ready()
+    loaded = service.ready()
+    engine = loaded.engine
     name = service.require_name(str(fields.required("model")))
     if kind == "chat":
-        asked, wanted = ollama_requests.read_chat(fields, engine, service.template)
+        asked, wanted = ollama_requests.read_chat(fields, engine, loaded.file.template)
     else:
         asked, wanted = ollama_requests.read_generate(fields, engine)
-    names = None if asked is None or asked.tools is None else asked.tools.names
+    names = None if asked is None else asked.tool_names
     form = OllamaForm(kind, name, wanted, engine.tokenizer, service.load_s, names)
     if asked is None:
         return JSONResponse(form.loaded())

@@ -1,6 +1,7 @@
 """Answers in ollama's forms: /api/chat and /api/generate, whole and as lines of JSON."""
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.errors import problem_of
 from edgedec_apps.server.generation import Finished, Piece
-from edgedec_apps.server.logprobs import chat_entry, has_logprob
+from edgedec_apps.server.logprobs import chat_entries
 from edgedec_apps.server.ollama_requests import OllamaWanted
 from edgedec_apps.server.reply import json_line
 from edgedec_apps.server.timings import decoding_s, explanations, timings
@@ -73,17 +74,15 @@ class OllamaForm:
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""
         (generation,) = generations
-        text, calls = self._splitter.feed(0, generation.text)
-        rest, more = self._splitter.finish(0)
-        document = self._document((text + rest, calls + more), done=True) | self._logprobs(generation.outputs)
-        return document | self._told(generation, queued_s)
+        document = self._document(self._splitter.whole(generation.text), done=True)
+        return document | self._logprobs(generation.outputs) | self._told(generation, queued_s)
 
     def loaded(self) -> dict[str, Any]:
         """Return the answer to a request that asks for nothing but that the model is loaded."""
         return self._document(("", []), done=True) | {"done_reason": "load"}
 
     def _document(self, parsed: Parsed, *, done: bool) -> dict[str, Any]:
-        head = {"model": self._model, "created_at": now(), "done": done}
+        head = {"model": self._model, "created_at": timestamp(time.time()), "done": done}
         text, calls = parsed
         if self._kind == "generate":
             return head | {"response": text}
@@ -107,13 +106,13 @@ class OllamaForm:
     def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any]:
         if not self._wanted.logprobs:
             return {}
-        shown = [output for output in outputs if has_logprob(output, self._tokenizer)]
-        return {"logprobs": [chat_entry(output, self._tokenizer) for output in shown]} if shown else {}
+        entries = chat_entries(outputs, self._tokenizer)
+        return {"logprobs": entries} if entries else {}
 
 
-def now() -> str:
-    """Return the time as ollama writes it."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+def timestamp(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as ollama writes it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _ns(seconds: float) -> int:

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
@@ -16,13 +15,15 @@ import edgedec
 from edgedec.engine import Engine
 from edgedec.errors import EdgedecError
 from edgedec.model import ModelCard
+from edgedec.model_info import ModelInfo
 from edgedec.progress import CancelToken, Progress
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
 from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError, problem_of
+from edgedec_apps.server.ollama_forms import timestamp
 from edgedec_apps.server.reply import json_line
-from edgedec_apps.server.service import ModelFile, Service
+from edgedec_apps.server.service import Loaded, Service
 from edgedec_apps.server.web import endpoint
 from edgedec_models.folders import is_plain
 from edgedec_models.record import read_record
@@ -50,39 +51,38 @@ async def version(request: Request, service: Service) -> Response:
 
 async def tags(request: Request, service: Service) -> Response:
     """List the model that is served; none while it loads."""
-    return JSONResponse(
-        {"models": [] if service.model is None or service.engine is None else [_listed(service, service.model)]}
-    )
+    return JSONResponse({"models": [] if service.loaded is None else [_listed(service.name, service.ready())]})
 
 
 async def ps(request: Request, service: Service) -> Response:
     """List the model that is served, with what it may hold in memory."""
-    if service.model is None or service.engine is None:
+    if service.loaded is None:
         return JSONResponse({"models": []})
-    plan = service.engine.plan
+    loaded = service.ready()
+    plan = loaded.engine.plan
     size = {"size": plan.total_bytes} if plan.terms else {}
-    running = {"size_vram": 0, "expires_at": _FOREVER, "context_length": service.engine.n_ctx}
-    return JSONResponse({"models": [_listed(service, service.model) | size | running]})
+    running = {"size_vram": 0, "expires_at": _FOREVER, "context_length": loaded.engine.n_ctx}
+    return JSONResponse({"models": [_listed(service.name, loaded) | size | running]})
 
 
 async def show(request: Request, service: Service) -> Response:
     """Describe the model that is served."""
     fields = await read_fields(request, service.settings)
-    engine, model = service.ready(), service.model
+    loaded = service.ready()
     service.require_name(str(fields.take("model") or fields.required("name")))
     fields.skip("verbose", "system", "template", "options", "name")
     fields.end()
-    template = service.template or ""
+    file, template = loaded.file, loaded.file.template or ""
     return JSONResponse(
         {
             "modelfile": "",
-            "parameters": _parameters(engine.sampling()),
+            "parameters": _parameters(loaded.engine.sampling()),
             "template": template,
-            "license": (model and model.info and model.info.license) or "",
-            "details": _details(model, engine.card),
-            "model_info": _facts(model, engine),
+            "license": (file.info and file.info.license) or "",
+            "details": _details(file.info, loaded.engine.card),
+            "model_info": _facts(file.info, loaded.engine),
             "capabilities": ["completion", *(["tools"] if "tools" in template else [])],
-            "modified_at": "" if model is None else _modified(model),
+            "modified_at": timestamp(file.modified_s),
         }
     )
 
@@ -160,21 +160,20 @@ class _Pulling:
                 cancel.cancel()
 
 
-def _listed(service: Service, model: ModelFile) -> dict[str, Any]:
-    card = service.ready().card
-    record = read_record(model.path)
+def _listed(name: str, loaded: Loaded) -> dict[str, Any]:
+    card, file = loaded.engine.card, loaded.file
+    record = read_record(file.path)
     return {
-        "name": service.name,
-        "model": service.name,
-        "modified_at": _modified(model),
-        "size": model.path.stat().st_size if model.info is None else model.info.n_bytes,
+        "name": name,
+        "model": name,
+        "modified_at": timestamp(file.modified_s),
+        "size": file.path.stat().st_size if file.info is None else file.info.n_bytes,
         "digest": sha256(card.fingerprint.encode()).hexdigest() if record is None else record.sha256,
-        "details": _details(model, card),
+        "details": _details(file.info, card),
     }
 
 
-def _details(model: ModelFile | None, card: ModelCard) -> dict[str, Any]:
-    info = None if model is None else model.info
+def _details(info: ModelInfo | None, card: ModelCard) -> dict[str, Any]:
     details = {"parent_model": "", "format": "", "family": card.architecture, "families": [card.architecture]}
     if info is None:
         return details | {"parameter_size": "", "quantization_level": ""}
@@ -182,7 +181,7 @@ def _details(model: ModelFile | None, card: ModelCard) -> dict[str, Any]:
     return details | {"format": "gguf"} | counts
 
 
-def _facts(model: ModelFile | None, engine: Engine) -> dict[str, Any]:
+def _facts(info: ModelInfo | None, engine: Engine) -> dict[str, Any]:
     """Return facts by the keys of a GGUF, as ollama has them, and our own."""
     card = engine.card
     facts = {
@@ -194,12 +193,7 @@ def _facts(model: ModelFile | None, engine: Engine) -> dict[str, Any]:
         "edgedec.context_length": engine.n_ctx,
         "edgedec.runtime": card.runtime,
     }
-    info = None if model is None else model.info
     return facts if info is None else facts | {"general.parameter_count": info.n_params}
-
-
-def _modified(model: ModelFile) -> str:
-    return datetime.fromtimestamp(model.modified_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _parameters(sampling: SamplingParams) -> str:

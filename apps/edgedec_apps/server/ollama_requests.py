@@ -69,14 +69,11 @@ def read_generate(fields: Fields, engine: Engine) -> tuple[Asked | None, OllamaW
             raise fields.refusal("system", "needs a chat template, and raw: false")
         before = [{"role": "system", "content": system}] if system else []
         prompt = [*before, {"role": "user", "content": text}] if chats else text
-    return _asked(fields, engine, prompt, None)
+    return _asked(fields, engine, prompt, ())
 
 
-def _asked(
-    fields: Fields, engine: Engine, prompt: Prompt | None, tools: Tools | None
-) -> tuple[Asked | None, OllamaWanted]:
-    options = _options(fields.object("options"), engine)
-    extra = ollama_format(fields)
+def _asked(fields: Fields, engine: Engine, prompt: Prompt | None, tools: Tools) -> tuple[Asked | None, OllamaWanted]:
+    options = _options(fields.object("options"), engine) | ollama_format(fields)
     logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
     if logprobs:
         options["logprobs"] = top or 0
@@ -88,7 +85,7 @@ def _asked(
     fields.unsupported("think", "what a model thinks is not told apart from its answer; leave it out")
     fields.skip("keep_alive")
     fields.end()
-    asked = None if prompt is None else Asked((prompt,), options, 1, reuse, draft, verify, extra, tools)
+    asked = None if prompt is None else Asked((prompt,), options, 1, reuse, draft, verify, tools)
     return asked, OllamaWanted(stream is not False, logprobs)
 
 

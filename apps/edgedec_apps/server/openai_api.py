@@ -40,19 +40,19 @@ async def model(request: Request, service: Service) -> Response:
 async def chat_completions(request: Request, service: Service) -> Response:
     """Answer a chat."""
     fields = await read_fields(request, service.settings)
-    engine = service.ready()
+    loaded = service.ready()
+    engine = loaded.engine
     name = service.require_name(fields.text("model") or service.name)
-    asked, wanted = read_chat(fields, engine, service.template)
+    asked, wanted = read_chat(fields, engine, loaded.file.template)
     service.slots.require_room()
-    names = None if asked.tools is None else asked.tools.names
-    form = ChatForm(Frame("chatcmpl", name, wanted, engine.tokenizer, asked.n), names)
+    form = ChatForm(Frame("chatcmpl", name, wanted, engine.tokenizer, asked.n), asked.tool_names)
     return cast(Response, Reply(service, engine, asked, form))
 
 
 async def completions(request: Request, service: Service) -> Response:
     """Continue texts."""
     fields = await read_fields(request, service.settings)
-    engine = service.ready()
+    engine = service.ready().engine
     name = service.require_name(fields.text("model") or service.name)
     asked, wanted = read_completion(fields, engine)
     service.slots.require_room()
@@ -84,17 +84,18 @@ def _card(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "edgedec",
-        "ready": service.engine is not None,
+        "ready": service.loaded is not None,
     }
-    if service.engine is not None:
-        facts = service.engine.card
+    if service.loaded is not None:
+        engine = service.loaded.engine
+        facts = engine.card
         card["meta"] = {
-            "n_ctx": service.engine.n_ctx,
+            "n_ctx": engine.n_ctx,
             "n_ctx_train": facts.n_ctx_train,
             "n_vocab": facts.n_vocab,
             "n_embd": facts.n_embd,
             "architecture": facts.architecture,
             "runtime": facts.runtime,
-            "chat": service.engine.can_chat,
+            "chat": engine.can_chat,
         }
     return card

@@ -10,7 +10,7 @@ from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.errors import problem_of
 from edgedec_apps.server.generation import Finished, Piece
-from edgedec_apps.server.logprobs import chat_entry, completion_logprobs, has_logprob
+from edgedec_apps.server.logprobs import chat_entries, completion_logprobs
 from edgedec_apps.server.reply import sse
 from edgedec_apps.server.requests import Wanted
 from edgedec_apps.server.timings import explanations, timings
@@ -62,6 +62,13 @@ class Frame:
             yield sse(self.document(kind, []) | {"usage": usage(generations, self.n)})
         yield sse("[DONE]")
 
+    def whole(
+        self, kind: str, choices: list[dict[str, Any]], generations: Sequence[Generation], queued_s: float
+    ) -> dict[str, Any]:
+        """Return an answer in one piece."""
+        counts = {"usage": usage(generations, self.n)}
+        return self.document(kind, choices) | counts | self.told(generations, queued_s)
+
     def told(self, generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
         """Return times and explanations."""
         return {"timings": timings(generations), "edgedec": explanations(generations, queued_s)}
@@ -110,8 +117,7 @@ class ChatForm:
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""
         choices = [self._choice(index, generation) for index, generation in enumerate(generations)]
-        counts = {"usage": usage(generations, self._frame.n)}
-        return self._frame.document("chat.completion", choices) | counts | self._frame.told(generations, queued_s)
+        return self._frame.whole("chat.completion", choices, generations, queued_s)
 
     def _begin(self, index: int) -> Iterator[bytes]:
         if index not in self._begun:
@@ -119,9 +125,7 @@ class ChatForm:
             yield self._part(index, {"role": "assistant", "content": ""})
 
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
-        text, calls = self._splitter.feed(index, generation.text)
-        rest, more = self._splitter.finish(index)
-        text, calls = text + rest, calls + more
+        text, calls = self._splitter.whole(generation.text)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = [call.as_dict() for call in calls]
@@ -141,8 +145,7 @@ class ChatForm:
     def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any] | None:
         if not self._frame.wanted.logprobs:
             return None
-        tokenizer = self._frame.tokenizer
-        entries = [chat_entry(output, tokenizer) for output in outputs if has_logprob(output, tokenizer)]
+        entries = chat_entries(outputs, self._frame.tokenizer)
         return {"content": entries, "refusal": None} if entries else None
 
 
@@ -209,8 +212,7 @@ class CompletionForm:
             }
             for index, generation in enumerate(generations)
         ]
-        counts = {"usage": usage(generations, self._frame.n)}
-        return self._frame.document(self._KIND, choices) | counts | self._frame.told(generations, queued_s)
+        return self._frame.whole(self._KIND, choices, generations, queued_s)
 
     def _echo(self, index: int) -> str:
         return self._prompts[index // self._frame.n] if self._frame.wanted.echo else ""
@@ -220,9 +222,7 @@ class CompletionForm:
         return self._frame.part(self._KIND, [choice], **more)
 
     def _logprobs(self, outputs: Sequence[TokenOutput], offset: int) -> dict[str, Any] | None:
-        tokenizer = self._frame.tokenizer
-        shown = [output for output in outputs if has_logprob(output, tokenizer)]
-        return completion_logprobs(shown, tokenizer, offset) if self._frame.wanted.logprobs and shown else None
+        return completion_logprobs(outputs, self._frame.tokenizer, offset) if self._frame.wanted.logprobs else None
 
 
 def usage(generations: Sequence[Generation], n: int) -> dict[str, Any]:

@@ -57,15 +57,15 @@ def read_chat(fields: Fields, engine: Engine, template: str | None) -> tuple[Ask
     if logprobs:
         options["logprobs"] = top or 0
     tools, calling = read_tools(fields, template)
-    extra = structured_options(fields)
-    if calling and extra:
+    structured = structured_options(fields)
+    if calling and structured:
         raise fields.refusal("tool_choice", "and response_format can't both be kept; leave out one")
     fields.only("modalities", ["text"])
     fields.only("parallel_tool_calls", True, *([] if tools else [False]))
     for name in ("audio", "functions", "function_call", "web_search_options", "prediction", "reasoning_effort"):
         fields.unsupported(name, "leave it out")
     n, (draft, verify), reuse, wanted = _common(fields, logprobs=logprobs)
-    return Asked((messages,), options, n, reuse, draft, verify, extra | calling, tools), wanted
+    return Asked((messages,), options | structured | calling, n, reuse, draft, verify, tools), wanted
 
 
 def read_completion(fields: Fields, engine: Engine) -> tuple[Asked, Wanted]:
@@ -80,12 +80,12 @@ def read_completion(fields: Fields, engine: Engine) -> tuple[Asked, Wanted]:
     if echo and logprobs is not None:
         raise fields.refusal("echo", "and logprobs together are not supported: the prompt's are not computed")
     fields.unsupported("suffix", "the text is only continued")
-    extra = structured_options(fields)
+    options |= structured_options(fields)
     best_of = fields.whole("best_of", low=1)
     n, (draft, verify), reuse, wanted = _common(fields, logprobs=logprobs is not None, echo=echo)
     if best_of not in (None, n):
         raise fields.refusal("best_of", f"is {best_of}; only the n = {n} texts that are returned are generated")
-    return Asked(prompts, options, n, reuse, draft, verify, extra), wanted
+    return Asked(prompts, options, n, reuse, draft, verify), wanted
 
 
 def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int, tuple[bool, str], Reuse, Wanted]:

@@ -1,7 +1,7 @@
 """What all requests share: the model while it loads and when it is there, the queue, the counters, the end."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,14 +33,22 @@ class ModelFile:
     template: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is there, its file, and what frees it (which may save something first)."""
+
+    engine: Engine
+    file: ModelFile
+    close: Callable[[], None]
+
+
 @dataclass(slots=True)
 class Service:
     """The state of a server. Written by the thread that loads and ends it, read by its event loop.
 
     Attributes:
         settings: What it was told.
-        model: The model's file, once the model is there.
-        engine: The model, once it is there.
+        loaded: The model, once it is there.
         failure: Why it could not be loaded.
         closing: Set once, when the server ends.
         slots: Who is worked on and who waits.
@@ -50,8 +58,7 @@ class Service:
     """
 
     settings: Settings
-    model: ModelFile | None = None
-    engine: Engine | None = None
+    loaded: Loaded | None = None
     failure: EdgedecError | None = None
     closing: bool = False
     slots: Slots = field(init=False)
@@ -71,7 +78,7 @@ class Service:
             return given.stem
         return given.resolve().name if given.is_dir() else self.settings.model
 
-    def ready(self) -> Engine:
+    def ready(self) -> Loaded:
         """Return the model.
 
         Raises:
@@ -81,14 +88,9 @@ class Service:
             raise closing_error()
         if self.failure is not None:
             raise ApiError(f"the model could not be loaded: {self.failure}", status=503, code="model_failed")
-        if self.engine is None:
+        if self.loaded is None:
             raise ApiError("the model is still loading", status=503, code="loading", retry_after_s=2)
-        return self.engine
-
-    @property
-    def template(self) -> str | None:
-        """Source of the model's chat template, or None."""
-        return None if self.model is None else self.model.template
+        return self.loaded
 
     def require_name(self, asked: str) -> str:
         """Return the model's name, whichever of its names was asked for.
@@ -123,10 +125,10 @@ class Service:
 
     def gauges(self) -> list[Gauge]:
         """Return the values of this moment for the metrics."""
-        plan = None if self.engine is None else self.engine.plan
+        plan = None if self.loaded is None else self.loaded.engine.plan
         planned = plan.total_bytes if plan is not None and plan.terms else None
         return [
-            Gauge("ready", "Whether the model is there.", float(self.engine is not None and not self.closing)),
+            Gauge("ready", "Whether the model is there.", float(self.loaded is not None and not self.closing)),
             Gauge("requests_running", "Requests worked on.", self.slots.n_running),
             Gauge("requests_waiting", "Requests that wait.", self.slots.n_waiting),
             Gauge("parallel_limit", "Requests that may be worked on at once.", self.slots.n_parallel),

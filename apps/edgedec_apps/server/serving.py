@@ -5,16 +5,14 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 
 import uvicorn
 
-from edgedec.engine import Engine
 from edgedec.errors import CancelledError, EdgedecError, RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.server.app import build_app
-from edgedec_apps.server.service import ModelFile, Service
+from edgedec_apps.server.service import Loaded, Service
 from edgedec_apps.server.settings import Settings
 
 _GRACE_S = 5
@@ -22,17 +20,6 @@ _BACKLOG = 128
 _MOST_CONNECTIONS = 512
 _IDLE_S = 15
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model that is there, its file, and what frees it (which may save something first)."""
-
-    engine: Engine
-    file: ModelFile
-    close: Callable[[], None]
-
-
 Load = Callable[[CancelToken], Loaded]
 
 
@@ -94,10 +81,7 @@ def serve(
         EdgedecError: The model could not be loaded.
     """
     service = Service(settings)
-    closing: list[Callable[[], None]] = []
-    loader = threading.Thread(
-        target=_load, args=(service, load, cancel, on_ready, closing), name="edgedec-load", daemon=True
-    )
+    loader = threading.Thread(target=_load, args=(service, load, cancel, on_ready), name="edgedec-load", daemon=True)
     server = uvicorn.Server(
         uvicorn.Config(
             build_app(service),
@@ -119,8 +103,8 @@ def serve(
         cancel.cancel()
         listener.close()
         loader.join()
-        for close in closing:
-            close()
+        if service.loaded is not None:
+            service.loaded.close()
     if service.failure is not None and not isinstance(service.failure, CancelledError):
         raise service.failure
 
@@ -135,13 +119,7 @@ async def _run(server: uvicorn.Server, service: Service, listener: socket.socket
     await running
 
 
-def _load(
-    service: Service,
-    load: Load,
-    cancel: CancelToken,
-    on_ready: Callable[[Service], None],
-    closing: list[Callable[[], None]],
-) -> None:
+def _load(service: Service, load: Load, cancel: CancelToken, on_ready: Callable[[Service], None]) -> None:
     begun = perf_counter()
     try:
         loaded = load(cancel)
@@ -151,9 +129,7 @@ def _load(
     except Exception as error:  # told as the command's error
         service.failure = EdgedecError(f"the model could not be loaded: {type(error).__name__}: {error}")
         return
-    closing.append(loaded.close)
     service.load_s = perf_counter() - begun
-    service.model = loaded.file
-    service.engine = loaded.engine
+    service.loaded = loaded
     if not cancel.cancelled:
         on_ready(service)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.gguf import GGUF, read_gguf
-from edgedec.gguf_metadata import get_text
 from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
-from edgedec.model_info import describe, require_text_decoder
+from edgedec.model_info import require_text_decoder
 from edgedec.system_memory import resident_bytes, return_free_memory
+from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
@@ -138,20 +138,8 @@ def _check_kv(path: Path, network: Network, options: LoadOptions) -> None:
 
 
 def _card(gguf: GGUF, network: Network, model_sha256: str, numerics: str) -> ModelCard:
-    info = describe(gguf)
     identity = f"cpu {weights.LAYOUT} {gguf.header_hash} {model_sha256} {numerics}"
-    return ModelCard(
-        name=info.name or "",
-        architecture=network.architecture,
-        runtime=Cpu.name,
-        n_vocab=network.n_vocab,
-        n_embd=network.n_embd,
-        n_layer=network.n_layer,
-        n_ctx_train=network.n_ctx_train,
-        fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
-        chat_template=get_text(gguf, "tokenizer.chat_template"),
-        sampling_defaults=info.sampling_defaults,
-    )
+    return model_card(Cpu.name, gguf, network, hashlib.sha256(identity.encode()).hexdigest())
 
 
 def _weights_term(

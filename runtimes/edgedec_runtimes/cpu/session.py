@@ -2,23 +2,19 @@
 
 import ctypes
 import os
-import struct
 import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError
 from edgedec.model import Forward, ForwardItem, LayerSet, Rows
 from edgedec.progress import OnProgress
-from edgedec_runtimes.bookkeeping import SessionState
 from edgedec_runtimes.cpu.library import Item, address, check, native
+from edgedec_runtimes.own_session import OwnSession
 
 if TYPE_CHECKING:
     from edgedec_runtimes.cpu.model import CpuModel
-
-_SAVED = struct.Struct("<64sI")
 
 
 class Step:
@@ -39,41 +35,24 @@ class Step:
         self.pointer = ctypes.pointer(self.item)
 
 
-class CpuSession:
+class CpuSession(OwnSession["CpuModel"]):
     """Implements edgedec.model.Session.
 
     Attributes:
-        state: What the native session holds.
         step: The native description of its plain steps.
     """
 
     def __init__(self, model: "CpuModel", handle: ctypes.c_void_p, n_ctx: int) -> None:
-        self._model = model
+        super().__init__(model, n_ctx)
         self._handle = handle
         self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
         self._finalizer.atexit = False  # a daemon thread may be in a forward then
-        self.state = SessionState(n_ctx, model.card.n_layer)
         self.step = Step(handle)
-
-    @property
-    def model(self) -> "CpuModel":
-        """The model this session belongs to."""
-        return self._model
 
     @property
     def handle(self) -> ctypes.c_void_p:
         """The native session."""
         return self._handle
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens that the session can hold."""
-        return self.state.n_ctx
-
-    @property
-    def n_cached(self) -> int:
-        """Tokens in the KV cache, counted along the prefix."""
-        return self.state.n_cached
 
     def forward(
         self,
@@ -131,31 +110,21 @@ class CpuSession:
             n = self.n_cached
             kv = np.empty(native().ec_session_saved_bytes(self._handle, n), np.uint8)
             check(native().ec_session_save(self._handle, n, address(kv), len(kv)), "saving a session")
-            return self._head(n) + self.state.written[:, :n].tobytes() + kv.tobytes()
+            return self._saved_head(n) + self.state.written[:, :n].tobytes() + kv.tobytes()
 
     def load(self, data: bytes, n_tokens: int) -> None:
         """Restore what save() returned; on an error the session is as it was."""
         with self._model.exclusive():
             self.state.check_open()
-            if not 0 <= n_tokens <= self.n_ctx:
-                raise ModelFormatError(
-                    f"the saved state holds {n_tokens} tokens, the session {self.n_ctx}; open a longer one"
-                )
-            head, n_layer = self._head(n_tokens), self._model.card.n_layer
+            self._check_saved_tokens(n_tokens)
+            n_layer = self._model.card.n_layer
             kv_bytes = int(native().ec_session_saved_bytes(self._handle, n_tokens))
             n_flags = n_layer * n_tokens
-            if data[: len(head)] != head or len(data) != len(head) + n_flags + kv_bytes:
-                raise ModelFormatError(
-                    f"the saved state ({len(data)} bytes) is not one of {n_tokens} tokens of this model with these "
-                    "options; evaluate the tokens again"
-                )
-            written = np.frombuffer(data, np.bool_, n_flags, len(head)).reshape(n_layer, n_tokens)
-            kv = np.frombuffer(data, np.uint8, kv_bytes, len(head) + n_flags)
+            begin = self._saved_body(data, n_tokens, n_flags + kv_bytes)
+            written = np.frombuffer(data, np.bool_, n_flags, begin).reshape(n_layer, n_tokens)
+            kv = np.frombuffer(data, np.uint8, kv_bytes, begin + n_flags)
             check(native().ec_session_load(self._handle, n_tokens, address(kv), len(kv)), "restoring a session")
             self.state.restore(n_tokens, written)
-
-    def _head(self, n_tokens: int) -> bytes:
-        return _SAVED.pack(self._model.card.fingerprint.encode(), n_tokens)
 
     def cancel(self) -> None:
         """Stop the forward that is running; without one, nothing happens."""

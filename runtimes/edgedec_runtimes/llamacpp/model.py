@@ -17,8 +17,8 @@ from edgedec.memory import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Rows
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.bookkeeping import ModelLock, Stop
+from edgedec_runtimes.invariance import measured_invariance
 from edgedec_runtimes.llamacpp.context import N_UBATCH, Context, ContextOptions, Part
-from edgedec_runtimes.llamacpp.invariance import measured_invariance
 from edgedec_runtimes.llamacpp.library import llama
 from edgedec_runtimes.llamacpp.session import LlamaCppSession, prefill_chunks
 from edgedec_runtimes.llamacpp.tokenizer import LlamaCppTokenizer

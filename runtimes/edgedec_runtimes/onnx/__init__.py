@@ -8,14 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
-from edgedec.gguf_metadata import get_text
+from edgedec.file_kinds import DATA
 from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
-from edgedec.model_info import describe
 from edgedec.remembered import cpu_name
 from edgedec.system_memory import resident_bytes
+from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu_count import usable_cores
-from edgedec_runtimes.onnx.exported import DATA, Export, read_export, verify_files
+from edgedec_runtimes.onnx.exported import Export, read_export, verify_files
 from edgedec_runtimes.onnx.letting_go import with_mappings
 from edgedec_runtimes.onnx.library import is_imported, load_library, open_graph
 from edgedec_runtimes.onnx.memory import memory_terms
@@ -102,16 +102,5 @@ def _check_options(export: Export, options: LoadOptions) -> None:
 
 
 def _card(export: Export, numerics: str) -> ModelCard:
-    info = describe(export.gguf)
-    return ModelCard(
-        name=info.name or "",
-        architecture=export.architecture,
-        runtime=Onnx.name,
-        n_vocab=export.n_vocab,
-        n_embd=export.n_embd,
-        n_layer=export.n_layer,
-        n_ctx_train=export.n_ctx_train,
-        fingerprint=hashlib.sha256(f"onnx 1 {export.sha256} {numerics}".encode()).hexdigest(),
-        chat_template=get_text(export.gguf, "tokenizer.chat_template"),
-        sampling_defaults=info.sampling_defaults,
-    )
+    identity = f"onnx 1 {export.sha256} {numerics}"
+    return model_card(Onnx.name, export.gguf, export, hashlib.sha256(identity.encode()).hexdigest())

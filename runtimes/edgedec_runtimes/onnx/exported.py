@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
+from edgedec.file_kinds import DATA, GRAPH, MANIFEST, VOCABULARY
 from edgedec.gguf import GGUF, read_gguf, storage_error
 from edgedec.gguf_metadata import get_int, get_text
 from edgedec.model import LoadOptions
@@ -22,7 +23,6 @@ from edgedec.remembered import recall, remember
 from edgedec_runtimes.hyperparameters import whole
 from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph
 
-MANIFEST, GRAPH, DATA, VOCABULARY = "edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"
 _FORMAT = 1
 _MOST_MANIFEST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 22

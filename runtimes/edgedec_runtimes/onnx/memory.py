@@ -1,8 +1,9 @@
 """The memory plan of the onnx runtime, from what an export says of itself."""
 
+from edgedec.file_kinds import GRAPH
 from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions
-from edgedec_runtimes.onnx.exported import GRAPH, Export
+from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK, SPARE_ROWS
 from edgedec_runtimes.onnx.kv import SPARE_SLOTS, token_bytes
 

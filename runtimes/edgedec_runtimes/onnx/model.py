@@ -18,13 +18,14 @@ from edgedec.progress import OnProgress, Progress
 from edgedec.system_memory import return_free_memory
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items
+from edgedec_runtimes.invariance import measured_invariance
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK, SPARE_ROWS, Padding, Piece, Zeros, feeds
-from edgedec_runtimes.onnx.invariance import measured_invariance, one_row_is_exact
 from edgedec_runtimes.onnx.kv import KVBuffers
 from edgedec_runtimes.onnx.letting_go import LET_GO_ROWS, let_go
 from edgedec_runtimes.onnx.library import run_options, translated
 from edgedec_runtimes.onnx.session import OnnxSession
+from edgedec_runtimes.onnx.single_steps import one_row_is_exact
 
 MAX_ROWS = 256
 """Most rows of logits of a forward, and of a tree."""
@@ -139,7 +140,7 @@ class OnnxModel:
 
     @property
     def batch_invariant(self) -> int:
-        """Measured at the first read: see edgedec_runtimes.onnx.invariance."""
+        """Measured at the first read: see edgedec_runtimes.invariance."""
         if self._invariant is None:
             self._invariant = measured_invariance(self, self._cache_dir)
         return self._invariant

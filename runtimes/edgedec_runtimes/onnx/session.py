@@ -1,58 +1,33 @@
 """One sequence's KV cache on ONNX Runtime."""
 
-import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError
-from edgedec.model import Forward, ForwardItem, LayerSet, Rows
-from edgedec.progress import OnProgress
-from edgedec_runtimes.bookkeeping import SessionState
 from edgedec_runtimes.onnx.kv import KVBuffers
+from edgedec_runtimes.own_session import OwnSession
 
 if TYPE_CHECKING:
     from edgedec_runtimes.onnx.model import OnnxModel
 
-_SAVED = struct.Struct("<64sI")
 _COPIED_BYTES = 1024
 
 
-class OnnxSession:
-    """Implements edgedec.model.Session.
-
-    Attributes:
-        state: What the buffers hold.
-    """
+class OnnxSession(OwnSession["OnnxModel"]):
+    """Implements edgedec.model.Session."""
 
     def __init__(self, model: "OnnxModel", buffers: KVBuffers, n_ctx: int, binding: Any) -> None:
         """Take over buffers, and a binding of ONNX Runtime that they are bound to: as inputs and as outputs."""
-        self._model = model
+        super().__init__(model, n_ctx)
         self._buffers = buffers
         self._binding: Any = binding
-        self.state = SessionState(n_ctx, model.card.n_layer)
         self._inputs: dict[str, NDArray[Any]] = {}  # what is bound now, as are the outputs
         self._outputs: Mapping[str, NDArray[Any]] = {}
         for name, array in buffers.named():
             _bind_input(binding, f"past_{name}", array)
         self._bind_caches()
-
-    @property
-    def model(self) -> "OnnxModel":
-        """The model this session belongs to."""
-        return self._model
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens that the session can hold."""
-        return self.state.n_ctx
-
-    @property
-    def n_cached(self) -> int:
-        """Tokens in the KV cache, counted along the prefix."""
-        return self.state.n_cached
 
     def bound(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> Any:
         """Bind a run's inputs and outputs beside the buffers, and return the binding.
@@ -79,23 +54,6 @@ class OnnxSession:
         for name, array in self._buffers.named():
             _bind_output(self._binding, f"present_{name}", array)
 
-    def forward(
-        self,
-        tokens: NDArray[np.int32] | None = None,
-        *,
-        n_past: int,
-        hidden: NDArray[np.float32] | None = None,
-        resume_after: int | None = None,
-        parents: NDArray[np.int32] | None = None,
-        layers: LayerSet | None = None,
-        rows: Rows = "last",
-        taps: tuple[int, ...] = (),
-        on_progress: OnProgress | None = None,
-    ) -> Forward:
-        """Evaluate new rows; see edgedec.model.Session."""
-        item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
-        return self._model.forward_with_progress([item], on_progress)[0]
-
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree and drop its other rows."""
         with self._model.exclusive():
@@ -119,34 +77,22 @@ class OnnxSession:
             self.state.check_settled("saved")
             n = self.n_cached
             arrays = (array.tobytes() for array in (*self._buffers.parts(n), self.state.written[:, :n]))
-            return self._head(n) + b"".join(arrays)
+            return self._saved_head(n) + b"".join(arrays)
 
     def load(self, data: bytes, n_tokens: int) -> None:
         """Restore what save() returned; on an error the session is as it was."""
         with self._model.exclusive():
             self.state.check_open()
-            if not 0 <= n_tokens <= self.n_ctx:
-                raise ModelFormatError(
-                    f"the saved state holds {n_tokens} tokens, the session {self.n_ctx}; open a longer one"
-                )
-            head = self._head(n_tokens)
+            self._check_saved_tokens(n_tokens)
             arrays = self._buffers.parts(n_tokens)
             n_flags = self._model.card.n_layer * n_tokens
             n_kv = sum(array.nbytes for array in arrays)
-            if data[: len(head)] != head or len(data) != len(head) + n_kv + n_flags:
-                raise ModelFormatError(
-                    f"the saved state ({len(data)} bytes) is not one of {n_tokens} tokens of this model with these "
-                    "options; evaluate the tokens again"
-                )
-            offset = len(head)
+            offset = self._saved_body(data, n_tokens, n_kv + n_flags)
             for array in arrays:
                 array[:] = np.frombuffer(data, array.dtype, array.size, offset).reshape(array.shape)
                 offset += array.nbytes
             written = np.frombuffer(data, np.bool_, n_flags, offset).reshape(-1, n_tokens)
             self.state.restore(n_tokens, written)
-
-    def _head(self, n_tokens: int) -> bytes:
-        return _SAVED.pack(self._model.card.fingerprint.encode(), n_tokens)
 
     def cancel(self) -> None:
         """Stop the forward that is running; without one, nothing happens."""

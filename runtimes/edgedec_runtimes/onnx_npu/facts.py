@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
+from edgedec.file_kinds import GRAPH, MANIFEST, VOCABULARY
 from edgedec_runtimes.onnx.exported import FileFacts
 
-MANIFEST, GRAPH, VOCABULARY, EMBEDDING = "edgedec.json", "model.onnx", "vocabulary.gguf", "embedding.f16"
+EMBEDDING = "embedding.f16"
 FORMAT, TARGET = 1, "npu"
 ROWS = (8, 64)
 """Rows of a forward: of a step and of a piece of a prefill; the first divides the second."""

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.file_kinds import GRAPH
 from edgedec.remembered import cpu_name
 from edgedec_runtimes.onnx.library import session_options, translated
 from edgedec_runtimes.onnx.providers import choose_provider
 from edgedec_runtimes.onnx_npu.compiled import open_kept
-from edgedec_runtimes.onnx_npu.facts import GRAPH, Facts
+from edgedec_runtimes.onnx_npu.facts import Facts
 from edgedec_runtimes.onnx_npu.inputs import Arrays
 
 NPU, CPU = "npu", "cpu"

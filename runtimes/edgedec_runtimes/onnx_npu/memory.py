@@ -1,11 +1,11 @@
 """The memory plan of the npu runtime, from the manifest."""
 
+from edgedec.file_kinds import DATA
 from edgedec.memory import MemoryTerm
 from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS
 from edgedec_runtimes.onnx_npu.facts import EMBEDDING, ROWS, Facts
 
 _VOCABULARY_BYTES_PER_TOKEN = 250
-_DATA = "model.onnx.data"
 
 
 def memory_terms(facts: Facts, n_ctx: int, n_rows: int, base_bytes: int, n_parallel: int = 1) -> tuple[MemoryTerm, ...]:
@@ -20,7 +20,7 @@ def memory_terms(facts: Facts, n_ctx: int, n_rows: int, base_bytes: int, n_paral
     """
     context = facts.context_of(min(-(-n_ctx // PREFILL_ROWS) * PREFILL_ROWS, facts.contexts[-1]))
     n_graphs = len(ROWS) * (facts.contexts.index(context) + 1)
-    n_data = facts.files[_DATA].n_bytes if _DATA in facts.files else 0
+    n_data = facts.files[DATA].n_bytes if DATA in facts.files else 0
     kv_bytes = 2 * facts.n_layer * facts.n_head_kv * facts.head_dim * context * n_parallel
     return (
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),

@@ -1,6 +1,7 @@
 """The npu runtime's entry: what it accepts, plans and loads."""
 
 import hashlib
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -8,16 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, RuntimeUnavailableError, UnsupportedModelError
+from edgedec.file_kinds import VOCABULARY
 from edgedec.gguf import GGUF, read_gguf, storage_error
 from edgedec.gguf_metadata import get_text
 from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
-from edgedec.model_info import describe
 from edgedec.system_memory import resident_bytes
+from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.onnx.exported import Export, verify_files
 from edgedec_runtimes.onnx.library import load_library
-from edgedec_runtimes.onnx_npu.facts import EMBEDDING, ROWS, VOCABULARY, Facts, folder_of, read_facts
+from edgedec_runtimes.onnx_npu.facts import EMBEDDING, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.onnx_npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
 from edgedec_runtimes.onnx_npu.memory import memory_terms
 from edgedec_runtimes.onnx_npu.model import NpuModel
@@ -150,16 +152,6 @@ def _embedding(folder: Path, facts: Facts) -> NDArray[np.float16]:
 
 
 def _card(gguf: GGUF, facts: Facts, numerics: str) -> ModelCard:
-    info = describe(gguf)
-    return ModelCard(
-        name=info.name or "",
-        architecture=facts.architecture,
-        runtime=Npu.name,
-        n_vocab=facts.n_vocab,
-        n_embd=facts.n_embd,
-        n_layer=facts.n_layer,
-        n_ctx_train=_default_n_ctx(facts),
-        fingerprint=hashlib.sha256(f"npu 1 {facts.sha256} {numerics}".encode()).hexdigest(),
-        chat_template=get_text(gguf, "tokenizer.chat_template"),
-        sampling_defaults=info.sampling_defaults,
-    )
+    identity = f"npu 1 {facts.sha256} {numerics}"
+    card = model_card(Npu.name, gguf, facts, hashlib.sha256(identity.encode()).hexdigest())
+    return replace(card, n_ctx_train=_default_n_ctx(facts))

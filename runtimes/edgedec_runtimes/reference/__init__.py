@@ -11,11 +11,10 @@ import numpy as np
 
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf import read_gguf
-from edgedec.gguf_metadata import get_text
 from edgedec.memory import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
-from edgedec.model_info import describe
+from edgedec.model import LoadOptions, Model, RuntimeReport, default_n_ctx
 from edgedec.system_memory import resident_bytes
+from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import n_weight_bytes, read_hyperparameters, read_weights
@@ -50,22 +49,12 @@ class Reference:
         _check_options(options)
         before = resident_bytes() or 0
         gguf = read_gguf(path)
-        hyper, info = read_hyperparameters(gguf), describe(gguf)
+        hyper = read_hyperparameters(gguf)
         weights = read_weights(gguf, hyper)
         if options.cancel is not None:
             options.cancel.check(f"loading {path.name}")
-        card = ModelCard(
-            name=info.name or "",
-            architecture=hyper.architecture,
-            runtime=self.name,
-            n_vocab=hyper.n_vocab,
-            n_embd=hyper.n_embd,
-            n_layer=hyper.n_layer,
-            n_ctx_train=hyper.n_ctx_train,
-            fingerprint=fingerprint(weights, f"reference 1 numpy {np.__version__} {options.kv_type} {hyper}"),
-            chat_template=get_text(gguf, "tokenizer.chat_template"),
-            sampling_defaults=info.sampling_defaults,
-        )
+        identity = f"reference 1 numpy {np.__version__} {options.kv_type} {hyper}"
+        card = model_card(self.name, gguf, hyper, fingerprint(weights, identity))
         needs = Needs(hyper, weights.n_bytes, _KV_DTYPES[options.kv_type], before)
         return ReferenceModel(weights, ReferenceTokenizer(gguf, hyper.n_vocab), card, needs)
 

@@ -1,0 +1,40 @@
+"""The card of a model that was read from a GGUF's header."""
+
+from typing import Protocol
+
+from edgedec.gguf import GGUF
+from edgedec.gguf_metadata import get_text
+from edgedec.model import ModelCard
+from edgedec.model_info import describe
+
+
+class Shaped(Protocol):
+    """What a runtime knows of a network's shape; as in ModelCard."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_ctx_train(self) -> int: ...
+
+
+def model_card(runtime: str, gguf: GGUF, shape: Shaped, fingerprint: str) -> ModelCard:
+    """Return the card: name, template and defaults as the header has them (raises what describe raises)."""
+    info = describe(gguf)
+    return ModelCard(
+        name=info.name or "",
+        architecture=shape.architecture,
+        runtime=runtime,
+        n_vocab=shape.n_vocab,
+        n_embd=shape.n_embd,
+        n_layer=shape.n_layer,
+        n_ctx_train=shape.n_ctx_train,
+        fingerprint=fingerprint,
+        chat_template=get_text(gguf, "tokenizer.chat_template"),
+        sampling_defaults=info.sampling_defaults,
+    )

@@ -1,0 +1,60 @@
+"""How many rows of a forward are bit-equal to single steps: measured, where a library does not say.
+
+Its kernels for one row and for several differ by weight type, micro-architecture, release and shape, so the answer
+differs by model: every n on some types, n <= 3 on others.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from edgedec.model import Model
+from edgedec.remembered import recall, remember
+
+KIND = "invariance"
+"""What answers are remembered as, each by a key of its own."""
+
+N_MAX = 16
+_N_PREFIX = 40
+
+
+def measured_invariance(model: Model, cache_dir: Path | None) -> int:
+    """Return the largest n (at most 16, and at most the rows loaded for) whose rows equal single steps, and the step
+    after them.
+
+    Remembered in `cache_dir` by the model's fingerprint, which names file, release, machine and options.
+    """
+    n_max = min(N_MAX, model.capabilities.max_rows)
+    if n_max == 1 or not model.capabilities.rollback:
+        return 1
+    key = f"{model.card.fingerprint} {n_max}"
+    found = recall(cache_dir, KIND, key)
+    if type(found) is int and 1 <= found <= n_max:
+        return found
+    result = _probe(model, n_max)
+    remember(cache_dir, KIND, key, result)
+    return result
+
+
+def _probe(model: Model, n_max: int) -> int:
+    """Compare forwards of n rows, and the single step after each, with n + 1 single steps."""
+    rng = np.random.default_rng(0)
+    n_tokens = _N_PREFIX + n_max + 1
+    tokens = rng.integers(0, model.card.n_vocab, n_tokens).astype(np.int32)
+    session = model.session(n_tokens)
+    try:
+        session.forward(tokens[:_N_PREFIX], n_past=0)
+        steps = np.stack(
+            [session.forward(tokens[i : i + 1], n_past=i).logits[0].copy() for i in range(_N_PREFIX, n_tokens)]
+        )
+        for n in range(2, n_max + 1):
+            end = _N_PREFIX + n
+            rows = session.forward(tokens[_N_PREFIX:end], n_past=_N_PREFIX, rows="all").logits
+            if not np.array_equal(rows, steps[:n]):
+                return n - 1
+            after = session.forward(tokens[end : end + 1], n_past=end).logits[0]
+            if not np.array_equal(after, steps[n]):
+                return n - 1
+        return n_max
+    finally:
+        session.close()
