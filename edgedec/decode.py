@@ -18,6 +18,7 @@ from edgedec.proposing import Proposer
 from edgedec.row_ops import RowOps
 from edgedec.sampling import Distribution, distribution, draw, log_probs
 from edgedec.sequence import Sequence
+from edgedec.sliding import room_after
 from edgedec.tokenizer import Tokenizer
 from edgedec.verification import RULES, uniform_source
 from edgedec.verify import COUPLED, verify_coupled
@@ -190,7 +191,7 @@ def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: RowOps) -> 
 
 def _propose(sequence: Sequence, decoder: Decoder, proposer: Proposer) -> Draft:
     """Ask for as many nodes as are useful and have room in the context."""
-    room = min(decoder.session.n_ctx - len(sequence.token_ids), decoder.session.model.capabilities.max_rows - 1)
+    room = min(room_after(decoder.session, len(sequence.token_ids)), decoder.session.model.capabilities.max_rows - 1)
     max_tokens = sequence.request.sampling.max_tokens
     if max_tokens is not None:
         room = min(room, max_tokens - sequence.n_generated - 1)

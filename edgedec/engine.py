@@ -24,6 +24,7 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation, Request
+from edgedec.sliding import holder
 from edgedec.tokenizer import Tokenizer
 from edgedec.turns import Turns
 from edgedec.verification import RULES
@@ -117,8 +118,8 @@ class Engine:
 
     def session(self, n_ctx: int | None = None) -> Session:
         """Open a session of the runtime: KV cache and forward, without sampling or turns. Close it yourself."""
-        mine = self._target.session
-        opener = mine.batcher if isinstance(mine, BatchedSession) else self._model
+        held = holder(self._target.session)
+        opener = held.batcher if isinstance(held, BatchedSession) else self._model
         return opener.session(n_ctx or self.n_ctx)
 
     def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:

@@ -20,6 +20,7 @@ from edgedec.noise import Noise
 from edgedec.policy import Policy
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Generation, Request, Sequence, TokenOutput
+from edgedec.sliding import holder, text_limit
 from edgedec.text import TextStream
 from edgedec.turns import Turns
 from edgedec.verify import COUPLED
@@ -110,10 +111,10 @@ def _check_request(request: Request, session: Session, constraint: Constraint | 
         raise RequestError(f"the prompt holds a token id outside the vocabulary of {n_vocab}")
     if constraint is not None and request.sampling.ignore_end:
         raise RequestError("a grammar decides where the text ends, so ignore_end can't be kept: leave one of them out")
-    if n_prompt >= session.n_ctx:
+    if n_prompt >= (most := text_limit(session)):
         raise PromptTooLongError(
-            f"the prompt takes {n_prompt} tokens; the context of {session.n_ctx} leaves room for {session.n_ctx - 1}. "
-            f"Shorten it, or load the model with a longer context"
+            f"the prompt takes {n_prompt} tokens; the context of {most} leaves room for {most - 1}. "
+            f"Shorten it, or load the model with a longer context, or one that slides (--slide)"
         )
 
 
@@ -198,7 +199,7 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
     """Give out the tokens that a step added, up to the one that ends the text."""
     sampling = sequence.request.sampling
     tokenizer = decoder.session.model.tokenizer
-    n_prompt, n_ctx = len(sequence.request.prompt_ids), decoder.session.n_ctx
+    n_prompt, n_ctx = len(sequence.request.prompt_ids), text_limit(decoder.session)
     added = sequence.token_ids[start:]
     del sequence.token_ids[start:]
     for index, token_id in enumerate(added):
@@ -232,7 +233,8 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
 
 def _joined(session: Session) -> AbstractContextManager[None]:
     """Let the forwards of other generations wait for this session's, where they are joined."""
-    return session.generating() if isinstance(session, BatchedSession) else nullcontext()
+    held = holder(session)
+    return held.generating() if isinstance(held, BatchedSession) else nullcontext()
 
 
 def _n_shared(target: Target, sequence: Sequence) -> float:

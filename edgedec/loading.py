@@ -28,12 +28,13 @@ from edgedec.joined_curve import JoinedCurve
 from edgedec.layer_sets import tuned_set
 from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.memory import MemoryPlan, hold, parse_size
-from edgedec.model import LoadOptions, Model, default_n_ctx
+from edgedec.model import LoadOptions, Model, Session, default_n_ctx
 from edgedec.planning import Cap, Setting, drafter_bytes, plan_within, with_kv_type
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
 from edgedec.shedding import memory_watch
+from edgedec.sliding import SlidingSession, holder
 
 Numerics = Literal["strict", "loose"]
 
@@ -43,6 +44,7 @@ def load(
     *,
     runtime: str = "auto",
     n_ctx: int | None = None,
+    slide: bool = False,
     memory: int | str | None = None,
     draft: str | DrafterFactory | None = "auto",
     draft_model: str | os.PathLike[str] | None = None,
@@ -73,6 +75,8 @@ def load(
         runtime: Name of a runtime, or "auto", which compares the two best at the first load of a model (at most 3 s,
             and not under a memory cap).
         n_ctx: Tokens of the context; None for min(trained, 4,096).
+        slide: Go on where the context is full, with its first tokens and its newest; lossy, as the others are
+            forgotten (edgedec.sliding). Texts then end only at an end token, max_tokens or a stop.
         memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), for all models of the process together, the
             rest of the process not counted. What was not asked for by name is cut down to fit, in the order of
             edgedec.planning (engine.plan.given_up says what); what is over it even so is refused before anything is
@@ -129,6 +133,7 @@ def load(
         draft_numerics=draft_numerics,
         draft_store=store,
         chat_template=chat_template,
+        slide=slide,
     )
 
 
@@ -151,6 +156,7 @@ def open_engine(
     store_bytes: int = STORE_BYTES,
     prompt_cache: bool = False,
     grammars: bool = False,
+    slide: bool = False,
 ) -> Engine:
     """Plan, and load what choose chose and the draft model where there is one (raises what load raises).
 
@@ -158,6 +164,8 @@ def open_engine(
     """
     if n_draft_max < 1:
         raise RequestError(f"n_draft_max is {n_draft_max}; it must be at least 1")
+    if slide and prompt_cache:
+        raise RequestError("a context that slides can't be saved or restored: leave out --slide or --prompt-cache")
     factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
     wishes = Setting(options, tuple(factories), pinned, draft_model, store_bytes, prompt_cache, grammars)
     planned = plan_within(choice, wishes, cap)
@@ -168,7 +176,7 @@ def open_engine(
     with ExitStack() as undo:
         loaded = choice.runtime.load(choice.path, options)
         undo.callback(loaded.close)
-        targets = _targets(loaded, options, choice.reason)
+        targets = _targets(loaded, options, choice.reason, slide=slide)
         if setting.draft_model is not None and factories:
             source = open_draft_model(setting.draft_model, loaded, options)
             undo.callback(source.close)
@@ -200,7 +208,7 @@ def open_engine(
         return engine
 
 
-def _targets(model: Model, options: LoadOptions, runtime_reason: str) -> list[Target]:
+def _targets(model: Model, options: LoadOptions, runtime_reason: str, *, slide: bool) -> list[Target]:
     """Open the sessions of the requests that generate at the same time.
 
     They are several only where a row does not depend on what else is in its forward: elsewhere a text would depend on
@@ -208,9 +216,13 @@ def _targets(model: Model, options: LoadOptions, runtime_reason: str) -> list[Ta
     """
     n_ctx = options.n_ctx or default_n_ctx(model.card.n_ctx_train)
     if options.n_parallel == 1 or model.batch_invariant is not True:
-        return [Target(model.session(n_ctx), runtime_reason=runtime_reason)]
-    batcher = Batcher(model)
-    return [Target(batcher.session(n_ctx), runtime_reason=runtime_reason) for _ in range(options.n_parallel)]
+        sessions: list[Session] = [model.session(n_ctx)]
+    else:
+        batcher = Batcher(model)
+        sessions = [batcher.session(n_ctx) for _ in range(options.n_parallel)]
+    if slide:
+        sessions = [SlidingSession(session) for session in sessions]
+    return [Target(session, runtime_reason=runtime_reason) for session in sessions]
 
 
 def _draft_with(
@@ -239,7 +251,7 @@ def _share_common_text(targets: Sequence[Target], model: Model, options: LoadOpt
 def _share_curve(targets: Sequence[Target], curve: CostCurve) -> None:
     lock = Lock()
     for target in targets:
-        session = target.session
+        session = holder(target.session)
         target.curve = JoinedCurve(curve, session, lock) if isinstance(session, BatchedSession) else curve
 
 

@@ -64,6 +64,7 @@ def open_model(
             chat_template=template,
             prompt_cache=flags.prompt_cache is not None,
             grammars=grammars,
+            slide=flags.slide,
             store_bytes=ONE_REQUEST_BYTES if one_request and draft_store is None else STORE_BYTES,
         )
     if engine.plan.given_up and not output.quiet:

@@ -80,6 +80,10 @@ class LoadFlags:
         int | None,
         model_option("--context", "-c", help="Tokens of context (default: as trained, at most 4096).", metavar="N"),
     ] = None
+    slide: Annotated[
+        bool,
+        model_option("--slide", help="Lossy: where the context is full, go on with its first and its newest tokens."),
+    ] = False
     memory: Annotated[
         str | None,
         model_option("--memory", help="Most the process may hold, as 900MB or 1.5GiB; else refuse.", metavar="SIZE"),

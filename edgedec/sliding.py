@@ -1,0 +1,268 @@
+"""A context that slides: a text may be longer than the KV cache, which then holds its beginning and its newest part.
+
+The first tokens stay, as attention leans on them (attention sinks: StreamingLLM, Xiao et al. 2023, arXiv:2309.17453);
+of the others the newest. Where StreamingLLM turns cached keys to new positions, what stays is evaluated anew here: so
+the cache is a function of the text alone, the same after a cold start, a rollback or a draft. The window moves by half
+its length at once, which takes the time of a prefill of that half for as many tokens of text.
+
+Lossy: what has left the window is forgotten.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError
+from edgedec.model import Forward, LayerSet, Rows, Session
+from edgedec.progress import OnProgress
+
+if TYPE_CHECKING:
+    from edgedec.model import Model
+
+N_SINKS = 4
+"""Tokens of the beginning that stay."""
+MOST_TOKENS = 2**24
+"""Of a text."""
+_LEAST_CONTEXT = 64
+
+
+class SlidingSession:
+    """Implements edgedec.model.Session for texts longer than a session: n_past and n_cached count the text's tokens.
+
+    n_ctx stays what the KV cache holds; a text may have MOST_TOKENS. Rows of one forward see the same window: a chain
+    is cut where the window moves, a tree is refused there (`room` says how far that is).
+
+    Args:
+        inner: What holds the window; with rows that do not depend on how a prefill is cut, as a text would else depend
+            on what was cached before (Capabilities.prefill_chunk of 1).
+
+    Raises:
+        CapabilityError: The runtime's rows depend on it.
+        RequestError: The context is below 64 tokens.
+    """
+
+    def __init__(self, inner: Session) -> None:
+        inner.model.capabilities.require("rollback", inner.model.card.runtime)
+        if inner.model.capabilities.prefill_chunk != 1:
+            raise CapabilityError(
+                f"on the {inner.model.card.runtime} runtime a text depends on how its prompt is cut, so the context "
+                f"can't slide; choose another runtime (cpu), or leave --slide out"
+            )
+        if inner.n_ctx < _LEAST_CONTEXT:
+            raise RequestError(f"a context of {inner.n_ctx} tokens can't slide; it must have at least {_LEAST_CONTEXT}")
+        self.inner = inner
+        self._ids: list[int] = []  # of the text: what is cached, and what was and left the window
+        self._begin = 0  # of the window, behind the sinks; 0: the text from its start
+        self._n_valid = 0  # how much of the KV cache is of this text and this window
+        self._branched: NDArray[np.int32] | None = None  # tokens of the last tree
+
+    @property
+    def model(self) -> "Model":
+        """The model this session belongs to."""
+        return self.inner.model
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens that the KV cache holds."""
+        return self.inner.n_ctx
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the text that were evaluated."""
+        return len(self._ids)
+
+    def room(self, n_tokens: int) -> int:
+        """Return how many tokens after a text of that many see the same window as its last one."""
+        return _next_move(n_tokens - 1, self.n_ctx) - n_tokens
+
+    def forward(
+        self,
+        tokens: NDArray[np.int32] | None = None,
+        *,
+        n_past: int,
+        hidden: NDArray[np.float32] | None = None,
+        resume_after: int | None = None,
+        parents: NDArray[np.int32] | None = None,
+        layers: LayerSet | None = None,
+        rows: Rows = "last",
+        taps: tuple[int, ...] = (),
+        on_progress: OnProgress | None = None,
+    ) -> Forward:
+        """Evaluate new rows after the first `n_past` tokens of the text; see Session.forward.
+
+        Raises:
+            CapabilityError: Hidden states are given.
+            ContextFullError: The window moves within a tree, or the text is too long.
+        """
+        if tokens is None or hidden is not None or resume_after is not None:
+            raise CapabilityError("a context that slides takes tokens only, no hidden states")
+        if not 0 <= n_past <= len(self._ids):
+            raise SessionError(f"n_past is {n_past}; the session has evaluated {len(self._ids)} tokens")
+        n_text = n_past + len(tokens)
+        if n_text > MOST_TOKENS:
+            raise ContextFullError(f"{n_text} tokens are more than a text may have, {MOST_TOKENS}")
+        begin = _begin(n_text - 1, self.n_ctx)
+        if _begin(n_past, self.n_ctx) != begin:
+            return self._across(tokens, n_past, begin, parents, layers, rows, taps, on_progress)
+        if begin != self._begin or self._n_valid < _n_held(n_past, begin):
+            self._move(begin, self._ids[:n_past], on_progress)
+        return self._evaluate(tokens, n_past, parents, layers, rows, taps, on_progress)
+
+    def _across(
+        self,
+        tokens: NDArray[np.int32],
+        n_past: int,
+        begin: int,
+        parents: NDArray[np.int32] | None,
+        layers: LayerSet | None,
+        rows: Rows,
+        taps: tuple[int, ...],
+        on_progress: OnProgress | None,
+    ) -> Forward:
+        """Evaluate a chain in which the window moves."""
+        if parents is not None:
+            raise ContextFullError("the context moves within this tree; ask for no more nodes than room() says")
+        if isinstance(rows, str) and rows == "last" and not taps:  # no row before the last window is wanted
+            text = [*self._ids[:n_past], *tokens.tolist()]
+            self._move(begin, text[:-1], on_progress)
+            return self._evaluate(tokens[-1:], len(text) - 1, None, layers, rows, taps, None)
+        n_first = _next_move(n_past, self.n_ctx) - n_past
+        wanted = np.arange(len(tokens), dtype=np.int32)
+        if not isinstance(rows, str):
+            wanted = rows
+        elif rows == "last":
+            wanted = wanted[-1:]
+        first = self.forward(tokens[:n_first], n_past=n_past, layers=layers, rows=wanted[wanted < n_first], taps=taps)
+        logits, hidden = first.logits.copy(), {layer: states.copy() for layer, states in first.hidden.items()}
+        later = wanted[wanted >= n_first] - np.int32(n_first)
+        second = self.forward(tokens[n_first:], n_past=n_past + n_first, layers=layers, rows=later, taps=taps)
+        return Forward(
+            np.concatenate([logits, second.logits]),
+            {layer: np.concatenate([hidden[layer], states]) for layer, states in second.hidden.items()},
+            second.ops,
+        )
+
+    def _move(self, begin: int, text: list[int], on_progress: OnProgress | None) -> None:
+        """Let the KV cache hold the window from `begin` on of a text."""
+        n_same = 0
+        while n_same < min(len(text), len(self._ids)) and text[n_same] == self._ids[n_same]:
+            n_same += 1
+        n_valid = min(self._n_valid, _n_held(n_same, self._begin))
+        if begin != self._begin:
+            n_valid = min(n_valid, N_SINKS)
+        held = text if begin == 0 else [*text[:N_SINKS], *text[begin:]]
+        n_before = self.inner.n_cached
+        none = np.empty(0, np.int32)
+        try:
+            if n_valid < len(held):
+                new = np.array(held[n_valid:], np.int32)
+                self.inner.forward(new, n_past=n_valid, rows=none, on_progress=on_progress)
+        except BaseException:
+            if self.inner.n_cached != n_before:
+                self._now(text, begin, min(self.inner.n_cached, len(held)))
+            raise
+        self._now(text, begin, len(held))
+
+    def _evaluate(
+        self,
+        tokens: NDArray[np.int32],
+        n_past: int,
+        parents: NDArray[np.int32] | None,
+        layers: LayerSet | None,
+        rows: Rows,
+        taps: tuple[int, ...],
+        on_progress: OnProgress | None,
+    ) -> Forward:
+        """Evaluate rows that see the window which the KV cache holds."""
+        n_held, n_before = _n_held(n_past, self._begin), self.inner.n_cached
+        try:
+            forward = self.inner.forward(
+                tokens, n_past=n_held, parents=parents, layers=layers, rows=rows, taps=taps, on_progress=on_progress
+            )
+        except BaseException:
+            if self.inner.n_cached != n_before:
+                n_new = max(self.inner.n_cached - n_held, 0)
+                self._now([*self._ids[:n_past], *tokens[:n_new].tolist()], self._begin, n_held + n_new)
+            raise
+        del self._ids[n_past:]
+        if parents is None:
+            self._ids.extend(tokens.tolist())
+            self._n_valid, self._branched = n_held + len(tokens), None
+        else:
+            self._n_valid, self._branched = n_held, tokens
+        return forward
+
+    def _now(self, text: list[int], begin: int, n_valid: int) -> None:
+        self._ids, self._begin, self._n_valid, self._branched = text, begin, n_valid, None
+
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Keep the path `rows` of the last tree and drop its other rows."""
+        tokens = self._branched
+        self.inner.keep(rows)
+        if tokens is not None:
+            self._ids.extend(tokens[rows].tolist())
+            self._n_valid += len(rows)
+        self._branched = None
+
+    def fork(self) -> Session:
+        """Refuse: two texts would have to move one window (CapabilityError)."""
+        raise CapabilityError("a context that slides can't be forked")
+
+    def save(self) -> bytes:
+        """Refuse (CapabilityError)."""
+        raise CapabilityError("a context that slides can't be saved; leave out --prompt-cache or --slide")
+
+    def load(self, data: bytes, n_tokens: int) -> None:
+        """Refuse (CapabilityError)."""
+        raise CapabilityError("a context that slides can't be restored; leave out --prompt-cache or --slide")
+
+    def cancel(self) -> None:
+        """Stop the forward that is running, from any thread; without one, nothing happens."""
+        self.inner.cancel()
+
+    def close(self) -> None:
+        """Free the KV cache; calling it again does nothing."""
+        self.inner.close()
+
+
+def text_limit(session: Session) -> int:
+    """Return the most tokens that a text on a session may have."""
+    return MOST_TOKENS if isinstance(session, SlidingSession) else session.n_ctx
+
+
+def room_after(session: Session, n_tokens: int) -> int:
+    """Return how many rows of a draft may follow a text of that many tokens."""
+    return session.room(n_tokens) if isinstance(session, SlidingSession) else session.n_ctx - n_tokens
+
+
+def holder(session: Session) -> Session:
+    """Return the session that holds the KV cache."""
+    return session.inner if isinstance(session, SlidingSession) else session
+
+
+def _begin(position: int, n_ctx: int) -> int:
+    """Return where the window begins, behind the sinks, that a row at this position of the text sees; 0: all of it.
+
+    >>> [_begin(position, 64) for position in (0, 63, 64, 93, 94)]
+    [0, 0, 34, 34, 64]
+    """
+    return 0 if position < n_ctx else N_SINKS + _stride(n_ctx) * ((position - n_ctx) // _stride(n_ctx) + 1)
+
+
+def _next_move(position: int, n_ctx: int) -> int:
+    """Return the first position behind this one whose row sees another window.
+
+    >>> [_next_move(position, 64) for position in (0, 63, 64, 93, 94)]
+    [64, 64, 94, 94, 124]
+    """
+    return n_ctx if position < n_ctx else _begin(position, n_ctx) - N_SINKS + n_ctx
+
+
+def _stride(n_ctx: int) -> int:
+    return (n_ctx - N_SINKS) // 2
+
+
+def _n_held(n_text: int, begin: int) -> int:
+    """Return how many tokens the window holds of the first `n_text` of the text."""
+    return n_text if begin == 0 else min(n_text, N_SINKS) + max(n_text - begin, 0)
