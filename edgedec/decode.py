@@ -79,8 +79,8 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
         raise
     ended = perf_counter()
     verification = _verify(sequence, decoder, draft, forward)
-    keep_s = None
-    if not draft.is_chain:
+    keep_s, n_draft = None, len(draft)
+    if n_draft and not draft.is_chain:
         rows = [len(pending) - 1] + [len(pending) + node for node in verification.path]
         chosen = perf_counter()
         session.keep(np.array(rows, dtype=np.int32))
@@ -92,11 +92,11 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
         stats.forward_s += ended - started
         stats.n_steps += 1
         if decoder.curve is not None:
-            decoder.curve.observe(len(pending) + len(draft), ended - started, sequence.n_cached, keep_s)
+            decoder.curve.observe(len(pending) + n_draft, ended - started, sequence.n_cached, keep_s)
     sequence.token_ids.extend(verification.token_ids)
     sequence.n_cached += len(pending) + len(verification.path)
-    if len(draft):
-        stats.count_draft(len(draft), len(verification.path))
+    if n_draft:
+        stats.count_draft(n_draft, len(verification.path))
         if decoder.forced is not None:
             decoder.forced.score(stats, verification.token_ids)
     if proposer is not None:
@@ -152,7 +152,7 @@ def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
         uniform = uniform_source(decoder.noise, position)
         q = draft.q if draft.q is not None else (None,) * len(draft)
         verification = RULES[sequence.request.rule](draft, q, target, uniform)
-    if not params.ignore_end:
+    if len(verification.token_ids) > 1 and not params.ignore_end:
         verification = _until_end(verification, decoder.session.model.tokenizer)
     if constraint is not None:
         verification = _until_complete(verification, constraint)

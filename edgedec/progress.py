@@ -38,17 +38,16 @@ class CancelToken:
     """A flag that one thread sets and long work in another looks at."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may cancel, in the thread that holds it
         self._cancelled = False
         self._callbacks: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
         """Ask the work to stop at the next opportunity, from any thread, any number of times."""
-        with self._lock:
+        with self._lock:  # so that no block of calling() ends, and something else begins, before its callback has
             self._cancelled = True
-            callbacks = list(self._callbacks)
-        for callback in callbacks:
-            callback()
+            for callback in list(self._callbacks):
+                callback()
 
     @property
     def cancelled(self) -> bool:

@@ -1,0 +1,73 @@
+"""Cancelling: from other threads, from a signal handler, and never what comes after the work that was meant."""
+
+import threading
+
+import pytest
+
+from edgedec.errors import CancelledError
+from edgedec.progress import CancelToken
+
+
+def test_work_that_looks_at_it_stops() -> None:
+    """And the error says what was stopped."""
+    token = CancelToken()
+    token.check("loading")
+    token.cancel()
+    token.cancel()
+    with pytest.raises(CancelledError, match="loading: cancelled"):
+        token.check("loading")
+
+
+def test_callbacks_count_inside_their_block_only() -> None:
+    """Each is called once for each cancel() inside."""
+    token, called = CancelToken(), []
+    token.cancel()
+    with token.calling(lambda: called.append("a")), token.calling(lambda: called.append("b")):
+        token.cancel()
+    token.cancel()
+    assert called == ["a", "b"]
+
+
+def test_a_block_does_not_end_before_a_callback_that_has_begun() -> None:
+    """Else it would stop what the same session does next."""
+    token, begun, go_on, ended = CancelToken(), threading.Event(), threading.Event(), threading.Event()
+    order = []
+
+    def callback() -> None:
+        begun.set()
+        assert go_on.wait(30)
+        order.append("callback")
+
+    def work() -> None:
+        with token.calling(callback):
+            started.set()
+            assert begun.wait(30)
+        order.append("after the block")
+        ended.set()
+
+    started = threading.Event()
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert started.wait(30)
+    canceller = threading.Thread(target=token.cancel)
+    canceller.start()
+    assert begun.wait(30)
+    assert not ended.wait(0.05)
+    go_on.set()
+    worker.join(30)
+    canceller.join(30)
+    assert order == ["callback", "after the block"]
+
+
+def test_a_callback_may_cancel_again() -> None:
+    """As a signal handler does in the thread that is cancelling."""
+    token, called = CancelToken(), []
+
+    def callback() -> None:
+        called.append(len(called))
+        if len(called) == 1:
+            token.cancel()
+
+    with token.calling(callback):
+        token.cancel()
+    assert called == [0, 1]
