@@ -15,10 +15,11 @@ KIND = "invariance"
 """What answers are remembered as, each by a key of its own."""
 
 N_MAX = 16
-_N_PREFIX = 40
+N_PREFIX = 40
+"""Tokens before the rows compared."""
 
 
-def measured_invariance(model: Model, cache_dir: Path | None) -> int:
+def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int = N_PREFIX) -> int:
     """Return the largest n (at most 16, and at most the rows loaded for) whose rows equal single steps, and the step
     after them.
 
@@ -27,29 +28,29 @@ def measured_invariance(model: Model, cache_dir: Path | None) -> int:
     n_max = min(N_MAX, model.capabilities.max_rows)
     if n_max == 1 or not model.capabilities.rollback:
         return 1
-    key = f"{model.card.fingerprint} {n_max}"
+    key = f"{model.card.fingerprint} {n_max}" + (f" {n_prefix}" if n_prefix != N_PREFIX else "")
     found = recall(cache_dir, KIND, key)
     if type(found) is int and 1 <= found <= n_max:
         return found
-    result = _probe(model, n_max)
+    result = _probe(model, n_max, n_prefix)
     remember(cache_dir, KIND, key, result)
     return result
 
 
-def _probe(model: Model, n_max: int) -> int:
+def _probe(model: Model, n_max: int, n_prefix: int) -> int:
     """Compare forwards of n rows, and the single step after each, with n + 1 single steps."""
     rng = np.random.default_rng(0)
-    n_tokens = _N_PREFIX + n_max + 1
+    n_tokens = n_prefix + n_max + 1
     tokens = rng.integers(0, model.card.n_vocab, n_tokens).astype(np.int32)
     session = model.session(n_tokens)
     try:
-        session.forward(tokens[:_N_PREFIX], n_past=0)
+        session.forward(tokens[:n_prefix], n_past=0)
         steps = np.stack(
-            [session.forward(tokens[i : i + 1], n_past=i).logits[0].copy() for i in range(_N_PREFIX, n_tokens)]
+            [session.forward(tokens[i : i + 1], n_past=i).logits[0].copy() for i in range(n_prefix, n_tokens)]
         )
         for n in range(2, n_max + 1):
-            end = _N_PREFIX + n
-            rows = session.forward(tokens[_N_PREFIX:end], n_past=_N_PREFIX, rows="all").logits
+            end = n_prefix + n
+            rows = session.forward(tokens[n_prefix:end], n_past=n_prefix, rows="all").logits
             if not np.array_equal(rows, steps[:n]):
                 return n - 1
             after = session.forward(tokens[end : end + 1], n_past=end).logits[0]

@@ -1,4 +1,4 @@
-"""edgedec cache: the tile files that the cpu runtime keeps between starts."""
+"""edgedec cache: the tile files that the cpu runtime keeps between starts, and environments of optimum."""
 
 import os
 import time
@@ -12,6 +12,7 @@ from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
+from edgedec_export.optimum_environment import Environment, list_environments, remove_environment
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.tile_file import map_tiles
 from edgedec_runtimes.cpu.tile_listing import TileEntry, delete_tile_file, list_tiles, prune_tiles
@@ -25,22 +26,29 @@ _STATES = {
 
 
 def print_tiles(*, as_json: bool) -> None:
-    """Print the tile files, the last used first."""
-    entries = list_tiles(_root())
+    """Print the tile files, the last used first, and the environments that exports by way of optimum run in."""
+    entries, environments = list_tiles(_root()), list_environments(_root())
     if as_json:
-        write_json({"tiles": [_document(entry) for entry in entries]})
+        found = [{"path": os.fspath(e.path), "size_bytes": e.n_bytes, "current": e.is_current} for e in environments]
+        write_json({"tiles": [_document(entry) for entry in entries], "environments": found})
         return
-    if not entries:
+    if not entries and not environments:
         write_line("no tile files")
     for entry in entries:
         write_line(f"{format_bytes(entry.n_bytes):>9}  {_day(entry)}  {_what(entry)}")
+    for environment in environments:
+        write_line(f"{format_bytes(environment.n_bytes):>9}  {_named(environment)}")
 
 
 def delete_tiles(*, everything: bool) -> None:
-    """Delete the tile files that are stale, or all, and say what that freed."""
-    for entry in (removed := prune_tiles(_root(), everything=everything)):
-        say(f"{format_bytes(entry.n_bytes):>9}  {_what(entry)}")
-    say(f"{format_bytes(sum(entry.n_bytes for entry in removed))} freed")
+    """Delete the tile files and environments that are stale, or all, and say what that freed."""
+    removed = [(entry.n_bytes, _what(entry)) for entry in prune_tiles(_root(), everything=everything)]
+    for environment in list_environments(_root()):
+        if (everything or not environment.is_current) and remove_environment(environment):
+            removed.append((environment.n_bytes, _named(environment)))
+    for n_bytes, name in removed:
+        say(f"{format_bytes(n_bytes):>9}  {name}")
+    say(f"{format_bytes(sum(n_bytes for n_bytes, _ in removed))} freed")
 
 
 def verify_tiles(*, quiet: bool) -> None:
@@ -78,6 +86,11 @@ def _root() -> Path:
 def _what(entry: TileEntry) -> str:
     names = ", ".join(one_line(path.name) for path in entry.models) or entry.path.name
     return names if entry.state == "current" else f"{names} ({_STATES[entry.state]})"
+
+
+def _named(environment: Environment) -> str:
+    state = "" if environment.is_current else " (of another release, or unfinished)"
+    return f"optimum, for edgedec export --via optimum{state}"
 
 
 def _day(entry: TileEntry) -> str:

@@ -27,6 +27,15 @@ def export(
     model: ModelName,
     *,
     to: Annotated[str, option("--to", help="What to make: onnx, or gguf.", metavar="FORMAT", panel=_EXPORT)] = "onnx",
+    via: Annotated[
+        str | None,
+        option(
+            "--via",
+            help="onnx: optimum, for a Hugging Face checkpoint (a folder, or hf:OWNER/REPO) of another architecture.",
+            metavar="TOOL",
+            panel=_EXPORT,
+        ),
+    ] = None,
     target: Annotated[
         str,
         option(
@@ -71,7 +80,8 @@ def export(
 ) -> None:
     """Export a model to a folder that onnxruntime runs, here or on another device; or to another GGUF.
 
-    It is read from a GGUF tensor by tensor. For --to gguf, MODEL may also be a folder with a Hugging Face checkpoint.
+    It is read from a GGUF tensor by tensor. For --to gguf, MODEL may also be a folder with a Hugging Face checkpoint;
+    for --via optimum it is one.
     What was not finished leaves nothing behind.
     """
     from edgedec_apps.cli.export import ExportJob, run_export
@@ -81,6 +91,7 @@ def export(
         ExportJob(
             model=model,
             to=to,
+            via=via,
             target=target,
             out=out,
             quant=quant,
@@ -198,7 +209,7 @@ def doctor(*, as_json: AsJson = False) -> None:
 
 
 def cache_list(*, as_json: AsJson = False) -> None:
-    """List the tile files: whose they are, what they take, and whether their model is still there."""
+    """List the tile files, what they take and whether their model is still there; and environments of optimum."""
     from edgedec_apps.cli.cache import print_tiles
 
     print_tiles(as_json=as_json)
@@ -206,9 +217,9 @@ def cache_list(*, as_json: AsJson = False) -> None:
 
 def cache_prune(
     *,
-    everything: Annotated[bool, tiles_option("--all", help="Delete all tile files, the current ones, too.")] = False,
+    everything: Annotated[bool, tiles_option("--all", help="Delete all of them, the current ones, too.")] = False,
 ) -> None:
-    """Delete the tile files whose model is gone or has changed, and what interrupted work left."""
+    """Delete tile files whose model is gone or has changed, old environments of optimum, and unfinished work."""
     from edgedec_apps.cli.cache import delete_tiles
 
     delete_tiles(everything=everything)

@@ -15,6 +15,7 @@ from edgedec.resolver import ResolveOptions
 from edgedec.system_memory import peak_resident_bytes
 from edgedec_apps.bench_table import columns
 from edgedec_apps.cli.export_gguf import GGUFOptions, default_file, make_gguf, say_gguf
+from edgedec_apps.cli.export_optimum import make_via_optimum
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say, write_json
@@ -27,6 +28,7 @@ from edgedec_models.folders import cache_folder
 
 FORMATS = ("onnx", "gguf")
 TARGETS = ("cpu", "npu")
+WAYS = ("optimum",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class ExportJob:
 
     model: str
     to: str
+    via: str | None
     target: str
     out: Path | None
     quant: str
@@ -58,13 +61,19 @@ def run_export(job: ExportJob) -> None:
         if value not in known:
             raise RequestError(f"--{name} is {value!r}; it must be {' or '.join(known)}")
     to_gguf = job.to == "gguf"
+    if job.via is not None:
+        if job.via not in WAYS:
+            raise RequestError(f"--via is {job.via!r}; it must be {' or '.join(WAYS)}")
+        if to_gguf or (job.quant, job.kv, job.target) != ("exact", "f32", "cpu"):
+            raise RequestError("--via optimum makes one kind of export; leave out --to, --quant, --kv and --target")
     if to_gguf and (job.quant, job.kv, job.target) != ("exact", "f32", "cpu"):
         raise RequestError("--quant, --kv and --target are of --to onnx; a GGUF has a --type")
     if job.target == "npu" and (job.quant, job.kv) != ("exact", "f32"):
         raise RequestError("--quant and --kv are of --target cpu; what an NPU gets has one form")
     if not to_gguf and job.gguf != GGUFOptions():
         raise RequestError("--type, --layers and --allow-requantize are of --to gguf; leave them out, or add that")
-    document = interruptible(lambda cancel: (_work_gguf if to_gguf else _work)(job, cancel))
+    work = _work_optimum if job.via else _work_gguf if to_gguf else _work
+    document = interruptible(lambda cancel: work(job, cancel))
     if job.as_json:
         write_json(document)
     elif not job.quiet:
@@ -103,6 +112,19 @@ def _work_gguf(job: ExportJob, cancel: CancelToken) -> dict[str, Any]:
         source = resolve(job.model, ResolveOptions(cache_folder(), job.offline, on_progress, cancel))
         out = job.out or default_file(default_name(job.model, source), job.gguf)
         return {"model": job.model, **make_gguf(source, out, job.gguf, job.force, on_progress, cancel)}
+
+
+def _work_optimum(job: ExportJob, cancel: CancelToken) -> dict[str, Any]:
+    with ProgressLine(quiet=job.quiet) as on_progress:
+        return make_via_optimum(
+            job.model,
+            job.out or default_folder(job.model, Path(job.model)),
+            offline=job.offline,
+            force=job.force,
+            quiet=job.quiet,
+            on_progress=on_progress,
+            cancel=cancel,
+        )
 
 
 def default_folder(model: str, source: Path, kind: str = "onnx") -> Path:

@@ -1,4 +1,4 @@
-"""The onnx runtime: models that `edgedec export --to onnx` made, run by ONNX Runtime.
+"""The onnx runtime: models that `edgedec export --to onnx` made, ours and by way of optimum, run by ONNX Runtime.
 
 Implements edgedec.model.Runtime. docs/onnx.md is the user's side.
 """
@@ -15,9 +15,11 @@ from edgedec.remembered import cpu_name
 from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu_count import usable_cores
-from edgedec_runtimes.onnx.exported import Export, read_export, verify_files
+from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
+from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms
+from edgedec_runtimes.onnx.foreign.model import ForeignModel, check_n_ctx
 from edgedec_runtimes.onnx.letting_go import with_mappings
-from edgedec_runtimes.onnx.library import is_imported, load_library, open_graph
+from edgedec_runtimes.onnx.library import is_imported, load_library, open_graph, read_foreign
 from edgedec_runtimes.onnx.memory import memory_terms
 from edgedec_runtimes.onnx.model import OnnxModel, Opened
 from edgedec_runtimes.onnx.providers import choose_provider, devices
@@ -45,7 +47,8 @@ class Onnx:
         _check_options(export, options)
         n_ctx = options.n_ctx or default_n_ctx(export.n_ctx_train)
         base = resident_bytes() or 0
-        return memory_terms(export, options, n_ctx, options.max_rows, base, with_library=not is_imported())
+        terms = copying_memory_terms if export.kind == OPTIMUM else memory_terms
+        return terms(export, options, n_ctx, options.max_rows, base, with_library=not is_imported())
 
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Check the files, open the graph, and read the vocabulary."""
@@ -63,12 +66,16 @@ class Onnx:
         if options.cancel is not None:
             options.cancel.check(f"loading {path.name}")
         card = _card(export, f"{ort.__version__} {chosen.provider.device} {cpu_name()}")
+        planned = copying_memory_terms if export.kind == OPTIMUM else memory_terms
 
         @lru_cache(maxsize=8)
         def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
-            return memory_terms(export, options, n_ctx, n_rows, before, with_library=with_library)
+            return planned(export, options, n_ctx, n_rows, before, with_library=with_library)
 
         opened = Opened(ort, graph, export, mapped)
+        if export.kind == OPTIMUM:
+            contract = read_foreign(graph, export)
+            return ForeignModel(opened, contract, tokenizer, card, terms, options.cache_dir)
         return OnnxModel(opened, tokenizer, card, terms, options.max_rows, options.cache_dir)
 
     def report(self) -> RuntimeReport:
@@ -99,6 +106,8 @@ def _check_options(export: Export, options: LoadOptions) -> None:
         value = getattr(options, name)
         if value is not None and not 1 <= value <= most:
             raise RequestError(f"{name} is {value}; it must be from 1 to {most}")
+    if export.kind == OPTIMUM:
+        check_n_ctx(options.n_ctx or 1, export.n_ctx_train)
 
 
 def _card(export: Export, numerics: str) -> ModelCard:

@@ -23,6 +23,9 @@ from edgedec.remembered import recall, remember
 from edgedec_runtimes.hyperparameters import whole
 from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph
 
+OPTIMUM = "optimum"
+"""Kind of an export whose graph optimum made; ours have none."""
+
 _FORMAT = 1
 _MOST_MANIFEST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 22
@@ -49,6 +52,7 @@ class Export:
         window: Tokens that a layer in `local_layers` sees; 0 where there is none.
         files: The files, by name.
         sha256: Of the manifest, which holds those of all files.
+        kind: OPTIMUM, or "" for a graph of ours.
     """
 
     folder: Path
@@ -67,6 +71,7 @@ class Export:
     window: int
     files: Mapping[str, FileFacts]
     sha256: str
+    kind: str = ""
 
     @property
     def graph(self) -> Path:
@@ -123,6 +128,7 @@ def read_export(path: Path) -> Export:
         window=window if local else 0,
         files=files,
         sha256=hashlib.sha256(text).hexdigest(),
+        kind=_kind(folder, facts),
     )
 
 
@@ -206,6 +212,15 @@ def _files(folder: Path, facts: dict[str, Any]) -> dict[str, FileFacts]:
     if not {GRAPH, VOCABULARY} <= files.keys():
         raise _contradiction(folder, "files", sorted(files))
     return files
+
+
+def _kind(folder: Path, facts: dict[str, Any]) -> str:
+    kind = facts.get("kind", "")
+    if kind in ("", OPTIMUM):
+        return str(kind)
+    raise UnsupportedModelError(
+        f"{folder}: an export of the kind {_shown(kind)}, expected {OPTIMUM!r} or none; update edgedec"
+    )
 
 
 def _count(folder: Path, facts: dict[str, Any], key: str, most: int) -> int:

@@ -12,7 +12,8 @@ from edgedec.errors import (
     RuntimeUnavailableError,
     UnsupportedModelError,
 )
-from edgedec_runtimes.onnx.exported import Export
+from edgedec_runtimes.onnx.exported import OPTIMUM, Export
+from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
 from edgedec_runtimes.onnx.providers import CPU, Chosen
 
 _OLDEST = (1, 24)
@@ -54,7 +55,8 @@ def open_graph(ort: Any, export: Export, chosen: Chosen, n_threads: int) -> Any:
     Memory that a forward takes is given back after it: there is no arena.
 
     Raises:
-        UnsupportedModelError: It has an operator that this onnxruntime or the provider lacks.
+        UnsupportedModelError: It has an operator that this onnxruntime or the provider lacks, or other inputs and
+            outputs than optimum gives a decoder.
         ModelFormatError: It is not the graph that the manifest says.
         MemoryCapError: The system has no memory for it.
         RuntimeUnavailableError: The provider takes no part of it.
@@ -72,7 +74,10 @@ def open_graph(ort: Any, export: Export, chosen: Chosen, n_threads: int) -> Any:
         session = ort.InferenceSession(
             export.graph, options, providers=names, enable_fallback=0, read_config_from_model=0
         )
-    _check_signature(session, export)
+    if export.kind == OPTIMUM:
+        read_foreign(session, export)
+    else:
+        _check_signature(session, export)
     if own:
         _require_used(session, chosen, export)
     return session
@@ -139,6 +144,27 @@ def _check_signature(session: Any, export: Export) -> None:
     wrong = [name for name in caches if inputs[f"past_{name}"][1::2] != cache]
     if wrong or outputs["logits"][-1] != export.n_vocab or outputs["hidden_0"][-1] != export.n_embd:
         raise ModelFormatError(f"{export.graph}: its sizes are not those of edgedec.json; export the model again")
+
+
+def read_foreign(session: Any, export: Export) -> Contract:
+    """Return the sizes of an opened graph that optimum made.
+
+    Raises:
+        UnsupportedModelError: Its inputs and outputs are others.
+        ModelFormatError: Its sizes are not those of edgedec.json.
+    """
+    ports = [
+        [Port(node.name, node.type, tuple(node.shape)) for node in nodes]
+        for nodes in (session.get_inputs(), session.get_outputs())
+    ]
+    try:
+        contract = read_contract(*ports)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{export.graph}: {error}") from error
+    found = (contract.n_layer, contract.n_head_kv, contract.head_dim, contract.n_vocab or export.n_vocab)
+    if found != (export.n_layer, export.n_head_kv, export.head_dim, export.n_vocab):
+        raise ModelFormatError(f"{export.graph}: its sizes are not those of edgedec.json; export the model again")
+    return contract
 
 
 def _require_used(session: Any, chosen: Chosen, export: Export) -> None:

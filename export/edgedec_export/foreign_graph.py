@@ -1,0 +1,104 @@
+"""A graph that optimum made, in the form of our exports: model.onnx, and all its weights in one file of data.
+
+Weights that lie in files go over one at a time; a graph that has them inside, up to 2 GB, is read as a whole. One that
+could not be run afterwards is refused.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedec.errors import ModelFormatError, UnsupportedModelError
+from edgedec.file_kinds import DATA, GRAPH
+from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec_export.external_data import DataFile
+from edgedec_export.graph_parts import Initializers
+from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
+from edgedec_runtimes.onnx.graph_check import check_graph
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def rewrite_graph(
+    source: Path, folder: Path, *, on_progress: OnProgress | None = None, cancel: CancelToken | None = None
+) -> tuple[Contract, str]:
+    """Write model.onnx and model.onnx.data into a folder; return the graph's sizes and the data's SHA-256 (hex).
+
+    Args:
+        source: The graph; its external data, if any, lies beside it.
+
+    Raises:
+        UnsupportedModelError: Its inputs and outputs are not those of a decoder with a KV cache, or it holds what can't
+            be kept.
+        ModelFormatError: There is no graph, or a damaged one.
+        CancelledError: It was cancelled.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
+    from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+    try:
+        model = onnx.load(source, load_external_data=False)
+    except (DecodeError, FileNotFoundError) as error:
+        raise ModelFormatError(
+            f"{source.name}: optimum left no graph that can be read ({error}); export the model again"
+        ) from error
+    contract = read_contract(_ports(model.graph.input), _ports(model.graph.output))
+    for tensor in _attribute_tensors(model.graph):
+        if uses_external_data(tensor):  # ONNX Runtime finds only initializers outside
+            load_external_data_for_tensor(tensor, str(source.parent))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+    tensors = list(model.graph.initializer)
+    del model.graph.initializer[:]
+    with DataFile(folder / DATA) as data:
+        initializers = Initializers(data)
+        for i, tensor in enumerate(tensors):
+            if cancel is not None:
+                cancel.check("writing the weights")
+            _move(tensor, source.parent, initializers)
+            if on_progress is not None:
+                on_progress(Progress("write", i + 1, len(tensors), "tensors", DATA))
+    model.graph.initializer.extend(initializers.tensors)
+    content = model.SerializeToString(deterministic=True)
+    check_graph(content, {DATA: data.n_bytes})
+    (folder / GRAPH).write_bytes(content)
+    return contract, data.sha256
+
+
+def _move(tensor: "onnx.TensorProto", folder: Path, initializers: Initializers) -> None:
+    """Add a tensor to the initializers; a copy of it is read, so that what is read is let go afterwards."""
+    from onnx import TensorProto, numpy_helper
+
+    one = TensorProto()
+    one.CopyFrom(tensor)
+    array = numpy_helper.to_array(one, str(folder))
+    if array.dtype.kind not in "biuf":
+        raise UnsupportedModelError(
+            f"the tensor {tensor.name[:80]!r} holds {array.dtype}, expected numbers; take a GGUF of the model"
+        )
+    initializers.add(tensor.name, array)
+
+
+def _attribute_tensors(graph: "onnx.GraphProto") -> Iterator["onnx.TensorProto"]:
+    """Yield the tensors in attributes of nodes, those of branches included."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors) if attribute.HasField("t") else attribute.tensors
+            for branch in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                yield from _attribute_tensors(branch)
+
+
+def _ports(values: "Iterable[onnx.ValueInfoProto]") -> list[Port]:
+    """Return a graph's inputs or outputs as ONNX Runtime would list them."""
+    from onnx import TensorProto
+
+    names: dict[int, str] = {TensorProto.FLOAT: "tensor(float)", TensorProto.INT64: "tensor(int64)"}
+    ports = []
+    for value in values:
+        found = value.type.tensor_type
+        shape = tuple(axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in found.shape.dim)
+        kind = names.get(found.elem_type) or f"tensor({TensorProto.DataType.Name(found.elem_type).lower()})"
+        ports.append(Port(value.name, kind, shape))
+    return ports

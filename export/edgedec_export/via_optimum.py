@@ -1,0 +1,292 @@
+"""Export of Hugging Face checkpoints by way of optimum, for architectures that no code of ours knows.
+
+    folder = export_via_optimum("checkpoint/", "model-onnx", environment=environment_folder(cache_dir))
+
+optimum runs in a process and an environment of its own; torch is never imported here. What comes out is a folder as our
+own exports are: one graph, one file of weights, a vocabulary that our tokenizer reads, and a manifest with hashes.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgedec import __version__
+from edgedec.errors import ModelError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
+from edgedec.file_kinds import DATA, VOCABULARY
+from edgedec.gguf import read_gguf
+from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec_export.child_process import last_line, run_child
+from edgedec_export.folder import new_folder, write_manifest
+from edgedec_export.foreign_graph import rewrite_graph
+from edgedec_export.gguf_writer import Entry, text, whole_number, write_gguf
+from edgedec_export.graph_parts import require_onnx
+from edgedec_export.hf_tokenizer import tokenizer_entries
+from edgedec_export.optimum_environment import ensure_environment
+from edgedec_models.hub_spec import parse_hub
+from edgedec_runtimes.onnx.exported import OPTIMUM
+from edgedec_runtimes.onnx.foreign.contract import Contract
+from edgedec_runtimes.vocabulary import refusal
+
+_CHILD = Path(__file__).with_name("optimum_child.py")
+_MOST = 2**24
+_N_CTX_UNKNOWN = 2048  # where a configuration names no longest context
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a checkpoint is.
+
+    Attributes:
+        name: For people, and of the model.
+        where: What transformers is given: a folder, or OWNER/REPO of a hub.
+        revision: Branch, tag or commit on the hub.
+    """
+
+    name: str
+    where: str
+    revision: str
+    is_folder: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a checkpoint's configuration says, checked.
+
+    Attributes:
+        n_ctx_train: Longest context, in tokens.
+        roles: Token ids of "bos" and "eos", as far as they are named.
+        commit: Of the hub, or None.
+        versions: Releases of the packages that export it.
+    """
+
+    architecture: str
+    n_vocab: int
+    n_embd: int
+    n_head: int
+    n_ff: int
+    n_ctx_train: int
+    roles: dict[str, int]
+    commit: str | None
+    versions: dict[str, str]
+
+
+def find_checkpoint(source: str | Path) -> Checkpoint:
+    """Return where a checkpoint is: a folder with config.json, or hf:OWNER/REPO[@REVISION].
+
+    Raises:
+        ModelNotFoundError: There is no such folder, or no config.json in it, and it is no name on a hub.
+        RequestError: It is a file, or a name of one file of a repository.
+    """
+    name = os.fspath(source)
+    if name.startswith("hf:"):
+        spec = parse_hub(name)
+        if spec.what:
+            raise RequestError(f"{name}: optimum takes a whole repository; leave out {':' + spec.what!r}")
+        return Checkpoint(name, spec.repo_id, spec.revision, is_folder=False)
+    folder = Path(name)
+    if folder.is_file():
+        raise RequestError(
+            f"{name}: a file; optimum takes a Hugging Face checkpoint, a folder with config.json or hf:OWNER/REPO"
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"{name}: no folder with a config.json; pass one, or hf:OWNER/REPO")
+    return Checkpoint(folder.resolve().name, str(folder.resolve()), "main", is_folder=True)
+
+
+def export_via_optimum(
+    source: str | Path,
+    out: str | Path,
+    *,
+    environment: Path,
+    offline: bool = False,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> Path:
+    """Export a checkpoint with optimum, and return the folder that was made.
+
+    Args:
+        source: A folder with config.json, tokenizer and weights, or hf:OWNER/REPO[@REVISION]. Code that comes with it
+            is not run.
+        out: Folder to make; nothing, or with `force` an earlier export, may be there.
+        environment: Where optimum is, or is installed at the first use (`optimum_environment`).
+        offline: Fetch neither packages nor the checkpoint.
+        on_progress: Told what is being done.
+        cancel: Stops it; nothing is left behind, but for an environment that is complete.
+
+    Raises:
+        RequestError: Something else is at `out`, or the source is no checkpoint.
+        ModelNotFoundError: There is no such checkpoint.
+        UnsupportedModelError: optimum does not export it, its tokenizer is not known here, or its graph can't be run.
+        ModelFormatError: A file of it is damaged.
+        OfflineError, RuntimeUnavailableError: optimum, or the package onnx, is absent and can't be had.
+        StorageError: Reading or writing failed, or the disk is full.
+        CancelledError: It was cancelled.
+    """
+    require_onnx()
+    checkpoint = find_checkpoint(source)
+    with new_folder(Path(out), force=force) as folder:
+        python = ensure_environment(environment, offline=offline, on_progress=on_progress, cancel=cancel)
+        run = _Steps(python, checkpoint, folder / "work", offline or checkpoint.is_folder, on_progress, cancel)
+        run.step("describe")
+        described = _read_facts(run.work)
+        _write_vocabulary(run.work, folder / VOCABULARY, checkpoint, described, None)
+        run.step("export")
+        contract, sha256 = rewrite_graph(run.work / "model.onnx", folder, on_progress=on_progress, cancel=cancel)
+        _write_vocabulary(run.work, folder / VOCABULARY, checkpoint, described, contract)
+        shutil.rmtree(run.work)
+        write_manifest(folder, _facts(checkpoint, described, contract), {DATA: sha256})
+        run.check()
+    return Path(out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Runs the steps of optimum_child.py, which write into the folder `work`."""
+
+    python: Path
+    checkpoint: Checkpoint
+    work: Path
+    offline: bool
+    on_progress: OnProgress | None
+    cancel: CancelToken | None
+
+    def step(self, step: str) -> None:
+        """Run a step (UnsupportedModelError with its last words where it fails)."""
+        self.check()
+        self.work.mkdir(exist_ok=True)
+        where = self.checkpoint
+        request = {"step": step, "model": where.where, "revision": where.revision, "offline": self.offline}
+        words = json.dumps(request | {"out": str(self.work)})
+        command: list[str | Path] = [self.python, "-I", "-X", "utf8", _CHILD, words]
+        self._tell(step, 0)
+        log = self.work / "optimum.log"
+        status = run_child(command, log, what=self._what, environment=self._environment(), cancel=self.cancel)
+        if status != 0:
+            raise UnsupportedModelError(
+                f"{where.name}: optimum does not export it ({last_line(log)}); take a checkpoint of an architecture "
+                "that it knows, complete and readable, or a GGUF of the model"
+            )
+        self._tell(step, 1)
+
+    def check(self) -> None:
+        """Raise CancelledError once it was cancelled."""
+        if self.cancel is not None:
+            self.cancel.check(self._what)
+
+    @property
+    def _what(self) -> str:
+        return f"exporting {self.checkpoint.name}"
+
+    def _tell(self, step: str, done: int) -> None:
+        if self.on_progress is not None:
+            self.on_progress(Progress(step, done, 1, "%", self.checkpoint.name))
+
+    def _environment(self) -> dict[str, str]:
+        """Return this process's environment, and that the network is not to be used where that was asked for."""
+        more = {"HF_HUB_OFFLINE": "1"} if self.offline else {}
+        return dict(os.environ) | {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"} | more
+
+
+def _read_facts(work: Path) -> Described:
+    """Read and check what the step "describe" wrote."""
+    facts = json.loads((work / "facts.json").read_text(encoding="utf-8"))
+    n_embd = _whole(facts, "n_embd")
+    roles = {}
+    for role in ("bos", "eos"):
+        found = facts[role][0] if isinstance(facts[role], list) and facts[role] else facts[role]
+        if type(found) is int and found >= 0:
+            roles[role] = found
+    return Described(
+        architecture=str(facts["architecture"])[:80],
+        n_vocab=_whole(facts, "n_vocab"),
+        n_embd=n_embd,
+        n_head=_whole(facts, "n_head"),
+        n_ff=_whole(facts, "n_ff", 4 * n_embd),
+        n_ctx_train=_whole(facts, "n_ctx_train", _N_CTX_UNKNOWN),
+        roles=roles,
+        commit=facts["commit"],
+        versions=facts["versions"],
+    )
+
+
+def _whole(facts: dict[str, Any], key: str, default: int | None = None) -> int:
+    """Return a positive number of the configuration."""
+    value = facts[key] if facts[key] is not None else default
+    if type(value) is not int or not 1 <= value <= _MOST:
+        raise ModelFormatError(
+            f"the checkpoint's configuration has {str(value)[:40]} as {key}, expected a number from 1 to {_MOST}; "
+            "download the checkpoint again"
+        )
+    return value
+
+
+def _write_vocabulary(
+    work: Path, path: Path, checkpoint: Checkpoint, described: Described, contract: Contract | None
+) -> None:
+    """Write the metadata of a GGUF; without a contract, to see whether the tokenizer is known.
+
+    Raises:
+        UnsupportedModelError: It is not, or the graph has another number of logits.
+    """
+    d, prefix = described, described.architecture
+    c = contract or Contract(1, d.n_head, d.n_embd // d.n_head, None, has_positions=True)
+    if c.n_vocab not in (None, d.n_vocab):
+        raise UnsupportedModelError(
+            f"{checkpoint.name}: its graph has {c.n_vocab} logits, its config.json says {d.n_vocab}; take a GGUF of it"
+        )
+    sizes = {
+        "block_count": c.n_layer,
+        "context_length": d.n_ctx_train,
+        "embedding_length": d.n_embd,
+        "feed_forward_length": d.n_ff,
+        "attention.head_count": d.n_head,
+        "attention.head_count_kv": c.n_head_kv,
+        "attention.key_length": c.head_dim,
+        "attention.value_length": c.head_dim,
+        "vocab_size": d.n_vocab,
+    }
+    entries: list[Entry] = [
+        ("general.architecture", text(prefix)),
+        ("general.type", text("model")),
+        ("general.name", text(checkpoint.name)),
+        *((f"{prefix}.{key}", whole_number(size)) for key, size in sizes.items()),
+    ]
+    try:
+        entries += tokenizer_entries(work, d.n_vocab, d.roles)
+    except ModelError as error:
+        raise type(error)(str(error).replace(str(work), checkpoint.name)) from error
+    write_gguf(path, entries, [])
+    reason = refusal(read_gguf(path))
+    if reason is not None:
+        raise UnsupportedModelError(f"{checkpoint.name}: {reason}; take a GGUF of the model and the llamacpp runtime")
+
+
+def _facts(checkpoint: Checkpoint, described: Described, contract: Contract) -> dict[str, Any]:
+    """Return what the manifest says beside the files."""
+    source: dict[str, Any] = {"name": checkpoint.name}
+    if checkpoint.is_folder:
+        config = (Path(checkpoint.where) / "config.json").read_bytes()
+        source["sha256_of_config"] = hashlib.sha256(config).hexdigest()
+    else:
+        source |= {"revision": checkpoint.revision, "commit": described.commit}
+    return {
+        "target": "cpu",
+        "kind": OPTIMUM,
+        "quant": "float32",
+        "kv": "f32",
+        "edgedec": __version__,
+        "made_with": described.versions,
+        "source": source,
+        "architecture": described.architecture,
+        "n_layer": contract.n_layer,
+        "n_vocab": described.n_vocab,
+        "n_embd": described.n_embd,
+        "n_head_kv": contract.n_head_kv,
+        "head_dim": contract.head_dim,
+        "local_layers": [],
+    }

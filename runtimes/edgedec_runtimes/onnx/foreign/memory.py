@@ -1,0 +1,21 @@
+"""The memory plan of a graph that copies its KV cache, as optimum's do."""
+
+from edgedec.memory import MemoryTerm
+from edgedec.model import LoadOptions
+from edgedec_runtimes.hyperparameters import whole
+from edgedec_runtimes.onnx.exported import Export
+from edgedec_runtimes.onnx.feeds import CHUNK
+from edgedec_runtimes.onnx.kv import token_bytes
+from edgedec_runtimes.onnx.memory import memory_terms
+
+_SCORES = 3  # arrays of all heads' scores that are there at once, about
+
+
+def copying_memory_terms(
+    export: Export, options: LoadOptions, n_ctx: int, n_rows: int, base_bytes: int, *, with_library: bool
+) -> tuple[MemoryTerm, ...]:
+    """Return the terms of `memory_terms`, and what such a graph needs beyond: a second cache, scores, all logits."""
+    terms = memory_terms(export, options, n_ctx, n_rows, base_bytes, with_library=with_library)
+    scores = _SCORES * whole(export.gguf, "attention.head_count") * CHUNK * n_ctx * 4
+    copies = (n_ctx + 1) * token_bytes(export) + scores + CHUNK * export.n_vocab * 4
+    return (*terms, MemoryTerm("copies", copies, "the KV cache as it grows, attention scores, logits of all rows"))
