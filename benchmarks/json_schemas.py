@@ -1,32 +1,42 @@
 """Answer under each of many JSON schemas: which are taken, what answers are worth, and what it costs.
 
-    python benchmarks/json_schemas.py FILE_OR_FOLDER --model qwen2.5-coder-0.5b --first 200
+    python benchmarks/json_schemas.py FOLDER --drafted-only --max-tokens 512 --shown 600 --temperature 1 --close-bias 6
+    python benchmarks/json_schemas.py FOLDER --model qwen2.5-coder-0.5b --first 10
 
-A file holds one schema, a list of them, or one a line; a folder holds such files, read in the order of their names. An
-object with the key "json_schema" or "schema" is taken for a record around a schema (JSONSchemaBench, Geng et al. 2025,
-arXiv:2501.10868, has the first). Each schema is compiled and answered, with drafts and without (the texts should be
-equal); the answer is parsed and, where the package jsonschema is installed, validated. Beside it the same prompt is
-continued for as many tokens without a schema. Ends with one line of JSON.
+A file holds one schema, a list of them, or one a line. Of a folder with others in it (`data` of the repository
+guidance-ai/jsonschemabench, JSONSchemaBench, Geng et al. 2025, arXiv:2501.10868, has ten of them) each gives as many
+files, evenly spaced in the order of their names. An object with the key "json_schema" or "schema" that is no schema
+itself is taken for a record around one. Each schema is compiled and answered, with drafts and without (the texts should
+be equal); the answer is parsed and, where the package jsonschema is installed, validated, formats included. Beside it
+the same prompt is continued for as many tokens without a schema. Small models often go on for ever within a string or
+an array: --close-bias leads them to an end, within what the schema allows. Ends with one line of JSON; exit code 1
+where a whole answer is not valid, or texts differ.
 """
 
 import argparse
-import importlib
 import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
+
+from provenance import provenance
 
 import edgedec
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
+from edgedec.tokenizer import Tokenizer
 
 _ASKED = "Write one JSON value that is valid under this JSON schema, and nothing else:\n"
-_SHOWN = 2000  # characters of a schema that the prompt shows
+_OF_SCHEMAS = ("$schema", "$ref", "type", "properties", "anyOf", "oneOf", "allOf", "enum")
+_FAULTS = ("invalid", "broken", "stuck")
+Judge = Callable[[Any, dict[str, Any]], tuple[str, str]]
+"""From a value and its schema to the state of the answer, and what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +44,21 @@ class Answer:
     """What one schema led to.
 
     Attributes:
+        name: Where the schema is.
         compile_s: Seconds from the schema to the first place in its grammar.
-        state: "valid", "invalid" (under jsonschema), "parsed" (without it), "cut" by max_tokens, "broken" (no JSON) or
-            "stuck" (the grammar came to no end).
+        state: "valid", "invalid" (under jsonschema), "unchecked" (jsonschema can't judge, or is missing), "cut" by
+            max_tokens, "broken" (no JSON) or "stuck" (the grammar came to no end).
+        fault: What is wrong with it.
         n_tokens: Tokens of the answer.
         with_s, plain_s, free_s: Seconds a token after the first, with drafts, without, and without a schema.
         n_forced: Forced tokens that were drafted.
         equal: Whether the texts with drafts and without are equal.
     """
 
+    name: str
     compile_s: float
     state: str
+    fault: str = ""
     n_tokens: int = 0
     with_s: float = 0.0
     plain_s: float = 0.0
@@ -53,78 +67,156 @@ class Answer:
     equal: bool = True
 
 
-def schemas(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the schemas of a file or folder; what is no object is left out."""
-    for file in sorted(path.rglob("*.json*")) if path.is_dir() else [path]:
-        text = file.read_text(encoding="utf-8")
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        for value in found if isinstance(found, list) else [found]:
-            inner = value.get("json_schema", value.get("schema", value)) if isinstance(value, dict) else value
-            inner = json.loads(inner) if isinstance(inner, str) else inner
-            if isinstance(inner, dict):
-                yield inner
+def schemas(path: Path, n_most: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield names and schemas of a file or folder; what is no object is left out."""
+    n = 0
+    for file in _files(path, n_most):
+        for schema in _schemas_of(file):
+            if n == n_most:
+                return
+            n += 1
+            yield (str(file.relative_to(path)) if path.is_dir() else f"{file.name} {n}"), schema
 
 
-def answer(engine: edgedec.Engine, schema: dict[str, Any], max_tokens: int, validate: Any) -> Answer | str:
-    """Answer under one schema; a schema that is not taken is its reason."""
-    prompt = _ASKED + json.dumps(schema)[:_SHOWN]
+def _files(path: Path, n_most: int) -> list[Path]:
+    """Return the file, or of each folder with files as many, evenly spaced."""
+    if not path.is_dir():
+        return [path]
+    found: dict[Path, list[Path]] = {}
+    for file in sorted(path.rglob("*.json*")):
+        found.setdefault(file.parent, []).append(file)
+    n_each = -(-n_most // max(1, len(found)))
+    return [
+        files[i * len(files) // n] for files in found.values() for n in (min(n_each, len(files)),) for i in range(n)
+    ]
+
+
+def _schemas_of(file: Path) -> Iterator[dict[str, Any]]:
+    text = file.read_text(encoding="utf-8")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = [json.loads(line) for line in text.splitlines() if line.strip()]
+    for value in found if isinstance(found, list) else [found]:
+        record = isinstance(value, dict) and not any(key in value for key in _OF_SCHEMAS)
+        inner = value.get("json_schema", value.get("schema", value)) if record else value
+        inner = json.loads(inner) if isinstance(inner, str) else inner
+        if isinstance(inner, dict):
+            yield inner
+
+
+def answer(engine: edgedec.Engine, name: str, schema: dict[str, Any], judge: Judge, args: argparse.Namespace) -> Answer:
+    """Answer under one schema.
+
+    Raises:
+        RequestError: The schema is not taken.
+    """
+    prompt = _ASKED + json.dumps(schema)[: args.shown]
     ids = engine.chat_ids([{"role": "user", "content": prompt}]) if engine.can_chat else engine.tokenizer.encode(prompt)
     started = perf_counter()
-    try:
-        grammar = Grammar.json_schema(schema)
-        engine.stream(ids, grammar=grammar).close()  # compiles it
-    except RequestError as error:
-        return str(error)
+    grammar = Grammar.json_schema(schema)
+    engine.stream(ids, grammar=grammar).close()  # compiles it
     compile_s = perf_counter() - started
-    options: dict[str, Any] = {"grammar": grammar, "temperature": 0.0, "max_tokens": max_tokens, "reuse": "longest"}
+    options: dict[str, Any] = {"temperature": args.temperature, "seed": 1, "reuse": "longest"}
+    kept: dict[str, Any] = options | {"grammar": grammar, "max_tokens": args.max_tokens}
+    if args.close_bias:
+        kept["logit_bias"] = dict.fromkeys(args.closing, args.close_bias)
     try:
-        drafted = engine.generate(ids, **options)
-        plain = engine.generate(ids, draft=False, **options)
-    except RequestError:
-        return Answer(compile_s, "stuck")
-    n = len(drafted.token_ids)
-    free = engine.generate(ids, draft=False, temperature=0.0, max_tokens=max(2, n), ignore_end=True, reuse="longest")
+        drafted, with_s = _timed(engine, ids, args.cpu_time, **kept)
+        plain, plain_s = (
+            (drafted, 0.0) if args.drafted_only else _timed(engine, ids, args.cpu_time, draft=False, **kept)
+        )
+    except RequestError as error:
+        return Answer(name, compile_s, "stuck", str(error))
+    n, free_s = len(drafted.token_ids), 0.0
+    if not args.drafted_only:
+        free: dict[str, Any] = {"draft": False, "max_tokens": max(2, n), "ignore_end": True}
+        free_s = _timed(engine, ids, args.cpu_time, **free, **options)[1]
     return Answer(
+        name,
         compile_s,
-        _state(drafted, schema, validate),
-        n,
-        _token_s(drafted),
-        _token_s(plain),
-        _token_s(free),
-        int(drafted.stats.drafters.get("forced", {}).get("right", 0)),
-        drafted.token_ids == plain.token_ids,
+        *_state(drafted, schema, judge),
+        n_tokens=n,
+        with_s=with_s,
+        plain_s=plain_s,
+        free_s=free_s,
+        n_forced=int(drafted.stats.drafters.get("forced", {}).get("right", 0)),
+        equal=drafted.token_ids == plain.token_ids,
     )
 
 
-def _token_s(generation: Generation) -> float:
-    speed = generation.stats.tokens_per_s
-    return 1 / speed if speed else 0.0
+def _closing(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens that do nothing but close strings, arrays and objects (some open a string instead)."""
+    pieces = ((i, tokenizer.piece(i)) for i in range(tokenizer.n_vocab))
+    return tuple(i for i, piece in pieces if piece and not piece.strip(b'"]}'))
 
 
-def _state(generation: Generation, schema: dict[str, Any], validate: Any) -> str:
+def _timed(engine: edgedec.Engine, ids: Sequence[int], cpu_time: bool, **options: Any) -> tuple[Generation, float]:
+    """Return a generation and its seconds a token after the first."""
+    clock = process_time if cpu_time else perf_counter
+    stream = engine.stream(ids, **options)
+    begun = 0.0
+    for n, _ in enumerate(stream):
+        begun = begun if n else clock()
+    n_after = len(stream.generation.token_ids) - 1
+    return stream.generation, (clock() - begun) / n_after if n_after > 0 else 0.0
+
+
+def _state(generation: Generation, schema: dict[str, Any], judge: Judge) -> tuple[str, str]:
     if generation.finish_reason != "stop":
-        return "cut"
+        return "cut", ""
     try:
         value = json.loads(generation.text)
-    except ValueError:
-        return "broken"
-    if validate is None:
-        return "parsed"
-    try:
-        validate(value, schema)
-    except Exception:  # a schema that jsonschema refuses, too
-        return "invalid"
-    return "valid"
+    except ValueError as error:
+        return "broken", f"{error}: {generation.text[:200]}"
+    return judge(value, schema)
 
 
-def _validator() -> Any:
+def _judge() -> Judge:
+    """Return the validation of jsonschema, by each schema's own draft, without fetching what a schema refers to."""
     try:
-        return importlib.import_module("jsonschema").validate
+        jsonschema, registries = import_module("jsonschema"), import_module("jsonschema_specifications")
     except ImportError:
+        return lambda _value, _schema: ("unchecked", "jsonschema is not installed")
+
+    def judge(value: Any, schema: dict[str, Any]) -> tuple[str, str]:
+        kind = jsonschema.validators.validator_for(schema)
+        try:
+            kind.check_schema(schema)
+            kind(schema, registry=registries.REGISTRY, format_checker=kind.FORMAT_CHECKER).validate(value)
+        except jsonschema.ValidationError as error:
+            return "invalid", f"{error.json_path}: {error.message[:200]} ({error.validator})"
+        except Exception as error:  # of a schema that it refuses, or can't resolve
+            return "unchecked", f"{type(error).__name__}: {str(error)[:200]}"
+        return "valid", ""
+
+    return judge
+
+
+def figures(taken: list[Answer], refused: Counter[str]) -> dict[str, Any]:
+    """Return what the answers add up to."""
+    timed = [found for found in taken if found.n_tokens >= 8 and found.with_s and found.plain_s and found.free_s]
+    return {
+        "n_schemas": len(taken) + sum(refused.values()),
+        "n_taken": len(taken),
+        "states": dict(Counter(found.state for found in taken)),
+        "n_unequal": sum(not found.equal for found in taken),
+        "n_tokens": sum(found.n_tokens for found in taken),
+        "compile_s": round(median(found.compile_s for found in taken), 4) if taken else None,
+        "most_compile_s": round(max((found.compile_s for found in taken), default=0.0), 3),
+        "forced": round(sum(f.n_forced for f in taken) / max(1, sum(f.n_tokens for f in taken)), 3),
+        "mask_cost": _spread_of([f.plain_s / f.free_s for f in timed]),
+        "speedup": _spread_of([f.plain_s / f.with_s for f in timed]),
+        "against_free": _spread_of([f.free_s / f.with_s for f in timed]),
+        "refused": dict(refused.most_common()),
+    }
+
+
+def _spread_of(ratios: list[float]) -> dict[str, float] | None:
+    """Return the median, the least and the most."""
+    if not ratios:
         return None
+    return {"median": round(median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)}
 
 
 def main() -> None:
@@ -133,44 +225,49 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--runtime", default="auto")
+    parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--first", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--shown", type=int, default=2000, help="characters of a schema that the prompt shows")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--close-bias", type=float, default=0.0, help="on tokens that close what is open")
+    parser.add_argument(
+        "--drafted-only", action="store_true", help="are answers valid? no comparison of speed or texts"
+    )
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="seconds of the processor, with --threads 1 on a busy machine"
+    )
+    parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()
-    validate = _validator()
     taken: list[Answer] = []
     refused: Counter[str] = Counter()
-    with edgedec.load(args.model, runtime=args.runtime) as engine:
+    judge = _judge()
+    with edgedec.load(args.model, runtime=args.runtime, n_threads=args.threads) as engine:
         started = perf_counter()
         engine.stream("x", json_schema={}).close()
         vocabulary_s = perf_counter() - started
-        for number, schema in enumerate(schemas(args.path)):
-            if number == args.first:
-                break
-            found = answer(engine, schema, args.max_tokens, validate)
-            if isinstance(found, str):
-                refused[found[:100]] += 1
-                print(f"{number:5} refused: {found[:100]}")
-            else:
-                taken.append(found)
-                print(f"{number:5} {found.state}, {found.n_tokens} tokens, {found.n_forced} forced and drafted")
-    timed = [found for found in taken if found.n_tokens >= 8 and found.with_s and found.plain_s and found.free_s]
-    figures = {
-        "n_schemas": len(taken) + sum(refused.values()),
-        "n_taken": len(taken),
-        "states": Counter(found.state for found in taken),
-        "n_unequal": sum(not found.equal for found in taken),
-        "vocabulary_s": round(vocabulary_s, 3),
-        "compile_s": round(median(found.compile_s for found in taken), 4) if taken else None,
-        "most_compile_s": round(max((found.compile_s for found in taken), default=0.0), 3),
-        "forced": round(sum(f.n_forced for f in taken) / max(1, sum(f.n_tokens for f in taken)), 3),
-        "mask_cost": round(median(f.plain_s / f.free_s for f in timed), 3) if timed else None,
-        "speedup": round(median(f.plain_s / f.with_s for f in timed), 3) if timed else None,
-        "against_free": round(median(f.free_s / f.with_s for f in timed), 3) if timed else None,
-        "refused": dict(refused.most_common(10)),
-    }
-    for name, value in figures.items():
-        print(f"{name:16} {value}")
-    print(json.dumps({"model": args.model} | figures))
+        args.closing = _closing(engine.tokenizer)
+        for number, (name, schema) in enumerate(schemas(args.path, args.first)):
+            try:
+                found = answer(engine, name, schema, judge, args)
+            except RequestError as error:
+                refused[str(error)[:100]] += 1
+                print(f"{number:5} {name} refused: {str(error)[:200]}", flush=True)
+                continue
+            taken.append(found)
+            counts = f"{found.n_tokens} tokens, {found.n_forced} forced and drafted"
+            print(f"{number:5} {name} {found.state}, {counts} {found.fault}", flush=True)
+    result = {"vocabulary_s": round(vocabulary_s, 3)} | figures(taken, refused)
+    for key, value in result.items():
+        print(f"{key:16} {value}")
+    names = ("model", "max_tokens", "shown", "temperature", "close_bias", "threads", "cpu_time")
+    settings = {name: getattr(args, name) for name in names}
+    document = {"benchmark": "json_schemas"} | settings | provenance() | result
+    print(json.dumps(document))
+    if args.json_out is not None:
+        answers = [asdict(found) for found in taken]
+        args.json_out.write_text(json.dumps(document | {"answers": answers}, indent=1) + "\n", encoding="utf-8")
+    raise SystemExit(1 if any(found.state in _FAULTS or not found.equal for found in taken) else 0)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.tiny_models import FIRST_BYTE
 
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar, Grammars
@@ -11,7 +12,7 @@ from edgedec_runtimes.grammar.limits import MOST_BYTES
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
-LONG = 2500  # definitions in a chain: llguidance's recursion through them is over the stack
+LONG = 5000  # definitions in a chain: llguidance's recursion through them is long
 
 
 def chained(make: Callable[[Any], Any], name: Callable[[int], str] = "#/$defs/{}".format, n: int = LONG) -> Grammar:
@@ -80,3 +81,19 @@ def test_large_ones_that_are_flat_are_compiled(grammars: Grammars) -> None:
         Grammar.lark('start: SELECT | start "," start\nSELECT: "SELECT" | "x" /SELECT: SELECT/'),
     ):
         assert not grammars.open(grammar).is_complete
+
+
+@pytest.mark.parametrize("make", [lambda following: {"items": following}, lambda following: {"anyOf": [following, {}]}])
+def test_a_chain_that_needs_a_deep_stack_is_compiled(grammars: Grammars, make: Callable[[Any], Any]) -> None:
+    """Some 3,800 levels take more stack than a thread usually has, and end neither the process nor in a refusal."""
+    n = 3800 // (2 if "items" in make({}) else 3)
+    assert grammars.open(chained(make, n=n)).allows((), FIRST_BYTE + ord("["))
+
+
+def test_true_and_what_is_no_schema_may_be_referred_to(grammars: Grammars) -> None:
+    """A definition may be `true`, which is any JSON; a reference to what is no schema is refused."""
+    anything = Grammar.json_schema({"properties": {"a": {"$ref": "#/$defs/any"}}, "$defs": {"any": True}})
+    assert grammars.open(anything).allows((), FIRST_BYTE + ord("{"))
+    for target in (5, "text"):
+        with pytest.raises(RequestError, match="the JSON schema can't be used"):
+            grammars.open(Grammar.json_schema({"$ref": "#/title", "title": target}))

@@ -138,6 +138,38 @@ def test_signals_end_the_command(chat_path: Path) -> None:
                 child.communicate()
 
 
+def test_a_server_that_is_killed_loses_no_file(chat_path: Path, tmp_path: Path) -> None:
+    """After kill -9 in the middle of a text the files are as they were, and the next start gives the same text."""
+    store = tmp_path / "drafts"
+    flags = ("--port", "0", "--runtime", "cpu", "-c", "100000", "--draft", "suffix", "--draft-store", store)
+    asked = {"messages": ENDLESS["messages"], "max_tokens": 40, "temperature": 0, "ignore_end": True}
+    texts: list[str] = []
+    for end in ("in order", "killed", "in order"):
+        saved = store.read_bytes() if texts else b""
+        child = start("serve", chat_path, *flags, env={"EDGEDEC_CACHE": str(tmp_path / "cache")})
+        try:
+            url = f"{address(child)}/v1/chat/completions"
+            texts.append(httpx.post(url, json=asked, timeout=PATIENCE_S).json()["choices"][0]["message"]["content"])
+            if end == "in order":
+                child.terminate()
+                assert finish(child).code == 0
+                continue
+            with httpx.stream("POST", url, json=ENDLESS, timeout=PATIENCE_S) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                child.kill()
+                with pytest.raises(httpx.TransportError):
+                    list(lines)
+            finish(child)
+            assert store.read_bytes() == saved != b""
+            assert sorted(tmp_path.rglob("*.partial")) == []
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.communicate()
+    assert texts == [texts[0]] * 3
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra the error names the package and how to get it."""
     import sys

@@ -1,5 +1,6 @@
 """ollama's own client against the server."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,22 @@ def test_an_empty_request_is_answered_at_once(client: Any) -> None:
     """A request without messages or prompt only asks that the model is loaded."""
     assert client.chat("tiny").done_reason == "load"
     assert client.generate("tiny", "").done_reason == "load"
+
+
+def test_a_stop_string_and_a_schema(client: Any, server: Running) -> None:
+    """A stop string and a schema under `format` are kept as the engine keeps them, in a stream, too."""
+    pytest.importorskip("llguidance")
+    text = server.engine.chat(messages("Hi"), max_tokens=24, seed=6).text
+    stopped = client.chat("tiny", messages("Hi"), options={"num_predict": 24, "seed": 6, "stop": [text[5:8]]})
+    own = server.engine.chat(messages("Hi"), max_tokens=24, seed=6, stop=(text[5:8],))
+    assert (stopped.message.content, stopped.done_reason) == (own.text, "stop")
+    assert own.text == text[: text.index(text[5:8])]
+    schema: dict[str, Any] = {"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    own = server.engine.chat(messages("Hi"), seed=6, json_schema=schema)
+    parts = list(client.chat("tiny", messages("Hi"), format=schema, options={"seed": 6}, stream=True))
+    assert "".join(part.message.content for part in parts) == own.text
+    assert json.loads(own.text)["n"] in (1, 2, 3)
 
 
 def test_logprobs(client: Any, server: Running) -> None:

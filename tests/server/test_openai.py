@@ -1,9 +1,10 @@
 """OpenAI's own client against the server."""
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from server.running import Running, messages
@@ -154,6 +155,39 @@ def test_three_streams_at_once_have_the_texts_they_have_alone(client: Any) -> No
     for thread in threads:
         thread.join()
     assert together == alone
+
+
+def test_a_stream_that_is_closed_stops_its_text(endless: Running) -> None:
+    """A text whose stream the client closes in its middle is cancelled, and its place is the next request's."""
+    asked = {"model": "tiny", "messages": messages("Go on"), "temperature": 0}
+    before = n_cancelled(endless)
+    with openai.OpenAI(base_url=f"{endless.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        stream = client.chat.completions.create(**asked, stream=True, extra_body={"ignore_end": True})
+        for _ in range(4):
+            next(stream)
+        stream.close()
+        assert client.chat.completions.create(**asked, max_tokens=2).usage.completion_tokens == 2
+    assert n_cancelled(endless) == before + 1
+
+
+def n_cancelled(running: Running) -> int:
+    """Return how many texts were cancelled so far."""
+    found = re.search(r'generations_total\{finish_reason="cancelled"\} (\d+)', running.client.get("/metrics").text)
+    return 0 if found is None else int(found[1])
+
+
+def test_the_clients_own_parsing(client: Any) -> None:
+    """What the client makes of a class and of tools is a schema, and a function, that the server takes."""
+    pytest.importorskip("llguidance")
+    pydantic = pytest.importorskip("pydantic")
+    animal = pydantic.create_model("Animal", legs=(Literal[2, 4], ...), __config__={"extra": "forbid"})
+    asked = {"model": "tiny", "messages": messages("Hi"), "seed": 3}
+    parsed = client.chat.completions.parse(**asked, response_format=animal).choices[0].message.parsed
+    assert isinstance(parsed, animal)
+    tools = [openai.pydantic_function_tool(animal, name="count")]
+    message = client.chat.completions.parse(**asked, tools=tools, tool_choice="required").choices[0].message
+    assert message.tool_calls[0].function.name == "count"
+    assert isinstance(message.tool_calls[0].function.parsed_arguments, animal)
 
 
 def test_per_request_drafting(chat_path: Path) -> None:

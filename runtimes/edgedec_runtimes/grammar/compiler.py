@@ -1,5 +1,6 @@
 """Grammars by llguidance (https://github.com/guidance-ai/llguidance): JSON schemas, regular expressions, Lark."""
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,9 @@ _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 # most of the effect (0.6 ms a mask instead of 4) at a quarter of their memory; masks are the same with any or none.
 _SLICE = r'[^"\\\x00-\x1F\x7F]{1,10}'
 _N_REMEMBERED = 8  # compiled grammars
+# llguidance follows references by recursion, which took up to 5 kB a level (measured on x86-64): three times what
+# limits.MOST_LEVELS takes, of which only what is used is ever held.
+_STACK_BYTES = 64 << 20
 _LIMITS = {
     "max_items_in_row": 20_000,  # an object with some thousand optional properties
     "initial_lexer_fuel": 5_000_000,  # about 0.1 s
@@ -79,13 +83,13 @@ class Llguidance:
             )
             if found:
                 raise RequestError(f"{name} can't be used: {_short(' '.join(messages))}")
-            return self._api.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+            matcher = self._api.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+            if matcher.is_error():
+                raise RequestError(f"{name} can't be used: {_short(matcher.get_error())}")
+            MatcherState(matcher, self._n_vocab).allowed()  # some that are too large are found out here only
+            return matcher
 
-        matcher = _guarded(name, make)
-        if matcher.is_error():
-            raise RequestError(f"{name} can't be used: {_short(matcher.get_error())}")
-        MatcherState(matcher, self._n_vocab).allowed()  # some that are too large are found out here only
-        return matcher
+        return _guarded(name, lambda: _on_a_deep_stack(make))
 
     def _source(self, grammar: Grammar) -> str:
         matcher = self._api.LLMatcher
@@ -186,6 +190,29 @@ def _guarded(name: str, act: Callable[[], _T]) -> _T:
         if type(error).__name__ != "PanicException":  # pyo3's, which is no Exception and has no importable name
             raise
         raise RequestError(f"{name} can't be used: llguidance failed ({_short(str(error))}); simplify it") from error
+
+
+def _on_a_deep_stack(act: Callable[[], _T]) -> _T:
+    """Return what `act` does in a thread of its own, whose stack is larger than a system's usual one."""
+    done: list[_T] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            done.append(act())
+        except BaseException as error:  # raised below, in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="edgedec-grammar", daemon=True)
+    usual = threading.stack_size(_STACK_BYTES)
+    try:
+        thread.start()
+    finally:
+        threading.stack_size(usual)
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
 
 
 def _short(message: str) -> str:

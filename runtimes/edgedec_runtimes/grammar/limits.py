@@ -1,8 +1,9 @@
 """What is refused before llguidance sees it, as its own limits come too late: recursion there ends the process.
 
-It follows references by recursion. A chain of 3,000 rules, or of 500 definitions of a JSON schema, is over the 8 MB of
-a thread's stack, and a few terminals that each hold the next one twice take minutes. So the longest chain that there
-may be is found first; where definitions go round in circles, all of these are taken to be one chain.
+It follows references by recursion. A chain of 3,000 rules, or of 1,200 definitions of a JSON schema, is over the 8 MB
+that a thread's stack often has (the compiler takes a larger one), and a few terminals that each hold the next one twice
+take minutes. So the longest chain that there may be is found first; where definitions go round in circles, all of these
+are taken to be one chain.
 """
 
 import json
@@ -15,7 +16,7 @@ from urllib.parse import unquote
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar, Kind
 
-MOST_LEVELS = 1000
+MOST_LEVELS = 4000
 """Of what refers to one another, levels of nesting within each included."""
 MOST_EXPANDED = 50_000
 """Parts of a terminal, with those of the terminals in it."""
@@ -126,7 +127,7 @@ def _measured(schema: Any, *, everything: bool = False) -> _Part:
     """Return how deep a part of a JSON schema is, and what it refers to; definitions within it by reference only."""
     part = _Part(1)
     left_out = () if everything else ("$defs", "definitions")
-    level = [schema]
+    level = [schema] if isinstance(schema, dict | list) else []  # true and false are schemas, too
     while level:
         following: list[Any] = []
         for each in level:
