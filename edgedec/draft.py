@@ -5,7 +5,7 @@ p is the target's distribution and q the drafter's, as in Leviathan et al. 2023 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -234,3 +234,11 @@ class DrafterFactory(Protocol):
     """What an entry point of `edgedec.drafters` names; a class with this constructor will do."""
 
     def __call__(self, context: DraftContext) -> Drafter: ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A drafter with a thread of its own, which ends with the generation."""
+
+    def close(self) -> None:
+        """End the thread; calling it again does nothing."""

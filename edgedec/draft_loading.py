@@ -1,6 +1,6 @@
 """From the names of drafters to what makes them; loading a draft model."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from edgedec.draft import DrafterFactory
 from edgedec.drafters.alignment import encode_aligned
 from edgedec.drafters.cascade import CascadeModel
 from edgedec.drafters.model import ROWS, WINDOW, DraftModel
+from edgedec.drafters.overlapped import OverlappedModel
 from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.guarded import guarded
@@ -63,12 +64,22 @@ def with_draft_model(
             raise RequestError("the drafter 'cascade' needs a draft model with the target's tokenizer; use 'model'")
         filled[CASCADE] = CascadeModel(source)
     if MODEL in filled:
-        if isinstance(source, DraftModel) and not pinned:
+        if isinstance(source, DraftModel) and not isinstance(source, OverlappedModel) and not pinned:
             del filled[MODEL]
             filled[CASCADE] = CascadeModel(source)
         else:
             filled[MODEL] = source
     return filled
+
+
+def require_overlap(drafters: Collection[str]) -> None:
+    """Raise RequestError unless a draft model is among these drafters that can go on while the target verifies."""
+    if MODEL not in drafters or CASCADE in drafters:
+        found = " + ".join(drafters) or "none"
+        raise RequestError(
+            "draft_overlap takes a draft model (--draft-model, draft_model=...) and the drafters 'auto' or 'model', "
+            f"found the drafters {found}; give them, or leave draft_overlap out"
+        )
 
 
 def promised_gain(tuned: TunedSet, curve: CostCurve, n_max: int) -> float:
@@ -93,18 +104,28 @@ def _factory(name: str) -> DrafterFactory:
     return factory if plugins.is_own(plugins.DRAFTERS, name) else guarded(factory)
 
 
-def open_draft_model(path: Path, target: Model, options: LoadOptions) -> DraftModel | UniversalDraftModel:
+def open_draft_model(
+    path: Path, target: Model, options: LoadOptions, *, overlap: bool = False
+) -> DraftModel | UniversalDraftModel:
     """Load a draft model beside its target; it drafts through the text where its tokenizer is another one.
+
+    With `overlap` it goes on while the target verifies, on the CPU, wherever the target is.
 
     Raises:
         UnsupportedModelError: One of two different tokenizers can't encode text.
+        RequestError: It is to overlap, and its tokenizer is not the target's.
         EdgedecError: As Runtime.load.
     """
-    smaller = _draft_options(options)
+    smaller = _draft_options(options, overlap=overlap)
     model = choose_runtime(path, "auto", smaller).runtime.load(path, smaller)
     try:
         if same_tokenizer(model, target):
-            return DraftModel(model)
+            return OverlappedModel(model) if overlap else DraftModel(model)
+        if overlap:
+            raise RequestError(
+                f"{path}: its tokenizer is not the target's, which draft_overlap needs; choose a draft model of the "
+                "target's family, or leave draft_overlap out"
+            )
         for loaded in (model, target):
             _require_encoding(loaded, path)
         return UniversalDraftModel(model)
@@ -113,15 +134,16 @@ def open_draft_model(path: Path, target: Model, options: LoadOptions) -> DraftMo
         raise
 
 
-def draft_model_terms(path: Path, options: LoadOptions) -> list[MemoryTerm]:
+def draft_model_terms(path: Path, options: LoadOptions, *, overlap: bool = False) -> list[MemoryTerm]:
     """Return what a draft model adds to its target's memory plan (raises what Runtime.plan raises)."""
-    smaller = replace(_draft_options(options), on_progress=None)
+    smaller = replace(_draft_options(options, overlap=overlap), on_progress=None)
     terms = choose_runtime(path, "auto", smaller).runtime.plan(path, smaller)
     return [replace(term, name=f"draft model: {term.name}") for term in terms if not term.base]
 
 
-def _draft_options(options: LoadOptions) -> LoadOptions:
-    return replace(options, n_ctx=WINDOW, n_parallel=1, max_rows=ROWS, resident_bytes=None)
+def _draft_options(options: LoadOptions, *, overlap: bool) -> LoadOptions:
+    smaller = replace(options, n_ctx=WINDOW, n_parallel=1, max_rows=ROWS, resident_bytes=None)
+    return replace(smaller, device=None, n_gpu_layers=0) if overlap else smaller
 
 
 def same_tokenizer(model: Model, target: Model) -> bool:

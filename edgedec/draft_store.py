@@ -35,13 +35,16 @@ _MOST_BYTES = len(_MAGIC) + 2 * _HASH_BYTES + 4 + 8 * MOST_TOKENS  # where each 
 class DraftStore:
     """The file of a loaded model's suffix drafter.
 
+    `variant` names what sets a model apart from others of its vocabulary, with which it then shares no file: the layers
+    that it leaves out.
+
     Attributes:
         path: The file; it need not exist yet.
     """
 
-    def __init__(self, path: Path, model: Model) -> None:
+    def __init__(self, path: Path, model: Model, variant: str = "") -> None:
         self.path = path
-        self._vocabulary = vocabulary_hash(model.tokenizer)
+        self._vocabulary = vocabulary_hash(model.tokenizer, variant)
         self._n_vocab = model.card.n_vocab
         self._forgotten = False
 
@@ -90,10 +93,13 @@ class DraftStore:
         self._forgotten = True
 
 
-def vocabulary_hash(tokenizer: Tokenizer) -> bytes:
-    """Return a SHA-256 of a vocabulary, by its size and up to 4,096 of its tokens: other models may share it."""
+def vocabulary_hash(tokenizer: Tokenizer, variant: str = "") -> bytes:
+    """Return a SHA-256 of a vocabulary, by its size and up to 4,096 of its tokens: other models may share it.
+
+    Those of another `variant` do not.
+    """
     n_vocab = tokenizer.n_vocab
-    digest = hashlib.sha256(f"{n_vocab}".encode())
+    digest = hashlib.sha256(f"{n_vocab}{variant}".encode())
     for token_id in range(0, n_vocab, max(1, n_vocab // _SAMPLED)):
         piece = tokenizer.piece(token_id)
         digest.update(b"%d:%b" % (len(piece), piece))
@@ -143,7 +149,8 @@ def parse(data: bytes, vocabulary: bytes, n_vocab: int, path: Path) -> list[Text
         return None
     if not body.startswith(vocabulary):
         raise ModelFormatError(
-            f"the draft store {path} was made with a model of another vocabulary; name another file, one a vocabulary"
+            f"the draft store {path} holds texts of other layers (--layer-skip), or was made with a model of another "
+            "vocabulary; name another file, one for each"
         )
     return _texts(body[_HASH_BYTES:], n_vocab)
 

@@ -7,15 +7,15 @@ from numbers import Integral
 from typing import Any
 
 from edgedec.curve import CostCurve
-from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
+from edgedec.draft import Closing, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
 from edgedec.draft_loading import SKIP, SKIP_GAIN, promised_gain
 from edgedec.draft_store import DraftStore
 from edgedec.drafters.common_text import CommonText
 from edgedec.drafters.model import ModelFactory
+from edgedec.drafters.overlapped import OverlappedDrafter
 from edgedec.drafters.self_draft import SelfDrafter
 from edgedec.drafters.skip import SkipDrafter
 from edgedec.errors import MemoryCapError, PluginError
-from edgedec.guarded import Guarded
 from edgedec.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
@@ -140,10 +140,12 @@ def open_policy(
             if left is not None and held > left:
                 raise MemoryCapError(f"it would hold {held} bytes where {left} are left; allow more memory")
             drafter.begin(sequence.token_ids)
+            if isinstance(drafter, OverlappedDrafter):
+                drafter.report = partial(stats.note_ahead, name)
         except Exception as error:  # a drafter never ends a generation
             stats.add_reason(f"{name} off: the drafter failed ({described(error)})")
             stats.count_failure(name, "failed")
-            if isinstance(drafter, Guarded):
+            if isinstance(drafter, Closing):
                 drafter.close()
             continue
         left = None if left is None else left - held

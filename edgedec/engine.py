@@ -74,9 +74,15 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, targets: Sequence[Target], template: ChatTemplate | None, plan: MemoryPlan
+        self,
+        model: Model,
+        targets: Sequence[Target],
+        template: ChatTemplate | None,
+        plan: MemoryPlan,
+        small_model: Model | None = None,
     ) -> None:
         self._model = model
+        self._small_model = small_model
         self._turns = Turns(targets)
         self._target = targets[0]
         self._template = template
@@ -311,6 +317,8 @@ class Engine:
         for target in self._turns.things:
             if target.drafting is not None:
                 target.drafting.close()
+        if self._small_model is not None:
+            self._small_model.close()
         self._model.close()
         if drafting is not None and os.getpid() == self._target.pid:
             drafting.save()

@@ -14,6 +14,7 @@ from edgedec.drafters.forced import ForcedDrafts
 from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, ContextFullError, PromptTooLongError, RequestError, SessionError
 from edgedec.grammar import Constraint
+from edgedec.lossy_layers import lossy_note
 from edgedec.memory_watch import Watch
 from edgedec.model import Session
 from edgedec.noise import Noise
@@ -21,6 +22,7 @@ from edgedec.policy import Policy
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Generation, Request, Sequence, TokenOutput
 from edgedec.sliding import holder, text_limit
+from edgedec.switching import begin_text, count_writers
 from edgedec.text import TextStream
 from edgedec.turns import Turns
 from edgedec.verify import COUPLED
@@ -72,6 +74,9 @@ class TokenStream(Iterator[TokenOutput]):
         self._sequence.stats.runtime = target.session.model.card.runtime
         self._sequence.stats.runtime_reason = target.runtime_reason
         self._sequence.stats.n_prompt_tokens = len(request.prompt_ids)
+        if note := lossy_note(target.session.model.card):
+            self._sequence.stats.lossy = note
+            self._sequence.stats.add_reason(note)
         self._outputs: list[TokenOutput] = []
         self._tokens = _run(turns, self._sequence, self._cancel, on_progress, constraint)
 
@@ -147,6 +152,7 @@ def _run(
 def _decode(
     target: Target, sequence: Sequence, open_decoder: Callable[[], Decoder], cancel: CancelToken, started: float
 ) -> Iterator[TokenOutput]:
+    begin_text(target.session, len(sequence.request.prompt_ids))
     _reuse_prefix(target, sequence)
     decoder = open_decoder()
     text = TextStream(sequence.request.sampling.stop)
@@ -160,6 +166,7 @@ def _decode(
             decoder.proposer.close()
         if target.drafting is not None:
             target.drafting.policy = None
+        count_writers(target.session, sequence.stats, sequence.n_generated)
 
 
 def _steps(

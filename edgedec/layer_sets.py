@@ -15,13 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError, StorageError
-from edgedec.gguf import read_gguf
+from edgedec.file_kinds import header_path, is_onnx
+from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf_metadata import get_per_layer
 from edgedec.model import LayerSet, ModelCard
+from edgedec.model_info import describe
 from edgedec.remembered import recall, remember
 
 _KIND = "layer-set"
 _MOST_COST = 10.0  # times a whole token's: what takes longer was not measured soundly
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_MOST_WIDTH = 2**24  # as model_info has it: sums stay exact
 
 Half = tuple[int, int]
 """A half-layer: its layer, and 0 for attention or 1 for feed-forward."""
@@ -59,12 +63,16 @@ class LayerBytes:
 
 
 def layer_bytes(path: Path) -> LayerBytes:
-    """Return what a token of a GGUF model reads (raises what read_gguf raises).
+    """Return what a token of a GGUF model or of an export reads (raises what read_gguf raises).
+
+    An export's header has no tensors: its weights are counted from the sizes it names, each as one byte.
 
     Raises:
         RequestError: It has no layers of the usual names.
     """
-    gguf = read_gguf(path)
+    gguf = read_gguf(header_path(path))
+    if is_onnx(path):
+        return _layer_weights(gguf)
     places: list[tuple[int, int, int]] = []
     rest = 0
     for name, tensor in gguf.tensors.items():
@@ -80,6 +88,20 @@ def layer_bytes(path: Path) -> LayerBytes:
     for layer, half, n_bytes in places:
         halves[layer, half] += n_bytes
     return LayerBytes(halves, rest)
+
+
+def _layer_weights(gguf: GGUF) -> LayerBytes:
+    """Return the weights of each half-layer, attention's four matrices and the three of a gated feed-forward block."""
+    info = describe(gguf)
+    widths = get_per_layer(gguf, f"{info.architecture}.feed_forward_length", info.n_layer, at_most=_MOST_WIDTH)
+    if widths is None:
+        raise RequestError(f"{gguf.paths[0]}: how wide its layers are is not said, so which half reads what is unknown")
+    attn = [
+        info.n_embd * (n_head + n_head_kv) * (info.key_length + info.value_length)
+        for n_head, n_head_kv in zip(info.n_head, info.n_head_kv, strict=True)
+    ]
+    mlp = [3 * info.n_embd * width for width in widths]
+    return LayerBytes(np.array([attn, mlp], np.int64).T.copy(), info.n_embd * info.n_vocab)
 
 
 def as_mask(layers: LayerSet) -> NDArray[np.bool_]:

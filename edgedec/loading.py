@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -15,7 +16,14 @@ from edgedec.choosing import Choice, choose_runtime
 from edgedec.curve import CostCurve
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
-from edgedec.draft_loading import COMMON, SUFFIX, drafter_factories, open_draft_model, with_draft_model
+from edgedec.draft_loading import (
+    COMMON,
+    SUFFIX,
+    drafter_factories,
+    open_draft_model,
+    require_overlap,
+    with_draft_model,
+)
 from edgedec.draft_store import DraftStore, require_draft_store
 from edgedec.drafters.common_text import common_text
 from edgedec.drafters.model import ModelFactory
@@ -26,6 +34,8 @@ from edgedec.generate import Target
 from edgedec.gguf import NO_SUCH_FILE, storage_error
 from edgedec.joined_curve import JoinedCurve
 from edgedec.layer_sets import tuned_set
+from edgedec.layer_skip import leave_out, require_layer_skip
+from edgedec.lossy_layers import variant
 from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.memory import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
@@ -35,6 +45,8 @@ from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
 from edgedec.shedding import memory_watch
 from edgedec.sliding import SlidingSession, holder
+from edgedec.small_model import for_pair, open_small_model, require_alone
+from edgedec.switching import Switching, SwitchingSession, require_pair
 
 Numerics = Literal["strict", "loose"]
 
@@ -45,12 +57,18 @@ def load(
     runtime: str = "auto",
     n_ctx: int | None = None,
     slide: bool = False,
+    layer_skip: float | None = None,
+    layer_skip_force: bool = False,
     memory: int | str | None = None,
     draft: str | DrafterFactory | None = "auto",
     draft_model: str | os.PathLike[str] | None = None,
+    draft_overlap: bool = False,
     n_draft_max: int = N_DRAFT_MAX,
     draft_numerics: Numerics = "strict",
     draft_store: str | os.PathLike[str] | None = None,
+    small_model: str | os.PathLike[str] | None = None,
+    entropy: float | None = None,
+    entropy_force: bool = False,
     chat_template: str | None = None,
     n_parallel: int = 1,
     max_rows: int | None = None,
@@ -77,6 +95,9 @@ def load(
         n_ctx: Tokens of the context; None for min(trained, 4,096).
         slide: Go on where the context is full, with its first tokens and its newest; lossy, as the others are
             forgotten (edgedec.sliding). Texts then end only at an end token, max_tokens or a stop.
+        layer_skip: LOSSY: leave out evenly spaced layers, or what edgedec tune-skip found, in every forward, until a
+            token reads 1 / layer_skip of the bytes of weights: about so many times as fast, and another text. Refused
+            beyond what was measured for the model (edgedec.layer_skip_table), unless `layer_skip_force`.
         memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), for all models of the process together, the
             rest of the process not counted. What was not asked for by name is cut down to fit, in the order of
             edgedec.planning (engine.plan.given_up says what); what is over it even so is refused before anything is
@@ -85,11 +106,19 @@ def load(
             by "+", or a factory pins it: its drafts are verified whatever they cost. "off" and None decode plainly.
             The text is the same in every case.
         draft_model: A smaller model that may draft too, best of the same family; named as `model` is.
+        draft_overlap: Let the draft model, on the CPU, go on while the target verifies (edgedec.drafters.overlapped):
+            for a target on another device, an NPU or a GPU. Without effect under another rule than "coupled".
         n_draft_max: Most nodes of a draft.
         draft_numerics: "strict" keeps to drafts whose rows are bit-equal to single steps on this runtime; "loose" goes
             beyond, and the text may then differ where two tokens are nearly as probable.
         draft_store: File in which what the suffix drafter keeps between requests, the token ids of earlier outputs,
             outlives the process: read now, written by Engine.close(). Only models of one vocabulary share a file.
+        small_model: A smaller model of the same vocabulary that writes where the text is easy; named as `model` is.
+            Lossy: nothing verifies what it writes (edgedec.switching). Nothing is drafted then, and requests take
+            turns; to be given with `entropy`.
+        entropy: Bits: the small model writes where the mean entropy of the last tokens is below. 0 is the large model
+            alone.
+        entropy_force: Take a threshold beyond those measured.
         chat_template: Jinja source to use instead of the model's own.
         kv_type: As in LoadOptions, or "auto": "f16", and smaller where memory is short, which may change the text.
         n_parallel: Requests that generate at the same time and share each forward; more of them take turns. Where the
@@ -120,25 +149,44 @@ def load(
         on_progress=on_progress,
         cancel=cancel,
     )
+    require_pair(small_model, entropy, force=entropy_force)
     store = None if draft_store is None else require_draft_store(Path(draft_store))
     resolving = ResolveOptions(options.cache_dir, offline, on_progress, cancel)
     path = resolve(model, resolving)
     return open_engine(
-        choose(path, runtime, options, measure=memory is None),
+        choose(path, runtime, options, measure=memory is None, with_layers=layer_skip is not None),
         options,
         Cap(parse_size(memory) if isinstance(memory, str) else memory, whole_process=False),
         draft=draft,
         draft_model=None if draft_model is None else resolve(draft_model, resolving),
+        draft_overlap=draft_overlap,
         n_draft_max=n_draft_max,
         draft_numerics=draft_numerics,
         draft_store=store,
         chat_template=chat_template,
         slide=slide,
+        switching=resolve_pair(small_model, entropy, resolving),
+        layer_skip=layer_skip,
+        layer_skip_force=layer_skip_force,
     )
 
 
-def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool) -> Choice:
-    """Return the runtime for a model file: choose_runtime for options that may leave the KV cache's type open."""
+def resolve_pair(
+    small_model: str | os.PathLike[str] | None, entropy: float | None, options: ResolveOptions
+) -> Switching | None:
+    """Return the small model of a pair and its threshold; None without (raises what resolve raises)."""
+    if small_model is None or entropy is None:
+        return None
+    return Switching(resolve(small_model, options), entropy)
+
+
+def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool, with_layers: bool = False) -> Choice:
+    """Return the runtime for a model file: choose_runtime for options that may leave the KV cache's type open.
+
+    `with_layers` asks for one that can leave out layers: ours, whatever a measurement said.
+    """
+    if with_layers:
+        options, measure = replace(options, cache_dir=None), False
     return choose_runtime(path, runtime, with_kv_type(options), measure=measure)
 
 
@@ -149,6 +197,7 @@ def open_engine(
     *,
     draft: str | DrafterFactory | None = "auto",
     draft_model: Path | None = None,
+    draft_overlap: bool = False,
     n_draft_max: int = N_DRAFT_MAX,
     draft_numerics: Numerics = "strict",
     draft_store: Path | None = None,
@@ -157,6 +206,9 @@ def open_engine(
     prompt_cache: bool = False,
     grammars: bool = False,
     slide: bool = False,
+    switching: Switching | None = None,
+    layer_skip: float | None = None,
+    layer_skip_force: bool = False,
 ) -> Engine:
     """Plan, and load what choose chose and the draft model where there is one (raises what load raises).
 
@@ -166,8 +218,18 @@ def open_engine(
         raise RequestError(f"n_draft_max is {n_draft_max}; it must be at least 1")
     if slide and prompt_cache:
         raise RequestError("a context that slides can't be saved or restored: leave out --slide or --prompt-cache")
+    if switching is not None:
+        require_alone(draft, draft_model, slide=slide, prompt_cache=prompt_cache)
+        draft, options = None, for_pair(options)
     factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
+    if draft_overlap and factories:
+        require_overlap(factories)
+    sizes = None
+    if layer_skip is not None:
+        sizes = require_layer_skip(choice.path, layer_skip, force=layer_skip_force, drafters=factories)
     wishes = Setting(options, tuple(factories), pinned, draft_model, store_bytes, prompt_cache, grammars)
+    wishes = replace(wishes, small_model=None if switching is None else switching.small_model)
+    wishes = replace(wishes, draft_overlap=draft_overlap)
     planned = plan_within(choice, wishes, cap)
     planned.plan.require()
     setting = planned.setting
@@ -176,9 +238,12 @@ def open_engine(
     with ExitStack() as undo:
         loaded = choice.runtime.load(choice.path, options)
         undo.callback(loaded.close)
+        if layer_skip is not None and sizes is not None:
+            loaded = leave_out(loaded, sizes, layer_skip, options.cache_dir)
         targets = _targets(loaded, options, choice.reason, slide=slide)
+        small = None if switching is None else _pair(targets[0], switching, options, undo)
         if setting.draft_model is not None and factories:
-            source = open_draft_model(setting.draft_model, loaded, options)
+            source = open_draft_model(setting.draft_model, loaded, options, overlap=draft_overlap)
             undo.callback(source.close)
             factories = with_draft_model(factories, source, pinned=pinned)
         if factories:
@@ -196,14 +261,15 @@ def open_engine(
             if n_max >= 1 and COMMON in factories:
                 _share_common_text(targets, loaded, options)
             if n_max >= 1 and SUFFIX in factories and draft_store is not None and first.drafting is not None:
-                first.drafting.use_file(DraftStore(draft_store, loaded), options)
+                store = DraftStore(draft_store, loaded, variant(loaded.card.left_out))
+                first.drafting.use_file(store, options)
             if n_max >= 1 and not pinned:
                 most_rows = options.max_rows if planned.plan.terms else MOST_ROWS
                 _share_curve(targets, cost_curve(first.session, options, most_rows=most_rows))
         for target in targets:
             target.watch = memory_watch(target.drafting, planned.plan.process_cap_bytes)
-        engine = Engine(loaded, targets, _template(loaded, chat_template), planned.plan)
-        hold(engine, partial(_own_bytes, planned.plan, loaded, engine.n_ctx, options.max_rows))
+        engine = Engine(loaded, targets, _template(loaded, chat_template), planned.plan, small)
+        hold(engine, partial(_own_bytes, planned.plan, loaded, len(targets) * engine.n_ctx, options.max_rows))
         undo.pop_all()
         return engine
 
@@ -223,6 +289,15 @@ def _targets(model: Model, options: LoadOptions, runtime_reason: str, *, slide: 
     if slide:
         sessions = [SlidingSession(session) for session in sessions]
     return [Target(session, runtime_reason=runtime_reason) for session in sessions]
+
+
+def _pair(target: Target, switching: Switching, options: LoadOptions, undo: ExitStack) -> Model:
+    """Load the small model, let it write in turn with the target's, and return it."""
+    large = target.session
+    small = open_small_model(switching.small_model, large.model, options)
+    undo.callback(small.close)
+    target.session = SwitchingSession(large, small.session(large.n_ctx), switching.entropy)
+    return small
 
 
 def _draft_with(

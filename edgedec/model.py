@@ -96,6 +96,8 @@ class ModelCard:
             change a logit); key of every cache.
         chat_template: Jinja source, or None.
         sampling_defaults: Options that the file recommends, by the names of SamplingParams.
+        left_out: The half-layers (layer, 0 for attention or 1 for feed-forward) that no forward runs (lossy).
+        share: Of the bytes of weights that a token of the whole model reads, those that one reads here; 0 to 1.
     """
 
     name: str
@@ -108,6 +110,8 @@ class ModelCard:
     fingerprint: str
     chat_template: str | None = None
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    left_out: tuple[tuple[int, int], ...] = ()
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from edgedec.memory import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, h
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions, default_n_ctx
 from edgedec.model_info import describe
-from edgedec.system_memory import available_bytes, resident_bytes, return_free_memory
+from edgedec.small_model import small_model_terms
+from edgedec.system_memory import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 
 AUTO_KV = "auto"
 ONE_REQUEST_BYTES = 4_000_000
@@ -58,6 +59,8 @@ class Setting:
             as the file's contents a third time.
         grammars: Whether texts may be kept to grammars, which takes the vocabulary a second time.
         given_up: What is less than was wished: by kind, a phrase.
+        small_model: The file of a model that writes in turn with this one, or None.
+        draft_overlap: Whether the draft model drafts while this one verifies, on the CPU.
     """
 
     options: LoadOptions
@@ -68,6 +71,8 @@ class Setting:
     prompt_cache: bool = False
     grammars: bool = False
     given_up: Mapping[str, str] = field(default_factory=dict)
+    small_model: Path | None = None
+    draft_overlap: bool = False
 
     def less(self, kind: str, what: str, **options: object) -> "Setting":
         """Return it with other options for the runtime, and a phrase for what is given up."""
@@ -191,7 +196,9 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
     elif n_held := held_bytes():
         found.append(MemoryTerm(OTHER_MODELS, n_held, "loaded already"))
     if setting.draft_model is not None:
-        found += draft_model_terms(setting.draft_model, options)
+        found += draft_model_terms(setting.draft_model, options, overlap=setting.draft_overlap)
+    if setting.small_model is not None:
+        found += small_model_terms(setting.small_model, options)
     if n_bytes := drafter_bytes(setting, options.n_ctx or 0):
         names = " + ".join(name for name in setting.drafters if name not in (MODEL, CASCADE))
         kept = f", {format_bytes(setting.store_bytes)} kept between requests" if _has_store(setting) else ""
@@ -241,13 +248,13 @@ def base_bytes() -> int:
     """Return what the process holds besides models, when all that a generation needs is imported.
 
     Measured by the first call, which should come before a model's file is looked into: what that leaves behind is used
-    again when the model is loaded.
+    again when the model is loaded. Where the system does not tell what is held now, the most that was held counts.
     """
     for name in _NEEDED:
         with suppress(ImportError):
             import_module(name)
     return_free_memory()
-    return resident_bytes() or 0
+    return resident_bytes() or peak_resident_bytes() or 0
 
 
 def _trained_context(path: Path) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.curve import CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, DrafterNeeds, Floor, Verification
+from edgedec.draft import EMPTY_DRAFT, Closing, Draft, Drafter, DrafterNeeds, Floor, Verification
 from edgedec.draft_tree import DraftTree, best_part, best_shape
 from edgedec.guarded import Guarded
 from edgedec.model import Session
@@ -359,14 +359,14 @@ class Policy:
 
     def _remove(self, member: Member) -> None:
         self._members.remove(member)
-        if isinstance(member.drafter, Guarded):
+        if isinstance(member.drafter, Closing):
             member.drafter.close()
         self._refresh_needs()
 
     def close(self) -> None:
         """End the threads of drafters that have one."""
         for member in self._members:
-            if isinstance(member.drafter, Guarded):
+            if isinstance(member.drafter, Closing):
                 member.drafter.close()
 
     def explain(self) -> list[str]:

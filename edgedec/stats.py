@@ -12,6 +12,7 @@ class DecodeStats:
         runtime: Name of the runtime.
         runtime_reason: Why it was chosen, where two were compared; else empty.
         seed: The seed used, given or drawn.
+        lossy: What makes the text another than the whole model's: layers left out; empty where nothing does.
         n_prompt_tokens: Tokens of the prompt.
         n_reused_tokens: Of these, found in the KV cache.
         n_generated_tokens: Tokens generated, end tokens not counted.
@@ -24,7 +25,10 @@ class DecodeStats:
         total_s: From the request to the end.
         drafters: By drafter: its proposals ("nodes"), of those whose parents turned out right ("tried") how many were
             right ("right", verified or not), the seconds it took ("draft_s"), how many drafts came after their deadline
-            ("late") and how often it failed ("failed").
+            ("late") and how often it failed ("failed"); of one that drafts while the target verifies also how many
+            tokens it drafted then ("ahead") and how many of these were of use ("used").
+        switching: Where two models wrote in turn: tokens by each ("large_tokens", "small_tokens"), how often the writer
+            changed ("switches"), the mean entropy of the rows that they were drawn from ("entropy_bits"). Else empty.
         curve: Seconds of a forward by its rows, as known at the end, where drafts were possible.
         explanation: Why drafts were made or not, a sentence each.
         reasons: What a person may want to know: why drafting was off, why the text ended early.
@@ -33,6 +37,7 @@ class DecodeStats:
     runtime: str = ""
     runtime_reason: str = ""
     seed: int = 0
+    lossy: str = ""
     n_prompt_tokens: int = 0
     n_reused_tokens: int = 0
     n_generated_tokens: int = 0
@@ -48,6 +53,7 @@ class DecodeStats:
     first_token_s: float = 0.0
     total_s: float = 0.0
     drafters: dict[str, dict[str, float]] = field(default_factory=dict)
+    switching: dict[str, float] = field(default_factory=dict)
     curve: dict[int, float] = field(default_factory=dict)
     explanation: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -87,6 +93,11 @@ class DecodeStats:
     def count_failure(self, name: str, kind: Literal["late", "failed"]) -> None:
         """Count a draft that was left out, or the failure of a drafter."""
         self._of(name)[kind] += 1
+
+    def note_ahead(self, name: str, n_ahead: int, n_used: int) -> None:
+        """Note how many tokens a drafter has drafted while the target verified so far, and how many were of use."""
+        counts = self._of(name)
+        counts["ahead"], counts["used"] = n_ahead, n_used
 
     def _of(self, name: str) -> dict[str, float]:
         zeros = {"nodes": 0, "tried": 0, "right": 0, "draft_s": 0.0, "late": 0, "failed": 0}

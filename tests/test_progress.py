@@ -20,7 +20,8 @@ def test_work_that_looks_at_it_stops() -> None:
 
 def test_callbacks_count_inside_their_block_only() -> None:
     """Each is called once for each cancel() inside."""
-    token, called = CancelToken(), []
+    token = CancelToken()
+    called: list[str] = []
     token.cancel()
     with token.calling(lambda: called.append("a")), token.calling(lambda: called.append("b")):
         token.cancel()
@@ -61,7 +62,8 @@ def test_a_block_does_not_end_before_a_callback_that_has_begun() -> None:
 
 def test_a_callback_may_cancel_again() -> None:
     """As a signal handler does in the thread that is cancelling."""
-    token, called = CancelToken(), []
+    token = CancelToken()
+    called: list[int] = []
 
     def callback() -> None:
         called.append(len(called))

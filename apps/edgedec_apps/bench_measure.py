@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from edgedec.engine import Engine
+from edgedec.engine import Engine, SamplingOptions
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_apps.bench_prompts import BenchRequest
 
@@ -85,12 +85,21 @@ class RunOptions:
     Attributes:
         max_tokens: Most tokens of a run.
         temperature: 0 takes the most probable token; above, every prompt has its own seed.
+        top_p: Probability that is kept; None for the model's own.
         warm_store: Whether drafters keep what they learned in earlier runs.
     """
 
     max_tokens: int
     temperature: float = 0.0
+    top_p: float | None = None
     warm_store: bool = False
+
+    def sampling(self, seed: int) -> SamplingOptions:
+        """Return the options of Engine.generate for a prompt with that seed."""
+        found: SamplingOptions = {"max_tokens": self.max_tokens, "temperature": self.temperature, "seed": seed}
+        if self.top_p is not None:
+            found["top_p"] = self.top_p
+        return found
 
 
 def engine_runner(engine: Engine, options: RunOptions, *, draft: bool) -> Runner:
@@ -105,14 +114,7 @@ def engine_runner(engine: Engine, options: RunOptions, *, draft: bool) -> Runner
         engine.generate([other], max_tokens=1, temperature=0.0, draft=False, cancel=cancel)
         if not options.warm_store:
             engine.forget()
-        found = engine.generate(
-            request.token_ids,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            seed=request.seed,
-            draft=draft,
-            cancel=cancel,
-        )
+        found = engine.generate(request.token_ids, draft=draft, cancel=cancel, **options.sampling(request.seed))
         if found.finish_reason == "cancelled":
             return None
         stats = found.stats

@@ -60,9 +60,7 @@ def record(engine: Engine, requests: Iterable[BenchRequest], options: RunOptions
     """Decode every prompt plainly, and yield what drafters would have proposed; each starts with empty stores."""
     for request in requests:
         engine.forget()
-        found = engine.record(
-            request.token_ids, max_tokens=options.max_tokens, temperature=options.temperature, seed=request.seed
-        )
+        found = engine.record(request.token_ids, **options.sampling(request.seed))
         yield {
             "id": request.id,
             "task": request.task,

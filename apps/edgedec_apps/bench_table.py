@@ -41,6 +41,8 @@ def shown(value: float | None, form: str = ".2f", unit: str = "") -> str:
 
 def _heading(document: Figures) -> str:
     sampling = "greedy" if not document["temperature"] else f"temperature {document['temperature']:g}"
+    if document["temperature"] and document["top_p"] is not None:
+        sampling += f", top-p {document['top_p']:g}"
     parts = [
         str(document["model"]),
         str(document["runtime"]),

@@ -11,6 +11,8 @@ from pathlib import Path
 from edgedec.choosing import choose_runtime
 from edgedec.draft_loading import same_tokenizer
 from edgedec.errors import RequestError
+from edgedec.layer_sets import layer_bytes, tuned_set
+from edgedec.layer_skip import choose_layers
 from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec_apps.evaluation import Lane
 
@@ -30,6 +32,7 @@ class Setting:
         runtime: The name of the runtime.
         kv_type: Element type of the KV cache.
         layers: The layers to run, as ranges (first, last) in order; None for all.
+        layer_skip: The speed-up to leave out layers for, as `--layer-skip` does; None for none.
     """
 
     model: str
@@ -37,11 +40,22 @@ class Setting:
     runtime: str
     kv_type: str = DEFAULT_KV_TYPE
     layers: Ranges | None = None
+    layer_skip: float | None = None
 
     @property
     def name(self) -> str:
         """What differs from setting to setting."""
-        return self.kv_type if self.layers is None else f"{self.kv_type}, layers {layers_text(self.layers)}"
+        return setting_name(self.kv_type, layers_text(self.layers), self.layer_skip)
+
+
+def setting_name(kv_type: str, layers: str, layer_skip: float | None) -> str:
+    """Name what differs from setting to setting.
+
+    >>> setting_name("f16", "all", None), setting_name("q8_0", "0-9,11", None), setting_name("f16", "all", 1.2)
+    ('f16', 'q8_0, layers 0-9,11', 'f16, skip 1.2')
+    """
+    name = kv_type if layers == ALL_LAYERS else f"{kv_type}, layers {layers}"
+    return name if layer_skip is None else f"{name}, skip {layer_skip:g}"
 
 
 def parse_layers(text: str) -> Ranges | None:
@@ -82,9 +96,12 @@ def layers_text(layers: Ranges | None) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in layers)
 
 
-def combine(base: Setting, kv_types: Sequence[str], layers: Sequence[Ranges | None]) -> list[Setting]:
+def combine(
+    base: Setting, kv_types: Sequence[str], layers: Sequence[Ranges | None], layer_skips: Sequence[float] = ()
+) -> list[Setting]:
     """Return each KV type with each set of layers, once; `base` gives what neither names."""
-    found = [replace(base, kv_type=kv_type, layers=one) for kv_type, one in product(kv_types, layers)]
+    sets = [replace(base, layers=one) for one in layers] + [replace(base, layer_skip=one) for one in layer_skips]
+    found = [replace(one, kv_type=kv_type) for kv_type, one in product(kv_types, sets)]
     return list(dict.fromkeys(found))
 
 
@@ -110,8 +127,8 @@ def open_lanes(
             loading = replace(options, kv_type=setting.kv_type, n_ctx=n_window, n_parallel=n_lanes[key])
             models[key] = stack.enter_context(runtime.load(setting.path, loading))
             _require_window(models[key], n_window)
-        layers = _layer_set(setting, models[key])
-        lanes.append(Lane(setting.name, models[key].session(n_window), layers))
+        chosen = _chosen(setting, models[key], options)
+        lanes.append(Lane(setting.name, models[key].session(n_window), *chosen))
     for setting, key in zip(settings, keys, strict=True):
         if setting.path != settings[0].path:
             _require_vocabulary(models[keys[0]], models[key], settings[0], setting)
@@ -124,17 +141,25 @@ def _require_window(model: Model, n_window: int) -> None:
         raise RequestError(f"--window is {n_window}; the model was trained for {trained} tokens, so use at most that")
 
 
-def _layer_set(setting: Setting, model: Model) -> LayerSet | None:
-    """Return the mask of a setting's layers (CapabilityError, RequestError)."""
-    if setting.layers is None:
-        return None
+def _chosen(setting: Setting, model: Model, options: LoadOptions) -> tuple[LayerSet | None, float]:
+    """Return the mask of a setting's layers, None for all, and the share of the bytes that a token reads."""
+    if setting.layers is None and setting.layer_skip is None:
+        return None, 1.0
     model.capabilities.require("layers", setting.runtime)
+    sizes = layer_bytes(setting.path)
+    if setting.layer_skip is not None:
+        chosen = choose_layers(sizes, setting.layer_skip, tuned_set(options.cache_dir, model.card))
+        return chosen.layers, chosen.share
+    layers = _named_layers(setting, setting.layers or (), model)
+    return layers, sizes.share(layers)
+
+
+def _named_layers(setting: Setting, ranges: Ranges, model: Model) -> LayerSet:
+    """Return the mask of the layers that are named (RequestError)."""
     n_layer = model.card.n_layer
-    if setting.layers[-1][1] >= n_layer:
-        raise RequestError(
-            f"--layers {layers_text(setting.layers)}: {setting.model} has {n_layer} layers, 0 to {n_layer - 1}"
-        )
-    return LayerSet.of(n_layer, [layer for first, last in setting.layers for layer in range(first, last + 1)])
+    if ranges[-1][1] >= n_layer:
+        raise RequestError(f"--layers {layers_text(ranges)}: {setting.model} has {n_layer} layers, 0 to {n_layer - 1}")
+    return LayerSet.of(n_layer, [layer for first, last in ranges for layer in range(first, last + 1)])
 
 
 def _require_vocabulary(base: Model, model: Model, base_setting: Setting, setting: Setting) -> None:

@@ -38,11 +38,13 @@ class Lane:
         name: What errors call it.
         session: Holds at least a window's tokens; what it has cached is dropped.
         layers: The layers to run; None for all.
+        share: Of a whole token's bytes of weights that a token reads.
     """
 
     name: str
     session: Session
     layers: LayerSet | None = None
+    share: float = 1.0
 
 
 @dataclass(slots=True)

@@ -156,12 +156,12 @@ def fake(engine: FakeEngine) -> Engine:
 def test_a_run_starts_cold(warm_store: bool, draft: bool) -> None:
     """Before a run another prompt takes its place in the KV cache and the stores are emptied, unless kept warm."""
     engine = FakeEngine()
-    way = engine_runner(fake(engine), RunOptions(20, 0.7, warm_store), draft=draft)
+    way = engine_runner(fake(engine), RunOptions(20, 0.7, 0.9, warm_store), draft=draft)
     found = way(BenchRequest("a", "chat", (0, 9), 11), CancelToken())
     assert found == Run((5, 6, 7), 0.5, 2.5, 2, 1, ("why",))
     assert (found.decode_s, found.n_decoded) == (2.0, 2)
     other = ([1], {"max_tokens": 1, "temperature": 0.0, "draft": False})
-    measured = ([0, 9], {"max_tokens": 20, "temperature": 0.7, "seed": 11, "draft": draft})
+    measured = ([0, 9], {"max_tokens": 20, "temperature": 0.7, "top_p": 0.9, "seed": 11, "draft": draft})
     assert engine.asked == [other, *([] if warm_store else ["forget"]), measured]
 
 
@@ -234,7 +234,8 @@ def prompts(tmp_path: Path) -> Path:
 def test_json_holds_everything(model: Path, prompts: Path, tmp_path: Path, temperature: str) -> None:
     """--json and --json-out hold the same object: figures by task and over all, noise, curve, machine."""
     files = ("--json-out", tmp_path / "out.json", "--curve-out", tmp_path / "curve.json")
-    result = run_here("bench", model, "--prompts", prompts, "-n", "6", "-t", temperature, "--json", *files)
+    drawn = ("-n", "6", "-t", temperature, "--top-p", "0.9")
+    result = run_here("bench", model, "--prompts", prompts, *drawn, "--json", *files)
     assert (result.code, result.err) == (0, "")
     found = json.loads(result.out)
     assert found == json.loads((tmp_path / "out.json").read_text())
@@ -244,6 +245,7 @@ def test_json_holds_everything(model: Path, prompts: Path, tmp_path: Path, tempe
         assert one["identical"] is True
     assert found.keys() >= {"worst_prompt_speedup", "bandwidth_gb_s", "peak_rss_bytes"}
     assert (found["runtime"], found["temperature"], found["max_tokens"]) == ("reference", float(temperature), 6)
+    assert found["top_p"] == 0.9
     assert (found["against"], found["interrupted"], found["warm_store"]) == ({}, False, False)
     assert found["noise"].keys() >= {"ratio", "spread"}
     assert "1" in found["curve"]
@@ -307,6 +309,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress]
     [
         (("-n", "1"), 40, "--max-tokens is 1"),
         (("-t", "-1"), 40, "temperature"),
+        (("--top-p", "2"), 40, "top_p"),
         (("--per-task", "0"), 40, "--per-task is 0"),
         (("--against", "gpt"), 40, "known: llamacpp"),
         (("--prompt-cache", "x"), 40, "--prompt-cache"),

@@ -18,15 +18,18 @@ from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
 from edgedec.errors import RequestError
+from edgedec.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, layer_bytes, without
 from edgedec.model import Capabilities, Forward, LayerSet, Session
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.cli.evaluate import DEFAULT_TEXT
 from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.eval_plot import Point, points, text_plot
 from edgedec_apps.eval_settings import Setting, combine, layers_text, parse_layers
 from edgedec_apps.evaluation import Distribution, Lane, cut_windows, divergence, evaluate, leading_tokens, read_row
 
 TEXT = "The ferry left at ten past six, eleven minutes late."  # 52 tokens of the tiny models
 FIGURES = {"ppl", "kl_mean", "kl_p99", "top1", "n_positions", "tok_s"}
+ROW = FIGURES | {"share", "left_out", "settings"}
 
 Rows = NDArray[np.float32]
 
@@ -255,15 +258,16 @@ def test_json_holds_everything(model: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     found = document(model, "--text", text, "--window", "30", "--kv-type", "f32", "--threads", "1", "--json-out", out)
     assert found == json.loads(out.read_text())
-    assert found.keys() == FIGURES | {
-        *("settings", "baseline", "rows", "text", "text_sha256", "n_tokens", "n_windows", "interrupted", "versions")
+    assert found.keys() == ROW | {
+        *("baseline", "rows", "text", "text_sha256", "n_tokens", "n_windows", "interrupted", "versions")
     }
-    assert found["rows"] == [found["baseline"], {name: found[name] for name in (*FIGURES, "settings")}]
+    assert found["rows"] == [found["baseline"], {name: found[name] for name in ROW}]
     assert found["settings"] == {
         "model": str(model),
         "runtime": "reference",
         "kv_type": "f32",
         "layers": "all",
+        "layer_skip": None,
         "window": 30,
         "threads": 1,
     }
@@ -289,7 +293,7 @@ def test_the_table_goes_to_standard_output(model: Path) -> None:
     assert (result.code, result.err) == (0, "")
     heading, _, head, *rows = result.text.splitlines()
     assert "the default text · 100 predictions in 2 windows of at most 64 tokens" in heading
-    assert head.split() == ["setting", "ppl", "KL", "mean", "KL", "p99", "same", "top-1", "tok/s"]
+    assert head.split() == ["setting", "bytes", "ppl", "KL", "mean", "KL", "p99", "same", "top-1", "tok/s"]
     assert [row.split("  ")[0] for row in rows[:3]] == ["f16 (baseline)", "f16, layers 0", "f32, layers 0"]
 
 
@@ -305,6 +309,11 @@ def test_the_default_text_is_long_enough() -> None:
         (("--window", "4096"), 40, "trained for 2048"),
         (("--max-tokens", "1"), 40, "--max-tokens is 1"),
         (("--layers", "0-5"), 40, "has 2 layers, 0 to 1"),
+        (("--layer-skip", "0.9"), 40, "0.9 is no speed-up"),
+        (("--layer-skip", "3"), 40, "3 is out of reach"),
+        (("--runtime", "llamacpp", "--layer-skip", "1"), 51, "layers"),
+        (("--plot-out", "a.pdf"), 40, "ends in .png"),
+        (("--plot", "--json"), 40, "--plot-out FILE.png"),
         (("--layers", "1-0"), 40, "'1-0'"),
         (("--layers", "first"), 40, "'first'"),
         (("--layers", "0,99999999999999999999"), 40, "99999999999999999999"),
@@ -336,6 +345,129 @@ def test_another_vocabulary_is_refused(model: Path, plain_model: Path, text: Pat
     run_here("eval", model, *args, plain_model).failed(40, "261 and 260 tokens")
     other = tiny_llama(tmp_path / "other.gguf", seed=5, n_layer=3, n_vocab=261)
     assert document(model, *args, other)["kl_mean"] > 0.01
+
+
+# Layers left out for a speed-up
+
+
+@pytest.fixture(scope="session")
+def layered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of six layers."""
+    return tiny_llama(tmp_path_factory.mktemp("eval") / "layered.gguf", seed=2, n_layer=6, n_ctx_train=1024)
+
+
+def test_a_layer_skip_is_what_running_with_it_leaves_out(layered: Path, text: Path) -> None:
+    """Its figures are those of the same layers by name, and the share of the bytes is said."""
+    found = document(layered, "--text", text, "--layer-skip", "1.1", "--layer-skip", "1.4", "--layers", "0-1,4-5")
+    base, named, one, two = found["rows"]
+    figures = ("ppl", "kl_mean", "kl_p99", "top1", "share", "left_out")
+    assert [two[name] for name in figures] == [named[name] for name in figures]
+    assert [one["left_out"], two["left_out"]] == [[[2, 0], [2, 1]], [[2, 0], [2, 1], [3, 0], [3, 1]]]
+    assert [row["settings"]["layer_skip"] for row in found["rows"]] == [None, None, 1.1, 1.4]
+    assert (base["share"], base["left_out"], base["kl_mean"]) == (1.0, [], 0.0)
+    sizes = layer_bytes(layered)
+    assert [one["share"], two["share"]] == [sizes.share(evenly_spaced(6, n)) for n in (1, 2)]
+    assert 0 < one["kl_mean"] < two["kl_mean"]
+
+
+def test_the_tuned_set_is_judged_where_it_would_run(layered: Path, text: Path, cache: Path) -> None:
+    """A set kept for the model, of as few bytes as are wished for, is what --layer-skip means."""
+    layers = without(6, [(1, 1), (4, 1), (3, 0)])
+    share = layer_bytes(layered).share(layers)
+    with edgedec.load(layered, runtime="reference", draft=None) as engine:
+        keep_tuned_set(cache, engine.card, TunedSet(layers, share, 0.8, 0.7, 100))
+    (_, row) = document(layered, "--text", text, "--layer-skip", f"{1 / share - 0.001:.4f}")["rows"]
+    assert (row["left_out"], row["share"]) == ([[1, 1], [3, 0], [4, 1]], share)
+
+
+def test_a_layer_skip_in_the_table(layered: Path, text: Path) -> None:
+    """It stands in the setting's name, with what it means below; alone it comes without another row of all layers."""
+    result = run_here("eval", layered, "--text", text, "--layer-skip", "1.4", "--kv-type", "f16", "--kv-type", "f32")
+    assert (result.code, result.err) == (0, "")
+    rows = [row.split("  ")[0] for row in result.text.splitlines()[3:6]]
+    assert rows == ["f16 (baseline)", "f16, skip 1.4", "f32, skip 1.4"]
+    assert "skip: LOSSY" in result.text
+
+
+def test_an_export_is_judged_against_its_source(tmp_path: Path, text: Path) -> None:
+    """The baseline runs where its file runs: the export on its own runtime, the GGUF on ours."""
+    pytest.importorskip("onnx")
+    from support.onnx_exports import export_tiny
+
+    exported = export_tiny(tmp_path, "llama", ("Q8_0",), "f32", {})
+    args = ("--text", text, "--window", "64", "--runtime", "onnx", "--against", exported.gguf, "-q")
+    found = document(exported.folder, *args)
+    assert [row["settings"]["runtime"] for row in found["rows"]] == ["cpu", "onnx"]
+    assert 0 < found["kl_mean"] < 0.01
+    assert found["top1"] > 0.9
+
+
+# The picture
+
+
+def test_the_picture_in_plain_text(layered: Path, text: Path) -> None:
+    """--plot draws a letter for each setting behind the table, and names them."""
+    args = ("--text", text, "--layer-skip", "1.1", "--layer-skip", "1.4", "--plot")
+    result = run_here("eval", layered, *args)
+    assert (result.code, result.err) == (0, "")
+    lines = result.text.splitlines()
+    picture = lines[lines.index("same top-1") :]
+    assert picture[1].lstrip().startswith("100.0 % |")
+    assert [line for line in picture if line[:3] in ("a  ", "b  ", "c  ")] == [
+        "a  f16 (baseline)",
+        "b  f16, skip 1.1",
+        "c  f16, skip 1.4",
+    ]
+
+
+def test_places_in_the_picture() -> None:
+    """The best is on top, the fastest at the right; two in one place get another mark, and one alone has room."""
+    slow, fast = Point("a", "slow", 10.0, 1.0, 0.0), Point("b", "fast", 20.0, 0.5, 1.0)
+    drawn = text_plot([slow, fast])
+    assert drawn[1] == "100.0 % |a"
+    assert drawn[14] == " 50.0 % |" + " " * 59 + "b"
+    assert drawn[16] == "         10.0" + " " * 46 + "20.0 tok/s"
+    assert text_plot([slow, fast, Point("c", "as slow", 10.0, 1.0, 0.0)])[1] == "100.0 % |*"
+    assert text_plot([slow])[8].endswith("|" + " " * 30 + "a")
+    assert text_plot([]) == ["no speed was timed, so there is no picture; take a longer text or window"]
+
+
+def test_points_are_the_rows_that_were_timed() -> None:
+    """The baseline is named as such; a row without a speed keeps its letter to itself."""
+    settings: dict[str, Any] = {"kv_type": "f16", "layers": "all", "layer_skip": None}
+    rows: list[dict[str, Any]] = [
+        {"settings": settings, "tok_s": 10.0, "top1": 1.0, "kl_mean": 0.0},
+        {"settings": settings | {"layer_skip": 1.2}, "tok_s": None, "top1": 0.9, "kl_mean": 0.1},
+        {"settings": settings | {"layers": "0-3"}, "tok_s": 12.0, "top1": 0.8, "kl_mean": 0.2},
+    ]
+    assert points(rows) == [
+        Point("a", "f16 (baseline)", 10.0, 1.0, 0.0),
+        Point("c", "f16, layers 0-3", 12.0, 0.8, 0.2),
+    ]
+
+
+def test_the_picture_as_a_png(layered: Path, text: Path, tmp_path: Path) -> None:
+    """Of 1350 by 675 pixels, in place of an earlier file, with nothing left beside it."""
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "pictures" / "a picture.png"
+    out.parent.mkdir()
+    out.write_text("an earlier one")
+    found = document(layered, "--text", text, "--layer-skip", "1.4", "--plot-out", out)
+    assert len(found["rows"]) == 2
+    data = out.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    assert (int.from_bytes(data[16:20]), int.from_bytes(data[20:24])) == (1350, 675)
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_without_matplotlib_the_extra_is_named(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is evaluated; the picture in plain text takes none."""
+    monkeypatch.setattr("edgedec_apps.eval_plot.find_spec", lambda name: None)
+    out = tmp_path / "a.png"
+    run_here("eval", model, "--text", text, "--plot-out", out).failed(30, "pip install 'edgedec[plot]'", "--plot draws")
+    assert run_here("eval", model, "--text", text, "--plot").code == 0
 
 
 # Interrupts

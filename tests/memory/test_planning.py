@@ -13,7 +13,7 @@ from edgedec.errors import MemoryCapError, RequestError
 from edgedec.memory import MemoryPlan, MemoryTerm, hold, release
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions
-from edgedec.planning import Cap, Planned, Setting, plan_settings, plan_within
+from edgedec.planning import Cap, Planned, Setting, base_bytes, plan_settings, plan_within
 
 MB = 1_000_000
 _KV = {"f16": 40_000, "q8_0": 22_500, "gear": 16_000, "q4_0": 12_500}  # bytes a token
@@ -213,6 +213,13 @@ def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, mo
     assert found.plan.cap_name == "free"
     assert found.plan.fits
     assert found.setting.options.resident_bytes is not None
+
+
+def test_where_held_memory_is_not_told_the_most_that_was_held_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a sandbox without /proc: the plan's first term is the peak, not nothing."""
+    monkeypatch.setattr("edgedec.planning.resident_bytes", lambda: None)
+    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: 70 * MB)
+    assert base_bytes.__wrapped__() == 70 * MB
 
 
 def test_an_engine_within_a_cap_says_what_it_gave_up(tmp_path: Path) -> None:

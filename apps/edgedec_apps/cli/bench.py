@@ -45,6 +45,7 @@ class BenchJob:
     per_task: int | None
     max_tokens: int
     temperature: float
+    top_p: float | None
     against: str | None
     warm_store: bool
     rows: Path | None
@@ -55,7 +56,7 @@ class BenchJob:
     @property
     def options(self) -> RunOptions:
         """How its runs generate."""
-        return RunOptions(self.max_tokens, self.temperature, self.warm_store)
+        return RunOptions(self.max_tokens, self.temperature, self.top_p, self.warm_store)
 
     @property
     def n_threads(self) -> int:
@@ -112,7 +113,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _check(job: BenchJob) -> None:
     """Refuse what can't be done before anything is loaded."""
-    SamplingParams(max_tokens=job.max_tokens, temperature=job.temperature)
+    SamplingParams(**job.options.sampling(0))
     if job.max_tokens < 2:
         raise RequestError(f"--max-tokens is {job.max_tokens}; a speed needs at least 2")
     if job.per_task is not None and job.per_task < 1:
@@ -170,7 +171,8 @@ def _open_others(
 
     It gets the same file, options, threads and token ids; a memory cap is for the engine that is measured.
     """
-    load = replace(job.load, runtime="llamacpp", draft="off", threads=job.n_threads, memory=None)
+    load = replace(job.load, runtime="llamacpp", draft="off", threads=job.n_threads, memory=None, layer_skip=None)
+    load = replace(load, small_model=None, entropy=None)
     other = stack.enter_context(open_model(job.model, load, job.output, cancel))
     runners = {LLAMACPP: engine_runner(other, job.options, draft=False)}
     if job.temperature:
@@ -200,6 +202,7 @@ def as_document(job: BenchJob, outcome: Outcome) -> dict[str, Any]:
         "threads": job.n_threads,
         "max_tokens": job.max_tokens,
         "temperature": job.temperature,
+        "top_p": job.top_p,
         "warm_store": job.warm_store,
         "interrupted": outcome.interrupted,
         **summarize(outcome.trials),

@@ -125,6 +125,9 @@ def bench(
     temperature: Annotated[
         float, sampling_option("--temperature", "-t", help="0 takes the most probable token.", metavar="X")
     ] = 0.0,
+    top_p: Annotated[
+        float | None, sampling_option("--top-p", help="Keep this much probability; 1 is off.", metavar="X")
+    ] = None,
     load: LoadFlags,
     output: OutputFlags,
 ) -> None:
@@ -134,9 +137,8 @@ def bench(
     """
     from edgedec_apps.cli.bench import BenchJob, run_bench
 
-    run_bench(
-        BenchJob(model, prompts, per_task, max_tokens, temperature, against, warm_store, rows, curve_out, load, output)
-    )
+    drawn = (max_tokens, temperature, top_p)
+    run_bench(BenchJob(model, prompts, per_task, *drawn, against, warm_store, rows, curve_out, load, output))
 
 
 def simulate(
@@ -183,6 +185,15 @@ def evaluate(
         list[str] | None,
         option("--layers", help="Layers to run, such as 0-11,14-29, or all. Repeatable.", metavar="R", panel=_EVAL),
     ] = None,
+    layer_skip: Annotated[
+        list[float] | None,
+        option(
+            "--layer-skip",
+            help="LOSSY: the layers that run --layer-skip X runs, whatever they cost. Repeatable.",
+            metavar="X",
+            panel=_EVAL,
+        ),
+    ] = None,
     against: Annotated[
         str,
         option(
@@ -196,6 +207,18 @@ def evaluate(
         str | None,
         option("--against-runtime", help="The baseline's runtime (default: the same).", metavar="NAME", panel=_EVAL),
     ] = None,
+    plot: Annotated[
+        bool, option("--plot", help="Also draw quality against speed, in plain text.", panel=_EVAL)
+    ] = False,
+    plot_out: Annotated[
+        Path | None,
+        option(
+            "--plot-out",
+            help="Also draw quality against speed as a picture (needs edgedec[plot]).",
+            metavar="FILE.png",
+            panel=_EVAL,
+        ),
+    ] = None,
     runtime: RuntimeName = "auto",
     threads: Threads = None,
     offline: Offline = False,
@@ -203,10 +226,11 @@ def evaluate(
     json_out: JsonOut = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what a KV type or left-out layers cost in quality and bring in speed.
+    """Measure what a KV type, left-out layers or another file cost in quality and bring in speed.
 
     Each window of a text is predicted token by token from the true tokens before. The baseline (f16, all layers) comes
-    first, then every KV type with every set of layers. Figures: perplexity; KL divergence from the baseline in nats,
+    first, then every KV type with every set of layers. --against judges MODEL, a quantization or an export, against
+    the file that it was made from. Figures: perplexity; KL divergence from the baseline in nats,
     its mean and 99th percentile; how often both find the same token the most probable; and tokens per second, decoded
     one at a time at the ends of the windows, without drafts.
     """
@@ -223,10 +247,13 @@ def evaluate(
             runtime=runtime,
             kv_types=tuple(kv_type or ()),
             layers=tuple(layers or ()),
+            layer_skips=tuple(layer_skip or ()),
             threads=threads,
             offline=offline,
             as_json=as_json,
             json_out=json_out,
+            plot=plot,
+            plot_out=plot_out,
             quiet=quiet,
         )
     )

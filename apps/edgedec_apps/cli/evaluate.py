@@ -1,4 +1,4 @@
-"""edgedec eval: what a KV type or left-out layers cost in quality and bring in speed, on a text."""
+"""edgedec eval: what a KV type, left-out layers or another quantization cost in quality and bring in speed."""
 
 import hashlib
 from contextlib import ExitStack
@@ -8,6 +8,8 @@ from typing import Any
 
 from edgedec.choosing import choose_runtime
 from edgedec.errors import CancelledError, RequestError
+from edgedec.layer_sets import Half, left_out
+from edgedec.layer_skip import require_speedup
 from edgedec.loading import resolve
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken
@@ -19,14 +21,23 @@ from edgedec_apps.cli.json_file import report, require_json_file
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import read_text
 from edgedec_apps.cli.terminal import one_line
-from edgedec_apps.eval_settings import DEFAULT_KV_TYPE, Setting, combine, layers_text, open_lanes, parse_layers
-from edgedec_apps.evaluation import N_ROWS, Figures, Reading, cut_windows, evaluate, leading_tokens
+from edgedec_apps.eval_plot import points, require_png, text_plot, write_png
+from edgedec_apps.eval_settings import (
+    DEFAULT_KV_TYPE,
+    Setting,
+    combine,
+    layers_text,
+    open_lanes,
+    parse_layers,
+    setting_name,
+)
+from edgedec_apps.evaluation import N_ROWS, Figures, Lane, Reading, cut_windows, evaluate, leading_tokens
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu_count import usable_cores
 
 DEFAULT_TEXT = Path(__file__).parents[1] / "eval_text.txt"
 SAME = "same"
-_HEADINGS = ("setting", "ppl", "KL mean", "KL p99", "same top-1", "tok/s")
+_HEADINGS = ("setting", "bytes", "ppl", "KL mean", "KL p99", "same top-1", "tok/s")
 _MOST_WINDOW = 1 << 20
 
 
@@ -43,10 +54,13 @@ class EvalJob:
     runtime: str
     kv_types: tuple[str, ...]
     layers: tuple[str, ...]
+    layer_skips: tuple[float, ...]
     threads: int | None
     offline: bool
     as_json: bool
     json_out: Path | None
+    plot: bool
+    plot_out: Path | None
     quiet: bool
 
     @property
@@ -56,11 +70,20 @@ class EvalJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Layers:
+    """Of a setting: the share of a whole token's bytes that a token reads, and the half-layers left out."""
+
+    share: float
+    left_out: tuple[Half, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What was evaluated.
 
     Attributes:
         settings: The baseline, and what was asked for beside it.
+        layers: What each of them reads and leaves out.
         asked: Which of them was asked for first.
         n_tokens: Tokens of the text that was to be evaluated.
         n_windows: Windows of it.
@@ -68,6 +91,7 @@ class Outcome:
     """
 
     settings: tuple[Setting, ...]
+    layers: tuple[Layers, ...]
     asked: int
     n_tokens: int
     n_windows: int
@@ -84,7 +108,8 @@ def run_eval(job: EvalJob) -> None:
 
     Raises:
         RequestError: An option is out of range, the text is too short or not UTF-8, the vocabularies differ.
-        StorageError: The text can't be read.
+        RuntimeUnavailableError: A picture is asked for, and what draws it is not installed.
+        StorageError: The text can't be read, or a file can't be written.
         CancelledError: It was interrupted.
     """
     _check(job)
@@ -103,10 +128,17 @@ def _check(job: EvalJob) -> None:
         raise RequestError(f"--window is {job.window}; it must be from 2 to {_MOST_WINDOW}")
     if job.max_tokens is not None and job.max_tokens < 2:
         raise RequestError(f"--max-tokens is {job.max_tokens}; a prediction takes at least 2")
+    for speedup in job.layer_skips:
+        require_speedup(speedup)
     for text in job.layers:
         parse_layers(text)
+    if job.plot and job.as_json:
+        raise RequestError("--plot draws where --json prints its one object; leave one out, or use --plot-out FILE.png")
     if job.json_out is not None:
         require_json_file(job.json_out)
+    if job.plot_out is not None:
+        require_png(job.plot_out)
+        require_json_file(job.plot_out)
 
 
 def _work(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
@@ -126,31 +158,36 @@ def _work(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
         token_ids = model.tokenizer.encode(text, add_special=False)[: job.max_tokens]
         windows = cut_windows(token_ids, leading_tokens(model.tokenizer), job.window)
         reading = evaluate(lanes, windows, cancel, on_progress=on_progress)
-        return Outcome(tuple(settings), asked, len(token_ids), len(windows), reading)
+        return Outcome(tuple(settings), tuple(map(_layers, lanes)), asked, len(token_ids), len(windows), reading)
+
+
+def _layers(lane: Lane) -> Layers:
+    return Layers(lane.share, () if lane.layers is None else tuple(left_out(lane.layers)))
 
 
 def _settings(job: EvalJob, options: LoadOptions, resolving: ResolveOptions) -> tuple[list[Setting], int]:
     """Return the baseline and what is asked for beside it, and which of them was asked for first."""
     path = resolve(job.model, resolving)
-    kv_types, layers = job.kv_types or (DEFAULT_KV_TYPE,), [parse_layers(text) for text in job.layers] or [None]
+    kv_types, layers = job.kv_types or (DEFAULT_KV_TYPE,), [parse_layers(text) for text in job.layers]
     choosing = replace(options, kv_type=kv_types[0])
-    if any(layers):  # then not the faster runtime, but the first: ours, which can leave out layers
+    partly = any(layers) or bool(job.layer_skips)
+    if partly:  # then not the faster runtime, but the first: ours, which can leave out layers
         choosing = replace(choosing, cache_dir=None)
-    choice = choose_runtime(path, job.runtime, choosing, measure=not any(layers))
+    choice = choose_runtime(path, job.runtime, choosing, measure=not partly)
     here = Setting(job.model, path, choice.runtime.name)
     other = here if job.against == SAME else replace(here, model=job.against, path=resolve(job.against, resolving))
-    others = choose_runtime(other.path, job.against_runtime or here.runtime, replace(options, kv_type=DEFAULT_KV_TYPE))
+    runs_it_too = other.path == path or choice.runtime.accepts(other.path) is None
+    runtime = job.against_runtime or (here.runtime if runs_it_too else "auto")
+    others = choose_runtime(other.path, runtime, replace(options, kv_type=DEFAULT_KV_TYPE))
     baseline = replace(other, runtime=others.runtime.name)
-    asked = combine(here, kv_types, layers)
+    asked = combine(here, kv_types, layers or ([] if job.layer_skips else [None]), job.layer_skips)
     settings = list(dict.fromkeys([baseline, *asked]))
     return settings, settings.index(asked[0])
 
 
 def as_document(job: EvalJob, text: str, outcome: Outcome) -> dict[str, Any]:
     """Return the JSON object of an evaluation: at its top the figures of the setting that was asked for first."""
-    rows = [
-        _figures(job, setting, found) for setting, found in zip(outcome.settings, outcome.reading.figures, strict=True)
-    ]
+    rows = [_figures(job, *row) for row in zip(outcome.settings, outcome.layers, outcome.reading.figures, strict=True)]
     return {
         **rows[outcome.asked],
         "baseline": rows[0],
@@ -164,27 +201,47 @@ def as_document(job: EvalJob, text: str, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _figures(job: EvalJob, setting: Setting, found: Figures) -> dict[str, Any]:
+def _figures(job: EvalJob, setting: Setting, layers: Layers, found: Figures) -> dict[str, Any]:
     settings = {
         "model": setting.model,
         "runtime": setting.runtime,
         "kv_type": setting.kv_type,
         "layers": layers_text(setting.layers),
+        "layer_skip": setting.layer_skip,
         "window": job.window,
         "threads": job.n_threads,
     }
-    return {**asdict(found), "settings": settings}
+    read = {"share": layers.share, "left_out": [list(half) for half in layers.left_out]}
+    return {**asdict(found), **read, "settings": settings}
 
 
 def _report(job: EvalJob, text: str, outcome: Outcome) -> None:
     document = as_document(job, text, outcome)
-    report(document, lines, as_json=job.as_json, json_out=job.json_out)
+    drawn = points(document["rows"])
+
+    def shown_lines(document: dict[str, Any]) -> list[str]:
+        return lines(document) + (["", *text_plot(drawn)] if job.plot else [])
+
+    report(document, shown_lines, as_json=job.as_json, json_out=job.json_out)
+    if job.plot_out is not None:
+        write_png(job.plot_out, drawn, _heading(document))
 
 
 def lines(document: dict[str, Any]) -> list[str]:
     """Return the report of an evaluation's JSON object: what was evaluated, a table, and what the figures are."""
     settings, baseline = document["settings"], document["baseline"]["settings"]
-    n_windows, threads = document["n_windows"], settings["threads"]
+    rows = [_row(row, baseline=index == 0) for index, row in enumerate(document["rows"])]
+    notes = ["KL: divergence from the baseline, in nats; tok/s: tokens decoded one at a time, at the windows' ends"]
+    if any(row["settings"]["layer_skip"] is not None for row in document["rows"]):
+        notes.append("skip: LOSSY, layers left out until a token reads that many times fewer bytes")
+    if any(baseline[key] != settings[key] for key in ("model", "runtime")):
+        notes.append(f"the baseline is {baseline['model']} on {baseline['runtime']}")
+    return [one_line(line) for line in [_heading(document), "", *columns([_HEADINGS, *rows]), "", *notes]]
+
+
+def _heading(document: dict[str, Any]) -> str:
+    settings, n_windows = document["settings"], document["n_windows"]
+    threads = settings["threads"]
     parts = [
         str(settings["model"]),
         str(settings["runtime"]),
@@ -195,18 +252,15 @@ def lines(document: dict[str, Any]) -> list[str]:
     ]
     if document["interrupted"]:
         parts.append("INTERRUPTED")
-    rows = [_row(row, baseline=index == 0) for index, row in enumerate(document["rows"])]
-    notes = ["KL: divergence from the baseline, in nats; tok/s: tokens decoded one at a time, at the windows' ends"]
-    if any(baseline[key] != settings[key] for key in ("model", "runtime")):
-        notes.append(f"the baseline is {baseline['model']} on {baseline['runtime']}")
-    return [one_line(line) for line in [" · ".join(parts), "", *columns([_HEADINGS, *rows]), "", *notes]]
+    return " · ".join(parts)
 
 
 def _row(row: dict[str, Any], *, baseline: bool) -> tuple[str, ...]:
     settings = row["settings"]
-    name = settings["kv_type"] + ("" if settings["layers"] == "all" else f", layers {settings['layers']}")
+    name = setting_name(settings["kv_type"], settings["layers"], settings["layer_skip"])
     return (
         f"{name} (baseline)" if baseline else name,
+        f"{100 * row['share']:.1f} %",
         shown(row["ppl"], ".3f"),
         shown(row["kl_mean"], ".3g"),
         shown(row["kl_p99"], ".3g"),

@@ -5,7 +5,7 @@ from edgedec.stats import DecodeStats
 
 def explanation(stats: DecodeStats) -> list[str]:
     """Return who drafted what, what was accepted, where the time went and why, a line each."""
-    lines = [_phases(stats)]
+    lines = [stats.lossy, _phases(stats)] if stats.lossy else [_phases(stats)]
     if stats.curve:
         base = stats.curve.get(1)
         points = [f"{n}: {1000 * seconds:.1f} ms{_steps(seconds, base)}" for n, seconds in stats.curve.items()]
@@ -14,6 +14,9 @@ def explanation(stats: DecodeStats) -> list[str]:
         right, tried = counts["right"], counts["tried"]
         share = f"{right / tried:.0%} of the {tried:.0f} that could be judged were right" if tried else "none judged"
         lines.append(f"{name}: {counts['nodes']:.0f} tokens proposed in {counts['draft_s']:.3f} s, {share}")
+        if "ahead" in counts:
+            ahead, used = counts["ahead"], counts["used"]
+            lines.append(f"{name}: {ahead:.0f} tokens drafted while the target verified, {used:.0f} of them used")
     if stats.n_drafts:
         lines.append(
             f"verified: {stats.n_drafts} drafts of {stats.n_draft_tokens / stats.n_drafts:.1f} tokens, "

@@ -11,7 +11,7 @@ from edgedec.draft import STORE_BYTES
 from edgedec.draft_store import require_draft_store
 from edgedec.engine import Engine, require_rule
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
-from edgedec.loading import Numerics, choose, open_engine, resolve
+from edgedec.loading import Numerics, choose, open_engine, resolve, resolve_pair
 from edgedec.memory import format_bytes, parse_size
 from edgedec.model import LoadOptions
 from edgedec.planning import ONE_REQUEST_BYTES, Cap, base_bytes
@@ -19,6 +19,7 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import require_prompt_cache
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
+from edgedec.switching import Switching, require_pair
 from edgedec.verify import COUPLED
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.progress import ProgressLine
@@ -51,6 +52,7 @@ def open_model(
             require_prompt_cache(flags.prompt_cache)
         draft_store = None if flags.draft_store is None else require_draft_store(flags.draft_store)
         options = replace(load_options(flags, on_progress, cancel), n_parallel=n_parallel)
+        switching = choose_pair(flags, options)
         choice, draft_model = choose_models(name, flags, options, measure=flags.memory is None)
         engine = open_engine(
             choice,
@@ -58,6 +60,7 @@ def open_model(
             Cap(None if flags.memory is None else parse_size(flags.memory)),
             draft=flags.draft,
             draft_model=draft_model,
+            draft_overlap=flags.draft_overlap,
             n_draft_max=flags.draft_max,
             draft_numerics=numerics(flags.draft_numerics),
             draft_store=draft_store,
@@ -65,6 +68,9 @@ def open_model(
             prompt_cache=flags.prompt_cache is not None,
             grammars=grammars,
             slide=flags.slide,
+            switching=switching,
+            layer_skip=flags.layer_skip,
+            layer_skip_force=flags.layer_skip_force,
             store_bytes=ONE_REQUEST_BYTES if one_request and draft_store is None else STORE_BYTES,
         )
     if engine.plan.given_up and not output.quiet:
@@ -72,12 +78,20 @@ def open_model(
     return engine
 
 
+def choose_pair(flags: LoadFlags, options: LoadOptions) -> Switching | None:
+    """Find the small model that writes in turn; raises what require_pair and resolve raise."""
+    require_pair(flags.small_model, flags.entropy, force=flags.entropy_force)
+    resolving = ResolveOptions(options.cache_dir, flags.offline, options.on_progress, options.cancel)
+    return resolve_pair(flags.small_model, flags.entropy, resolving)
+
+
 def choose_models(name: str, flags: LoadFlags, options: LoadOptions, *, measure: bool) -> tuple[Choice, Path | None]:
     """Find the model and its runtime, and the draft model's file; raises what resolve and choose raise."""
     resolving = ResolveOptions(options.cache_dir, flags.offline, options.on_progress, options.cancel)
     path = resolve(name, resolving)
     draft_model = None if flags.draft_model is None else resolve(flags.draft_model, resolving)
-    return choose(path, flags.runtime, options, measure=measure), draft_model
+    with_layers = flags.layer_skip is not None
+    return choose(path, flags.runtime, options, measure=measure, with_layers=with_layers), draft_model
 
 
 def load_options(flags: LoadFlags, on_progress: OnProgress, cancel: CancelToken) -> LoadOptions:

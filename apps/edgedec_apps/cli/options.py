@@ -84,6 +84,17 @@ class LoadFlags:
         bool,
         model_option("--slide", help="Lossy: where the context is full, go on with its first and its newest tokens."),
     ] = False
+    layer_skip: Annotated[
+        float | None,
+        model_option(
+            "--layer-skip",
+            help="LOSSY: leave out layers until a token reads 1/X of the bytes, about X times as fast; another text.",
+            metavar="X",
+        ),
+    ] = None
+    layer_skip_force: Annotated[
+        bool, model_option("--layer-skip-force", help="Take a --layer-skip beyond what was measured for the model.")
+    ] = False
     memory: Annotated[
         str | None,
         model_option("--memory", help="Most the process may hold, as 900MB or 1.5GiB; else refuse.", metavar="SIZE"),
@@ -101,6 +112,13 @@ class LoadFlags:
         str | None,
         model_option("--draft-model", help="Smaller model of the family to draft with.", metavar="MODEL"),
     ] = None
+    draft_overlap: Annotated[
+        bool,
+        model_option(
+            "--draft-overlap",
+            help="The draft model, on the CPU, goes on while the target verifies on another device (NPU, GPU).",
+        ),
+    ] = False
     draft_max: Annotated[int, model_option("--draft-max", help="Most tokens of a draft.", metavar="N")] = N_DRAFT_MAX
     draft_numerics: Annotated[
         str,
@@ -116,6 +134,23 @@ class LoadFlags:
             "--draft-store", help="File in which earlier outputs are kept for the suffix drafter.", metavar="FILE"
         ),
     ] = None
+    small_model: Annotated[
+        str | None,
+        model_option(
+            "--small-model",
+            help="LOSSY: a smaller model of the same vocabulary writes where the text is easy; drafts nothing.",
+            metavar="MODEL",
+        ),
+    ] = None
+    entropy: Annotated[
+        float | None,
+        model_option(
+            "--entropy", help="Where the small model writes: below X bits, the mean of the last tokens.", metavar="X"
+        ),
+    ] = None
+    entropy_force: Annotated[
+        bool, model_option("--entropy-force", help="Take an --entropy beyond what was measured.")
+    ] = False
     kv_type: Annotated[
         str,
         model_option(

@@ -7,10 +7,11 @@ from edgedec.errors import MemoryCapError
 from edgedec.memory import MemoryPlan, format_bytes, parse_size
 from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings
 from edgedec.progress import CancelToken
+from edgedec.small_model import for_pair, require_alone
 from edgedec.system_memory import available_bytes
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import plan_document
-from edgedec_apps.cli.opening import choose_models, load_options
+from edgedec_apps.cli.opening import choose_models, choose_pair, load_options
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, write_facts, write_json, write_line
@@ -42,10 +43,23 @@ def print_plan(model: str, flags: LoadFlags, *, as_json: bool, quiet: bool) -> N
 def _settings(model: str, flags: LoadFlags, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
     with ProgressLine(quiet=quiet) as on_progress:
         options = load_options(flags, on_progress, cancel)
+        switching = choose_pair(flags, options)
         choice, draft_model = choose_models(model, flags, options, measure=False)
-        factories, pinned = drafter_factories(flags.draft, with_model=draft_model is not None)
         prompt_cache = flags.prompt_cache is not None
-        wishes = Setting(options, tuple(factories), pinned, draft_model, prompt_cache=prompt_cache)
+        draft, small_model = flags.draft, None if switching is None else switching.small_model
+        if small_model is not None:
+            require_alone(draft, draft_model, slide=flags.slide, prompt_cache=prompt_cache)
+            draft, options = "off", for_pair(options)
+        factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
+        wishes = Setting(
+            options,
+            tuple(factories),
+            pinned,
+            draft_model,
+            prompt_cache=prompt_cache,
+            small_model=small_model,
+            draft_overlap=flags.draft_overlap,
+        )
         return plan_settings(choice, wishes, cap)
 
 
@@ -75,6 +89,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "kv_type": options.kv_type,
         "drafters": list(setting.drafters),
         "draft_model": None if setting.draft_model is None else str(setting.draft_model),
+        "small_model": None if setting.small_model is None else str(setting.small_model),
         "store_bytes": setting.store_bytes,
         "repack": options.repack,
         "resident_bytes": options.resident_bytes,

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from edgedec.lossy_layers import lossy_note
 from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.openai_forms import ChatForm, CompletionForm, Frame
@@ -98,4 +99,6 @@ def _card(service: Service) -> dict[str, Any]:
             "runtime": facts.runtime,
             "chat": engine.can_chat,
         }
+        if note := lossy_note(facts):
+            card["meta"]["lossy"] = note
     return card

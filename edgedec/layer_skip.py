@@ -1,0 +1,127 @@
+"""Which layers to leave out for a wished speed-up, and which wishes are refused (LOSSY; edgedec.lossy_layers).
+
+Unified Layer Skipping (Liu et al. 2024, arXiv:2404.06954): the wish alone decides how many layers run; they are evenly
+spaced and the same for every token, so a KV cache has no holes. Where the paper counts layers, bytes of weights are
+counted here, those of the head included, as a token's time follows what it reads.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from edgedec.errors import RequestError
+from edgedec.file_kinds import header_path
+from edgedec.gguf import read_gguf
+from edgedec.layer_sets import LayerBytes, TunedSet, evenly_spaced, layer_bytes, left_out, tuned_set
+from edgedec.layer_skip_table import MEASURED, Measured, Shape
+from edgedec.lossy_layers import LossyModel
+from edgedec.model import LayerSet, Model
+from edgedec.model_info import describe
+
+_ROUNDING = 1e-9
+_OF_OWN_LAYERS = ("skip", "exit")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A set of half-layers for a wished speed-up.
+
+    Attributes:
+        layers: The set.
+        share: Of a whole token's bytes that a token through it reads; at most 1 / speed-up.
+    """
+
+    layers: LayerSet
+    share: float
+
+
+def require_speedup(speedup: float) -> None:
+    """Raise RequestError for what is no speed-up: below 1, or no number."""
+    if not 1 <= speedup < inf:
+        raise RequestError(f"a layer skip of {speedup:g} is no speed-up; ask for 1 or more, such as 1.1")
+
+
+def choose_layers(sizes: LayerBytes, speedup: float, tuned: TunedSet | None = None) -> Chosen:
+    """Return the evenly spaced set of most layers that reads 1 / `speedup` of the bytes, or less.
+
+    A tuned set is taken instead where it reads as few bytes and no more than a layer fewer.
+
+    >>> import numpy as np
+    >>> sizes = LayerBytes(np.full((10, 2), 8), 40)
+    >>> found = choose_layers(sizes, 1.25)
+    >>> found.share, sorted({layer for layer, _ in left_out(found.layers)})
+    (0.76, [2, 4, 7])
+
+    Raises:
+        RequestError: The speed-up is below 1, or beyond what the first and the last layer alone would give.
+    """
+    require_speedup(speedup)
+    wanted = 1 / speedup + _ROUNDING
+    widest = int(sizes.halves.sum(axis=1).max()) / sizes.total
+    if tuned is not None and speedup > 1 and wanted - widest <= tuned.share <= wanted:
+        return Chosen(tuned.layers, tuned.share)
+    least = 1.0
+    for n_out in range(max(1, sizes.n_layer - 1)):
+        layers = evenly_spaced(sizes.n_layer, n_out)
+        least = sizes.share(layers)
+        if least <= wanted:
+            return Chosen(layers, least)
+    raise RequestError(
+        f"a layer skip of {speedup:g} is out of reach: with the first and the last layer alone a token reads "
+        f"{100 * least:.0f} % of the bytes, a speed-up of {1 / least:.2f}; ask for at most that"
+    )
+
+
+def require_layer_skip(path: Path, speedup: float, *, force: bool, drafters: Iterable[str] = ()) -> LayerBytes:
+    """Return a model file's bytes by layer, unless the wish is refused; reads the header only.
+
+    Raises:
+        RequestError: As choose_layers; or a drafter named draws on single layers; or, unless `force`, the quality at
+            this speed-up was never measured, or it is beyond what is recommended.
+        EdgedecError: As read_gguf.
+    """
+    own = [name for name in drafters if name in _OF_OWN_LAYERS]
+    if own:
+        raise RequestError(
+            f"the drafter {own[0]!r} drafts with a part of the layers, where a layer skip leaves out the same ones in "
+            "every forward; leave one of the two out"
+        )
+    sizes = layer_bytes(path)
+    if left_out(choose_layers(sizes, speedup).layers) and not force:
+        info = describe(read_gguf(header_path(path)))
+        require_measured((info.architecture, info.n_layer, info.n_embd), speedup)
+    return sizes
+
+
+def require_measured(shape: Shape, speedup: float, table: Mapping[Shape, tuple[Measured, ...]] = MEASURED) -> None:
+    """Raise RequestError unless a speed-up lies within what was measured for models of this shape."""
+    rows = table.get(shape)
+    if not rows:
+        architecture, n_layer, n_embd = shape
+        raise RequestError(
+            f"what a layer skip costs a {architecture} of {n_layer} layers and {n_embd} values a row was never "
+            f"measured; measure it (edgedec eval MODEL --layer-skip {speedup:g}), then force it (--layer-skip-force)"
+        )
+    edge = rows[-1]
+    if speedup > edge.speedup:
+        raise RequestError(
+            f"a layer skip of {speedup:g} is beyond {edge.speedup:g}, the most that is recommended for this model; "
+            f"there {100 * edge.top1:.0f} % of the tokens are the whole model's most probable ones, with a KL "
+            f"divergence of {edge.kl_mean:.2g}. Ask for at most that, or force it (--layer-skip-force)"
+        )
+
+
+def leave_out(model: Model, sizes: LayerBytes, speedup: float, cache_dir: Path | None) -> Model:
+    """Return a model that leaves out layers in every forward; itself where there is nothing to leave out.
+
+    A set that was tuned for the model is looked for below `cache_dir`.
+
+    Raises:
+        CapabilityError: The runtime can't leave out layers.
+        RequestError: As choose_layers.
+    """
+    chosen = choose_layers(sizes, speedup, tuned_set(cache_dir, model.card))
+    if not left_out(chosen.layers):
+        return model
+    return LossyModel(model, chosen.layers, chosen.share)

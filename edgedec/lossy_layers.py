@@ -1,0 +1,218 @@
+"""A model that leaves out the same half-layers in every forward: quicker, and LOSSY, as its text is another.
+
+Everything above a runtime takes it for a model of its own: it has a fingerprint of its own, so no cache made with one
+set of layers is used with another; drafting, prefix reuse and the cost curve see its forwards only. What draws on
+single layers (the drafters `skip` and `exit`) is not declared.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import CapabilityError, ModelFormatError, SessionError
+from edgedec.layer_sets import Half, left_out
+from edgedec.memory import MemoryTerm
+from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, ModelCard, Rows, Session
+from edgedec.progress import OnProgress
+from edgedec.tokenizer import Tokenizer
+
+
+class LossyModel:
+    """Implements edgedec.model.Model over another one, whose forwards all leave out the same half-layers.
+
+    Args:
+        inner: The whole model; closed with this one.
+        layers: What runs.
+        share: Of a whole token's bytes of weights that a token through them reads.
+
+    Raises:
+        CapabilityError: The runtime can't leave out layers.
+    """
+
+    def __init__(self, inner: Model, layers: LayerSet, share: float) -> None:
+        card = inner.card
+        inner.capabilities.require("layers", card.runtime)
+        self.inner = inner
+        self.layers = layers
+        out = tuple(left_out(layers))
+        fingerprint = hashlib.sha256(f"{card.fingerprint} {variant(out)}".encode()).hexdigest()
+        self._card = replace(card, fingerprint=fingerprint, left_out=out, share=share)
+
+    @property
+    def card(self) -> ModelCard:
+        """The facts of the model; the fingerprint is of this set of layers."""
+        return self._card
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the runtime can do, but for what chooses layers or begins between them."""
+        return replace(self.inner.capabilities, layers=False, hidden_input=False)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own tokenizer."""
+        return self.inner.tokenizer
+
+    @property
+    def batch_invariant(self) -> int | Literal[True]:
+        """As the whole model's: each half-layer's rows are what it says, so those of any set of them are."""
+        return self.inner.batch_invariant
+
+    def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+        """Return what the whole model holds: the layers left out stay loaded."""
+        return self.inner.memory(n_ctx, n_rows)
+
+    def session(self, n_ctx: int) -> "LossySession":
+        """Open an empty session of that many tokens (raises what Model.session raises)."""
+        return LossySession(self, self.inner.session(n_ctx))
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Evaluate rows of several sessions of this model together (raises what Session.forward raises)."""
+        return self.inner.forward([self._inner_item(item) for item in items])
+
+    def _inner_item(self, item: ForwardItem) -> ForwardItem:
+        session = item.session
+        if not isinstance(session, LossySession) or session.model is not self:
+            raise SessionError("a forward was given a session of another model")
+        self.check_layers(item.layers, item.hidden)
+        return replace(item, session=session.inner, layers=self.layers)
+
+    def check_layers(self, layers: LayerSet | None, hidden: NDArray[np.float32] | None) -> None:
+        """Raise CapabilityError where a forward asks for layers of its own, or begins between two."""
+        if layers is not None or hidden is not None:
+            raise CapabilityError(
+                "every forward of this model leaves out the same layers, so it takes tokens only and no other set; "
+                "load the model without layer_skip (--layer-skip)"
+            )
+
+    def close(self) -> None:
+        """Free the weights and every session; calling it again does nothing."""
+        self.inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class LossySession:
+    """Implements edgedec.model.Session: the runtime's session, with the model's set of layers in every forward.
+
+    Attributes:
+        inner: The runtime's.
+    """
+
+    def __init__(self, model: LossyModel, inner: Session) -> None:
+        self._model = model
+        self.inner = inner
+
+    @property
+    def model(self) -> LossyModel:
+        """The model this session belongs to."""
+        return self._model
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens that the session can hold."""
+        return self.inner.n_ctx
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens in the KV cache, counted along the prefix."""
+        return self.inner.n_cached
+
+    def forward(
+        self,
+        tokens: NDArray[np.int32] | None = None,
+        *,
+        n_past: int,
+        hidden: NDArray[np.float32] | None = None,
+        resume_after: int | None = None,
+        parents: NDArray[np.int32] | None = None,
+        layers: LayerSet | None = None,
+        rows: Rows = "last",
+        taps: tuple[int, ...] = (),
+        on_progress: OnProgress | None = None,
+    ) -> Forward:
+        """Evaluate new rows through the model's set of layers; see Session.forward."""
+        self._model.check_layers(layers, hidden)
+        return self.inner.forward(
+            tokens,
+            n_past=n_past,
+            resume_after=resume_after,
+            parents=parents,
+            layers=self._model.layers,
+            rows=rows,
+            taps=taps,
+            on_progress=on_progress,
+        )
+
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Keep the path `rows` of the last tree and drop its other rows."""
+        self.inner.keep(rows)
+
+    def fork(self) -> "LossySession":
+        """Open a second session that shares this one's cached prefix."""
+        return LossySession(self._model, self.inner.fork())
+
+    def save(self) -> bytes:
+        """Serialize the cached KV, marked with the set of layers that made it."""
+        return self._mark + self.inner.save()
+
+    def load(self, data: bytes, n_tokens: int) -> None:
+        """Restore what save() returned (ModelFormatError where another set of layers made it)."""
+        if not data.startswith(self._mark):
+            raise ModelFormatError(
+                "the saved state was made with other layers, or by another model; evaluate the tokens again"
+            )
+        self.inner.load(data[len(self._mark) :], n_tokens)
+
+    @property
+    def _mark(self) -> bytes:
+        return self._model.card.fingerprint.encode()
+
+    def cancel(self) -> None:
+        """Stop the forward that is running, from any thread; without one, nothing happens."""
+        self.inner.cancel()
+
+    def close(self) -> None:
+        """Free the KV cache; calling it again does nothing."""
+        self.inner.close()
+
+
+def variant(out: Sequence[Half]) -> str:
+    """Name a set of layers by the half-layers that it leaves out; empty for the whole model.
+
+    >>> variant([(3, 0), (3, 1), (5, 1)])
+    'without 3.0 3.1 5.1'
+    """
+    return f"without {' '.join(f'{layer}.{half}' for layer, half in out)}" if out else ""
+
+
+def lossy_note(card: ModelCard) -> str:
+    """Say what a model leaves out, for a person; empty for a whole model."""
+    if not card.left_out:
+        return ""
+    return (
+        f"LOSSY: {_named(card.left_out)} left out, a token reads {100 * card.share:.0f} % of the bytes; "
+        "the text is not the whole model's"
+    )
+
+
+def _named(out: Sequence[Half]) -> str:
+    """Name half-layers, those of whole layers together.
+
+    >>> _named([(3, 0), (3, 1), (5, 1)])
+    'layers 3, feed-forward of 5'
+    """
+    attn, mlp = ({layer for layer, half in out if half == kind} for kind in (0, 1))
+    groups = {"layers": attn & mlp, "attention of": attn - mlp, "feed-forward of": mlp - attn}
+    return ", ".join(f"{name} {' '.join(map(str, sorted(group)))}" for name, group in groups.items() if group)

@@ -1,0 +1,303 @@
+"""Two models of one vocabulary write in turn: the large one where the text is hard, the small one where it is easy.
+
+Entropy-adaptive decoding (Simonds 2025, arXiv:2502.06833). The model that writes says how hard the text is: where the
+mean entropy of its rows, over its last tokens, is above a threshold, the large model goes on; where it is below, the
+small one. After a change the new writer stays for at least as many tokens as the mean is over. When a model writes
+again, it reads what it missed in one prefill; its KV cache stays meanwhile. The large model reads the prompt and writes
+first; the small one reads the prompt when it first writes.
+
+Lossy: nothing verifies what the small model wrote. The text is still a function of the two models, the threshold, the
+prompt, the settings and the seed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import CapabilityError, RequestError, SessionError
+from edgedec.model import Forward, LayerSet, Rows, Session
+from edgedec.progress import OnProgress
+from edgedec.row_ops import RowOps
+from edgedec.stats import DecodeStats
+
+if TYPE_CHECKING:
+    from edgedec.model import Model
+
+LARGE, SMALL = 0, 1
+"""The writers."""
+WINDOW = 5
+"""Tokens that the mean is over, and that a writer writes at least."""
+MOST_ENTROPY = 1.5
+"""Bits; the highest threshold that was measured (docs/switching.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """The other model of a pair, and when it writes.
+
+    Attributes:
+        small_model: Its file.
+        entropy: Bits below which it writes.
+    """
+
+    small_model: Path
+    entropy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Who wrote a token, and the entropy in bits of the row that it was drawn from."""
+
+    writer: int
+    entropy: float
+
+
+class SwitchingSession:
+    """Implements edgedec.model.Session on two sessions: a row is evaluated by the model whose turn it is.
+
+    Every row from the prompt's last one on is taken for one that a token is drawn from, in the order of the text. So
+    whose turn it is depends on the text alone: going back to an `n_past` gives the state that the text had there.
+
+    Args:
+        large: Of the model that reads the prompt.
+        small: Of a model with the same vocabulary. Rows of neither may depend on how a prefill is cut
+            (Capabilities.prefill_chunk of 1), as the text would else depend on who read what in which piece.
+        entropy: The threshold in bits.
+
+    Attributes:
+        written: One entry for each row that a token is drawn from.
+
+    Raises:
+        CapabilityError: Rows of one of the two depend on it, or it can't go back.
+    """
+
+    def __init__(self, large: Session, small: Session, entropy: float) -> None:
+        for session in (large, small):
+            card, capabilities = session.model.card, session.model.capabilities
+            capabilities.require("rollback", card.runtime)
+            if capabilities.prefill_chunk != 1:
+                raise CapabilityError(
+                    f"on the {card.runtime} runtime a text depends on how its prompt is cut, so {_name(session)} can't "
+                    f"write in turn with another model; choose another runtime (cpu), or leave --small-model out"
+                )
+        self.sessions = (large, small)
+        self.entropy = entropy
+        self.written: list[Written] = []
+        self._ids: list[int] = []  # of the text
+        self._first = 0  # the first row that a token is drawn from: the prompt's last
+        self._n_held = [0, 0]  # how much of the text each model holds
+
+    @property
+    def model(self) -> "Model":
+        """The large model."""
+        return self.sessions[LARGE].model
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens that both can hold."""
+        return min(session.n_ctx for session in self.sessions)
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the text that one of the two has evaluated."""
+        return len(self._ids)
+
+    def begin(self, n_prompt: int) -> None:
+        """Take a new text, whose first `n_prompt` tokens are its prompt; what was evaluated of them stays."""
+        self._first = n_prompt - 1
+        del self._ids[self._first :]
+        self.written = []
+
+    def forward(
+        self,
+        tokens: NDArray[np.int32] | None = None,
+        *,
+        n_past: int,
+        hidden: NDArray[np.float32] | None = None,
+        resume_after: int | None = None,
+        parents: NDArray[np.int32] | None = None,
+        layers: LayerSet | None = None,
+        rows: Rows = "last",
+        taps: tuple[int, ...] = (),
+        on_progress: OnProgress | None = None,
+    ) -> Forward:
+        """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
+
+        Raises:
+            CapabilityError: It is a tree, or one of the options is given that are about layers.
+        """
+        options = (hidden, resume_after, parents, layers, taps or None)
+        if tokens is None or any(option is not None for option in options):
+            raise CapabilityError("two models that write in turn take chains of tokens, through all of their layers")
+        if not 0 <= n_past <= len(self._ids):
+            raise SessionError(f"n_past is {n_past}; the session has evaluated {len(self._ids)} tokens")
+        text = [*self._ids[:n_past], *tokens.tolist()]
+        written = self.written[: max(0, n_past - self._first)]
+        self._n_held = [min(n, n_past) for n in self._n_held]  # what lies beyond is dropped, also by a failure
+        n_held, wanted, begin = list(self._n_held), _wanted(rows, n_past, len(text)), n_past
+        logits: list[NDArray[np.float32]] = []
+        while True:
+            writer = next_writer(written, self.entropy)
+            drawn_from = range(max(begin, self._first), len(text))
+            places = sorted({place for place in wanted if place >= begin}.union(drawn_from))
+            told = on_progress if n_past <= self._first else None
+            forward = self._evaluate(writer, text, min(n_held[writer], begin), places, told)
+            n_held[writer] = len(text)
+            n_own = self._judge(writer, places, forward, written)
+            logits.append(forward.logits[[i for i in range(n_own) if places[i] in wanted]])
+            if n_own == len(places):
+                break
+            begin = places[n_own]
+        self._ids, self.written, self._n_held = text, written, n_held
+        return Forward(np.concatenate(logits), {}, forward.ops)
+
+    def _evaluate(
+        self, writer: int, text: Sequence[int], n_held: int, places: Sequence[int], on_progress: OnProgress | None
+    ) -> Forward:
+        """Let a model read what it does not hold of a text; return its logits at these places."""
+        rows: Rows = "last"
+        if list(places) != [len(text) - 1]:
+            rows = np.array(places, np.int32) - np.int32(n_held)
+        missed = np.array(text[n_held:], np.int32)
+        return self.sessions[writer].forward(missed, n_past=n_held, rows=rows, on_progress=on_progress)
+
+    def _judge(self, writer: int, places: Sequence[int], forward: Forward, written: list[Written]) -> int:
+        """Note the rows that tokens are drawn from, up to where the other model takes over; return how many rows."""
+        for n, (place, row) in enumerate(zip(places, forward.logits, strict=True), start=1):
+            if place >= self._first:
+                written.append(Written(writer, entropy_of(row, forward.ops)))
+                if next_writer(written, self.entropy) != writer:
+                    return n
+        return len(places)
+
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Refuse (SessionError): there are no trees."""
+        raise SessionError("keep() follows a tree, and two models that write in turn take none")
+
+    def fork(self) -> Session:
+        """Refuse (CapabilityError)."""
+        raise CapabilityError("two models that write in turn can't be forked")
+
+    def save(self) -> bytes:
+        """Refuse (CapabilityError)."""
+        raise CapabilityError("what two models hold can't be saved; leave out --prompt-cache or --small-model")
+
+    def load(self, data: bytes, n_tokens: int) -> None:
+        """Refuse (CapabilityError)."""
+        raise CapabilityError("what two models hold can't be restored; leave out --prompt-cache or --small-model")
+
+    def cancel(self) -> None:
+        """Stop the forward that is running, from any thread; without one, nothing happens."""
+        for session in self.sessions:
+            session.cancel()
+
+    def close(self) -> None:
+        """Free both KV caches; calling it again does nothing."""
+        for session in self.sessions:
+            session.close()
+
+
+def next_writer(written: Sequence[Written], entropy: float) -> int:
+    """Return who writes the next token, after those that were written (paper: arXiv:2502.06833).
+
+    >>> easy, hard = Written(LARGE, 0.1), Written(SMALL, 3.0)
+    >>> [next_writer([easy] * n, 1.0) for n in (0, 4, 5)]
+    [0, 0, 1]
+    >>> [next_writer([easy] * 5 + [hard] * n, 1.0) for n in (0, 1, 4, 5)]
+    [1, 1, 1, 0]
+    """
+    if not written:
+        return LARGE
+    writer, latest = written[-1].writer, written[-WINDOW:]
+    if len(latest) < WINDOW or any(token.writer != writer for token in latest):
+        return writer
+    mean = _mean(latest)
+    if mean == entropy:
+        return writer
+    return SMALL if mean < entropy else LARGE
+
+
+def entropy_of(row: NDArray[np.float32], ops: RowOps) -> float:
+    """Return the entropy in bits of the softmax of a row of logits, f32[n_vocab]; not a number where a logit isn't.
+
+    >>> from edgedec.row_ops import NUMPY_ROW_OPS
+    >>> entropy_of(np.zeros(8, np.float32), NUMPY_ROW_OPS)
+    3.0
+    """
+    total = ops.total(row)
+    if not math.isfinite(total.weight):
+        return math.nan
+    below = row - np.float32(total.most)
+    mean = float((np.exp(below) * below).sum(dtype=np.float64)) / total.weight
+    return max((math.log(total.weight) - mean) / math.log(2), 0.0)
+
+
+def require_pair(small_model: object | None, entropy: float | None, *, force: bool) -> None:
+    """Raise RequestError unless a small model and a threshold in bits are both given, and it is in range, or neither.
+
+    `force` allows thresholds beyond those measured.
+    """
+    if (small_model is None) != (entropy is None):
+        given, missing = ("a small model", "entropy") if entropy is None else ("entropy", "a small model")
+        raise RequestError(f"{given} is given without {missing}; give both (--small-model MODEL --entropy BITS)")
+    if entropy is None:
+        return
+    if not entropy >= 0:
+        raise RequestError(f"entropy is {entropy:g} bits; it must be 0 (the large model alone) or more")
+    if entropy > MOST_ENTROPY and not force:
+        raise RequestError(
+            f"entropy is {entropy:g} bits; thresholds up to {MOST_ENTROPY:g} were measured (docs/switching.md): "
+            f"give a lower one, or force it (--entropy-force)"
+        )
+
+
+def begin_text(session: Session, n_prompt: int) -> None:
+    """Tell a session of two models that a text begins whose first `n_prompt` tokens are its prompt."""
+    if isinstance(session, SwitchingSession):
+        session.begin(n_prompt)
+
+
+def count_writers(session: Session, stats: DecodeStats, n_generated: int) -> None:
+    """Put into the statistics which of two models wrote how many of a text's tokens."""
+    if not isinstance(session, SwitchingSession) or not session.written[:n_generated]:
+        return
+    written = session.written[:n_generated]
+    n_small = sum(token.writer == SMALL for token in written)
+    n_switches = sum(one.writer != other.writer for one, other in pairwise(written))
+    mean = _mean(written)
+    stats.switching = {
+        "large_tokens": len(written) - n_small,
+        "small_tokens": n_small,
+        "switches": n_switches,
+        "entropy_bits": mean,
+    }
+    large, small = map(_name, session.sessions)
+    stats.add_reason(f"lossy: {small} wrote {n_small} of {len(written)} tokens")
+    stats.explanation += [
+        f"switching: {len(written) - n_small} tokens by {large}, {n_small} by {small}, {n_switches} switches; "
+        f"entropy {mean:.2f} bits on the average, below {session.entropy:g} the small model writes",
+        "drafting off: two models write in turn",
+    ]
+
+
+def _wanted(rows: Rows, n_past: int, n_text: int) -> set[int]:
+    """Return the places in the text of the rows that are asked for."""
+    if not isinstance(rows, str):
+        return {n_past + int(row) for row in rows}
+    return set(range(n_past if rows == "all" else n_text - 1, n_text))
+
+
+def _name(session: Session) -> str:
+    card = session.model.card
+    return card.name or card.architecture
+
+
+def _mean(written: Sequence[Written]) -> float:
+    """Return the mean entropy of some tokens, at least one."""
+    return sum(token.entropy for token in written) / len(written)

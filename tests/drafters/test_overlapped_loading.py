@@ -1,0 +1,97 @@
+"""Asking for a draft model that goes on while the target verifies: what is loaded, refused, and told."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drafters.draft_models import TEXT, loaded, tiny
+from drafters.spelled import Spelled
+from support.command_line import run_here
+from support.real_models import real_model
+
+import edgedec
+from edgedec.draft import DrafterFactory
+from edgedec.draft_loading import draft_model_terms, open_draft_model, require_overlap, with_draft_model
+from edgedec.drafters.cascade import CascadeModel
+from edgedec.drafters.model import DraftModel
+from edgedec.drafters.overlapped import OverlappedModel
+from edgedec.drafters.suffix import SuffixDrafter
+from edgedec.errors import RequestError
+from edgedec.model import LoadOptions, Model
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[Model]:
+    """A draft model."""
+    with loaded(tiny(tmp_path, 1)) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("draft", "with_model", "found"),
+    [
+        ("auto", False, "suffix + common"),
+        ("suffix", True, "suffix"),
+        ("cascade", True, "cascade"),
+        ("model+cascade", True, "model + cascade"),
+    ],
+)
+def test_it_takes_a_draft_model_that_drafts(tiny_path: Path, draft: str, with_model: bool, found: str) -> None:
+    """Without one, or under a drafter that does not overlap, loading says what was found and what to give."""
+    model = tiny_path if with_model else None
+    with pytest.raises(RequestError, match=f"--draft-model.*found the drafters {re.escape(found)};"):
+        edgedec.load(tiny_path, runtime="reference", draft=draft, draft_model=model, draft_overlap=True)
+    require_overlap(["suffix", "model"])
+
+
+def test_auto_drafts_with_the_model_itself(model: Model) -> None:
+    """Not with a cascade, as it does where nothing overlaps."""
+    auto: dict[str, DrafterFactory] = {"suffix": SuffixDrafter, "model": SuffixDrafter}
+    for source, expected in ((OverlappedModel(model), OverlappedModel), (DraftModel(model), CascadeModel)):
+        filled = list(with_draft_model(auto, source, pinned=False).values())
+        assert filled[0] is SuffixDrafter
+        assert type(filled[1]) is expected
+
+
+def test_the_draft_model_runs_on_the_cpu_whatever_the_target_runs_on(tiny_path: Path) -> None:
+    """The target's device and layers on a GPU are not its own; one with another tokenizer is refused, and closed."""
+    elsewhere = LoadOptions(device="npu", n_gpu_layers=3)
+    assert draft_model_terms(tiny_path, elsewhere, overlap=True) == draft_model_terms(tiny_path, LoadOptions())
+    with loaded(tiny_path) as target:
+        source = open_draft_model(tiny_path, target, elsewhere, overlap=True)
+        assert isinstance(source, OverlappedModel)
+        assert source.model.card.runtime == "cpu"
+        source.close()
+    with pytest.raises(RequestError, match=r"tokenizer is not the target's.*leave draft_overlap out"):
+        open_draft_model(tiny_path, Spelled(["a"]).model({}), elsewhere, overlap=True)
+
+
+def test_the_command_line_says_what_was_used(tiny_path: Path) -> None:
+    """--draft-overlap changes no text, and --explain tells of the tokens drafted ahead; the prompt is read whole."""
+    shared = ("run", tiny_path, TEXT[:40], "--raw", "--runtime", "reference", "-t", "0", "-n", "24", "--ignore-end")
+    plain = run_here(*shared, "--draft", "off")
+    model = ("--draft", "model", "--draft-model", tiny_path)
+    found = run_here(*shared, *model, "--draft-overlap", "--explain")
+    assert (found.code, plain.code) == (0, 0)
+    assert found.out == plain.out != b""
+    assert re.search(r"model: [1-9]\d* tokens drafted while the target verified, [1-9]\d* of them used", found.err)
+
+
+@pytest.mark.model
+def test_a_real_model_drafts_for_itself() -> None:
+    """The 135M model on the cpu runtime: the same text, greedy and with a seed, and what was ready is used."""
+    path = real_model("smollm2-135m.gguf")
+    options: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 5}]
+    ways: list[dict[str, Any]] = [{"draft": "off"}, {"draft": "model", "draft_model": path, "draft_overlap": True}]
+    texts = []
+    for way in ways:
+        with edgedec.load(path, runtime="cpu", n_ctx=256, n_draft_max=6, offline=True, **way) as engine:
+            found = [engine.generate(TEXT, max_tokens=32, ignore_end=True, **option) for option in options]
+        texts.append([generation.token_ids for generation in found])
+    assert texts[0] == texts[1]
+    for generation in found:
+        counts = generation.stats.drafters["model"]
+        assert 0 < counts["used"] <= counts["ahead"]
+        assert generation.stats.reasons == []
