@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, ModelFormatError, SessionError
+from edgedec.item_session import ItemSession
 from edgedec.layer_sets import Half, left_out
 from edgedec.memory import MemoryTerm
-from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, ModelCard, Rows, Session
+from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, ModelCard, Session
 from edgedec.progress import OnProgress
 from edgedec.tokenizer import Tokenizer
 
@@ -103,7 +104,7 @@ class LossyModel:
         self.close()
 
 
-class LossySession:
+class LossySession(ItemSession):
     """Implements edgedec.model.Session: the runtime's session, with the model's set of layers in every forward.
 
     Attributes:
@@ -129,29 +130,17 @@ class LossySession:
         """Tokens in the KV cache, counted along the prefix."""
         return self.inner.n_cached
 
-    def forward(
-        self,
-        tokens: NDArray[np.int32] | None = None,
-        *,
-        n_past: int,
-        hidden: NDArray[np.float32] | None = None,
-        resume_after: int | None = None,
-        parents: NDArray[np.int32] | None = None,
-        layers: LayerSet | None = None,
-        rows: Rows = "last",
-        taps: tuple[int, ...] = (),
-        on_progress: OnProgress | None = None,
-    ) -> Forward:
-        """Evaluate new rows through the model's set of layers; see Session.forward."""
-        self._model.check_layers(layers, hidden)
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+        """Evaluate an item through the model's set of layers; see Session.forward."""
+        self._model.check_layers(item.layers, item.hidden)
         return self.inner.forward(
-            tokens,
-            n_past=n_past,
-            resume_after=resume_after,
-            parents=parents,
+            item.tokens,
+            n_past=item.n_past,
+            resume_after=item.resume_after,
+            parents=item.parents,
             layers=self._model.layers,
-            rows=rows,
-            taps=taps,
+            rows=item.rows,
+            taps=item.taps,
             on_progress=on_progress,
         )
 

@@ -8,13 +8,15 @@ its length at once, which takes the time of a prefill of that half for as many t
 Lossy: what has left the window is forgotten.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError
-from edgedec.model import Forward, LayerSet, Rows, Session
+from edgedec.item_session import ItemSession
+from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ MOST_TOKENS = 2**24
 _LEAST_CONTEXT = 64
 
 
-class SlidingSession:
+class SlidingSession(ItemSession):
     """Implements edgedec.model.Session for texts longer than a session: n_past and n_cached count the text's tokens.
 
     n_ctx stays what the KV cache holds; a text may have MOST_TOKENS. Rows of one forward see the same window: a chain
@@ -76,67 +78,49 @@ class SlidingSession:
         """Return how many tokens after a text of that many see the same window as its last one."""
         return _next_move(n_tokens - 1, self.n_ctx) - n_tokens
 
-    def forward(
-        self,
-        tokens: NDArray[np.int32] | None = None,
-        *,
-        n_past: int,
-        hidden: NDArray[np.float32] | None = None,
-        resume_after: int | None = None,
-        parents: NDArray[np.int32] | None = None,
-        layers: LayerSet | None = None,
-        rows: Rows = "last",
-        taps: tuple[int, ...] = (),
-        on_progress: OnProgress | None = None,
-    ) -> Forward:
-        """Evaluate new rows after the first `n_past` tokens of the text; see Session.forward.
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+        """Evaluate an item, whose n_past counts the text's tokens; see Session.forward.
 
         Raises:
             CapabilityError: Hidden states are given.
             ContextFullError: The window moves within a tree, or the text is too long.
         """
-        if tokens is None or hidden is not None or resume_after is not None:
+        if item.tokens is None or item.hidden is not None or item.resume_after is not None:
             raise CapabilityError("a context that slides takes tokens only, no hidden states")
-        if not 0 <= n_past <= len(self._ids):
-            raise SessionError(f"n_past is {n_past}; the session has evaluated {len(self._ids)} tokens")
-        n_text = n_past + len(tokens)
+        if not 0 <= item.n_past <= len(self._ids):
+            raise SessionError(f"n_past is {item.n_past}; the session has evaluated {len(self._ids)} tokens")
+        n_text = item.n_past + len(item.tokens)
         if n_text > MOST_TOKENS:
             raise ContextFullError(f"{n_text} tokens are more than a text may have, {MOST_TOKENS}")
         begin = _begin(n_text - 1, self.n_ctx)
-        if _begin(n_past, self.n_ctx) != begin:
-            return self._across(tokens, n_past, begin, parents, layers, rows, taps, on_progress)
-        if begin != self._begin or self._n_valid < _n_held(n_past, begin):
-            self._move(begin, self._ids[:n_past], on_progress)
-        return self._evaluate(tokens, n_past, parents, layers, rows, taps, on_progress)
+        if _begin(item.n_past, self.n_ctx) != begin:
+            return self._across(item, item.tokens, begin, on_progress)
+        if begin != self._begin or self._n_valid < _n_held(item.n_past, begin):
+            self._move(begin, self._ids[: item.n_past], on_progress)
+        return self._within(item, item.tokens, on_progress)
 
     def _across(
-        self,
-        tokens: NDArray[np.int32],
-        n_past: int,
-        begin: int,
-        parents: NDArray[np.int32] | None,
-        layers: LayerSet | None,
-        rows: Rows,
-        taps: tuple[int, ...],
-        on_progress: OnProgress | None,
+        self, item: ForwardItem, tokens: NDArray[np.int32], begin: int, on_progress: OnProgress | None
     ) -> Forward:
         """Evaluate a chain in which the window moves."""
-        if parents is not None:
+        if item.parents is not None:
             raise ContextFullError("the context moves within this tree; ask for no more nodes than room() says")
-        if isinstance(rows, str) and rows == "last" and not taps:  # no row before the last window is wanted
+        n_past, rows = item.n_past, item.rows
+        if isinstance(rows, str) and rows == "last" and not item.taps:  # no row before the last window is wanted
             text = [*self._ids[:n_past], *tokens.tolist()]
             self._move(begin, text[:-1], on_progress)
-            return self._evaluate(tokens[-1:], len(text) - 1, None, layers, rows, taps, None)
+            return self._within(replace(item, n_past=len(text) - 1), tokens[-1:], None)
         n_first = _next_move(n_past, self.n_ctx) - n_past
         wanted = np.arange(len(tokens), dtype=np.int32)
         if not isinstance(rows, str):
             wanted = rows
         elif rows == "last":
             wanted = wanted[-1:]
-        first = self.forward(tokens[:n_first], n_past=n_past, layers=layers, rows=wanted[wanted < n_first], taps=taps)
+        earlier = replace(item, tokens=tokens[:n_first], rows=wanted[wanted < n_first])
+        first = self.evaluate(earlier, None)
         logits, hidden = first.logits.copy(), {layer: states.copy() for layer, states in first.hidden.items()}
         later = wanted[wanted >= n_first] - np.int32(n_first)
-        second = self.forward(tokens[n_first:], n_past=n_past + n_first, layers=layers, rows=later, taps=taps)
+        second = self.evaluate(replace(item, n_past=n_past + n_first, tokens=tokens[n_first:], rows=later), None)
         return Forward(
             np.concatenate([logits, second.logits]),
             {layer: np.concatenate([hidden[layer], states]) for layer, states in second.hidden.items()},
@@ -164,21 +148,19 @@ class SlidingSession:
             raise
         self._now(text, begin, len(held))
 
-    def _evaluate(
-        self,
-        tokens: NDArray[np.int32],
-        n_past: int,
-        parents: NDArray[np.int32] | None,
-        layers: LayerSet | None,
-        rows: Rows,
-        taps: tuple[int, ...],
-        on_progress: OnProgress | None,
-    ) -> Forward:
-        """Evaluate rows that see the window which the KV cache holds."""
-        n_held, n_before = _n_held(n_past, self._begin), self.inner.n_cached
+    def _within(self, item: ForwardItem, tokens: NDArray[np.int32], on_progress: OnProgress | None) -> Forward:
+        """Evaluate an item's tokens, whose rows all see the window that the KV cache holds."""
+        n_past, n_before = item.n_past, self.inner.n_cached
+        n_held = _n_held(n_past, self._begin)
         try:
             forward = self.inner.forward(
-                tokens, n_past=n_held, parents=parents, layers=layers, rows=rows, taps=taps, on_progress=on_progress
+                tokens,
+                n_past=n_held,
+                parents=item.parents,
+                layers=item.layers,
+                rows=item.rows,
+                taps=item.taps,
+                on_progress=on_progress,
             )
         except BaseException:
             if self.inner.n_cached != n_before:
@@ -186,7 +168,7 @@ class SlidingSession:
                 self._now([*self._ids[:n_past], *tokens[:n_new].tolist()], self._begin, n_held + n_new)
             raise
         del self._ids[n_past:]
-        if parents is None:
+        if item.parents is None:
             self._ids.extend(tokens.tolist())
             self._n_valid, self._branched = n_held + len(tokens), None
         else:

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, RequestError, SessionError
-from edgedec.model import Forward, LayerSet, Rows, Session
+from edgedec.item_session import ItemSession
+from edgedec.model import Forward, ForwardItem, Rows, Session
 from edgedec.progress import OnProgress
 from edgedec.row_ops import RowOps
 from edgedec.stats import DecodeStats
@@ -58,7 +59,7 @@ class Written:
     entropy: float
 
 
-class SwitchingSession:
+class SwitchingSession(ItemSession):
     """Implements edgedec.model.Session on two sessions: a row is evaluated by the model whose turn it is.
 
     Every row from the prompt's last one on is taken for one that a token is drawn from, in the order of the text. So
@@ -114,25 +115,14 @@ class SwitchingSession:
         del self._ids[self._first :]
         self.written = []
 
-    def forward(
-        self,
-        tokens: NDArray[np.int32] | None = None,
-        *,
-        n_past: int,
-        hidden: NDArray[np.float32] | None = None,
-        resume_after: int | None = None,
-        parents: NDArray[np.int32] | None = None,
-        layers: LayerSet | None = None,
-        rows: Rows = "last",
-        taps: tuple[int, ...] = (),
-        on_progress: OnProgress | None = None,
-    ) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
 
         Raises:
             CapabilityError: It is a tree, or one of the options is given that are about layers.
         """
-        options = (hidden, resume_after, parents, layers, taps or None)
+        tokens, n_past = item.tokens, item.n_past
+        options = (item.hidden, item.resume_after, item.parents, item.layers, item.taps or None)
         if tokens is None or any(option is not None for option in options):
             raise CapabilityError("two models that write in turn take chains of tokens, through all of their layers")
         if not 0 <= n_past <= len(self._ids):
@@ -140,14 +130,14 @@ class SwitchingSession:
         text = [*self._ids[:n_past], *tokens.tolist()]
         written = self.written[: max(0, n_past - self._first)]
         self._n_held = [min(n, n_past) for n in self._n_held]  # what lies beyond is dropped, also by a failure
-        n_held, wanted, begin = list(self._n_held), _wanted(rows, n_past, len(text)), n_past
+        n_held, wanted, begin = list(self._n_held), _wanted(item.rows, n_past, len(text)), n_past
         logits: list[NDArray[np.float32]] = []
         while True:
             writer = next_writer(written, self.entropy)
             drawn_from = range(max(begin, self._first), len(text))
             places = sorted({place for place in wanted if place >= begin}.union(drawn_from))
             told = on_progress if n_past <= self._first else None
-            forward = self._evaluate(writer, text, min(n_held[writer], begin), places, told)
+            forward = self._read(writer, text, min(n_held[writer], begin), places, told)
             n_held[writer] = len(text)
             n_own = self._judge(writer, places, forward, written)
             logits.append(forward.logits[[i for i in range(n_own) if places[i] in wanted]])
@@ -157,7 +147,7 @@ class SwitchingSession:
         self._ids, self.written, self._n_held = text, written, n_held
         return Forward(np.concatenate(logits), {}, forward.ops)
 
-    def _evaluate(
+    def _read(
         self, writer: int, text: Sequence[int], n_held: int, places: Sequence[int], on_progress: OnProgress | None
     ) -> Forward:
         """Let a model read what it does not hold of a text; return its logits at these places."""

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, RequestError, SessionError
-from edgedec.model import ForwardItem, LayerSet, Rows, Session
+from edgedec.model import Capabilities, ForwardItem, LayerSet, Rows, Session
 
 _SET = int.from_bytes(b"\1\0\0\0", sys.byteorder)
 
@@ -292,6 +292,20 @@ def check_step(tokens: NDArray[np.int32], n_past: int, state: SessionState, shap
     if not 0 <= tokens[0] < shape.n_vocab:
         raise RequestError(f"a token id is outside the vocabulary of {shape.n_vocab}")
     _check_past(n_past, 1, state)
+
+
+def require_capable(items: Sequence[ForwardItem], capabilities: Capabilities, runtime: str) -> None:
+    """Raise CapabilityError where an item asks for what is not declared."""
+    for item in items:
+        asked = {
+            "trees": item.parents is not None,
+            "layers": item.layers is not None,
+            "taps": bool(item.taps),
+            "hidden_input": item.hidden is not None,
+        }
+        for name, is_asked in asked.items():
+            if is_asked:
+                capabilities.require(name, runtime)
 
 
 def check_items(items: Sequence[ForwardItem], model: object, shape: Shape) -> list[Checked]:

@@ -3,11 +3,9 @@
 import struct
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgedec.errors import ModelFormatError
-from edgedec.model import Forward, ForwardItem, LayerSet, Model, Rows, Session
+from edgedec.item_session import ItemSession
+from edgedec.model import Forward, ForwardItem, Model
 from edgedec.progress import OnProgress
 from edgedec_runtimes.bookkeeping import SessionState
 
@@ -24,7 +22,7 @@ class ReportingModel(Model, Protocol):
 M = TypeVar("M", bound=ReportingModel)
 
 
-class OwnSession(Session, Generic[M]):
+class OwnSession(ItemSession, Generic[M]):
     """The part of edgedec.model.Session that does not depend on where keys and values lie.
 
     Attributes:
@@ -51,21 +49,8 @@ class OwnSession(Session, Generic[M]):
         """Tokens in the KV cache, counted along the prefix."""
         return self.state.n_cached
 
-    def forward(
-        self,
-        tokens: NDArray[np.int32] | None = None,
-        *,
-        n_past: int,
-        hidden: NDArray[np.float32] | None = None,
-        resume_after: int | None = None,
-        parents: NDArray[np.int32] | None = None,
-        layers: LayerSet | None = None,
-        rows: Rows = "last",
-        taps: tuple[int, ...] = (),
-        on_progress: OnProgress | None = None,
-    ) -> Forward:
-        """Evaluate new rows; see edgedec.model.Session."""
-        item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+        """Evaluate an item; see edgedec.model.Session."""
         return self._model.forward_with_progress([item], on_progress)[0]
 
     def _saved_head(self, n_tokens: int) -> bytes:

@@ -28,9 +28,10 @@ from edgedec.model import Forward, LayerSet, LoadOptions, Model, Runtime
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx import Onnx
 from edgedec_runtimes.onnx.feeds import CHUNK, Padding
+from edgedec_runtimes.onnx.graph_model import Opened
 from edgedec_runtimes.onnx.letting_go import let_go
 from edgedec_runtimes.onnx.library import load_library
-from edgedec_runtimes.onnx.model import OnnxModel, Opened
+from edgedec_runtimes.onnx.model import OnnxModel
 from edgedec_runtimes.onnx.session import OnnxSession
 from edgedec_runtimes.reference import Reference
 

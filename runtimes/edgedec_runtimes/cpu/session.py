@@ -83,7 +83,7 @@ class CpuSession(OwnSession["CpuModel"]):
         ):
             return self._model.step(self, tokens, n_past)
         item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
-        return self._model.forward_with_progress([item], on_progress)[0]
+        return self.evaluate(item, on_progress)
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree and drop its other rows."""

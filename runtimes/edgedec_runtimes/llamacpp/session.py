@@ -15,7 +15,8 @@ from edgedec.errors import (
     RequestError,
     SessionError,
 )
-from edgedec.model import Forward, ForwardItem, LayerSet, Rows
+from edgedec.item_session import ItemSession
+from edgedec.model import Forward, ForwardItem
 from edgedec.progress import OnProgress
 from edgedec_runtimes.llamacpp.context import N_UBATCH, Context, Part
 
@@ -51,7 +52,7 @@ class Branch:
     scratch: tuple[int, ...]
 
 
-class LlamaCppSession:
+class LlamaCppSession(ItemSession):
     """Implements edgedec.model.Session: sequence id `sequence` of a context."""
 
     def __init__(
@@ -86,31 +87,8 @@ class LlamaCppSession:
         """Tokens in the KV cache."""
         return self._n_cached
 
-    def forward(
-        self,
-        tokens: NDArray[np.int32] | None = None,
-        *,
-        n_past: int,
-        hidden: NDArray[np.float32] | None = None,
-        resume_after: int | None = None,
-        parents: NDArray[np.int32] | None = None,
-        layers: LayerSet | None = None,
-        rows: Rows = "last",
-        taps: tuple[int, ...] = (),
-        on_progress: OnProgress | None = None,
-    ) -> Forward:
-        """Evaluate new rows; see edgedec.model.Session."""
-        item = ForwardItem(
-            self,
-            n_past,
-            tokens=tokens,
-            hidden=hidden,
-            resume_after=resume_after,
-            parents=parents,
-            layers=layers,
-            rows=rows,
-            taps=taps,
-        )
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+        """Evaluate an item; see edgedec.model.Session."""
         return self._model.forward_with_progress([item], on_progress)[0]
 
     def check(self, item: ForwardItem) -> NDArray[np.int32]:

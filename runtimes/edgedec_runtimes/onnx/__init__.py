@@ -18,10 +18,11 @@ from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
 from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms
 from edgedec_runtimes.onnx.foreign.model import ForeignModel, check_n_ctx
+from edgedec_runtimes.onnx.graph_model import Opened
 from edgedec_runtimes.onnx.letting_go import with_mappings
 from edgedec_runtimes.onnx.library import is_imported, load_library, open_graph, read_foreign
 from edgedec_runtimes.onnx.memory import memory_terms
-from edgedec_runtimes.onnx.model import OnnxModel, Opened
+from edgedec_runtimes.onnx.model import OnnxModel
 from edgedec_runtimes.onnx.providers import choose_provider, devices
 from edgedec_runtimes.vocabulary import open_tokenizer, refusal
 

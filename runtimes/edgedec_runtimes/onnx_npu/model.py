@@ -14,7 +14,7 @@ from edgedec.memory import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items
+from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items, require_capable
 from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS, Block, blocks
 from edgedec_runtimes.onnx_npu.facts import LOGIT_ROWS, Facts
 from edgedec_runtimes.onnx_npu.graphs import Graphs
@@ -114,23 +114,11 @@ class NpuModel:
     def forward_with_progress(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
         """Evaluate rows of several sessions; `on_progress` is told of the tokens of a long prefill."""
         with self.exclusive() as graphs:
-            for item in items:
-                self._require(item)
+            require_capable(items, _CAPABILITIES, self._card.runtime)
             checked = check_items(items, self, self._shape)
             sessions = [item.session for item in items]
             with self.stop.running(sessions):
                 return [self._run(graphs, s, c, on_progress) for s, c in zip(sessions, checked, strict=True)]
-
-    def _require(self, item: ForwardItem) -> None:
-        asked = {
-            "trees": item.parents is not None,
-            "layers": item.layers is not None,
-            "taps": bool(item.taps),
-            "hidden_input": item.hidden is not None,
-        }
-        for name, is_asked in asked.items():
-            if is_asked:
-                _CAPABILITIES.require(name, self._card.runtime)
 
     def _run(self, graphs: Graphs, session: Any, c: Checked, on_progress: OnProgress | None) -> Forward:
         assert isinstance(session, NpuSession), "a session of this model is one of this class"

@@ -1,41 +1,35 @@
 """A model on a graph that takes its KV cache as inputs and returns it longer: chains, evaluated piece by piece."""
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import MemoryCapError, RequestError, SessionError
+from edgedec.errors import MemoryCapError, RequestError
 from edgedec.memory import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.system_memory import return_free_memory
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items
+from edgedec_runtimes.bookkeeping import Checked, check_items, require_capable
 from edgedec_runtimes.invariance import N_MAX, measured_invariance
 from edgedec_runtimes.onnx.feeds import CHUNK, even
 from edgedec_runtimes.onnx.foreign.contract import Contract, feeds
 from edgedec_runtimes.onnx.foreign.session import Arrays, ForeignSession
+from edgedec_runtimes.onnx.graph_model import MAX_ROWS, GraphModel, Opened, pieces
 from edgedec_runtimes.onnx.letting_go import let_go
-from edgedec_runtimes.onnx.library import run_options, translated
-from edgedec_runtimes.onnx.model import MAX_ROWS, Opened, pieces
 from edgedec_runtimes.onnx.single_steps import one_row_is_exact
 
 _PREFIXES = (40, 250)  # tokens before the rows compared: sums over a cache take other ways at other lengths
 _CAPABILITIES = Capabilities(rollback=True, trees=False, fork=True, max_rows=MAX_ROWS, prefill_chunk=CHUNK)
 
 
-class ForeignModel:
+class ForeignModel(GraphModel[ForeignSession]):
     """Implements edgedec.model.Model.
 
     Attributes:
-        lock: Held by whatever touches the graph and its sessions; see exclusive().
-        stop: What cancels a forward.
         is_padded: Whether a forward of an odd number of rows gets one more, so that a single step has the bits of the
             same row among several; found by trying.
     """
@@ -59,37 +53,17 @@ class ForeignModel:
             terms: Makes the memory plan for a context and a number of rows.
             cache_dir: Where the answer to `batch_invariant` is remembered, or None.
         """
-        self._opened: Opened | None = opened
+        super().__init__(opened, tokenizer, card, terms, cache_dir)
         self._contract = contract
-        self._tokenizer = tokenizer
-        self._card = card
-        self._terms = terms
-        self._cache_dir = cache_dir
-        self._invariant: int | None = None
-        self._shape = Shape(card.n_vocab, card.n_embd, card.n_layer, MAX_ROWS)
         self._logits = np.empty((1, CHUNK, card.n_vocab), np.float32)  # all rows of a piece: the graph returns no fewer
-        self._running: Any = None  # the options of the run that is going on
-        self.lock = ModelLock()
-        self.stop = Stop()
-        self._sessions: weakref.WeakSet[ForeignSession] = weakref.WeakSet()
         self.is_padded = False
         self.is_padded = not one_row_is_exact(self, cache_dir)
         let_go(opened.mapped)
 
     @property
-    def card(self) -> ModelCard:
-        """The facts of the model."""
-        return self._card
-
-    @property
     def capabilities(self) -> Capabilities:
         """Chains, rollback and forks: the graph has no inputs for anything else."""
         return _CAPABILITIES
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The vocabulary of the export."""
-        return self._tokenizer
 
     @property
     def batch_invariant(self) -> int:
@@ -103,10 +77,6 @@ class ForeignModel:
             ]
             self._invariant = min(found, default=1)
         return self._invariant
-
-    def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
-        """Return what the process will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""
-        return self._terms(n_ctx, n_rows)
 
     def session(self, n_ctx: int) -> ForeignSession:
         """Open an empty session, of at most as many tokens as the graph has positions for."""
@@ -124,41 +94,14 @@ class ForeignModel:
         except MemoryError as error:
             raise MemoryCapError(f"no memory for the keys and values of {n_slots} tokens; ask for fewer") from error
 
-    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
-        """Evaluate rows of several sessions, one after another."""
-        return self.forward_with_progress(items, None)
-
     def forward_with_progress(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
         """Evaluate rows of several sessions; `on_progress` is told of the tokens of a long prefill."""
         with self.exclusive() as opened:
-            for item in items:
-                self._require(item)
+            require_capable(items, _CAPABILITIES, self._card.runtime)
             checked = check_items(items, self, self._shape)
-            sessions = [item.session for item in items]
-            with self.stop.running(sessions):
-                outer, self._running = self._running, run_options(opened.ort)
-                try:
-                    return [self._run(opened, s, c, on_progress) for s, c in zip(sessions, checked, strict=True)]
-                finally:
-                    self._running = outer
-
-    def cancel(self, session: ForeignSession) -> None:
-        """Stop the forward that the session is in, also in the middle of a run."""
-        running = self._running  # read first: options of a run that begins later must not be touched
-        self.stop.cancel(session)
-        if running is not None and self.stop.flag.value:
-            running.terminate = True
-
-    def _require(self, item: ForwardItem) -> None:
-        asked = {
-            "trees": item.parents is not None,
-            "layers": item.layers is not None,
-            "taps": bool(item.taps),
-            "hidden_input": item.hidden is not None,
-        }
-        for name, is_asked in asked.items():
-            if is_asked:
-                _CAPABILITIES.require(name, self._card.runtime)
+            sessions: list[Any] = [item.session for item in items]
+            with self._stoppable(opened, sessions):
+                return [self._run(opened, s, c, on_progress) for s, c in zip(sessions, checked, strict=True)]
 
     def _run(self, opened: Opened, session: Any, c: Checked, on_progress: OnProgress | None) -> Forward:
         assert isinstance(session, ForeignSession), "a session of this model is one of this class"
@@ -195,47 +138,9 @@ class ForeignModel:
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         for name, array in outputs.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        try:
-            with translated("a forward"):
-                opened.graph.run_with_iobinding(binding, self._running)
-        except Exception:
-            self.stop.check()  # what was cancelled says so
-            raise
+        self._run_graph(opened, binding)
         session.hold(present)
         return self._logits[0, :n_rows]
-
-    @contextmanager
-    def exclusive(self) -> Iterator[Opened]:
-        """Let nobody else use the graph and its sessions.
-
-        Raises:
-            SessionError: The model is closed, or of the process that this one is a fork of.
-        """
-        with self.lock:
-            self.lock.check_process()
-            if self._opened is None:
-                raise SessionError("the model is closed; load it again")
-            yield self._opened
-
-    def close(self) -> None:
-        """Free the weights and every session; calling it again does nothing, nor does it in a forked child.
-
-        There the graph's threads are missing, for which freeing it would wait.
-        """
-        if not self.lock.is_ours:
-            return
-        with self.lock:
-            for session in list(self._sessions):
-                session.close()
-            self._opened = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def check_n_ctx(n_ctx: int, n_ctx_train: int) -> None:
