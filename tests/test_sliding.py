@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.stopped import Stopped
 from support.tiny_models import tiny_llama
 
 import edgedec
@@ -18,7 +19,7 @@ from edgedec.errors import (
     SessionError,
 )
 from edgedec.loading import choose, open_engine
-from edgedec.model import Forward, LoadOptions, Model, Session
+from edgedec.model import LoadOptions, Model
 from edgedec.planning import Cap
 from edgedec.sliding import N_SINKS, SlidingSession
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -120,29 +121,11 @@ def test_a_tree_in_which_the_window_moves_is_refused(model: Model) -> None:
     np.testing.assert_array_equal(row, expected(model, [*text.tolist(), *tree[:2].tolist()]))
 
 
-class Stopped:
-    """A session whose forwards are interrupted in the middle, as often as it is told to."""
-
-    def __init__(self, inner: Session, n_times: int) -> None:
-        self._inner, self.n_times = inner, n_times
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def forward(self, tokens: Ids, *, n_past: int, **options: Any) -> Forward:
-        """Evaluate half of it, or all."""
-        if self.n_times and len(tokens) > 1:
-            self.n_times -= 1
-            self._inner.forward(tokens[: len(tokens) // 2], n_past=n_past)
-            raise KeyboardInterrupt
-        return self._inner.forward(tokens, n_past=n_past, **options)
-
-
 @pytest.mark.parametrize("n_times", [1, 2, 3, 4])
 @pytest.mark.parametrize("n_known", [3, 40, 64, 90])
 def test_what_is_stopped_in_the_middle_is_made_up_for(model: Model, n_known: int, n_times: int) -> None:
     """After Ctrl-C in a prompt or while the window moves the session says what it has, and goes on to the same bits."""
-    inner: Any = Stopped(model.session(N_CTX), 0)
+    inner: Any = Stopped(model.session(N_CTX))
     session, text = SlidingSession(inner), ids(np.random.default_rng(2), 3 * N_CTX)
     session.forward(text[:n_known], n_past=0)
     inner.n_times = n_times

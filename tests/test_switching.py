@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.command_line import run_here
+from support.stopped import Stopped
 from support.tiny_models import byte_ids, tiny_llama
 
 import edgedec
@@ -19,7 +20,7 @@ from edgedec.errors import CapabilityError, ContextFullError, RequestError, Sess
 from edgedec.grammar import Grammar
 from edgedec.loading import choose, open_engine
 from edgedec.memory import MemoryTerm
-from edgedec.model import Forward, LoadOptions, Model, Rows, Session
+from edgedec.model import LoadOptions, Model, Rows
 from edgedec.noise import Noise
 from edgedec.planning import Cap
 from edgedec.row_ops import NUMPY_ROW_OPS
@@ -251,24 +252,6 @@ def test_every_row_is_the_one_of_its_place(models: Models, seed: int) -> None:
     assert n_switches > 200
     assert n_cut > 20
     session.close()
-
-
-class Stopped:
-    """A session whose longer forwards are interrupted in the middle, as often as it is told to."""
-
-    def __init__(self, inner: Session) -> None:
-        self._inner, self.n_times = inner, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def forward(self, tokens: Ids, *, n_past: int, **options: Any) -> Forward:
-        """Evaluate half of it, or all."""
-        if self.n_times and len(tokens) > 1:
-            self.n_times -= 1
-            self._inner.forward(tokens[: len(tokens) // 2], n_past=n_past)
-            raise KeyboardInterrupt
-        return self._inner.forward(tokens, n_past=n_past, **options)
 
 
 @pytest.mark.parametrize("n_past", [0, 7, 30, 60])

@@ -1,12 +1,18 @@
-"""Fixtures: contexts without a model, candidates from lists, and random generations that any drafter must survive."""
+"""Fixtures: contexts without a model, candidates from lists, and random generations that any drafter must survive;
+tiny models to draft with.
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from drafters.draft_models import loaded, tiny
 
 from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterFactory, Verification
+from edgedec.drafters import model as model_drafter
+from edgedec.model import Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 
@@ -91,6 +97,31 @@ def budget_holds(make_context: MakeContext) -> Callable[[DrafterFactory, str], N
         assert factory(make_context(budget_bytes=100, store=context.store)).memory_bytes() < 10_000
 
     return check
+
+
+@pytest.fixture
+def prompts_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read more of a prompt than TEXT is long, so that draft model and target see the same."""
+    monkeypatch.setattr(model_drafter, "_FIRST", 256)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the models are."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Path:
+    """The target's file."""
+    return tiny(folder, 1)
+
+
+@pytest.fixture(params=[1, 2], ids=["the target", "another"])
+def draft_model(request: pytest.FixtureRequest, folder: Path) -> Iterator[Model]:
+    """A draft model: the target itself, or one that is nearly always wrong."""
+    with loaded(tiny(folder, request.param)) as model:
+        yield model
 
 
 def _check(draft: Draft, n_max: int) -> None:

@@ -1,11 +1,11 @@
 """A draft model that checks a cheap drafter's tokens: its own drafts, for fewer forwards."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from drafters.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
+from drafters.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded
 from numpy.typing import NDArray
 from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids
@@ -13,7 +13,6 @@ from support.tiny_models import BOS, byte_ids
 import edgedec
 from edgedec.conformance import check_drafter
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
-from edgedec.drafters import model as model_drafter
 from edgedec.drafters.cascade import CascadeModel, likely_chain, path_of
 from edgedec.drafters.model import DraftModel
 from edgedec.model import Capabilities, LoadOptions, Model
@@ -21,30 +20,7 @@ from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec_runtimes.cpu.runtime import Cpu
 
-
-@pytest.fixture(autouse=True)
-def _prompts_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read more of a prompt than TEXT is long, so that draft model and target see the same."""
-    monkeypatch.setattr(model_drafter, "_FIRST", 256)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models are."""
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> Path:
-    """The target's file."""
-    return tiny(folder, 1)
-
-
-@pytest.fixture(params=[1, 2], ids=["the target", "another"])
-def draft_model(request: pytest.FixtureRequest, folder: Path) -> Iterator[Model]:
-    """A draft model: the target itself, or one that is nearly always wrong."""
-    with loaded(tiny(folder, request.param)) as model:
-        yield model
+pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 
 
 class Knowing:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters.draft_models import SETTINGS, TEXT, Recorded, counted, depth, generate, loaded, tiny
+from drafters.draft_models import SETTINGS, TEXT, Recorded, counted, depth, generate, loaded
 from support.tiny_models import BOS, byte_ids
 
 import edgedec
@@ -25,6 +25,8 @@ from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation
 from edgedec_apps.cli.explain import explanation
+
+pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 
 PATIENCE_S = 60.0
 
@@ -79,12 +81,6 @@ KINDS = [OverlappedModel, Patient, Hasty]
 
 
 @pytest.fixture(autouse=True)
-def _prompts_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read more of a prompt than TEXT is long, so that draft model and target see the same."""
-    monkeypatch.setattr(model_drafter, "_FIRST", 256)
-
-
-@pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     """Whatever a test does, its threads are over when it is."""
     yield
@@ -94,25 +90,6 @@ def _no_thread_is_left() -> Iterator[None]:
 def drafting_threads() -> list[Thread]:
     """Return the threads that draft ahead now."""
     return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models are."""
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> Path:
-    """The target's file."""
-    return tiny(folder, 1)
-
-
-@pytest.fixture(params=[1, 2], ids=["the target", "another"])
-def draft_model(request: pytest.FixtureRequest, folder: Path) -> Iterator[Model]:
-    """A draft model: the target itself, or one that is nearly always wrong."""
-    with loaded(tiny(folder, request.param)) as model:
-        yield model
 
 
 @pytest.fixture
