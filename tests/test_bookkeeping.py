@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from support.tiny_models import N_VOCAB, tiny_llama
 
 from edgedec.errors import CancelledError, RequestError, SessionError
-from edgedec.model import LoadOptions, Model
+from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec.progress import Progress
 from edgedec_runtimes.bookkeeping import ModelLock
 from edgedec_runtimes.reference import Reference
@@ -87,6 +87,33 @@ def test_an_interrupted_forward_leaves_whole_rows(model: Model) -> None:
     assert session.n_cached == 4
     found = session.forward(tokens(9)[4:], n_past=4).logits
     assert np.array_equal(found, model.session(16).forward(tokens(9), n_past=0).logits)
+
+
+def test_a_session_is_whole_again_when_its_holes_are_filled(model: Model) -> None:
+    """After a part of the layers drafted and all of them verified, plain steps have nothing to look up any more."""
+    session: Any = model.session(16)
+    first_only = LayerSet(np.array([True, False]), np.array([True, False]))
+    session.forward(tokens(3), n_past=0)
+    assert session.state.is_whole
+    session.forward(tokens(2), n_past=3, layers=first_only)
+    assert not session.state.is_whole
+    with pytest.raises(SessionError, match="layer 1 has no keys and values at position 3"):
+        session.forward(tokens(1), n_past=5)
+    session.forward(tokens(1), n_past=3)
+    assert session.state.is_whole
+    session.forward(tokens(1), n_past=4, layers=first_only)
+    session.forward(tokens(3), n_past=4, parents=np.array([-1, 0, 0], np.int32))
+    session.keep(np.array([0, 2], np.int32))
+    assert session.state.is_whole
+    hidden = session.forward(tokens(2), n_past=6, layers=first_only, taps=(0,)).hidden[0]
+    session.forward(hidden=hidden, resume_after=0, n_past=6)  # the upper layers of the same rows
+    assert session.state.is_whole
+    saved = session.save()
+    session.forward(tokens(1), n_past=8, layers=first_only)
+    session.load(session.save(), 9)
+    assert not session.state.is_whole
+    session.load(saved, 8)
+    assert session.state.is_whole
 
 
 def test_a_lock_is_not_waited_for_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:

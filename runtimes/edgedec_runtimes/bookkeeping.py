@@ -73,6 +73,7 @@ class Stop:
     def __init__(self) -> None:
         """Begin without a forward."""
         self.flag = ctypes.c_int32(0)
+        self._cancelled = False  # what the flag says, for Python
         self._running: tuple[Session, ...] = ()
         self._lock = threading.RLock()  # a signal handler may cancel, in the thread that holds it
 
@@ -100,14 +101,14 @@ class Stop:
         """End what running() does."""
         with self._lock:
             self._running = outer
-            if not outer:
-                self.flag.value = 0
+            if self._cancelled and not outer:
+                self.flag.value, self._cancelled = 0, False
 
     def cancel(self, session: Session) -> None:
         """Stop the forward that the session is in, from any thread; without one, nothing happens."""
         with self._lock:
             if any(running is session for running in self._running):
-                self.flag.value = _SET
+                self.flag.value, self._cancelled = _SET, True
 
     def check(self) -> None:
         """Raise CancelledError when the forward that is running was cancelled."""
@@ -163,9 +164,9 @@ class SessionState:
         """Begin empty."""
         self.n_ctx = n_ctx
         self.n_cached = 0
-        self.written = np.zeros((n_layer, n_ctx), dtype=np.bool_)
+        self.written = np.zeros((n_ctx, n_layer), dtype=np.bool_).T  # a slot's layers lie together: a step writes them
         self._n_written = 0  # no layer has written a slot from here on
-        self._partial = False  # whether layers were ever left out: else `written` need not be looked at
+        self._n_whole = 0  # every layer has written all slots up to here: there `written` need not be looked at
         self._closed = False
         self._current: Checked | None = None
         self._tree: Checked | None = None
@@ -197,7 +198,7 @@ class SessionState:
         self.written[first:, n_past : self._n_written] = False
         self.written[:, end : self._n_written] = False
         self._n_written = min(self._n_written, end if first else n_past)
-        self._partial = checked.layers is not None or first > 0 or (self._partial and n_past > 0)
+        self._n_whole = min(self._n_whole, n_past)
 
     def advance(self, n: int) -> None:
         """Count the next `n` rows of the chain that is evaluated as cached."""
@@ -207,11 +208,12 @@ class SessionState:
     @property
     def is_whole(self) -> bool:
         """Whether every layer holds every token, so that nothing need be looked up before one more is evaluated."""
-        return not (self._partial or self._closed)
+        return self._n_whole >= self.n_cached and not self._closed
 
     def begin_step(self, n_past: int) -> None:
         """begin() of one token through all layers of a whole session."""
         self.n_cached, self._tree, self._current = n_past, None, None
+        self._n_whole = n_past
         if n_past < self._n_written:
             self.written[:, n_past : self._n_written] = False
             self._n_written = n_past
@@ -220,7 +222,7 @@ class SessionState:
         """advance(1) after begin_step()."""
         self.written[:, self.n_cached] = True
         self.n_cached += 1
-        self._n_written = self.n_cached
+        self._n_written = self._n_whole = self.n_cached
 
     def become_branched(self) -> None:
         """Count the rows of the tree that was evaluated: a path of them may be kept."""
@@ -235,6 +237,8 @@ class SessionState:
         layers = True if current.layers is None else current.layers.attn[current.first_layer :, None]
         self.written[current.first_layer :, start:stop] = layers
         self._n_written = max(self._n_written, stop)
+        if self._n_whole >= start and self.written[:, start:stop].all():
+            self._n_whole = stop
 
     def leave_tree(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
         """Drop the tree and return the slots, int32[n], that its path `rows` lies in.
@@ -261,14 +265,15 @@ class SessionState:
         self.written[:, self.n_cached : stop] = self.written[:, slots]
         self.written[:, stop : self._n_written] = False
         self.n_cached = self._n_written = stop
+        self._n_whole = min(self._n_whole, stop)
 
     def restore(self, n_tokens: int, written: NDArray[np.bool_]) -> None:
         """Hold `n_tokens` tokens of which bool[n_layer, n_tokens] says where they were written."""
         self.n_cached, self._tree = 0, None
         self.written[:, :n_tokens] = written
         self.written[:, n_tokens:] = False
-        self._partial = not bool(written.all())
         self.n_cached = self._n_written = n_tokens
+        self._n_whole = int(np.logical_and.accumulate(written.all(axis=0)).sum())
 
     def close(self) -> None:
         """Hold nothing any more, and be refused from now on."""
@@ -276,7 +281,7 @@ class SessionState:
 
     def check_written(self, checked: Checked) -> None:
         """Refuse to read keys and values that no forward has written."""
-        if not self._partial:
+        if self._n_whole >= checked.n_past:
             return
         for i in range(checked.first_layer, len(self.written)):
             holes = np.flatnonzero(~self.written[i, : checked.n_past])
