@@ -10,8 +10,8 @@ from edgedec.draft import Draft, DrafterFactory, DrafterNeeds
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 
-# What a deadline may be missed by: this machine may be busy.
-_SLACK_S = 0.25
+# What a deadline may be missed by, and how often a text may be tried until it is not missed: this machine may be busy.
+_SLACK_S, _N_TRIES = 0.25, 3
 
 
 def needs_are_sane(subject: DrafterSubject) -> None:
@@ -65,12 +65,18 @@ def deadlines_are_kept(subject: DrafterSubject) -> None:
     """draft() returns by its deadline, also when that has passed already."""
     for patience_s in (-1.0, 0.02):
         for prompt in subject.prompts():
-            drafter, session = subject.open()
-            recorder = Recorder(drafter, patience_s=patience_s)
-            subject.generate(prompt, session, recorder, lengths=(8,))
-            late_s = max((proposal.late_s for proposal in recorder.proposals), default=0.0) + min(patience_s, 0.0)
-            require(late_s <= _SLACK_S, f"draft() came back {late_s:.2f} s late, given {patience_s} s")
-            subject.close_sessions()
+            tries = (_latest_s(subject, prompt, patience_s) for _ in range(_N_TRIES))
+            late_s = next((late_s for late_s in tries if late_s <= _SLACK_S), None)
+            require(late_s is not None, f"draft() came back over {_SLACK_S} s late each time, given {patience_s} s")
+
+
+def _latest_s(subject: DrafterSubject, prompt: tuple[int, ...], patience_s: float) -> float:
+    """Return how late the latest draft of a text came."""
+    drafter, session = subject.open()
+    recorder = Recorder(drafter, patience_s=patience_s)
+    subject.generate(prompt, session, recorder, lengths=(8,))
+    subject.close_sessions()
+    return max((proposal.late_s for proposal in recorder.proposals), default=0.0) + min(patience_s, 0.0)
 
 
 def begin_starts_over(subject: DrafterSubject) -> None:
