@@ -47,6 +47,7 @@ class Graph:
         options = ort.SessionOptions()
         options.intra_op_num_threads = n_threads
         options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # else it takes time from the other graph
         self._session = ort.InferenceSession(str(folder / GRAPH), options, providers=["CPUExecutionProvider"])
         self._inputs = {node.name for node in self._session.get_inputs()}
         self._n_layer = facts["n_layer"]
