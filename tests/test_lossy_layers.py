@@ -126,7 +126,7 @@ def test_it_says_that_it_is_lossy(path: Path, tmp_path: Path) -> None:
     assert stats.reasons == [note]
     assert stats.as_dict()["lossy"] == note
     result = run_here(
-        *("run", path, TEXT, "--raw", "--runtime", "cpu", "-n", "3", "--explain"),
+        *("run", path, TEXT, "--raw", "--runtime", "cpu", "-n", "3", "--explain", "--draft", "off"),
         *("--layer-skip", str(SKIP), "--layer-skip-force"),
     )
     assert result.code == 0, result.err
