@@ -11,7 +11,7 @@ from typing import Any
 
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE = range(5)
 OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "head", "other")
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
@@ -101,6 +101,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_row_nucleus": (c_int64, (c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int64)),
     "ec_row_contenders": (c_int64, (c_void_p, c_void_p, c_int64, c_float, c_uint64, c_void_p, c_int64)),
     "ec_file_read": (c_int32, (c_int64, c_uint64, c_uint64, c_uint64, c_void_p)),
+    "ec_model_read_rows": (c_int32, (c_void_p, c_int64, c_uint64, c_uint64)),
     "ec_model_place_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_uint64, c_uint64)),
     "ec_model_stream": (c_int32, (c_void_p, c_int64, c_uint64, POINTER(Part), c_int32, c_uint64)),
     "ec_model_streamed_bytes": (c_uint64, (c_void_p,)),

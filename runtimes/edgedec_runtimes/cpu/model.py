@@ -23,7 +23,7 @@ from edgedec_runtimes.cpu.row_ops import NativeRowOps
 from edgedec_runtimes.cpu.session import CpuSession
 from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tile_cache import Tiles
-from edgedec_runtimes.cpu.weights import LET_GO_ROWS, MAX_ROWS
+from edgedec_runtimes.cpu.weights import MAX_ROWS
 
 
 @dataclass(slots=True)
@@ -53,7 +53,6 @@ class CpuModel:
         kv_type: int,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
         n_kept_rows: int,
-        let_go: Callable[[], None] | None = None,
     ) -> None:
         """Take over the native model.
 
@@ -65,10 +64,7 @@ class CpuModel:
             kv_type: Of sessions, as the library numbers it.
             terms: Makes the memory plan for a context and a number of rows.
             n_kept_rows: Rows of logits that have their place between forwards; one that wants more gets its own.
-            let_go: Called after every LET_GO_ROWS tokens, to let the pages of the embedding matrix go; or None.
         """
-        self._let_go = let_go
-        self._n_looked_up = 0
         self._handle = handle
         self._tokenizer = tokenizer
         self._card = card
@@ -188,7 +184,6 @@ class CpuModel:
                         self.stop.check()
                     check(code, "a forward")
                 state.advance_step()
-                self._look_up(1)
             finally:
                 self.stop.leave(outer)
             return self._one_row
@@ -237,16 +232,7 @@ class CpuModel:
                 piece.logits[:] = logits[first : first + piece.n_wanted]
                 first += piece.n_wanted
             piece.finish()
-        n_rows = sum(end - begin for _, begin, end in group)
-        self._look_up(n_rows)
-        return n_rows
-
-    def _look_up(self, n_rows: int) -> None:
-        """Count rows that were looked up in the embedding matrix."""
-        self._n_looked_up += n_rows
-        if self._n_looked_up >= LET_GO_ROWS and self._let_go is not None:
-            self._n_looked_up = 0
-            self._let_go()
+        return sum(end - begin for _, begin, end in group)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

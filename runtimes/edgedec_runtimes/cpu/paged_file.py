@@ -39,11 +39,7 @@ class PagedFile:
     @property
     def handle(self) -> int:
         """What the native library reads from, valid until close()."""
-        if sys.platform != "win32":
-            return self._fd
-        import msvcrt
-
-        return msvcrt.get_osfhandle(self._fd)
+        return native_handle(self._fd)
 
     def read(self, offset: int, n_bytes: int, out: U8) -> int:
         """Read the pages that have [offset, offset + n_bytes) to the front of `out`; return where those bytes begin.
@@ -80,6 +76,15 @@ class PagedFile:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
+
+
+def native_handle(fd: int) -> int:
+    """Return what the native library reads an open file by."""
+    if sys.platform != "win32":
+        return fd
+    import msvcrt
+
+    return msvcrt.get_osfhandle(fd)
 
 
 def page_buffer(n_bytes: int) -> U8:

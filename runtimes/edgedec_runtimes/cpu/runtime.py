@@ -86,8 +86,7 @@ class Cpu:
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
                 return _terms(held, network, options, n_ctx, n_rows, before)
 
-            let_go = weights.letting_go(network, tiles)
-            model = CpuModel(handle, tiles, tokenizer, card, KV_TYPES[options.kv_type], terms, options.max_rows, let_go)
+            model = CpuModel(handle, tiles, tokenizer, card, KV_TYPES[options.kv_type], terms, options.max_rows)
             undo.pop_all()
         return model
 

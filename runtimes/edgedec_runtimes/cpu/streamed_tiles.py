@@ -69,11 +69,11 @@ class StreamedTiles:
     def attach(self, handle: object, network: Network) -> None:
         """Tell a native model where its matrices lie, and begin to stream; these tiles must outlive it."""
         library = native()
-        offsets = dict(zip((t.name for t in self.head.tensors), self.head.offsets(), strict=False))
+        places = self.head.places()
         for placed in network.matrices:
             tensor = placed.tensor
             shape = tensor.type, tensor.shape[1], tensor.shape[0]
-            place = offsets[tensor.name], library.ec_tile_bytes(*shape)
+            place = places[tensor.name], library.ec_tile_bytes(*shape)
             check(library.ec_model_place_matrix(handle, placed.which, placed.layer, *shape, *place), tensor.name)
         parts = (Part * len(self.plan.parts))(
             *(

@@ -16,7 +16,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -75,6 +75,10 @@ class TileHead:
         """Return where each tensor's tiles begin, and at last the size of the file."""
         return place(self.tensors, len(self._json()) + _FIXED.size)
 
+    def places(self) -> dict[str, int]:
+        """Return where in the file each tensor's tiles begin, by name."""
+        return dict(zip((tensor.name for tensor in self.tensors), self.offsets(), strict=False))
+
     def encode(self) -> bytes:
         """Return the head as the file has it; its length depends neither on the SHA-256 nor on the CRCs."""
         text = self._json()
@@ -127,10 +131,13 @@ def map_tiles(path: Path) -> "Tiles":
         ModelFormatError: As read_tile_head.
         OSError: It can't be read or mapped.
     """
-    with path.open("rb") as file:
+    with ExitStack() as undo:
+        file = undo.enter_context(path.open("rb"))
         head = _read_head(file, path)
         n_bytes = os.fstat(file.fileno()).st_size
-        return Tiles(mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ), head, path)
+        tiles = Tiles(mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ), head, path, file)
+        undo.pop_all()
+        return tiles
 
 
 class Tiles:
@@ -141,13 +148,17 @@ class Tiles:
     Attributes:
         head: What they are.
         path: The mapped file; None for private memory.
+        file: It, open until close().
         n_bytes: What they take, head and padding included.
     """
 
-    def __init__(self, buffer: mmap.mmap, head: TileHead, path: Path | None) -> None:
-        """Take over a buffer that holds the tiles where the head's offsets say."""
+    def __init__(
+        self, buffer: mmap.mmap, head: TileHead, path: Path | None = None, file: BinaryIO | None = None
+    ) -> None:
+        """Take over a buffer that holds the tiles where the head's offsets say, and the file that it maps."""
         self.head = head
         self.path = path
+        self.file = file
         self.n_bytes = len(buffer)
         self._buffer = buffer
         whole: U8 = np.frombuffer(buffer, np.uint8)
@@ -211,21 +222,11 @@ class Tiles:
                     f"{expected:08x}); delete the file, and the next start writes it anew"
                 )
 
-    def let_go(self, name: str) -> None:
-        """Let the pages of a tensor in a mapped file go; what is read of it again comes back, mostly from the cache."""
-        advise = getattr(mmap, "MADV_DONTNEED", None)
-        if self.path is None or advise is None or name not in self._views:
-            return
-        names = [tensor.name for tensor in self.head.tensors]
-        begin = self.head.offsets()[names.index(name)]
-        first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (begin + len(self._views[name])) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first:
-            self._buffer.madvise(advise, first, last - first)
-
     def close(self) -> None:
         """Give the memory back; no array and no address taken from here may be used any more."""
         self._views = {}
+        if self.file is not None:
+            self.file.close()
         with suppress(BufferError):  # an array is still held somewhere; the memory goes with it
             self._buffer.close()
 

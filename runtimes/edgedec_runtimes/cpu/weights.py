@@ -1,8 +1,8 @@
 """From a GGUF to native weights: tiles packed in pieces, vectors copied, a native model made of both."""
 
 import ctypes
+import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +16,7 @@ from edgedec.model import LoadOptions
 from edgedec.remembered import cache_folder
 from edgedec_runtimes.cpu.library import Config, address, check, forced_instruction_set, native
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
+from edgedec_runtimes.cpu.paged_file import native_handle
 from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.streaming import StreamPlan, plan_streaming, remembered_rate
 from edgedec_runtimes.cpu.tile_cache import (
@@ -34,10 +35,6 @@ LAYOUT = "1"
 MAX_ROWS = 256
 """Most rows that go through the layers together."""
 
-LET_GO_ROWS = 256
-"""Tokens after which the pages of an embedding matrix that a forward only looks up rows in are let go."""
-
-_ROW_BYTES = 80_000  # of such pages that a token brings: the system maps 64 KiB around what is read
 _PIECE_BYTES = 8 << 20
 _TILE_ROWS = 16
 
@@ -180,19 +177,12 @@ def rarely_read(network: Network) -> TensorInfo | None:
     return None if output is None or output.name == embedding.name else embedding
 
 
-def letting_go(network: Network, tiles: Tiles | StreamedTiles) -> Callable[[], None] | None:
-    """Return what lets the pages of that matrix go; None where it has none of its own, or the weights are streamed."""
-    rare = rarely_read(network)
-    return None if rare is None or isinstance(tiles, StreamedTiles) else partial(tiles.let_go, rare.name)
-
-
 def mapped_bytes(gguf: GGUF, network: Network) -> int:
-    """Return the most that mapped tiles hold in memory, as pages of the embedding matrix are let go now and then."""
+    """Return what mapped tiles hold in memory: all but the embedding matrix where its rows are read from the file."""
     rare, n_bytes = rarely_read(network), tile_bytes(gguf, network)
     if rare is None:
         return n_bytes
-    n_rare = next(tensor.n_bytes for tensor in tile_tensors(network) if tensor.name == rare.name)
-    return n_bytes - n_rare + min(n_rare, LET_GO_ROWS * _ROW_BYTES)
+    return n_bytes - next(tensor.n_bytes for tensor in tile_tensors(network) if tensor.name == rare.name)
 
 
 def are_mapped(gguf: GGUF, network: Network, options: LoadOptions) -> bool:
@@ -209,6 +199,11 @@ def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> No
             *(address(data), len(data)),
         )
         check(code, tensor.name)
+    rare = rarely_read(network)
+    if rare is not None and tiles.file is not None:
+        fd, place = tiles.file.fileno(), tiles.head.places()[rare.name]
+        code = native().ec_model_read_rows(handle, native_handle(fd), os.fstat(fd).st_size, place)
+        check(code, rare.name)
 
 
 def _shrunk(path: Path, tensor: TensorInfo) -> ModelFormatError:

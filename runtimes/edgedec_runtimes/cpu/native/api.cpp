@@ -150,6 +150,14 @@ int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32
   });
 }
 
+int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_bytes, uint64_t offset) {
+  return guarded([&] {
+    require(!model->finished && model->token_embd.n_rows != 0, "the embedding matrix comes first");
+    model->row_file.open(File(file, file_bytes), offset, model->token_embd);
+    return EC_OK;
+  });
+}
+
 int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
                               int64_t n_cols, uint64_t offset, uint64_t n_tile_bytes) {
   return guarded([&] {

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 2
+#define EC_ABI_VERSION 3
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4 };
 
@@ -150,6 +150,9 @@ EC_API int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32
 /* The tiles are borrowed and must outlive the model. */
 EC_API int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
                                    int64_t n_cols, const void *tiles, uint64_t tile_bytes);
+/* Read rows of the embedding matrix, set before, from the file of its tiles at `offset`: what is mapped of it is not touched.
+ * `file` is a descriptor (on Windows a handle) that stays open. */
+EC_API int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_bytes, uint64_t offset);
 /* Instead: say where the tiles lie in a file of which parts are read in each forward; offset is a multiple of 64. */
 EC_API int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
                                      int64_t n_cols, uint64_t offset, uint64_t tile_bytes);

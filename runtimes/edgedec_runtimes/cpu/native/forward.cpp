@@ -176,7 +176,8 @@ class Run {
       if (item.hidden != nullptr) {
         memcpy(x, item.hidden + (int64_t)row.index * c_.n_embd, (size_t)c_.n_embd * sizeof(float));
       } else {
-        if (!streamed_) tile_row(m_.token_embd.type, c_.n_embd, m_.token_embd.tiles, item.tokens[row.index], x);
+        if (!streamed_ && !m_.row_file.is_open())
+          tile_row(m_.token_embd.type, c_.n_embd, m_.token_embd.tiles, item.tokens[row.index], x);
         if (c_.embedding_scale != 1.0f)
           for (int32_t i = 0; i < c_.n_embd; ++i) x[i] *= c_.embedding_scale;
       }
@@ -475,7 +476,7 @@ class Run {
   std::vector<Stage> stages_ = std::vector<Stage>((size_t)m_.pool.size());
 };
 
-// What streamed weights want to know of a forward, and the rows of the embedding matrix it begins with.
+// What streamed weights want to know of a forward.
 void begin_streaming(ec_model &model, const Plan &plan) {
   std::vector<int32_t> order;
   for (int32_t l = 0; l < model.config.n_layer; ++l) {
@@ -484,10 +485,19 @@ void begin_streaming(ec_model &model, const Plan &plan) {
   }
   for (int32_t p = model.streamer.first_head_part(); plan.n_wanted > 0 && p < model.streamer.n_parts(); ++p) order.push_back(p);
   model.streamer.begin(order);
+}
+
+// The rows of the embedding matrix that a forward begins with, from a file.
+void read_rows(ec_model &model, const Plan &plan) {
   for (int32_t r = 0; r < plan.n_rows; ++r) {
     const RowInfo &row = plan.rows[(size_t)r];
     const ec_item &item = plan.items[row.item];
-    if (item.tokens != nullptr) model.streamer.embed(item.tokens[row.index], model.x.data() + (int64_t)r * model.config.n_embd);
+    if (item.tokens == nullptr) continue;
+    float *x = model.x.data() + (int64_t)r * model.config.n_embd;
+    if (model.streamer.started())
+      model.streamer.embed(item.tokens[row.index], x);
+    else
+      model.row_file.read(item.tokens[row.index], x);
   }
 }
 
@@ -506,6 +516,7 @@ bool forward(ec_model &model, const ec_item *items, int32_t n_items, float *logi
   for (auto &memory : model.thread_memory) memory.resize(std::max({memory.size(), panel, scores, row}));
   Run run(model, plan, logits, cancel);
   if (model.streamer.started()) begin_streaming(model, plan);
+  if (model.streamer.started() || model.row_file.is_open()) read_rows(model, plan);
   model.pool.run([&](int thread) { run(thread); });
   if (model.streamer.started() && !model.streamer.end()) return false;
   return !run.stopped;

@@ -58,6 +58,7 @@ struct ec_model {
   std::vector<double> rope_frequencies, rope_frequencies_sliding;  // [n_rot / 2], radians per position
   bool finished = false;
   edgedec::Streamer streamer;  // of weights that are read in each forward
+  edgedec::RowFile row_file;   // where rows of token_embd are read instead of looked up in memory
   double seconds[EC_N_OPERATIONS] = {};  // of forwards so far, by operation
 
   // --- memory of a forward, for up to max_rows rows ---

@@ -64,9 +64,8 @@ void Streamer::start(ec_model &model, int64_t file, uint64_t file_bytes, const e
   model_ = &model;
   file_ = File(file, file_bytes);
   head_matrix_ = model.output.n_rows != 0 ? EC_OUTPUT : EC_TOKEN_EMBD;
-  const Matrix &head = matrix(head_matrix_, 0), &rows = model.token_embd;
-  const Place &embedding = placed(EC_TOKEN_EMBD, 0);
-  require(embedding.offset + embedding.n_bytes <= file_bytes, "a matrix lies beyond the end of the file");
+  const Matrix &head = matrix(head_matrix_, 0);
+  rows_.open(file_, placed(EC_TOKEN_EMBD, 0).offset, model.token_embd);
   int64_t n_rows = 0;
   uint64_t largest = 0;
   for (int32_t i = 0; i < n_parts; ++i) {
@@ -85,7 +84,6 @@ void Streamer::start(ec_model &model, int64_t file, uint64_t file_bytes, const e
   // While one is in use, there is room for another at one end of the ring or the other.
   require(largest == 0 || ring_bytes / 3 >= largest, "the ring is smaller than three parts");
   ring_ = aligned_memory(n_ring_ = io_floor(ring_bytes));
-  row_ = aligned_memory(io_ceil(tile_bytes(rows.type, TILE_ROWS, rows.n_cols)) + IO_ALIGNMENT);
   position_.resize((size_t)n_parts);
   heads_.resize((size_t)(n_parts - n_of_layers_));
   parts_.assign(parts, parts + n_parts);
@@ -207,16 +205,12 @@ bool Streamer::end() {
 }
 
 void Streamer::embed(int32_t token, float *out) {
-  const Matrix &m = model_->token_embd;
   for (size_t i = 0; head_matrix_ == EC_TOKEN_EMBD && i < heads_.size(); ++i) {
     const ec_part &part = parts_[(size_t)first_head_part() + i];
     if (part.data != nullptr && token >= part.row_begin && token < part.row_end)
-      return tile_row(m.type, m.n_cols, heads_[i].tiles, token - part.row_begin, out);
+      return tile_row(heads_[i].type, heads_[i].n_cols, heads_[i].tiles, token - part.row_begin, out);
   }
-  const uint64_t tile = tile_bytes(m.type, TILE_ROWS, m.n_cols);
-  const uint64_t offset = placed(EC_TOKEN_EMBD, 0).offset + tile * (uint64_t)(token / TILE_ROWS);
-  file_.read_pages(offset, tile, row_.get(), nullptr);
-  tile_row(m.type, m.n_cols, row_.get() + (offset - io_floor(offset)), token % TILE_ROWS, out);
+  rows_.read(token, out);
 }
 
 uint64_t Streamer::bytes_read() {

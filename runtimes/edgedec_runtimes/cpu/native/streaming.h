@@ -18,6 +18,7 @@
 #include "edgedec_cpu.h"
 #include "file.h"
 #include "kernels.h"
+#include "row_file.h"
 
 struct ec_model;
 
@@ -86,7 +87,8 @@ class Streamer {
   std::vector<ec_part> parts_;
   int32_t n_of_layers_ = 0, head_matrix_ = EC_OUTPUT;
   std::vector<Matrix> heads_;
-  AlignedMemory ring_, row_;
+  AlignedMemory ring_;
+  RowFile rows_;
   uint64_t n_ring_ = 0;
 
   std::mutex lock_;

@@ -1,4 +1,4 @@
-"""Pages of an embedding matrix that only single rows are looked up in do not pile up in memory."""
+"""An embedding matrix that only single rows are looked up in is read from the file of the tiles, and not mapped."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ TOKENS = np.arange(300, 19_900, 7, dtype=np.int32)
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a head of its own."""
-    folder = tmp_path_factory.mktemp("letting_go")
+    folder = tmp_path_factory.mktemp("embedding_rows")
     return tiny_llama(folder / "untied.gguf", n_embd=256, n_vocab=N_VOCAB, n_layer=1, n_ctx_train=4096)
 
 
@@ -34,8 +34,8 @@ def mapped_bytes() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory")
-def test_looked_up_pages_go(path: Path, tmp_path: Path) -> None:
-    """2,800 tokens look up rows all over the matrix; at most half of it stays mapped, and less than planned."""
+def test_no_page_of_it_is_held(path: Path, tmp_path: Path) -> None:
+    """2,800 tokens look up rows all over the matrix; as if it was not there, and so says the plan."""
     options = LoadOptions(n_ctx=4096, tile_cache=True, cache_dir=tmp_path)
     before = mapped_bytes()
     with Cpu().load(path, options) as model:
@@ -45,24 +45,25 @@ def test_looked_up_pages_go(path: Path, tmp_path: Path) -> None:
         planned = next(term.n_bytes for term in model.memory(4096, 16) if term.name == "weights (tiles)")
     gguf = read_gguf(path)
     network = read_network(gguf)
-    assert planned == weights.mapped_bytes(gguf, network)
-    assert held < weights.tile_bytes(gguf, network) - 10_000_000
+    assert planned == weights.mapped_bytes(gguf, network) < weights.tile_bytes(gguf, network) - 20_000_000
+    assert held < planned + 5_000_000  # and some pages of libraries
 
 
 def test_bits_do_not_depend_on_it(path: Path, tmp_path: Path) -> None:
-    """Step by step past the 256th token, where pages go, logits are those of private tiles."""
+    """In a prompt and step by step, logits are those of private tiles."""
     rows = []
     for tile_cache in (True, False):
         options = LoadOptions(n_ctx=4096, tile_cache=tile_cache, cache_dir=tmp_path)
         with Cpu().load(path, options) as model:
             session = model.session(4096)
-            session.forward(TOKENS[:250], n_past=0)
-            rows.append([session.forward(TOKENS[i : i + 1], n_past=i).logits.tobytes() for i in range(250, 262)])
+            prompt = session.forward(TOKENS[:250], n_past=0).logits.tobytes()
+            steps = [session.forward(TOKENS[i : i + 1], n_past=i).logits.tobytes() for i in range(250, 262)]
+            rows.append([prompt, *steps])
     assert rows[0] == rows[1]
 
 
 def test_a_head_that_is_the_embedding_stays(tmp_path: Path) -> None:
-    """Where both are one matrix, every step reads all of it: nothing to let go."""
+    """Where both are one matrix, every step reads all of it."""
     gguf = read_gguf(tiny_llama(tmp_path / "tied.gguf", tied=True))
     network = read_network(gguf)
     assert weights.rarely_read(network) is None
