@@ -5,7 +5,8 @@
 For every model, context and runtime, `edgedec plan` says what is wished; then `edgedec run --memory CAP` reads a prompt
 that fills the context but for the new tokens and generates those, under caps that are shares of it. A run must stay at
 or below its cap, or be refused before it starts, where even the smallest plan is over it. The peak is the most resident
-memory that the system counted of the process (VmHWM); predicted is the plan's total without its reserve. --cache fresh
+memory that the system counted of the process (VmHWM); predicted is the plan's total without its reserve, and without
+what drafters keep for later requests, of which there are none. --cache fresh
 lets each run make the tile cache, --cache none points it to where nothing can be written. Ends with one line of JSON.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 from provenance import provenance
 
 import edgedec
+from edgedec.planning import STORES
 
 _SHARES = (0.3, 0.6, 0.75, 0.85, 0.92, 0.97, 1.0, 1.2)
 _TEXT = files("edgedec_apps") / "eval_text.txt"  # prose and code: many different tokens, whose embeddings are looked up
@@ -55,7 +57,8 @@ def measure(model: str, context: int, runtime: str, cap: int, args: argparse.Nam
         document = json.loads(out.read_text(encoding="utf-8"))
     plan, stats = document["memory"], document["stats"]
     peak = plan["peak_bytes"]
-    predicted = plan["total_bytes"] - sum(term["n_bytes"] for term in plan["terms"] if term["name"] == "reserve")
+    later = sum(term["n_bytes"] for term in plan["terms"] if term["name"] in ("reserve", STORES))
+    predicted = plan["total_bytes"] - later
     return found | {
         "given_up": plan["given_up"],
         "predicted_bytes": predicted,

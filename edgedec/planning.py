@@ -31,6 +31,9 @@ AUTO_KV = "auto"
 ONE_REQUEST_BYTES = 4_000_000
 """The same where there is one request only: its own text is kept as well."""
 
+STORES = "draft stores"
+"""The term of what drafters keep between requests: it fills as texts are made."""
+
 _SMALLER_STORES = (8_000_000, 2_000_000)
 _SHORTER_CONTEXTS = (2048, 1024, 512)
 _LOSSY = ("q8_0", "gear", "q4_0")
@@ -199,10 +202,12 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
         found += draft_model_terms(setting.draft_model, options, overlap=setting.draft_overlap)
     if setting.small_model is not None:
         found += small_model_terms(setting.small_model, options)
-    if n_bytes := drafter_bytes(setting, options.n_ctx or 0):
+    stores = store_bytes(setting)
+    if n_bytes := drafter_bytes(setting, options.n_ctx or 0) - stores:
         names = " + ".join(name for name in setting.drafters if name not in (MODEL, CASCADE))
-        kept = f", {format_bytes(setting.store_bytes)} kept between requests" if _has_store(setting) else ""
-        found.append(MemoryTerm("drafters", n_bytes, f"{names}{kept}"))
+        found.append(MemoryTerm("drafters", n_bytes, names))
+    if stores:
+        found.append(MemoryTerm(STORES, stores, "texts kept between requests, when they are full"))
     if setting.prompt_cache:
         n_kv = sum(term.n_bytes for term in found if term.name == "KV cache")
         found.append(MemoryTerm("prompt cache", 2 * n_kv, "while it is read or saved"))
@@ -215,12 +220,16 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
     return MemoryPlan(tuple(found), cap.n_bytes, tuple(setting.given_up.values()), cap.name)
 
 
+def store_bytes(setting: Setting) -> int:
+    """Return the most that the drafters keep between requests."""
+    return setting.store_bytes * sum(name in _WITH_STORE for name in setting.drafters)
+
+
 def drafter_bytes(setting: Setting, n_ctx: int) -> int:
     """Return the most that the drafters hold, a draft model apart."""
-    total = 0
+    total = store_bytes(setting)
     if any(name in _OF_TEXT for name in setting.drafters):
         total += int(n_ctx * setting.options.n_parallel * _STATES_PER_TOKEN * STATE_BYTES)
-    total += setting.store_bytes * sum(name in _WITH_STORE for name in setting.drafters)
     return total + (_COMMON_BYTES if COMMON in setting.drafters else 0)
 
 
