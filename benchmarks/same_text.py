@@ -10,24 +10,26 @@ import argparse
 import json
 import random
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance
+from rich.console import Console
+from rich.progress import track
+
 import edgedec
-from edgedec_apps.bench_prompts import DEFAULT_PROMPTS, prepare, read_prompts
+from edgedec_apps.bench_prompts import DEFAULT_PROMPTS, BenchRequest, prepare, read_prompts
 
 WAYS = ("suffix", "common", "recycling", "trigram", "stand", "suffix+recycling+stand", "auto")
 WITH_MODEL = ("model", "cascade", "suffix+model")
 
 
-def texts(engine: edgedec.Engine, requests: Any, args: argparse.Namespace, *, draft: bool) -> list[tuple[int, ...]]:
-    """Return the tokens of every prompt, greedy and sampled."""
-    found = []
-    for request in requests:
-        for temperature in (0.0, 0.8):
-            options = {"temperature": temperature, "seed": request.seed, "max_tokens": args.max_tokens}
-            found.append(engine.generate(request.token_ids, draft=draft, **options).token_ids)
-    return found
+def texts(engine: edgedec.Engine, request: BenchRequest, n_tokens: int, *, draft: bool) -> list[Any]:
+    """Return the answers to a prompt, greedy and sampled."""
+    options: dict[str, Any] = {"seed": request.seed, "max_tokens": n_tokens, "draft": draft}
+    return [engine.generate(request.token_ids, temperature=t, **options) for t in (0.0, 0.8)]
 
 
 def main() -> None:
@@ -39,23 +41,39 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=60)
     parser.add_argument("--draft-model")
     args = parser.parse_args()
+    load: dict[str, Any] = {"runtime": "cpu", "offline": True}
     lengths = random.Random(0)
-    prompts = read_prompts(args.prompts, args.per_task)
-    with edgedec.load(args.model, draft="off", runtime="cpu", offline=True) as engine:
-        requests = prepare(engine, prompts, args.max_tokens)
-        plain = texts(engine, requests, args, draft=False)
     results = {}
-    for way in WAYS + (WITH_MODEL if args.draft_model else ()):
-        n_max = lengths.randint(1, 15)
-        model = args.draft_model if way in (*WITH_MODEL, "auto") else None
-        with edgedec.load(
-            args.model, draft=way, draft_model=model, n_draft_max=n_max, runtime="cpu", offline=True
-        ) as engine:
-            found = texts(engine, requests, args, draft=True)
-        n_different = sum(a != b for a, b in zip(found, plain, strict=True))
-        results[way] = {"n_draft_max": n_max, "texts": len(found), "different": n_different}
-        print(f"{way:24} at most {n_max:2} nodes: {n_different} of {len(found)} texts differ", flush=True)
-    print(json.dumps({"benchmark": "same_text", "model": args.model, "results": results}))
+    with ExitStack() as stack:
+        cache = Path(stack.enter_context(tempfile.TemporaryDirectory()), "prompt")
+        plain = stack.enter_context(edgedec.load(args.model, draft="off", **load))
+        engines = {}
+        for way in WAYS + (WITH_MODEL if args.draft_model else ()):
+            n_max = lengths.randint(1, 15)
+            model = args.draft_model if way in (*WITH_MODEL, "auto") else None
+            engine = edgedec.load(args.model, draft=way, draft_model=model, n_draft_max=n_max, **load)
+            engines[way] = stack.enter_context(engine)
+            results[way] = {"n_draft_max": n_max, "texts": 0, "different": 0, "accepted": 0}
+        requests = prepare(plain, read_prompts(args.prompts, args.per_task), args.max_tokens)
+        for request in track(requests, "prompts", console=Console(stderr=True)):
+            expected = texts(plain, request, args.max_tokens, draft=False)
+            plain.save_prompt_cache(
+                cache
+            )  # read once: that prompts give the same bits in any chunks is tested elsewhere
+            for way, engine in engines.items():
+                engine.load_prompt_cache(cache)
+                found = texts(engine, request, args.max_tokens, draft=True)
+                results[way]["texts"] += len(found)
+                results[way]["different"] += sum(
+                    a.token_ids != b.token_ids for a, b in zip(found, expected, strict=True)
+                )
+                results[way]["accepted"] += sum(answer.stats.n_accepted_tokens for answer in found)
+    for way, result in results.items():
+        print(
+            f"{way:24} at most {result['n_draft_max']:2} nodes, {result['accepted']:6} tokens accepted: "
+            f"{result['different']} of {result['texts']} texts differ"
+        )
+    print(json.dumps({"benchmark": "same_text", "model": args.model, "results": results} | provenance()))
     sys.exit(any(result["different"] for result in results.values()))
 
 
