@@ -44,6 +44,7 @@ _STATES_PER_TOKEN = 1.5
 _NEEDED = ("jinja2.sandbox", "edgedec.drafters.suffix", "edgedec.drafters.common", "edgedec.generate")
 _WORKING_BYTES = 4_000_000
 _GRAMMAR_BYTES_PER_TOKEN = 175  # as measured with llguidance: 160 to 168
+_CLOSE_BYTES = 100_000  # to the least that streaming takes
 _USABLE = 0.9  # of what the system has free
 _AMPLE, _AMPLE_MORE = 1.5, 500_000_000  # times a model's file, and bytes: where that is free, nothing is planned
 
@@ -158,9 +159,14 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
         if planned.plan.fits and not settings[-1].plan.fits:
             planned = _with_back(terms, rungs, definite, cap, planned)
         settings.append(planned)
-    if cap.n_bytes is not None:
-        streaming = next((p.setting for p in reversed(settings) if p.setting.drafters), settings[-1].setting)
-        settings += _streamed(terms, streaming, cap, cap.n_bytes)
+    if cap.n_bytes is not None and not settings[-1].plan.fits:
+        last = settings[-1].setting
+        drafting = next((p.setting for p in reversed(settings) if p.setting.drafters), last)
+        for setting in (drafting, last):
+            if not settings[-1].plan.fits:
+                settings += _streamed(terms, setting, cap, cap.n_bytes)
+        if not settings[-1].plan.fits:
+            settings += _least_streamed(terms, last, cap)
     return settings
 
 
@@ -355,4 +361,18 @@ def _streamed(terms: RuntimeTerms, setting: Setting, cap: Cap, cap_bytes: int) -
         over = found[0].plan.total_bytes - cap_bytes
         if over <= 0:
             break
+    return found
+
+
+def _least_streamed(terms: RuntimeTerms, setting: Setting, cap: Cap) -> list[Planned]:
+    """Return the setting in which the fewest weights stay in memory that the runtime can do with, if it can stream."""
+    least, most = 0, sum(term.n_bytes for term in terms(setting.options) if term.name.startswith("weights"))
+    found: list[Planned] = []
+    while most - least > _CLOSE_BYTES:
+        middle = (least + most) // 2
+        less = setting.less("weights", "weights read from storage as needed", resident_bytes=middle)
+        try:
+            found, most = [Planned(less, _plan_of(terms, less, cap))], middle
+        except EdgedecError:
+            least = middle
     return found

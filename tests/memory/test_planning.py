@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from support.tiny_models import tiny_llama
@@ -59,6 +60,12 @@ class NoStream(Sized):
         if options.resident_bytes is not None:
             raise RequestError("all or nothing")
         return super().plan(path, options)
+
+
+@pytest.fixture(autouse=True)
+def _no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count none of the models that other tests in this process have loaded."""
+    monkeypatch.setattr("edgedec.memory._held", WeakKeyDictionary())
 
 
 @pytest.fixture
@@ -198,8 +205,20 @@ def test_the_whole_process_counts_where_asked_for(choice: Choice) -> None:
     assert planned(choice, 900).plan.process_cap_bytes is None
 
 
-def test_without_a_cap_nothing_is_planned(choice: Choice) -> None:
+def test_a_refusal_names_the_least_that_can_be_done_with(choice: Choice) -> None:
+    """The fewest weights that reading as needed goes with are tried before it is said that nothing fits."""
+    found = planned(choice, 60)
+    assert not found.plan.fits
+    assert found.setting.options.resident_bytes == pytest.approx(100 * MB, abs=100_000)
+    assert found.setting.drafters == ()
+    needs = found.plan.total_bytes + margin_bytes(200 * MB)
+    assert planned(choice, needs / MB).plan.fits
+    assert not planned(choice, found.plan.total_bytes / MB - 1).plan.fits
+
+
+def test_without_a_cap_nothing_is_planned(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is ample, the wishes are loaded as they are."""
+    monkeypatch.setattr("edgedec.planning.available_bytes", lambda: 10_000 * MB)
     found = plan_within(choice, WISHES, Cap(None))
     assert (found.plan.terms, found.setting.given_up, found.setting.options.n_ctx) == ((), {}, 4096)
 
