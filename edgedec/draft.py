@@ -18,6 +18,7 @@ from edgedec.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from edgedec.drafters.common_text import CommonText
+    from edgedec.recording import Recorder
 
 
 STORE_BYTES = 32_000_000
@@ -197,6 +198,7 @@ class DraftContext:
             absolute position. Otherwise it draws with numbers of its own, new ones in every step, and gives its q.
         common: A small text in the target's tokens to begin with, or None.
         floor: Where drafting costs time for every node: the path probability below which a node does not pay now.
+        recorder: Where a drafter that evaluates something says so, while drafts are recorded; else None.
     """
 
     target: Session
@@ -208,6 +210,7 @@ class DraftContext:
     floor: Floor = field(default_factory=Floor)
     coupled: bool = True
     common: "CommonText | None" = None
+    recorder: "Recorder | None" = None
 
 
 class Drafter(Protocol):

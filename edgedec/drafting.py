@@ -21,6 +21,7 @@ from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
 from edgedec.policy import Policy
 from edgedec.proposing import described
+from edgedec.recording import Recorder
 from edgedec.records import Member, Record
 from edgedec.sequence import Sequence
 from edgedec.stats import DecodeStats
@@ -116,6 +117,8 @@ def open_policy(
         stats.add_reason("drafting off: this model's rows are not bit-equal to single steps on this runtime")
         return None
     floor, members = Floor(), []
+    share = sequence.request.record
+    recorder = None if share is None else Recorder(sequence.proposals, share)
     context = DraftContext(
         session,
         session.model.tokenizer,
@@ -126,6 +129,7 @@ def open_policy(
         floor,
         coupled=sequence.request.rule == COUPLED,
         common=drafting.common,
+        recorder=recorder,
     )
     left = drafting.budget_bytes
     for name, factory in _with_tuned_layers(drafting, session, curve, stats).items():
@@ -162,6 +166,7 @@ def open_policy(
         always=drafting.always,
         coupled=context.coupled,
         chains=drafting.strict and not session.model.capabilities.exact_trees,
+        recorder=recorder,
     )
     return drafting.policy
 

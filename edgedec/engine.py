@@ -2,9 +2,10 @@
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypedDict, Unpack
@@ -19,9 +20,10 @@ from edgedec.errors import ModelFormatError, RequestError, SessionError, Templat
 from edgedec.generate import Target, TokenStream
 from edgedec.grammar import Grammar, Grammars, JsonSchema, chosen_grammar
 from edgedec.memory import MemoryPlan, release
-from edgedec.model import Model, ModelCard, Session
+from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache
+from edgedec.recording import share_of_halves
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation, Request
 from edgedec.sliding import holder
@@ -181,14 +183,25 @@ class Engine:
             PromptTooLongError: The prompt does not fit the context.
             RequestError: An option is out of range, the prompt is empty, or the grammar is invalid or not supported.
         """
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        token_ids = self._token_ids(prompt)
         sampling = self.sampling(**options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         require_rule(verify)
-        request = Request(tuple(int(token_id) for token_id in token_ids), sampling, seed, reuse, draft, verify)
+        request = Request(token_ids, sampling, seed, reuse, draft, verify)
         chosen = chosen_grammar(grammar, json_schema)
         constraint = None if chosen is None else self._grammars.open(chosen)
         return TokenStream(self._turns, request, cancel, on_progress, constraint)
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return a prompt's tokens; RequestError where it is neither text nor whole numbers (bytes would be ids)."""
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        try:
+            if not isinstance(prompt, bytes | bytearray):
+                return tuple(map(index, prompt))
+        except TypeError:
+            pass
+        raise RequestError(f"a prompt must be a string or a sequence of token ids, found {type(prompt).__name__}")
 
     def chat(
         self, messages: Sequence[Message], *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
@@ -234,12 +247,23 @@ class Engine:
         """Leave out the oldest turns until `n_reserved` tokens are free for the answer; also return how many."""
         return drop_oldest_turns(messages, lambda kept: len(self.chat_ids(kept)), self.n_ctx - 1 - n_reserved)
 
-    def record(self, prompt: Prompt, **options: Unpack[SamplingOptions]) -> Generation:
-        """Generate plainly, noting in `proposals` what drafters would have proposed after every token."""
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    def record(
+        self,
+        prompt: Prompt,
+        *,
+        share: Callable[[LayerSet], float] = share_of_halves,
+        **options: Unpack[SamplingOptions],
+    ) -> Generation:
+        """Generate plainly, noting in `proposals` what drafters would have proposed after every token.
+
+        The forwards that drafting takes are noted, too. `share` says what share of a token's bytes half-layers of the
+        model read, its head included.
+        """
+        token_ids = self._token_ids(prompt)
         sampling = self.sampling(**options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        return _finished(TokenStream(self._turns, Request(tuple(map(int, token_ids)), sampling, seed, record=True)))
+        request = Request(token_ids, sampling, seed, record=share)
+        return _finished(TokenStream(self._turns, request))
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Generation:
         """Generate without blocking the event loop; cancelling the task stops the generation."""

@@ -294,8 +294,6 @@ def _decoder(
         sequence.stats.add_reason(f"verified by {rule}: a text of the same distribution, not plain decoding's own")
     if target.drafting is not None and sequence.request.draft:
         decoder.proposer = policy = open_policy(target.drafting, target.session, target.curve, sequence, noise)
-        if policy is not None and sequence.request.record:
-            policy.rows = sequence.proposals
         if policy is not None and constraint is not None:
             prices = None if target.drafting.always else target.curve
             decoder.forced = ForcedDrafts(constraint, target.drafting.n_max, prices, coupled=rule == COUPLED)

@@ -25,7 +25,7 @@ from edgedec.draft_tree import DraftTree, best_part, best_shape
 from edgedec.guarded import Guarded
 from edgedec.model import Session
 from edgedec.proposing import asked, described
-from edgedec.recording import Proposals
+from edgedec.recording import Recorder
 from edgedec.records import SHOWN, Cost, Member, Record, Verdict, best_length, depth_of
 from edgedec.stats import DecodeStats
 
@@ -61,9 +61,7 @@ class Policy:
         always: Verify what is proposed whatever it costs.
         coupled: Whether the verification rule is the coupled one, for which q is nothing.
         chains: Verify chains only, also where the runtime takes trees.
-
-    Attributes:
-        rows: Where a list, every proposal is noted there and none verified.
+        recorder: Where given, every proposal is noted there and none verified.
     """
 
     def __init__(
@@ -78,6 +76,7 @@ class Policy:
         always: bool = False,
         coupled: bool = True,
         chains: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self._members = list(members)
         self._session = session
@@ -89,7 +88,7 @@ class Policy:
         self._coupled = coupled
         self._drawn: Draft | None = None  # the draft with its q, of the latest step in which somebody was asked
         self._trees = session.model.capabilities.trees and not chains
-        self.rows: list[Proposals] | None = None
+        self._recorder = recorder
         self._deadline_s = _DEADLINE_S
         self._n_drafted = 0  # steps in a row
         self._verdict = Verdict()
@@ -131,8 +130,8 @@ class Policy:
             if member.costly and not plain and self._ask_costly(stats, member, tree, cost, n_max, rate):
                 paths = tree.paths()
                 nodes, rate = self._choose(tree, paths, cost, n_max, 0.0)
-        if self.rows is not None:
-            self.rows.append(Proposals(tuple(tree.tokens), tuple(tree.parents), tuple(paths), perf_counter() - started))
+        if self._recorder is not None:
+            self._recorder.end(tree, paths, perf_counter() - started)
             nodes = []
         elif self._drawn is not None:
             nodes = list(range(len(self._drawn)))
@@ -192,7 +191,10 @@ class Policy:
             p = draft.p_accept.tolist()
             if not self._always:
                 p = [corrected(said) for said in p]
-            member.places = tree.add(draft.tokens.tolist(), draft.parents.tolist(), p)
+            parents = draft.parents.tolist()
+            member.places = tree.add(draft.tokens.tolist(), parents, p)
+            if self._recorder is not None:
+                self._recorder.drafted(member.places, parents)
         seconds = perf_counter() - started
         stats.count_proposal(member.name, len(draft), seconds)
         return seconds

@@ -3,7 +3,26 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgedec.draft_tree import best_part
+import numpy as np
+
+from edgedec.draft_tree import DraftTree, best_part
+from edgedec.model import LayerSet
+
+MOST_FORWARDS = 1 << 30
+"""As good as no limit to the forwards that drafting makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A forward that drafting made.
+
+    Attributes:
+        n_rows: Its rows.
+        share: Of the bytes of weights that a token of the target reads, those that it read; None for a draft model's.
+    """
+
+    n_rows: int
+    share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +34,16 @@ class Proposals:
         parents: Index of its parent, -1 for the text before.
         paths: P(path to the node accepted) as it was known then.
         draft_s: Seconds that drafting took.
+        evaluated: The forwards that drafting made, in their order; none where drafters look tokens up.
+        after: How many of these had been made when each node was known; empty where they are not noted.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     paths: tuple[float, ...]
     draft_s: float
+    evaluated: tuple[Evaluated, ...] = ()
+    after: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """Return plain types for JSON."""
@@ -29,10 +52,69 @@ class Proposals:
             "parents": list(self.parents),
             "paths": [round(path, 4) for path in self.paths],
             "draft_s": round(self.draft_s, 6),
+            "evaluated": [[made.n_rows, made.share and round(made.share, 4)] for made in self.evaluated],
+            "after": list(self.after),
         }
 
 
 _NOTHING = Proposals((), (), (), 0.0)
+
+
+def share_of_halves(layers: LayerSet) -> float:
+    """Return the share of the half-layers that run, as if they were alike and the head were nothing.
+
+    >>> share_of_halves(LayerSet.of(4, [0, 1, 3]))
+    0.75
+    """
+    return float(np.mean([layers.attn, layers.mlp]))
+
+
+class Recorder:
+    """Notes what is proposed at every position of one text, and the forwards that this takes.
+
+    Args:
+        rows: Where positions are added.
+        share: Gives the share of a token's bytes that half-layers of the target read, its head included.
+    """
+
+    def __init__(self, rows: list[Proposals], share: Callable[[LayerSet], float] = share_of_halves) -> None:
+        self._rows = rows
+        self._share = share
+        self._begin()
+
+    def _begin(self) -> None:
+        self._evaluated: list[Evaluated] = []
+        self._after: list[int] = []
+        self._n_told = 0
+
+    def evaluated(self, n_rows: int, layers: LayerSet | None) -> None:
+        """Note a forward: through these half-layers of the target and its head, or a draft model's (None)."""
+        self._evaluated.append(Evaluated(n_rows, None if layers is None else self._share(layers)))
+
+    def drafted(self, places: Sequence[int], parents: Sequence[int]) -> None:
+        """Note after which forward each node of a draft was known.
+
+        Of a draft d tokens deep, for which f forwards were made, depth i is taken to be known after f * i / d of them,
+        rounded up. That is exact where each depth takes a forward.
+
+        Args:
+            places: Each node's place in the tree of all drafts, new ones counted up.
+            parents: Its parent in the draft.
+        """
+        before, n_made = self._n_told, len(self._evaluated) - self._n_told
+        self._n_told += n_made
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        for place, depth in zip(places, depths, strict=True):
+            if place == len(self._after):
+                self._after.append(before + -(-n_made * depth // max(depths)))
+
+    def end(self, tree: DraftTree, paths: Sequence[float], draft_s: float) -> None:
+        """Add a position with its proposals, and begin the next."""
+        nodes = tuple(tree.tokens), tuple(tree.parents), tuple(paths)
+        self._rows.append(Proposals(*nodes, draft_s, tuple(self._evaluated), tuple(self._after)))
+        self._begin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +123,8 @@ class Replay:
 
     Attributes:
         n_tokens: Tokens of the text after the first.
-        n_steps: Forwards it took.
-        seconds: Their time; plain_s that of plain decoding.
+        n_steps: Forwards it took, those of drafting aside.
+        seconds: Their time and drafting's; plain_s that of plain decoding.
     """
 
     n_tokens: int
@@ -52,26 +134,62 @@ class Replay:
 
 
 def replay(
-    token_ids: Sequence[int], proposals: Sequence[Proposals], cost: Callable[[int], float], n_max: int
+    token_ids: Sequence[int],
+    proposals: Sequence[Proposals],
+    cost: Callable[[int], float],
+    n_max: int,
+    price: Callable[[Evaluated], float] = lambda made: 0.0,
+    n_forwards: int = MOST_FORWARDS,
 ) -> Replay:
     """Decode a text again, taking the drafts that pay where a forward over n rows takes `cost(n)` seconds.
 
-    `proposals[i]` was made when `token_ids[: i + 1]` was known. Drafting time is left out: it is another machine's.
+    `proposals[i]` was made when `token_ids[: i + 1]` was known. Of drafting, its forwards are charged; other time that
+    it took is another machine's, and left out. So is the row that a draft model reads besides after its whole draft was
+    accepted.
+    Where drafters were recorded together, a node that several proposed counts at the likeliest of their estimates.
+
+    Args:
+        token_ids: The text.
+        proposals: What was recorded.
+        cost: Seconds of a forward by its rows.
+        n_max: Most nodes of a draft.
+        price: Seconds of a forward that drafting makes.
+        n_forwards: Most of these before a step. The first is made in every step, another one while the likeliest node
+            of the last is worth its price and a row more, at the price of a plain token.
 
     >>> rows = [Proposals((6, 7), (-1, 0), (0.9, 0.8), 0.0)] * 3
     >>> replay([5, 6, 7, 8], rows, lambda n: 1.0, 8)
     Replay(n_tokens=3, n_steps=1, seconds=1.0, plain_s=3.0)
+
+    The same proposals, where each token of a draft takes a half of the weights:
+
+    >>> half = Evaluated(1, 0.5)
+    >>> rows = [Proposals((6, 7), (-1, 0), (0.9, 0.8), 0.0, (half, half), (1, 2))] * 3
+    >>> replay([5, 6, 7, 8], rows, lambda n: 1.0, 8, lambda made: 0.5)
+    Replay(n_tokens=3, n_steps=1, seconds=2.0, plain_s=3.0)
     """
     position, n_steps, seconds = 0, 0, 0.0
     last = len(token_ids) - 1
     while position < last:
         row = proposals[position] if position < len(proposals) else _NOTHING
         room = min(n_max, last - position - 1)
-        nodes, _ = best_part(row.paths, range(len(row.paths)), lambda n: cost(n + 1), room, 0.0)
-        seconds += cost(len(nodes) + 1)
+        n_made = _n_made(row, cost, price, min(n_forwards, room))
+        spent_s = sum(price(made) for made in row.evaluated[:n_made])
+        known = [node for node in range(len(row.paths)) if not row.after or row.after[node] <= n_made]
+        nodes, _ = best_part(row.paths, known, lambda n: cost(n + 1), room, spent_s)
+        seconds += spent_s + cost(len(nodes) + 1)
         n_steps += 1
         position += 1 + _n_accepted(row, set(nodes), token_ids[position + 1 :])
     return Replay(max(0, last), n_steps, seconds, max(0, last) * cost(1))
+
+
+def _n_made(row: Proposals, cost: Callable[[int], float], price: Callable[[Evaluated], float], most: int) -> int:
+    """Return how many of the forwards that were recorded are made again."""
+    for n, made in enumerate(row.evaluated[:most]):
+        newest = (path for path, after in zip(row.paths, row.after, strict=True) if after == n)
+        if n and max(newest, default=1.0) * cost(1) < price(made) + cost(2) - cost(1):
+            return n
+    return min(most, len(row.evaluated))
 
 
 def _n_accepted(row: Proposals, nodes: set[int], text: Sequence[int]) -> int:

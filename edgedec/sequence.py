@@ -1,9 +1,10 @@
 """A request, and the one mutable object of its generation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgedec.model import LayerSet
 from edgedec.recording import Proposals
 from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
@@ -25,7 +26,8 @@ class Request:
         draft: Whether drafts may be verified; the text is the same either way, unless `rule` says otherwise.
         rule: How drafts are verified: "coupled", which gives the same text, or one of edgedec.verification.RULES, which
             give the same distribution.
-        record: Note what drafters propose at every position, and verify none of it.
+        record: Gives the share of a token's bytes that half-layers of the target read. Where it is there, what drafters
+            propose at every position is noted, and none of it verified.
     """
 
     prompt_ids: tuple[int, ...]
@@ -34,7 +36,7 @@ class Request:
     reuse: Literal["exact", "longest"] = "exact"
     draft: bool = True
     rule: str = COUPLED
-    record: bool = False
+    record: Callable[[LayerSet], float] | None = None
 
 
 @dataclass(slots=True)

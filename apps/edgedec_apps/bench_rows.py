@@ -1,20 +1,36 @@
 """Recorded drafts as a file: a head, then one JSON object a prompt."""
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from edgedec.engine import Engine
 from edgedec.errors import RequestError, StorageError
 from edgedec.gguf import read_gguf
+from edgedec.layer_sets import layer_bytes
+from edgedec.model import LayerSet
 from edgedec.model_info import describe
-from edgedec.recording import Proposals
+from edgedec.recording import Evaluated, Proposals
 from edgedec_apps.bench_measure import RunOptions
 from edgedec_apps.bench_prompts import BenchRequest
 
 _KIND = "edgedec drafts 1"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What a forward of a model reads and computes.
+
+    Attributes:
+        n_bytes: Bytes of its weights.
+        n_params: Its parameters.
+    """
+
+    n_bytes: int
+    n_params: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +55,55 @@ class Recording:
 
     Attributes:
         model: As it was named.
-        n_bytes: Bytes of the model's weights.
-        n_params: Its parameters.
+        size: The model's.
+        draft_model: The draft model's size, where there was one.
+        charged: Whether the forwards that drafting made are noted; older files have none.
         texts: A text each prompt.
     """
 
     model: str
-    n_bytes: int
-    n_params: int
+    size: ModelSize
+    draft_model: ModelSize | None
+    charged: bool
     texts: tuple[Recorded, ...]
 
 
-def head_of(model: str, path: Path) -> dict[str, Any]:
+def head_of(model: str, path: Path, draft_model: Path | None = None) -> dict[str, Any]:
     """Return the first line of a file of rows."""
+    drafts = None if draft_model is None else asdict(_size(draft_model))
+    return {"kind": _KIND, "model": model, **asdict(_size(path)), "draft_model": drafts}
+
+
+def _size(path: Path) -> ModelSize:
     found = describe(read_gguf(path))
-    return {"kind": _KIND, "model": model, "n_bytes": found.n_bytes, "n_params": found.n_params}
+    return ModelSize(found.n_bytes, found.n_params)
 
 
-def record(engine: Engine, requests: Iterable[BenchRequest], options: RunOptions) -> Iterator[dict[str, Any]]:
-    """Decode every prompt plainly, and yield what drafters would have proposed; each starts with empty stores."""
+def record(
+    engine: Engine, requests: Iterable[BenchRequest], options: RunOptions, path: Path
+) -> Iterator[dict[str, Any]]:
+    """Decode every prompt plainly, and yield what drafters would propose; each starts with nothing learned or cached.
+
+    `path` is the model's, for the bytes of its layers.
+    """
+    share = _shares(path)
     for request in requests:
+        other = int(request.token_ids[0] == 0)  # another first token: nothing is proposed before the text's first
+        engine.generate([other], max_tokens=1, temperature=0.0, draft=False)
         engine.forget()
-        found = engine.record(request.token_ids, **options.sampling(request.seed))
+        found = engine.record(request.token_ids, share=share, **options.sampling(request.seed))
         yield {
             "id": request.id,
             "task": request.task,
             "tokens": list(found.token_ids),
             "proposals": [row.as_dict() for row in found.proposals],
         }
+
+
+def _shares(path: Path) -> Callable[[LayerSet], float]:
+    """Return what gives the share of a token's bytes that half-layers read; the file is read when it is asked."""
+    sizes = cache(partial(layer_bytes, path))
+    return lambda layers: sizes().share(layers)
 
 
 def read_recording(path: Path) -> Recording:
@@ -85,13 +122,31 @@ def read_recording(path: Path) -> Recording:
     head = _parsed(lines[0], f"{path}, line 1") if lines else {}
     if head.get("kind") != _KIND:
         raise RequestError(f"{path} is no file of recorded drafts; make one with edgedec bench --rows")
-    texts = [_text(_parsed(line, f"{path}, line {i}"), f"{path}, line {i}") for i, line in enumerate(lines[1:], 2)]
+    rows = [_parsed(line, f"{path}, line {i}") for i, line in enumerate(lines[1:], 2)]
+    texts = tuple(_text(row, f"{path}, line {i}") for i, row in enumerate(rows, 2))
     if not texts:
         raise RequestError(f"{path} holds no prompt")
+    charged = all("evaluated" in entry for row in rows for entry in row["proposals"])
     try:
-        return Recording(str(head["model"]), int(head["n_bytes"]), int(head["n_params"]), tuple(texts))
-    except (KeyError, TypeError, ValueError) as error:
+        drafts = head.get("draft_model")
+        size, draft_model = _as_size(head), None if drafts is None else _as_size(drafts)
+        recording = Recording(str(head["model"]), size, draft_model, charged, texts)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"{path}, line 1: no such head as edgedec bench --rows writes ({error})") from error
+    if draft_model is None and any(made.share is None for made in _evaluated(texts)):
+        raise RequestError(f"{path}, line 1: no draft model, whose forwards the lines below have; record it again")
+    return recording
+
+
+def _as_size(head: dict[str, Any]) -> ModelSize:
+    found = ModelSize(int(head["n_bytes"]), int(head["n_params"]))
+    if found.n_bytes < 1 or found.n_params < 1:
+        raise ValueError("n_bytes and n_params must be above 0")
+    return found
+
+
+def _evaluated(texts: Iterable[Recorded]) -> Iterator[Evaluated]:
+    return (made for text in texts for row in text.proposals for made in row.evaluated)
 
 
 def _parsed(line: str, where: str) -> dict[str, Any]:
@@ -107,7 +162,7 @@ def _text(row: dict[str, Any], where: str) -> Recorded:
         token_ids = tuple(int(token) for token in row["tokens"])
         proposals = tuple(_proposals(entry) for entry in row["proposals"])
         found = Recorded(str(row["id"]), str(row["task"]), token_ids, proposals)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"{where}: no such row as edgedec bench --rows writes ({error!r})") from error
     if len(proposals) < len(token_ids) - 2:
         raise RequestError(f"{where}: {len(token_ids)} tokens with proposals for {len(proposals)}")
@@ -118,8 +173,19 @@ def _proposals(entry: dict[str, Any]) -> Proposals:
     tokens = tuple(int(token) for token in entry["tokens"])
     parents = tuple(int(parent) for parent in entry["parents"])
     paths = tuple(float(path) for path in entry["paths"])
-    if not len(tokens) == len(parents) == len(paths):
-        raise ValueError("tokens, parents and paths have several lengths")
+    evaluated = tuple(_forward(*made) for made in entry.get("evaluated", ()))
+    after = tuple(int(n) for n in entry.get("after", [0] * len(tokens)))
+    if not len(tokens) == len(parents) == len(paths) == len(after):
+        raise ValueError("tokens, parents, paths and after have several lengths")
     if not all(-1 <= parent < node for node, parent in enumerate(parents)) or not all(0 <= p <= 1 for p in paths):
         raise ValueError("a parent stands after its child, or a path is no probability")
-    return Proposals(tokens, parents, paths, float(entry["draft_s"]))
+    if not all(0 <= n <= len(evaluated) for n in after):
+        raise ValueError("a node was known after more forwards than were made")
+    return Proposals(tokens, parents, paths, float(entry["draft_s"]), evaluated, after)
+
+
+def _forward(n_rows: int, share: float | None) -> Evaluated:
+    found = Evaluated(int(n_rows), None if share is None else float(share))
+    if found.n_rows < 1 or not (found.share is None or 0 <= found.share <= 1):
+        raise ValueError("a forward has no row, or reads a share of the weights that is none")
+    return found

@@ -22,6 +22,7 @@ from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verifi
 from edgedec.drafters.self_draft import Hidden, OwnLayers
 from edgedec.errors import CancelledError
 from edgedec.layer_sets import first_layers
+from edgedec.model import LayerSet
 from edgedec.records import best_length
 
 NAME = "exit"
@@ -135,7 +136,10 @@ class ExitDrafter:
         self._sample, self._n_steps = None, 0
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Draft with the exit and the length that promise most; nothing where none beats plain decoding."""
+        """Draft with the exit and the length that promise most; nothing where none beats plain decoding.
+
+        While drafts are recorded it drafts all the same, of any length: what pays is another machine's to say.
+        """
         if n_max < 1 or not self._own.is_ready or monotonic() > deadline_s:
             return EMPTY_DRAFT
         try:
@@ -143,7 +147,9 @@ class ExitDrafter:
         except CancelledError:
             return EMPTY_DRAFT
         self._layer, n_levels, gain = self._choice(n_max)
-        if gain < _LEAST_GAIN:
+        if self._own.context.recorder is not None:
+            n_levels = n_max
+        elif gain < _LEAST_GAIN:
             return EMPTY_DRAFT
         layers = first_layers(self._n_layer, self._layer + 1)
         return self._own.draft(layers, self.share, n_max, deadline_s, n_levels=n_levels)
@@ -179,6 +185,8 @@ class ExitDrafter:
         forward = own.context.target.forward(
             hidden=sample, resume_after=self._n_layer - 1, n_past=own.n_past, rows="all"
         )
+        if own.context.recorder is not None:
+            own.context.recorder.evaluated(len(sample), LayerSet.of(self._n_layer, ()))
         text, token = own.ids[:-1], own.ids[-1]
         self._agreement.observe([own.drawn(forward, row, text) == token for row in range(len(sample))])
 

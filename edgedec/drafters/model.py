@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
 from edgedec.model import Forward, Model
 from edgedec.noise import Noise
+from edgedec.recording import Recorder
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.verification.distributions import sample
 from edgedec.verification.uniform import uniform_source
@@ -56,12 +57,14 @@ class DraftModel:
         model: The draft model.
         session: Its session, a window of the text.
         cached: The tokens that the session holds.
+        recorder: Told of each forward, while drafts are recorded; else None.
     """
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.session = model.session(WINDOW)
         self.cached: list[int] = []
+        self.recorder: Recorder | None = None
 
     def __call__(self, context: DraftContext) -> "ModelDrafter":
         """Make the drafter of one generation."""
@@ -92,13 +95,19 @@ class DraftModel:
         rows = np.arange(len(tokens) - len(ahead) - 1, len(tokens), dtype=np.int32)
         forward = self.session.forward(tokens, n_past=n, rows=rows if ahead else "last")
         self.cached = [*window, *ahead]
+        self._note(len(tokens))
         return forward
 
     def go_on(self, token: int) -> Forward:
         """Return the logits after one more token."""
         forward = self.session.forward(np.array([token], np.int32), n_past=len(self.cached), rows="last")
         self.cached.append(token)
+        self._note(1)
         return forward
+
+    def _note(self, n_rows: int) -> None:
+        if self.recorder is not None:
+            self.recorder.evaluated(n_rows, None)
 
     def first_begin(self, token_ids: Sequence[int]) -> int:
         """Return where the window of a new text begins: at its start where the session holds much of it, else late."""
@@ -139,6 +148,7 @@ class ModelDrafter:
         self, source: DraftModel, context: DraftContext, ahead: Ahead | None = None, *, label: int = _DRAWS
     ) -> None:
         self._source = source
+        source.recorder = context.recorder
         self._noise = context.noise
         draws = not context.coupled and not context.sampling.greedy
         self._params = cut(context.sampling) if draws else context.sampling

@@ -43,9 +43,10 @@ class OverlappedModel(DraftModel):
         self._stopped = Event()
 
     def __call__(self, context: DraftContext) -> ModelDrafter:
-        """Make the drafter of one generation; under another rule than the coupled one it drafts without overlap."""
+        """Make the drafter of one generation; under another rule than the coupled one, or recorded, without overlap."""
         self.settle()
-        return OverlappedDrafter(self, context) if context.coupled else ModelDrafter(self, context)
+        overlaps = context.coupled and context.recorder is None
+        return OverlappedDrafter(self, context) if overlaps else ModelDrafter(self, context)
 
     def start(self, step: Callable[[], bool]) -> None:
         """Repeat a step in a thread until it returns False, or until stop().

@@ -159,6 +159,8 @@ class OwnLayers:
         started = perf_counter()
         forward = self.context.target.forward(np.array([token], np.int32), n_past=n_past, layers=layers, rows="last")
         self.curve.observe_part(share, perf_counter() - started, self.n_past)
+        if self.context.recorder is not None:
+            self.context.recorder.evaluated(1, layers)
         return forward
 
     def _following(

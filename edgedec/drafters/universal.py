@@ -59,6 +59,7 @@ class UniversalDrafter:
 
     def __init__(self, drafts: UniversalDraftModel, context: DraftContext) -> None:
         self._source = drafts.source
+        self._source.recorder = context.recorder
         self._first = drafts.first
         self._target = context.tokenizer
         self._n_vocab = context.target.model.card.n_vocab

@@ -157,8 +157,11 @@ def _measured(job: BenchJob, prompts: list[BenchPrompt], cancel: CancelToken) ->
         outcome.interrupted = cancel.cancelled
         outcome.curve = engine.curve.table()
         if job.rows is not None and not outcome.interrupted:
-            path = resolve(job.model, ResolveOptions(cache_folder(), job.load.offline))
-            write_rows(job.rows, chain([head_of(job.model, path)], record(engine, requests, job.options)))
+            resolving = ResolveOptions(cache_folder(), job.load.offline)
+            path = resolve(job.model, resolving)
+            drafts = None if job.load.draft_model is None else resolve(job.load.draft_model, resolving)
+            head = head_of(job.model, path, drafts)
+            write_rows(job.rows, chain([head], record(engine, requests, job.options, path)))
         if job.against is None:
             outcome.peak_bytes = peak_resident_bytes()
         return outcome

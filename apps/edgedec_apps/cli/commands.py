@@ -142,7 +142,10 @@ def bench(
 
 
 def simulate(
-    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="What edgedec bench --rows wrote.")],
+    rows: Annotated[
+        list[Path],
+        typer.Argument(metavar="ROWS...", help="What edgedec bench --rows wrote; several are put side by side."),
+    ],
     *,
     curve: Annotated[
         str | None,
@@ -158,7 +161,11 @@ def simulate(
     ] = N_DRAFT_MAX,
     as_json: AsJson = False,
 ) -> None:
-    """Replay recorded drafts under another device's cost curve: what speculation would bring there."""
+    """Replay recorded drafts under another device's cost curve: what speculation would bring there.
+
+    Of several recordings of the same texts, a table for each device says which way to draft is the fastest there.
+    Drafting is charged: a forward through some of the layers by their bytes, a draft model's by its own.
+    """
     from edgedec_apps.cli.simulate import simulate as replay
 
     replay(rows, curve, n_max=draft_max, as_json=as_json)
