@@ -186,7 +186,8 @@ def require_draft_store(path: Path) -> Path:
         with tempfile.TemporaryFile(dir=found.parent):
             pass
     except (OSError, ValueError) as error:
-        raise StorageError(f"the draft store {path} can't be written there ({error}); name another file") from error
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"the draft store {path} can't be written there ({reason}); name another file") from error
     if _read(found, len(_KIND)) not in (_KIND, b""):
         raise StorageError(f"{path} exists and is no draft store; name another file")
     return found

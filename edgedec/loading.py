@@ -49,6 +49,7 @@ from edgedec.small_model import for_pair, open_small_model, require_alone
 from edgedec.switching import Switching, SwitchingSession, require_pair
 
 Numerics = Literal["strict", "loose"]
+_MOST_DRAFTED = (1 << 16) - 1
 
 
 def load(
@@ -156,7 +157,7 @@ def load(
     return open_engine(
         choose(path, runtime, options, measure=memory is None, with_layers=layer_skip is not None),
         options,
-        Cap(parse_size(memory) if isinstance(memory, str) else memory, whole_process=False),
+        Cap(None if memory is None else parse_size(memory), whole_process=False),
         draft=draft,
         draft_model=None if draft_model is None else resolve(draft_model, resolving),
         draft_overlap=draft_overlap,
@@ -214,8 +215,8 @@ def open_engine(
 
     `draft_store` is what require_draft_store returned.
     """
-    if n_draft_max < 1:
-        raise RequestError(f"n_draft_max is {n_draft_max}; it must be at least 1")
+    if not 1 <= n_draft_max <= _MOST_DRAFTED:
+        raise RequestError(f"n_draft_max is {n_draft_max}; it must be from 1 to {_MOST_DRAFTED}")
     if slide and prompt_cache:
         raise RequestError("a context that slides can't be saved or restored: leave out --slide or --prompt-cache")
     if switching is not None:

@@ -112,22 +112,26 @@ def held_bytes() -> int:
     return sum(n_bytes() for n_bytes in list(_held.values()))
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes that a size such as "900MB", "1.5GiB" or "123456" names.
+_MOST_BYTES = 1 << 63
 
-    >>> parse_size("900MB"), parse_size("1.5 GiB"), parse_size("2k")
-    (900000000, 1610612736, 2000)
+
+def parse_size(size: str | int) -> int:
+    """Return the bytes that a size such as "900MB", "1.5GiB", "123456" or 123456 names.
+
+    >>> parse_size("900MB"), parse_size("1.5 GiB"), parse_size("2k"), parse_size(5)
+    (900000000, 1610612736, 2000, 5)
 
     Raises:
-        RequestError: The text is no size, or not above zero.
+        RequestError: It is no size, or not above zero.
     """
+    text = str(size)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower(), flags=re.ASCII)
     if match is None or match[2] not in _UNITS:
         raise RequestError(f"{text!r} is no size; write 900MB (10^6 bytes), 1.5GiB (2^30), or a number of bytes")
-    n_bytes = int(float(match[1]) * _UNITS[match[2]])
-    if n_bytes <= 0:
-        raise RequestError(f"{text!r} is no size: it must be above zero")
-    return n_bytes
+    n_bytes = float(match[1]) * _UNITS[match[2]]
+    if not 1 <= n_bytes < _MOST_BYTES:
+        raise RequestError(f"{text!r} is no size: it must be above zero, and below 2^63 bytes")
+    return int(n_bytes)
 
 
 def format_bytes(n_bytes: int) -> str:

@@ -6,6 +6,7 @@ number of tokens already in a session's KV cache that a forward builds on; a *ro
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -13,13 +14,14 @@ from typing import Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError
+from edgedec.errors import CapabilityError, RequestError
 from edgedec.memory import MemoryTerm
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.row_ops import NUMPY_ROW_OPS, RowOps
 from edgedec.tokenizer import Tokenizer
 
 Rows = Literal["all", "last"] | NDArray[np.int32]
+_COUNTS = ("n_ctx", "n_parallel", "max_rows", "n_threads", "resident_bytes", "n_gpu_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +307,12 @@ class LoadOptions:
     cache_dir: Path | None = None
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+                raise RequestError(f"{name} is {value!r}; it must be a whole number")
 
 
 @dataclass(frozen=True, slots=True)

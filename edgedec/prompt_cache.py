@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,8 +61,9 @@ def write_prompt_cache(path: Path, cache: PromptCache) -> None:
             file.write(cache.payload)
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StorageError(f"the prompt cache {path} could not be written: {error}") from error
+        with suppress(OSError):  # a file system that lets nothing be written lets nothing be deleted
+            partial.unlink(missing_ok=True)
+        raise StorageError(f"the prompt cache {path} could not be written: {error.strerror or error}") from error
 
 
 def read_prompt_cache(path: Path) -> PromptCache:
@@ -74,7 +76,7 @@ def read_prompt_cache(path: Path) -> PromptCache:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise StorageError(f"the prompt cache {path} could not be read: {error}") from error
+        raise StorageError(f"the prompt cache {path} could not be read: {error.strerror or error}") from error
     start = len(_MAGIC) + _LENGTHS.size
     if not data.startswith(_MAGIC) or len(data) < start:
         raise ModelFormatError(f"{path} is no prompt cache; name another file")

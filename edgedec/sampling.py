@@ -10,6 +10,7 @@ that draws with the same noise mostly draws the same token (Daliri, Musco and Su
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,10 @@ from edgedec.noise import SEED_LIMIT, Noise, gumbel
 from edgedec.row_ops import NUMPY_ROW_OPS, RowOps, nucleus
 
 _SLACK = 1e-3  # of a logit, more than a sum's rounding
+_REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+_WHOLE = ("top_k", "penalty_last_n")
+_WHOLE_OR_NONE = ("seed", "max_tokens", "logprobs")
+_LARGEST_BIAS = 1e30  # what a row of float32 takes, and a penalty on top of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +65,15 @@ class SamplingParams:
     ignore_end: bool = False
 
     def __post_init__(self) -> None:
-        _require("temperature", self.temperature, 0 <= self.temperature < float("inf"), "a number from 0")
+        self._require_types()
+        temperature = self.temperature
+        valid = temperature == 0 or 1e-30 <= temperature < float("inf")
+        _require("temperature", temperature, valid, "a number from 0, the least above it 1e-30")
         _require("top_k", self.top_k, self.top_k >= 0, "a whole number from 0 (0 is off)")
         _require("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1 (1 is off)")
         _require("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1 (0 is off)")
         penalty = self.repetition_penalty
-        _require("repetition_penalty", penalty, 0 < penalty < float("inf"), "above 0 (1 is off)")
+        _require("repetition_penalty", penalty, 0.001 <= penalty <= 1000, "between 0.001 and 1000 (1 is off)")
         for name in ("frequency_penalty", "presence_penalty"):
             _require(name, getattr(self, name), abs(getattr(self, name)) <= 100, "between -100 and 100 (0 is off)")
         _require("penalty_last_n", self.penalty_last_n, self.penalty_last_n >= -1, "from -1 (-1 is all)")
@@ -74,8 +82,22 @@ class SamplingParams:
         _require("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 100, "0 to 100, or None")
         if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
             raise RequestError(f"stop is {self.stop!r}; it must be a tuple of strings, none of them empty")
-        if any(np.isnan(bias) or bias == np.inf for bias in self.logit_bias.values()):
-            raise RequestError("logit_bias must hold numbers or -inf (which rules a token out)")
+        if not all(abs(bias) <= _LARGEST_BIAS or bias == -np.inf for bias in self.logit_bias.values()):
+            raise RequestError("logit_bias must hold numbers from -1e30 to 1e30, or -inf (which rules a token out)")
+
+    def _require_types(self) -> None:
+        """Raise RequestError for values of a wrong type; a limit of 2.5 tokens, say, would never be met."""
+        for name in _REALS:
+            _require(name, getattr(self, name), _is_a(Real, getattr(self, name)), "a number")
+        for name in (*_WHOLE, *_WHOLE_OR_NONE):
+            value = getattr(self, name)
+            absent = value is None and name in _WHOLE_OR_NONE
+            _require(name, value, absent or _is_a(Integral, value), "a whole number")
+        _require("ignore_end", self.ignore_end, isinstance(self.ignore_end, bool), "True or False")
+        _require("stop", self.stop, isinstance(self.stop, Sequence), "a tuple of strings")
+        bias = self.logit_bias
+        known = isinstance(bias, Mapping) and all(_is_a(Integral, i) and _is_a(Real, b) for i, b in bias.items())
+        _require("logit_bias", bias, known, "a mapping of token ids to numbers")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -96,6 +118,10 @@ class SamplingParams:
     def has_truncation(self) -> bool:
         """Whether some tokens are ruled out for being improbable."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+def _is_a(kind: type, value: object) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _require(name: str, value: Any, holds: bool, expected: str) -> None:

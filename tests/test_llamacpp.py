@@ -104,6 +104,26 @@ def test_what_was_not_loaded_for_is_refused(tiny_path: Path) -> None:
         LlamaCpp().load(tiny_path, LoadOptions(device="NoSuchDevice"))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_threads": 100_000},  # a segmentation fault in llama.cpp
+        {"n_threads": 1 << 32 | 1},
+        {"n_ctx": 99_999_999_999},
+        {"n_parallel": 1 << 20},
+        {"max_rows": 1 << 20},
+        {"n_gpu_layers": 1 << 33},
+        {"n_gpu_layers": -7},
+    ],
+    ids=str,
+)
+def test_numbers_that_llama_cpp_can_not_hold_are_refused(tiny_path: Path, options: dict[str, int]) -> None:
+    """They would crash it, keep it busy for minutes, or be taken modulo 2^32."""
+    (name, value) = next(iter(options.items()))
+    with pytest.raises(RequestError, match=f"{name} is {value}; it must be from"):
+        LlamaCpp().load(tiny_path, LoadOptions(**options))  # type: ignore[arg-type]
+
+
 def test_more_rows_than_llama_cpp_has_sequences(tiny_path: Path) -> None:
     """300 rows of logits are returned for a chain, though there are only 256 sequences for trees and forks."""
     with LlamaCpp().load(tiny_path, LoadOptions(n_ctx=512, max_rows=300)) as model:
@@ -215,16 +235,19 @@ def test_cancelling_a_long_prefill(smollm: edgedec.Engine) -> None:
     """cancel() from another thread stops a prefill at a chunk's end, and the session goes on."""
     session = smollm.session(2048)
     prompt = np.arange(2000, dtype=np.int32) + 1000
-    reached = threading.Event()
+    reached, cancelled = threading.Event(), threading.Event()
 
     def on_progress(progress: Progress) -> None:
         if progress.done >= 512:
             reached.set()
+        if progress.done >= 1536:  # a thread that was late has time until here
+            assert cancelled.wait(60)
 
     def stop() -> None:
         reached.wait(60)
-        time.sleep(0.05)
+        time.sleep(0.05)  # into the next chunk
         session.cancel()
+        cancelled.set()
 
     thread = threading.Thread(target=stop)
     thread.start()

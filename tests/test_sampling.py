@@ -117,6 +117,22 @@ def test_the_row_is_not_changed() -> None:
     assert np.array_equal(row, HALVES)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1e-30},
+        {"repetition_penalty": 0.001, "frequency_penalty": 100},
+        {"repetition_penalty": 1000, "frequency_penalty": -100},
+        {"logit_bias": {0: 1e30, 1: -1e30}, "repetition_penalty": 1000, "temperature": 1e-30},
+    ],
+    ids=str,
+)
+def test_the_furthest_values_allowed_overflow_nowhere(options: dict[str, Any]) -> None:
+    """Every option may go to its bounds, alone or with others, and the row stays one of numbers."""
+    assert sum(probs([100, -100, 3, 2], replace(PLAIN, **options), seen=[0, 1, 1, 2])) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("row", [[-INF, -INF], [np.nan, np.nan], [INF, 0]])
 def test_nothing_to_choose_from_is_refused(row: list[float], temperature: float) -> None:
@@ -155,11 +171,32 @@ def test_a_bias_outside_the_vocabulary_is_refused() -> None:
         {"stop": ("",)},
         {"logit_bias": {0: INF}},
         {"logit_bias": {0: float("nan")}},
+        # Beyond these a row of float32 overflows.
+        {"temperature": 1e-320},
+        {"repetition_penalty": 1e-40},
+        {"repetition_penalty": 1e308},
+        {"logit_bias": {0: 1e308}},
+        {"logit_bias": {0: -1e308}},
+        # Wrong types: a limit of 2.5 tokens would never be met.
+        {"max_tokens": 2.5},
+        {"max_tokens": True},
+        {"top_k": 1.5},
+        {"penalty_last_n": 3.3},
+        {"seed": 1.5},
+        {"logprobs": True},
+        {"temperature": "hot"},
+        {"top_p": None},
+        {"frequency_penalty": 1j},
+        {"ignore_end": "no"},
+        {"stop": 5},
+        {"logit_bias": [1]},
+        {"logit_bias": {"5": 1.0}},
+        {"logit_bias": {5: "x"}},
     ],
     ids=str,
 )
 def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    """Every option has bounds, and NaN lies outside all of them."""
+    """Every option has a type and bounds, and NaN lies outside all of them."""
     with pytest.raises(RequestError, match=next(iter(options))):
         SamplingParams(**options)
 

@@ -26,6 +26,14 @@ from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llam
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 _N_FORKS = 3
+# Beyond these llama.cpp crashes (threads), searches for memory for minutes (context), or takes the number modulo 2^32.
+_BOUNDS = (
+    ("n_ctx", 1, 1 << 24),
+    ("n_parallel", 1, 1 << 16),
+    ("n_threads", 1, 256),
+    ("max_rows", 1, 1 << 16),
+    ("n_gpu_layers", -1, 1 << 16),
+)
 _MMAP, _COPY = 1, 0
 _MIB = 2**20
 
@@ -54,10 +62,10 @@ def check_options(options: LoadOptions) -> None:
     """Raise RequestError for values that llama.cpp does not take."""
     if options.kv_type not in KV_TYPES:
         raise RequestError(f"kv_type is {options.kv_type!r}; the llamacpp runtime takes {', '.join(KV_TYPES)}")
-    for name in ("n_ctx", "n_parallel", "n_threads", "max_rows"):
+    for name, least, most in _BOUNDS:
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise RequestError(f"{name} is {value}; it must be at least 1")
+        if value is not None and not least <= value <= most:
+            raise RequestError(f"{name} is {value}; it must be from {least} to {most}")
     if options.resident_bytes is not None:
         raise RequestError("the llamacpp runtime maps all weights; leave resident_bytes out, or use the cpu runtime")
 

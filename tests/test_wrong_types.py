@@ -1,0 +1,41 @@
+"""What an application may get wrong by type is told, not guessed at."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_models import tiny_llama
+
+import edgedec
+from edgedec.errors import RequestError
+
+
+@pytest.mark.parametrize("prompt", [b"hi", bytearray(b"hi"), None, 5, ["a"], [1.5], {"a": 1}], ids=repr)
+def test_a_prompt_is_text_or_token_ids(tmp_path: Path, prompt: Any) -> None:
+    """Bytes would be taken for token ids and 1.5 for 1: both are refused, as is what holds no ids at all."""
+    with edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", draft="off") as model:
+        with pytest.raises(RequestError, match="a prompt must be a string or a sequence of token ids"):
+            model.generate(prompt, max_tokens=1)
+        assert len(model.generate("hi", max_tokens=1).token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"n_ctx": "64"}, "n_ctx is '64'"),
+        ({"n_ctx": 64.5}, "n_ctx is 64.5"),
+        ({"n_threads": True}, "n_threads is True"),
+        ({"n_parallel": 1.5}, "n_parallel is 1.5"),
+        ({"n_gpu_layers": "all"}, "n_gpu_layers is 'all'"),
+        ({"memory": -5}, "'-5' is no size"),
+        ({"memory": 0}, "'0' is no size"),
+        ({"memory": "9" * 400}, "below 2\\^63"),
+        ({"n_draft_max": 0}, "n_draft_max is 0"),
+        ({"n_draft_max": 10**6}, "n_draft_max is 1000000"),
+    ],
+    ids=str,
+)
+def test_options_of_loading_have_types_and_bounds(tmp_path: Path, options: dict[str, Any], found: str) -> None:
+    """Each refusal names the option and the value."""
+    with pytest.raises(RequestError, match=found):
+        edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", **options).close()
