@@ -176,7 +176,7 @@ def write_gguf(
                         cancel.check("export")
                     n_written += file.write(piece)
                     if on_progress is not None:
-                        on_progress(Progress("write", file.tell(), total, "bytes", tensor.name))
+                        on_progress(Progress("write", file.tell(), total, "bytes", "tensors"))
                 assert n_written == tensor.n_bytes, f"{tensor.name}: {n_written} bytes, expected {tensor.n_bytes}"
                 file.write(bytes(_aligned(n_written, alignment) - n_written))
 

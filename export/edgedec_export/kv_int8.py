@@ -17,6 +17,7 @@ from edgedec.errors import RuntimeUnavailableError
 from edgedec.file_kinds import GRAPH
 from edgedec_export.graph import local_layers
 from edgedec_runtimes.cpu.network import Network
+from edgedec_runtimes.onnx.library import load_library
 
 if TYPE_CHECKING:
     import onnx
@@ -117,9 +118,8 @@ def _scale(cache: F32) -> F32:
 
 
 def _run(folder: Path, feeds: dict[str, NDArray[Any]], outputs: list[str]) -> list[F32]:
+    onnxruntime = load_library()
     try:
-        import onnxruntime  # type: ignore[import-untyped, unused-ignore]
-
         session = onnxruntime.InferenceSession(str(folder / GRAPH), providers=["CPUExecutionProvider"])
         found: list[F32] = session.run(outputs, feeds)
     except Exception as error:  # onnxruntime's errors have no base of their own

@@ -91,7 +91,7 @@ def requantize(
         _check(gguf, part)
     if on_progress is not None:
         total = sum(tensor.n_bytes for tensor in gguf.tensors.values())
-        on_progress(Progress("quantize", total, total, "bytes", Path(out).name))
+        on_progress(Progress("quantize", total, total, "bytes", gguf.paths[0].name))
     return Path(out)
 
 
@@ -164,7 +164,7 @@ def _follow(gguf: GGUF, stdout: IO[str] | None, on_progress: OnProgress | None) 
         lines.append(line.strip())
         begun = _PROGRESS.match(line)
         if begun and begun[1] in gguf.tensors and on_progress is not None:
-            on_progress(Progress("quantize", done, total, "bytes", begun[1]))
+            on_progress(Progress("quantize", done, total, "bytes", gguf.paths[0].name))
             done += gguf.tensors[begun[1]].n_bytes
     return lines
 

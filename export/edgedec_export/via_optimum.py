@@ -189,7 +189,8 @@ class _Steps:
     def _environment(self) -> dict[str, str]:
         """Return this process's environment, and that the network is not to be used where that was asked for."""
         more = {"HF_HUB_OFFLINE": "1"} if self.offline else {}
-        return dict(os.environ) | {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"} | more
+        silent = {"HF_HUB_DISABLE_TELEMETRY": "1", "ORT_DISABLE_TELEMETRY": "1"}
+        return dict(os.environ) | silent | {"TOKENIZERS_PARALLELISM": "false"} | more
 
 
 def _read_facts(work: Path) -> Described:

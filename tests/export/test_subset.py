@@ -91,6 +91,7 @@ def test_all_but_the_layers_is_copied(tmp_path: Path) -> None:
     assert len(subset.tensors) == len(whole.tensors) - 9
     assert seen[-1].done <= seen[-1].total == subset.n_bytes  # type: ignore[operator]  # it is known here
     assert [p.done for p in seen] == sorted(p.done for p in seen)
+    assert {p.detail for p in seen} == {"tensors"}  # one name: a bar for each tensor would stay
 
 
 def test_all_layers_give_the_same_file(tmp_path: Path) -> None:

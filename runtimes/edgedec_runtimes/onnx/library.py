@@ -1,5 +1,6 @@
 """ONNX Runtime: finding it, opening a graph in it, and what its errors mean to us."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
 from edgedec_runtimes.onnx.providers import CPU, Chosen
 
 _OLDEST = (1, 24)
+_NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # onnxruntime's own variable, read when it is imported
 _FATAL = 4  # nothing less is logged: what went wrong is in the exception
 _NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "available memory")
 _NO_OPERATOR = ("not implemented", "could not find an implementation", "no op registered", "is not a registered")
@@ -25,9 +27,13 @@ _NO_OPERATOR = ("not implemented", "could not find an implementation", "no op re
 def load_library() -> Any:
     """Import onnxruntime and return the module.
 
+    From 1.29 on its official builds tell Microsoft about every session, names of models included, and keep an id of the
+    device. That is off here, unless ORT_DISABLE_TELEMETRY says otherwise.
+
     Raises:
         RuntimeUnavailableError: It is not installed, broken, or too old.
     """
+    silent = os.environ.setdefault(_NO_TELEMETRY, "1") == "1"
     try:
         import onnxruntime  # type: ignore[import-untyped, unused-ignore]
     except Exception as error:  # a broken installation raises whatever its parts raise
@@ -41,6 +47,8 @@ def load_library() -> Any:
             f"onnxruntime {onnxruntime.__version__} is installed, expected {_OLDEST[0]}.{_OLDEST[1]} or newer; "
             "pip install --upgrade onnxruntime"
         )
+    if silent:
+        onnxruntime.disable_telemetry_events()  # for a program that imported it before us
     return onnxruntime
 
 

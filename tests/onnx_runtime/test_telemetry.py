@@ -1,0 +1,34 @@
+"""onnxruntime reports sessions to its makers unless it is told not to; here it is told."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+_LOADED = "import os; from edgedec_runtimes.onnx.library import load_library as l; l(); print(os.environ[{!r}])"
+_VARIABLE = "ORT_DISABLE_TELEMETRY"
+
+
+def loaded(home: Path, said: str | None) -> str:
+    """Load the library in a process with a home of its own; return what its variable was then."""
+    unwanted = {_VARIABLE, "CI", "XDG_CACHE_HOME"}
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted} | {"HOME": str(home)}
+    environment |= {} if said is None else {_VARIABLE: said}
+    command = [sys.executable, "-c", _LOADED.format(_VARIABLE)]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_nothing_is_reported(tmp_path: Path) -> None:
+    """The variable is set before the import, and no id of the device is left in the home."""
+    assert loaded(tmp_path, None) == "1"
+    assert [path.name for path in tmp_path.rglob("*")] == []
+
+
+def test_who_wants_it_may_have_it(tmp_path: Path) -> None:
+    """What the person set stays."""
+    assert loaded(tmp_path, "0") == "0"
