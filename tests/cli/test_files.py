@@ -78,6 +78,14 @@ def test_without_space_the_old_files_stay(model: Path, folder: Path) -> None:
     assert names(folder) == ["a.json", "cache"]
 
 
+def test_a_prompt_cache_that_can_not_be_made_is_said(model: Path, folder: Path) -> None:
+    """The text is out by then: the exit code is 0, also where nothing can be deleted, as on a read-only file system."""
+    cache = folder / ("x" * 250)  # with the ending that it has at first the name is too long, for deleting it too
+    result = run_here("run", model, "Hello", *GREEDY, "--prompt-cache", cache)
+    assert (result.code, result.text) == (0, run_here("run", model, "Hello", *GREEDY).text)
+    assert result.err == f"edgedec: the prompt cache {cache} could not be written: File name too long\n"
+
+
 @pytest.mark.parametrize("runtime", ["reference", "llamacpp"])
 def test_a_prompt_cache_is_made_and_reused(model: Path, folder: Path, runtime: str) -> None:
     """The second run starts from the first one's KV, gives the same text, and leaves one file."""

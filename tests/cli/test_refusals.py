@@ -104,6 +104,18 @@ def test_prompts_that_cannot_be_served(model: Path, tmp_path: Path) -> None:
     run_here("run", model, "x" * 300, "-c", "200").failed(41, "200", "context")
 
 
+def test_a_text_without_an_end(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and pipes are read up to a bound: a device or an endless pipe does not fill the memory."""
+    monkeypatch.setattr("edgedec_apps.cli.prompt._MOST_BYTES", 100)
+    long = tmp_path / "long.txt"
+    long.write_bytes(b"a" * 101)
+    for option in ("--file", "--json-schema", "--grammar", "--chat-template"):
+        run_here("run", model, option, long, stdin=b"hi").failed(40, f"{long} holds more than 100 bytes")
+    run_here("run", model, stdin=b"a" * 101).failed(40, "standard input holds more than 100 bytes")
+    run_here("chat", model, stdin=b"a" * 101).failed(40, "standard input, line 1 holds more than 100 bytes")
+    assert run_here("chat", model, "-n", "1", stdin=b"a" * 100).code == 0
+
+
 def test_zero_bytes_in_a_prompt_are_text(model: Path) -> None:
     """A NUL byte is a character like another: it is a token, and nothing is cut off behind it."""
     result = run_here("run", model, "-n", "1", "--raw", "-v", "--json", stdin=b"a\0bc")

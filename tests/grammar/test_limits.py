@@ -8,7 +8,7 @@ from support.tiny_models import FIRST_BYTE
 
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar, Grammars
-from edgedec_runtimes.grammar.limits import MOST_BYTES
+from edgedec_runtimes.grammar.limits import MOST_BYTES, require_modest
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
@@ -97,3 +97,11 @@ def test_true_and_what_is_no_schema_may_be_referred_to(grammars: Grammars) -> No
     for target in (5, "text"):
         with pytest.raises(RequestError, match="the JSON schema can't be used"):
             grammars.open(Grammar.json_schema({"$ref": "#/title", "title": target}))
+
+
+@pytest.mark.parametrize("source", ["a{1000000}", "(ab){2,1000000}", "x{100001,}"])
+def test_a_repetition_that_takes_a_minute_to_compile_is_refused(source: str) -> None:
+    """It is found before llguidance sees it; what is written as text is none."""
+    with pytest.raises(RequestError, match="repeats something over 100000 times"):
+        require_modest(Grammar.regex(source))
+    require_modest(Grammar.regex(r"a{100000}\{1000000\}"))

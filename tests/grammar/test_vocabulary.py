@@ -88,3 +88,30 @@ def test_a_schema_may_ask_for_its_own_white_space() -> None:
             text = text[len(PIECES[token]) :]
             constraint.commit(token)
         assert text == ""
+
+
+def test_a_long_forced_text_is_spelled_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step encodes a bounded part of what is certain to follow, and the tokens stay those of the whole."""
+    lengths: list[int] = []
+    encode = Spaced.encode
+
+    def counted(tokenizer: Spaced, text: str, **options: bool) -> list[int]:
+        lengths.append(len(text))
+        return encode(tokenizer, text, **options)
+
+    monkeypatch.setattr(Spaced, "encode", counted)
+    found = []
+    for most in (10_000, 20):
+        monkeypatch.setattr("edgedec_runtimes.grammar.vocabulary._MOST_CHARACTERS", most)
+        constraint = Grammars(Spaced()).open(Grammar.json_schema({"const": {"name": "name me " * 50}}))
+        tokens: list[int] = []
+        lengths.clear()
+        while not constraint.is_complete:
+            tokens.append(constraint.forced()[0])
+            constraint.commit(tokens[-1])
+        found.append((tokens, max(lengths)))
+    (whole, n_whole), (parts, n_part) = found
+    assert Spaced().decode(whole) == json.dumps({"name": "name me " * 50})
+    assert parts == whole
+    assert n_whole > 400
+    assert n_part <= 21  # with the line end before it

@@ -27,7 +27,7 @@ CHAT = {"messages": messages("x"), "max_tokens": 1}
             "messages[0].content",
             "list of text parts",
         ),
-        ({"temperature": -1}, "temperature", "a number from 0"),
+        ({"temperature": -1}, "temperature", "temperature is -1.0; it must be a number from 0"),
         ({"temperature": "hot"}, "temperature", "must be a number"),
         ({"temperature": True}, "temperature", "must be a number"),
         ({"temperature": 10**400}, "temperature", "too many digits"),

@@ -23,7 +23,13 @@ def option(*flags: str, help: str, panel: str, metavar: str | None = None) -> An
     """Declare an option with its environment variable (EDGEDEC_MAX_TOKENS for --max-tokens)."""
     name = flags[0].split("/")[0].strip("-").replace("-", "_").upper()
     return typer.Option(
-        *flags, help=help, rich_help_panel=panel, envvar=f"EDGEDEC_{name}", show_envvar=False, metavar=metavar
+        *flags,
+        help=help,
+        rich_help_panel=panel,
+        envvar=f"EDGEDEC_{name}",
+        show_envvar=False,
+        metavar=metavar,
+        readable=False,  # of a path: that it can't be read is told where it is read, as a StorageError
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from edgedec.errors import RequestError, StorageError
 
 _STANDARD_INPUT = "standard input"
+_MOST_BYTES = 64_000_000  # of one text, more than any context takes; a device or an endless pipe would fill the memory
 
 
 def find_prompt(prompt: str | None, file: Path | None) -> str | None:
@@ -16,7 +17,7 @@ def find_prompt(prompt: str | None, file: Path | None) -> str | None:
     Of a file or a pipe, a mark of UTF-8 at the start and one line end at the end don't count.
 
     Raises:
-        RequestError: Both were given, or it is not UTF-8.
+        RequestError: Both were given, or it is not UTF-8, or has no end in sight.
         StorageError: The file can't be read.
     """
     if prompt is not None:
@@ -27,12 +28,13 @@ def find_prompt(prompt: str | None, file: Path | None) -> str | None:
         return _without_line_end(read_text(file))
     if file is None and sys.stdin.isatty():
         return None
-    return _without_line_end(_decoded(sys.stdin.buffer.read(), _STANDARD_INPUT))
+    return _without_line_end(_decoded(sys.stdin.buffer.read(_MOST_BYTES + 1), _STANDARD_INPUT))
 
 
 def piped_lines() -> Iterator[str]:
     """Yield the lines of standard input that say something."""
-    for number, line in enumerate(sys.stdin.buffer, start=1):
+    lines = iter(lambda: sys.stdin.buffer.readline(_MOST_BYTES + 1), b"")
+    for number, line in enumerate(lines, start=1):
         if text := _decoded(line, f"{_STANDARD_INPUT}, line {number}").strip():
             yield text
 
@@ -42,10 +44,11 @@ def read_text(path: Path) -> str:
 
     Raises:
         StorageError: It can't be read.
-        RequestError: It is not UTF-8.
+        RequestError: It is not UTF-8, or has no end in sight.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
     return _decoded(data, str(path))
@@ -62,6 +65,8 @@ def argument_text(text: str | None, name: str) -> str | None:
 
 
 def _decoded(data: bytes, name: str) -> str:
+    if len(data) > _MOST_BYTES:
+        raise RequestError(f"{name} holds more than {_MOST_BYTES} bytes; give a shorter text")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -122,7 +122,8 @@ def checked(option: str, value: Any, fields: Fields, name: str) -> Any:
     try:
         SamplingParams(**{option: value})
     except RequestError as error:
-        raise fields.refusal(name, f"is {value!r:.100}: {error}") from error
+        expected = str(error).partition("; ")[2] or str(error)  # what stands before it names our option
+        raise fields.refusal(name, f"is {value!r:.100}; {expected}") from error
     return value
 
 

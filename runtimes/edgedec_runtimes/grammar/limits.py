@@ -22,7 +22,10 @@ MOST_EXPANDED = 50_000
 """Parts of a terminal, with those of the terminals in it."""
 MOST_BYTES: Mapping[Kind, int] = {"regex": 20_000, "lark": 100_000}
 """Of a source; the time to compile one long expression grows with its square."""
+MOST_REPEATED = 100_000
+"""Of one repetition in a regular expression; a million takes a minute to compile."""
 
+_REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _HEAD = re.compile(r"[^\S\n]*[?!]*(?P<name>[A-Za-z_][\w-]*)[^\S\n]*[:.{\[]")  # definitions begin lines, each on its own
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
@@ -43,6 +46,10 @@ def require_modest(grammar: Grammar) -> None:
     n_bytes, most = len(grammar.source.encode(errors="surrogatepass")), MOST_BYTES.get(grammar.kind)
     if most is not None and n_bytes > most:
         raise RequestError(f"the {grammar.kind} takes {n_bytes} bytes; at most {most} are compiled: cut it down")
+    if grammar.kind == "regex":
+        counts = (int(n[:20]) for pair in _REPETITION.findall(grammar.source) for n in pair if n)
+        if max(counts, default=0) > MOST_REPEATED:
+            raise RequestError(f"the regex repeats something over {MOST_REPEATED} times; ask for fewer")
     if grammar.kind == "json_schema":
         _require_shallow(_schema_parts(json.loads(grammar.source)), "JSON schema")
     elif grammar.kind == "lark":

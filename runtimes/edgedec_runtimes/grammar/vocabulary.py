@@ -6,6 +6,7 @@ from typing import Any
 from edgedec.errors import EdgedecError
 from edgedec.tokenizer import Tokenizer
 
+_MOST_CHARACTERS = 4000
 _SPECIAL = b"\xff"  # no UTF-8 text holds it; what llguidance puts before the name of a special token
 
 
@@ -39,6 +40,7 @@ class Vocabulary:
         Encoded by itself, a text may get a space put before it; after a line end it does not. Where neither way spells
         the text, the longest tokens are taken from the left.
         """
+        text = text[:_MOST_CHARACTERS]
         data = text.encode()
         for before in ("", "\n"):
             ids = self._encode(before + text)
