@@ -3,11 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from support.real_models import real_model
 from support.tiny_models import tiny_llama
 
 import edgedec
+
+# What an example may take depends on the machine, and on what else it does; the number of examples is bounded.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 CHATML = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"

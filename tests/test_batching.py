@@ -110,7 +110,14 @@ def test_everybody_gets_the_bits_of_being_alone(model: Model) -> None:
     shared = batcher(counted)
     prompts = [prompt(i, n) for i, n in enumerate((3, 20, PIECE_ROWS * 2 + 5, 1))]
     sessions = [shared.session(N_CTX) for _ in prompts]
-    found = at_once([partial(decoded, s, p, 20) for s, p in zip(sessions, prompts, strict=True)])
+    counted.gate.clear()
+
+    def open_the_gate() -> None:
+        wait_for(shared, len(sessions))
+        counted.gate.set()
+
+    calls = [partial(decoded, s, p, 20) for s, p in zip(sessions, prompts, strict=True)]
+    *found, _ = at_once([*calls, open_the_gate])
     for rows, ids in zip(found, prompts, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(rows, alone(model, ids, 20), strict=True))
     assert max(counted.sizes) > 1

@@ -282,18 +282,21 @@ def test_async_counterparts(tiny: edgedec.Engine) -> None:
     assert chatted == tiny.chat([{"role": "user", "content": "x"}], temperature=0, max_tokens=4).text
 
 
-def test_cancelling_the_task_stops_the_generation(tiny: edgedec.Engine) -> None:
+@pytest.mark.parametrize("runtime", ["reference", "llamacpp", "cpu"])
+def test_cancelling_the_task_stops_the_generation(tiny_path: Path, runtime: str) -> None:
     """Cancelling an agenerate task cancels the generation, so that the next request is served."""
+    with edgedec.load(tiny_path, runtime=runtime, n_ctx=100_000, draft=None) as engine:
 
-    async def work() -> None:
-        task = asyncio.create_task(tiny.agenerate(PROMPT, temperature=0, ignore_end=True))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        async def work() -> None:
+            task = asyncio.create_task(engine.agenerate(PROMPT, temperature=0, ignore_end=True))
+            while not engine._turns._holders and not task.done():
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
-    asyncio.run(work())
-    assert tiny.generate(PROMPT, max_tokens=1, ignore_end=True).stats.n_generated_tokens == 1
+        asyncio.run(work())
+        assert engine.generate(PROMPT, max_tokens=1, ignore_end=True).stats.n_generated_tokens == 1
 
 
 def test_use_after_close_raises(tiny_path: Path) -> None:
@@ -439,7 +442,7 @@ def test_every_public_name_exists() -> None:
 
 def test_closing_stops_a_stream_in_another_thread(tiny_path: Path) -> None:
     """close() ends what is running elsewhere before it frees the model; later requests are refused."""
-    engine = edgedec.load(tiny_path, runtime="llamacpp", n_ctx=2048)
+    engine = edgedec.load(tiny_path, runtime="llamacpp", n_ctx=100_000)
     started = threading.Event()
     results: list[edgedec.Generation] = []
 
@@ -471,15 +474,19 @@ def test_leaving_the_with_block_inside_a_stream(tiny_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one thread")
 def test_ctrl_c_in_an_application_leaves_the_model_usable(tiny_path: Path) -> None:
-    """A KeyboardInterrupt between native calls ends the request, and the next one gives a cold start's text."""
+    """A KeyboardInterrupt between native calls ends the request, and the next one gives a cold start's text.
+
+    20,000 tokens take far longer than any of the delays.
+    """
     code = (
         "import _thread, sys, threading, time, edgedec\n"
-        "with edgedec.load(sys.argv[1], runtime='llamacpp', n_ctx=2048) as m:\n"
+        "with edgedec.load(sys.argv[1], runtime='llamacpp', n_ctx=30_000) as m:\n"
         "    cold = m.generate('abc', temperature=0, max_tokens=20, ignore_end=True).text\n"
         "    for delay in (0.01, 0.02, 0.03, 0.05, 0.08):\n"
-        "        timer = threading.Timer(delay, _thread.interrupt_main); timer.start()\n"
+        "        timer = threading.Timer(delay, _thread.interrupt_main)\n"
         "        try:\n"
-        "            m.generate('abcdef' * 200, temperature=0, ignore_end=True)\n"
+        "            timer.start()\n"
+        "            m.generate('abcdef' * 200, temperature=0, ignore_end=True, max_tokens=20_000)\n"
         "        except KeyboardInterrupt:\n"
         "            print('interrupted')\n"
         "        timer.join()\n"

@@ -324,10 +324,10 @@ def test_claims_cost_nothing(tmp_path: Path, n_tensors: int, n_keys: int) -> Non
     """A 100-byte file that claims 2^60 entries is refused at once, without memory for them."""
     path = write_gguf(tmp_path / "m.gguf", {"k": "x" * 60}, (), Claims(n_tensors=n_tensors, n_keys=n_keys))
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(ModelFormatError):
         read_gguf(path)
-    seconds = time.perf_counter() - start
+    seconds = time.thread_time() - start
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert seconds < 0.5

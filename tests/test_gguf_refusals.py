@@ -16,7 +16,7 @@ from support.gguf_writer import Claims, RawTensor, Typed, build_gguf, tiny_text_
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.file_kinds import HEAD_BYTES, name_format
 from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUFArray, ValueType, read_gguf
+from edgedec.gguf import GGUF, GGUFArray, ValueType, read_gguf
 
 F32 = GGMLType.F32
 SAFETENSORS = struct.pack("<Q", 60) + json.dumps({"a": {"dtype": "F32", "shape": [1]}}).encode()
@@ -197,16 +197,26 @@ def test_more_nested_arrays_than_any_model_are_refused(tmp_path: Path) -> None:
         read_gguf(write_gguf(tmp_path / "m.gguf", {"k": nested}))
 
 
+def read_soon(path: Path) -> GGUF:
+    """Read a header, within half a second of this thread's own time, whatever else the machine does."""
+    start = time.thread_time()
+    try:
+        return read_gguf(path)
+    finally:
+        assert time.thread_time() - start < 0.5
+
+
 @pytest.mark.skipif(os.name == "nt", reason="sparse files need a file system that makes them")
 def test_a_header_larger_than_any_model_is_refused(tmp_path: Path) -> None:
     """In a file of 1 TB, a string of 512 GB is refused at once and not read."""
     path = tmp_path / "m.gguf"
     path.write_bytes(patched("text", "length", 0, 2**39))
-    os.truncate(path, 2**40)
-    start = time.perf_counter()
+    try:
+        os.truncate(path, 2**40)
+    except OSError as error:
+        pytest.skip(f"this file system has no such files: {error}")
     with pytest.raises(ModelFormatError, match="would make the header larger than"):
-        read_gguf(path)
-    assert time.perf_counter() - start < 0.5
+        read_soon(path)
 
 
 @pytest.mark.parametrize("n_left", range(0, 700, 7))
@@ -222,7 +232,7 @@ def test_every_truncation_is_refused(tmp_path: Path, n_left: int) -> None:
 TINY = build_gguf(*tiny_text_model())
 
 
-@settings(max_examples=400, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_header_gives_an_answer_or_an_edgedec_error(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever numbers and bytes of a header change, reading it succeeds or raises an EdgedecError."""
@@ -239,7 +249,7 @@ def test_a_damaged_header_gives_an_answer_or_an_edgedec_error(tmp_path: Path, da
     path = tmp_path / "m.gguf"
     path.write_bytes(damaged)
     try:
-        gguf = read_gguf(path)
+        gguf = read_soon(path)
     except EdgedecError:
         return
     for value in gguf.metadata.values():
@@ -249,14 +259,14 @@ def test_a_damaged_header_gives_an_answer_or_an_edgedec_error(tmp_path: Path, da
         assert len(gguf.read_tensor_bytes(name)) == tensor.n_bytes
 
 
-@settings(max_examples=200, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300), start=st.sampled_from([b"", b"GGUF", b"GGUF\x03\0\0\0"]))
 def test_arbitrary_bytes_are_refused(tmp_path: Path, content: bytes, start: bytes) -> None:
     """Bytes that were never a model give an EdgedecError, or an empty GGUF where they happen to be one."""
     path = tmp_path / "m.gguf"
     path.write_bytes(start + content)
     try:
-        gguf = read_gguf(path)
+        gguf = read_soon(path)
     except EdgedecError:
         return
     assert not gguf.tensors

@@ -1,6 +1,7 @@
 """Fixtures: nothing of this machine's settings, a cache of our own, and tiny models on the reference runtime."""
 
 import logging
+import math
 import os
 from pathlib import Path
 
@@ -47,3 +48,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model without a chat template."""
     return tiny_llama(tmp_path_factory.mktemp("cli") / "plain.gguf", seed=1, n_layer=1, n_ctx_train=256)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands in this process stop in their own time: how soon they do is the machine's, and not told then."""
+    monkeypatch.setattr("edgedec_apps.cli.interrupts._PATIENCE_S", math.inf)

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from edgedec.progress import CancelToken, Progress
 from edgedec_apps.cli import progress as cli_progress
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals and FIFOs")
+
+STOPPING = "edgedec: stopping; Ctrl-C again ends at once"  # what a busy machine may say
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def test_an_interrupted_generation_keeps_its_text(model: Path) -> None:
     result = finish(process)
     assert result.code == 53
     assert (first + result.out).endswith(b"\n")
-    summary, last = result.err.splitlines()
+    summary, last = (line for line in result.err.splitlines() if line != STOPPING)
     assert "(cancelled)" in summary
     assert last == "edgedec: interrupted"
 
@@ -108,7 +111,10 @@ def test_ctrl_c_while_the_prompt_is_read(model: Path, tmp_path: Path) -> None:
     process = start("run", model, "-f", fifo)
     other_end = wait_for_reader(fifo)
     time.sleep(0.5)  # a signal in the microseconds between opening and reading is seen by Python after the read only
-    process.send_signal(signal.SIGINT)
+    while process.poll() is None:  # where half a second was too little for these, the next one comes while it reads
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
     result = finish(process)
     os.close(other_end)
     result.failed(53, "interrupted")

@@ -21,9 +21,9 @@ def document(result: Result) -> dict[str, Any]:
 
 def test_text_goes_to_standard_output_and_the_summary_to_standard_error(model: Path) -> None:
     """Standard output holds the generated text and a line end; the summary is one line on standard error."""
-    result = run_here("run", model, "Hello", *GREEDY, "--json")
+    result = run_here("run", model, "Hello", *GREEDY, "--draft", "off", "--json")
     text = document(result)["text"]
-    shown = run_here("run", model, "Hello", *GREEDY)
+    shown = run_here("run", model, "Hello", *GREEDY, "--draft", "off")
     assert shown.code == 0
     assert shown.text == f"{text}\n"
     (line,) = shown.err.splitlines()

@@ -8,6 +8,9 @@ from support.command_line import ENDLESS, SAY_WORD, Terminal, rename_model, teac
 
 pytest.importorskip("termios", reason="no terminals of POSIX here")
 
+# Its threads wait for each other in a loop: on a busy machine for seconds.
+LLAMACPP = ("--runtime", "llamacpp", "--threads", "1")
+
 
 @pytest.mark.parametrize(
     ("word", "shown"),
@@ -21,7 +24,7 @@ pytest.importorskip("termios", reason="no terminals of POSIX here")
 def test_text_of_a_model_cannot_control_the_terminal(model: Path, tmp_path: Path, word: str, shown: str) -> None:
     """Escape sequences, C1 controls and direction overrides are made visible; markup is text."""
     speaker = teach_word(tmp_path / "m.gguf", model, word)
-    with Terminal("run", speaker, "Hello", "-n", "2", *SAY_WORD) as person:
+    with Terminal("run", speaker, "Hello", "-n", "2", *SAY_WORD, in_no_time=True) as person:
         assert person.end() == 0
     assert person.shown.decode().startswith(f"{shown * 2}\r\n\r\nfirst token ")
     assert b"\x1b[2J" not in person.shown
@@ -55,7 +58,7 @@ def test_names_in_files_cannot_control_the_terminal(model: Path, tmp_path: Path)
 def test_the_runtimes_log_cannot_control_the_terminal(model: Path, tmp_path: Path) -> None:
     """llama.cpp logs a model's metadata; with -v it is shown without control characters."""
     odd = rename_model(tmp_path / "m.gguf", model, "x\x1b[31m[b]\u202e")
-    with Terminal("run", odd, "Hello", "-n", "1", "-t", "0", "-v", "--runtime", "llamacpp") as person:
+    with Terminal("run", odd, "Hello", "-n", "1", "-t", "0", "-v", *LLAMACPP) as person:
         assert person.end() == 0
     assert "x␛[31m[b]\ufffd" in person.shown.decode()
     assert b"\x1b[31m" not in person.shown
@@ -90,7 +93,7 @@ def test_a_second_ctrl_c_leaves_the_terminal_as_it_was(model: Path, tmp_path: Pa
 
 def test_a_long_prefill_shows_progress_that_ctrl_c_clears(model: Path) -> None:
     """While a long prompt is evaluated a bar tells how far it is; Ctrl-C takes it away and shows the cursor again."""
-    with Terminal("run", model, "-f", "-", *ENDLESS, "--runtime", "llamacpp", "--draft", "off") as person:
+    with Terminal("run", model, "-f", "-", *ENDLESS, *LLAMACPP, "--draft", "off") as person:
         for _ in range(800):
             person.send("x" * 70 + "\n")
         person.send("\x04")
@@ -105,7 +108,7 @@ def test_a_long_prefill_shows_progress_that_ctrl_c_clears(model: Path) -> None:
 
 def test_a_quick_load_shows_no_progress(model: Path) -> None:
     """What is loaded in no time flickers no bar: the text is the first thing that is shown."""
-    with Terminal("run", model, "Hello", "-n", "1", "-t", "0", "--runtime", "llamacpp") as person:
+    with Terminal("run", model, "Hello", "-n", "1", "-t", "0", *LLAMACPP, in_no_time=True) as person:
         assert person.end() == 0
     assert b"\x1b[" not in person.shown
 

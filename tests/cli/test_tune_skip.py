@@ -36,7 +36,7 @@ def text(tmp_path: Path) -> Path:
 
 def document(*args: Any) -> dict[str, Any]:
     """Return what the command prints with --json, when it succeeds and says nothing else."""
-    result = run_here("tune-skip", *args, *OPTIONS, "--json")
+    result = run_here("tune-skip", *args, "--seconds", "3600", *OPTIONS, "--json")
     assert (result.code, result.err) == (0, ""), result
     found: dict[str, Any] = json.loads(result.out)
     return found

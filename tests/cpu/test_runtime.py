@@ -26,6 +26,7 @@ from edgedec.errors import (
     SessionError,
 )
 from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
+from edgedec.progress import Progress
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference import Reference
@@ -141,13 +142,18 @@ def test_what_is_no_saved_session_is_refused(path: Path, model: Model, tmp_path:
 
 def test_a_long_prefill_is_cancelled_from_another_thread(model: Model) -> None:
     """It ends soon, what is cached ends with a whole chunk, and the session goes on from there."""
-    session, started = model.session(8192), threading.Event()
+    session, started, cancelled = model.session(8192), threading.Event(), threading.Event()
     text = np.resize(TOKENS, 8000)
     caught: list[BaseException] = []
 
+    def note(progress: Progress) -> None:
+        started.set()
+        if progress.done > len(text) - 2 * CHUNK:  # a thread that was late has time until here
+            assert cancelled.wait(60)
+
     def prefill() -> None:
         try:
-            session.forward(text, n_past=0, on_progress=lambda progress: started.set())
+            session.forward(text, n_past=0, on_progress=note)
         except CancelledError as error:
             caught.append(error)
 
@@ -155,6 +161,7 @@ def test_a_long_prefill_is_cancelled_from_another_thread(model: Model) -> None:
     thread.start()
     assert started.wait(60)
     session.cancel()
+    cancelled.set()
     thread.join(60)
     assert len(caught) == 1
     n = session.n_cached

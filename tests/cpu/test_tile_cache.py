@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.gguf_writer import write_gguf
-from support.tile_maker import LAYOUT, Maker, contents
+from support.tile_maker import LAYOUT, Maker, contents, until_seen
 from support.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ModelFormatError, ModelNotFoundError, StorageError
@@ -105,8 +105,12 @@ def test_a_date_kept_is_no_proof(maker: Maker) -> None:
     before = maker.path.stat()
     data = bytearray(maker.path.read_bytes())
     data[-1] ^= 1
-    maker.path.write_bytes(data)
-    os.utime(maker.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def put() -> None:
+        maker.path.write_bytes(data)
+        os.utime(maker.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    until_seen(maker.path, put)
     with maker.open() as tiles:
         assert contents(tiles) == maker.expected()
     assert maker.filled != []
@@ -189,7 +193,7 @@ def test_all_parts_of_a_split_model_count(tmp_path: Path) -> None:
         assert maker.filled == filled
     data = bytearray(paths[1].read_bytes())
     data[-1] ^= 1
-    paths[1].write_bytes(data)
+    until_seen(paths[1], lambda: paths[1].write_bytes(data))
     with maker.open() as tiles:
         assert contents(tiles) == maker.expected()
     assert maker.filled == ["t0", "t1"]
@@ -302,7 +306,7 @@ def test_what_fill_raises_comes_out(maker: Maker, error: BaseException) -> None:
 
 def test_a_model_that_changes_meanwhile(maker: Maker) -> None:
     """Tiles of a file that was written to while they were made are not kept."""
-    maker.on_fill = lambda name: maker.path.touch()
+    maker.on_fill = lambda name: os.utime(maker.path, ns=(1, 1))
     with pytest.raises(StorageError, match="changed while it was read"):
         maker.open()
     assert maker.files() == []

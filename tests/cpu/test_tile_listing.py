@@ -25,7 +25,7 @@ def states(maker: Maker) -> list[str]:
 
 def command(maker: Maker, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     """Run the command line with the maker's cache."""
-    env = os.environ | {"EDGEDEC_CACHE": str(maker.root)}
+    env = os.environ | {"EDGEDEC_CACHE": str(maker.root), "TZ": "UTC"}
     line = [sys.executable, "-m", "edgedec_apps.cli", *arguments]
     return subprocess.run(line, capture_output=True, check=False, timeout=120, env=env)
 

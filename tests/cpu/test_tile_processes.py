@@ -4,18 +4,20 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.tile_maker import LAYOUT, Maker, contents
 
 from edgedec.errors import CancelledError
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, Progress
 
-# Opens the tiles of argv[1] with the cache argv[2]; notes each fill, and at last how it went, in the file argv[3].
+PATIENCE_S = 120.0
+
+# Opens the tiles of argv[1] with the cache argv[2]; notes in the file argv[3] each fill, that it waits, and at last how
+# it went. After so many fills (0: never) it goes on only when there is the file argv[4].
 CHILD = """
 import logging, os, sys, time
 from pathlib import Path
@@ -23,22 +25,28 @@ import numpy as np
 from edgedec.gguf import read_gguf
 from edgedec_runtimes.cpu.tile_cache import TileTensor, open_tiles
 
-path, root, notes, layout, pause_s, n_file_bytes = sys.argv[1:]
+path, root, notes, go, layout, n_fills, n_file_bytes = sys.argv[1:]
 if int(n_file_bytes):
     import resource
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(n_file_bytes), int(n_file_bytes)))
 gguf = read_gguf(path)
-phases = set()
+phases, filled = set(), []
 def note(line):
     with open(notes, "a") as file:
         file.write(line + "\\n")
 def fill(name, out, start):
     note("fill")
-    time.sleep(float(pause_s))
+    filled.append(name)
+    while len(filled) == int(n_fills) and not Path(go).exists():
+        time.sleep(0.01)
     out[:-3] = np.frombuffer(gguf.read_tensor_bytes(name), np.uint8)[::-1]
+def report(progress):
+    if progress.phase == "wait" and "wait" not in phases:
+        note("wait")
+    phases.add(progress.phase)
 logging.basicConfig(level=logging.WARNING)
 tensors = [TileTensor(name, info.n_bytes + 3) for name, info in gguf.tensors.items()]
-tiles = open_tiles(gguf, tensors, fill, layout=layout, cache_dir=Path(root), on_progress=lambda p: phases.add(p.phase))
+tiles = open_tiles(gguf, tensors, fill, layout=layout, cache_dir=Path(root), on_progress=report)
 right = all(tiles[n].tobytes() == gguf.read_tensor_bytes(n)[::-1] + bytes(3) for n in gguf.tensors)
 note(f"{'right' if right else 'WRONG'} {'mapped' if tiles.mapped else 'memory'} {' '.join(sorted(phases))}")
 """
@@ -47,27 +55,31 @@ note(f"{'right' if right else 'WRONG'} {'mapped' if tiles.mapped else 'memory'} 
 class Children:
     """Processes that open the tiles of one model."""
 
-    def __init__(self, maker: Maker, notes: Path) -> None:
+    def __init__(self, maker: Maker, folder: Path) -> None:
         self._maker = maker
-        self._notes = notes
+        self._notes, self._go = folder / "notes.txt", folder / "go"
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *, pause_s: float = 0.0, n_file_bytes: int = 0) -> subprocess.Popen[bytes]:
-        """Start one that pauses in each fill and may write files of so many bytes (0: of any size)."""
-        arguments = [self._maker.path, self._maker.root, self._notes, LAYOUT, pause_s, n_file_bytes]
+    def start(self, *, n_fills: int = 0, n_file_bytes: int = 0) -> subprocess.Popen[bytes]:
+        """Start one that stops in that fill (0: in none) until go(), and may write files of so many bytes (0: any)."""
+        arguments = [self._maker.path, self._maker.root, self._notes, self._go, LAYOUT, n_fills, n_file_bytes]
         child = subprocess.Popen([sys.executable, "-c", CHILD, *map(str, arguments)], stderr=subprocess.PIPE)
         self._started.append(child)
         return child
+
+    def go(self) -> None:
+        """Let those that have stopped go on."""
+        self._go.touch()
 
     def notes(self) -> list[str]:
         """Return what they noted so far."""
         return self._notes.read_text(encoding="utf-8").splitlines() if self._notes.exists() else []
 
-    def wait_for_fills(self, n_fills: int) -> None:
-        """Wait until so many tensors were begun."""
-        end = time.monotonic() + 60
-        while self.notes().count("fill") < n_fills:
-            assert time.monotonic() < end, "no child filled anything"
+    def wait_for(self, note: str, n_times: int) -> None:
+        """Wait until something was noted so many times."""
+        end = time.monotonic() + PATIENCE_S
+        while self.notes().count(note) < n_times:
+            assert time.monotonic() < end, f"{note!r} was not noted {n_times} times: {self.notes()}"
             time.sleep(0.01)
 
     def end(self) -> None:
@@ -80,47 +92,57 @@ class Children:
 @pytest.fixture
 def children(maker: Maker, tmp_path: Path) -> Iterator[Children]:
     """Processes that open the tiny model's tiles; none outlives the test."""
-    started = Children(maker, tmp_path / "notes.txt")
+    started = Children(maker, tmp_path)
     yield started
     started.end()
 
 
+def at_the_first_wait(act: Callable[[], None], maker: Maker) -> Callable[[Progress], None]:
+    """Return what notes progress with the maker, and acts when it is first told to wait."""
+
+    def report(progress: Progress) -> None:
+        if progress.phase == "wait" and "wait" not in maker.phases():
+            act()
+        maker.reports.append(progress)
+
+    return report
+
+
 def test_processes_at_once_make_one_file(maker: Maker, children: Children) -> None:
-    """Of three processes that start at once one makes the tiles; the others wait, say so, and map the same file."""
-    started = [children.start(pause_s=0.05) for _ in range(3)]
-    assert [child.wait(timeout=60) for child in started] == [0, 0, 0]
+    """Of three processes one makes the tiles; the others wait, say so, and map the same file."""
+    started = [children.start(n_fills=1) for _ in range(3)]
+    children.wait_for("wait", 2)
+    children.go()
+    assert [child.wait(timeout=PATIENCE_S) for child in started] == [0, 0, 0]
     n_tensors = len(maker.tensors())
     assert children.notes().count("fill") == n_tensors
-    ends = sorted(line for line in children.notes() if line != "fill")
-    assert ends[0] == "right mapped tiles"
-    assert all(end in ("right mapped wait", "right mapped ") for end in ends[1:]), (
-        ends
-    )  # the last may have started late
+    ends = sorted(line for line in children.notes() if line not in ("fill", "wait"))
+    assert ends == ["right mapped tiles", "right mapped wait", "right mapped wait"]
     assert [path.suffix for path in maker.files()] == [".json", ".tiles"]
 
 
 def test_waiting_is_said_and_can_be_cancelled(maker: Maker, children: Children) -> None:
     """While another process makes the tiles, the phase is "wait"; cancelling ends the wait, not the other's work."""
-    child = children.start(pause_s=0.1)
-    children.wait_for_fills(2)
+    child = children.start(n_fills=2)
+    children.wait_for("fill", 2)
     cancel = CancelToken()
-    threading.Timer(0.2, cancel.cancel).start()
     with pytest.raises(CancelledError, match=r"wait m\.gguf: cancelled"):
-        maker.open(cancel=cancel)
+        maker.open(cancel=cancel, on_progress=at_the_first_wait(cancel.cancel, maker))
     assert maker.filled == []
     assert maker.phases() == ["wait"]
     assert {report.detail for report in maker.reports} == {"tiles of m.gguf, made by another process"}
-    assert child.wait(timeout=60) == 0
+    children.go()
+    assert child.wait(timeout=PATIENCE_S) == 0
     assert children.notes()[-1] == "right mapped tiles"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9 is POSIX's")
 def test_a_killed_process_blocks_nobody(maker: Maker, children: Children) -> None:
     """After kill -9 in the middle of the work its lock is free, and the next start makes the whole file."""
-    child = children.start(pause_s=0.1)
-    children.wait_for_fills(3)
+    child = children.start(n_fills=3)
+    children.wait_for("fill", 3)
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(timeout=60)
+    child.wait(timeout=PATIENCE_S)
     assert [path.suffix for path in maker.files()] == [".lock", ".partial"]
     with maker.open() as tiles:
         assert tiles.mapped
@@ -132,11 +154,9 @@ def test_a_killed_process_blocks_nobody(maker: Maker, children: Children) -> Non
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9 is POSIX's")
 def test_who_waits_for_a_killed_process_takes_over(maker: Maker, children: Children) -> None:
     """A process that waits makes the tiles itself when the one that it waits for is killed."""
-    first = children.start(pause_s=0.2)
-    children.wait_for_fills(1)
-    killer = threading.Timer(0.3, first.kill)
-    killer.start()
-    with maker.open() as tiles:
+    first = children.start(n_fills=1)
+    children.wait_for("fill", 1)
+    with maker.open(on_progress=at_the_first_wait(first.kill, maker)) as tiles:
         assert contents(tiles) == maker.expected()
     assert maker.phases() == ["wait", "tiles"]
 
@@ -146,7 +166,7 @@ def test_who_waits_for_a_killed_process_takes_over(maker: Maker, children: Child
 def test_a_disk_that_is_full_half_way(maker: Maker, children: Children, n_file_bytes: int) -> None:
     """When writing fails in the middle, the tiles are made in memory, a warning says why, and no file is left."""
     child = children.start(n_file_bytes=n_file_bytes)
-    _, stderr = child.communicate(timeout=60)
+    _, stderr = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 0
     assert children.notes()[-1] == "right memory tiles"
     assert b"WARNING:edgedec.tiles:m.gguf: the cache can't be used: [Errno 27] File too large" in stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.tile_maker import Maker, contents
+from support.tile_maker import Maker, contents, until_seen
 
 from edgedec_runtimes.cpu import tile_cache
 
@@ -104,4 +104,4 @@ def test_a_read_only_cache_is_used(maker: Maker, monkeypatch: pytest.MonkeyPatch
         with maker.open() as tiles:
             assert tiles.mapped
         assert (maker.filled, maker.phases()) == ([], phases)
-        maker.path.chmod(stat.S_IRUSR)  # a new time of the status
+        until_seen(maker.path, lambda: maker.path.chmod(stat.S_IRUSR))  # a new time of the status

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -56,11 +57,13 @@ def test_its_contexts_are_made_while_loading(tmp_path: Path, monkeypatch: pytest
         CommonText([1, 2]).build(LoadOptions(cancel=cancel))
 
 
-def test_what_is_made_quickly_is_not_reported(tmp_path: Path) -> None:
-    """A tenth of a second is no progress worth a line."""
-    told = list[Progress]()
+@pytest.mark.parametrize(("tick_s", "shown"), [(0.03, []), (0.04, [85, 100])])
+def test_what_is_made_quickly_is_not_reported(monkeypatch: pytest.MonkeyPatch, tick_s: float, shown: list[int]) -> None:
+    """A tenth of a second is no progress worth a line; the third look, at item 1,024, may be beyond it."""
+    ticks, told = count(), list[Progress]()
+    monkeypatch.setattr("edgedec.drafters.reporting.monotonic", lambda: tick_s * next(ticks))
     CommonText([1, 2] * 600).build(LoadOptions(on_progress=told.append))
-    assert told == []
+    assert [progress.done for progress in told] == shown
 
 
 def test_the_text_that_ships_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Asking for a draft model that goes on while the target verifies: what is loaded, refused, and told."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,19 @@ def model(tmp_path: Path) -> Iterator[Model]:
     """A draft model."""
     with loaded(tiny(tmp_path, 1)) as found:
         yield found
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the thread draft all that it may before the target verifies, however busy the machine is."""
+    start = OverlappedModel.start
+
+    def start_and_wait(self: OverlappedModel, step: Callable[[], bool]) -> None:
+        start(self, step)
+        assert self._thread is not None
+        self._thread.join()
+
+    monkeypatch.setattr(OverlappedModel, "start", start_and_wait)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +81,7 @@ def test_the_draft_model_runs_on_the_cpu_whatever_the_target_runs_on(tiny_path: 
         open_draft_model(tiny_path, Spelled(["a"]).model({}), elsewhere, overlap=True)
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_command_line_says_what_was_used(tiny_path: Path) -> None:
     """--draft-overlap changes no text, and --explain tells of the tokens drafted ahead; the prompt is read whole."""
     shared = ("run", tiny_path, TEXT[:40], "--raw", "--runtime", "reference", "-t", "0", "-n", "24", "--ignore-end")
@@ -80,6 +94,7 @@ def test_the_command_line_says_what_was_used(tiny_path: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("patient")
 def test_a_real_model_drafts_for_itself() -> None:
     """The 135M model on the cpu runtime: the same text, greedy and with a seed, and what was ready is used."""
     path = real_model("smollm2-135m.gguf")

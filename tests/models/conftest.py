@@ -37,6 +37,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext) -
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr(web, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(web, "TIMEOUT", 300.0)
     monkeypatch.setattr(web, "tls_context", lambda: tls)
     monkeypatch.setattr(storage, "MARGIN_BYTES", 0)
     return cache

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from support.servers import StubServer, model_bytes
 
 from edgedec.errors import CancelledError
+from edgedec.progress import Progress
 from edgedec.resolver import ResolveOptions
 from edgedec_models.resolve import pull
 
@@ -23,14 +25,19 @@ def files_in(root: Path) -> list[str]:
 
 
 def test_two_threads_fetch_once(server: StubServer) -> None:
-    """Of two pulls at once one waits, says so, and then uses what the other has fetched."""
-    server.add("/a.gguf", DATA).pause_s = 0.3
-    phases: set[str] = set()
+    """Of several pulls at once one fetches; the others wait, say so, and then use what it has fetched."""
+    gate = server.add("/a.gguf", DATA).gate = threading.Event()
+    waiting: set[int] = set()
     paths: list[Path] = []
 
+    def note(progress: Progress) -> None:
+        if progress.phase == "wait":
+            waiting.add(threading.get_ident())
+            if len(waiting) == 2:
+                gate.set()
+
     def work() -> None:
-        options = ResolveOptions(on_progress=lambda progress: phases.add(progress.phase))
-        paths.append(pull(f"{server.root}/a.gguf", options))
+        paths.append(pull(f"{server.root}/a.gguf", ResolveOptions(on_progress=note)))
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
@@ -39,18 +46,24 @@ def test_two_threads_fetch_once(server: StubServer) -> None:
         thread.join()
     assert [path.read_bytes() == DATA for path in paths] == [True] * 3
     assert len(server.seen) == 1
-    assert "wait" in phases
+    assert len(waiting) == 2
 
 
-def test_two_processes_fetch_once(server: StubServer, root: Path) -> None:
+def test_two_processes_fetch_once(server: StubServer, root: Path, tmp_path: Path) -> None:
     """The same between processes; no lock file stays."""
-    server.add("/a.gguf", DATA).pause_s = 0.4
+    gate = server.add("/a.gguf", DATA).gate = threading.Event()
     code = (
         "import sys; from edgedec.resolver import ResolveOptions; from edgedec_models.resolve import pull; "
-        "pull(sys.argv[1], ResolveOptions())"
+        "pull(sys.argv[1], ResolveOptions(on_progress=lambda progress: print(progress.phase, flush=True)))"
     )
-    command = [sys.executable, "-c", code, f"{server.root}/a.gguf"]
-    processes = [subprocess.Popen(command) for _ in range(2)]
+    outputs, processes = [tmp_path / f"{i}.txt" for i in range(2)], list[subprocess.Popen[bytes]]()
+    for output in outputs:
+        with output.open("wb") as file:
+            processes.append(subprocess.Popen([sys.executable, "-c", code, f"{server.root}/a.gguf"], stdout=file))
+    while not any(output.read_bytes().startswith(b"wait") for output in outputs):
+        assert any(process.poll() is None for process in processes)
+        time.sleep(0.01)
+    gate.set()
     assert [process.wait(timeout=60) for process in processes] == [0, 0]
     assert len(server.seen) == 1
     assert files_in(root) == ["a.gguf", "a.gguf.json"]
@@ -58,14 +71,16 @@ def test_two_processes_fetch_once(server: StubServer, root: Path) -> None:
 
 def test_waiting_can_be_cancelled(server: StubServer, cancel_after: CancelAfter) -> None:
     """A pull that waits for another one stops waiting when it is cancelled."""
-    server.add("/a.gguf", DATA).pause_s = 0.4
+    gate = server.add("/a.gguf", DATA).gate = threading.Event()
     first = threading.Thread(target=pull, args=(f"{server.root}/a.gguf", ResolveOptions()))
     first.start()
     while not server.seen:
-        pass
+        assert first.is_alive()
+        time.sleep(0.01)
     options = cancel_after(0)
     assert options.cancel is not None
     options.cancel.cancel()
     with pytest.raises(CancelledError, match="wait for another pull"):
         pull(f"{server.root}/a.gguf", options)
+    gate.set()
     first.join()

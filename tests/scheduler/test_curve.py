@@ -207,6 +207,7 @@ def test_a_step_tells_the_curve_what_keeping_took(parents: list[int], monkeypatc
     assert session.kept == ([[0, 2]] * 2 if is_tree else [])
 
 
+@pytest.mark.usefixtures("clock")
 def test_where_keeping_is_dear_the_policy_takes_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two likely siblings and a child promise 2.0 tokens, the chain among them 1.8, in the time of one step each."""
     monkeypatch.setattr(Oracle, "draft", lambda *_: Draft.tree([3, 4, 5], [-1, -1, 0], [0.5, 0.2, 0.6]))

@@ -6,6 +6,7 @@ import stat
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -245,11 +246,12 @@ def test_places_that_cannot_be_written_are_refused_before_loading(tmp_path: Path
 
 
 @posix
-def test_a_folder_without_permission_is_refused_before_loading(tmp_path: Path) -> None:
+def test_a_folder_without_permission_is_refused_before_loading() -> None:
     """With the reason."""
-    tmp_path.chmod(0o755)
-    with as_anybody(), pytest.raises(StorageError, match=r"can't be written there \(.*Permission denied"):
-        require_draft_store(tmp_path / "store")
+    with TemporaryDirectory() as name:  # pytest's own are closed to others
+        Path(name).chmod(0o555)
+        with as_anybody(), pytest.raises(StorageError, match=r"can't be written there \(.*Permission denied"):
+            require_draft_store(Path(name) / "store")
 
 
 def test_a_failure_to_write_is_told_once_and_leaves_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,14 @@ from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
 
 TEXT = a_text(60)
-SECONDS = 5.0  # long enough for any machine; nothing waits for it where all goes well
+SECONDS = 60.0  # long enough for any machine; nothing waits for it where all goes well
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give pinned drafters, and their constructors, as long."""
+    monkeypatch.setattr("edgedec.policy._DEADLINE_S", SECONDS)
+    monkeypatch.setattr("edgedec.guarded._MAKING_S", SECONDS)
 
 
 def nothing(*_: object) -> None:
@@ -154,10 +161,16 @@ def test_a_drafter_that_raises_ends_itself_only(where: str, how: Callable[..., N
     assert len(reasons) == 1
 
 
+def held(gate: Event) -> Foreign:
+    """Return a drafter that takes no prompt, and so comes to nothing, before a gate is opened."""
+    return Foreign(lambda n: Draft.chain([n]), on_begin=lambda _: gate.wait(SECONDS))
+
+
 def test_a_late_draft_is_left_out_and_the_third_in_a_row_is_the_last() -> None:
     """Steps go on plain; a draft that comes later is not taken for the one asked for then."""
     gate = Event()
-    drafter = running(Foreign(lambda n: (gate.wait(SECONDS), Draft.chain([n]))[1]))
+    drafter = running(held(gate))
+    drafter.begin([1])
     assert [len(drafter.draft(n, monotonic())) for n in (1, 2)] == [0, 0]
     with pytest.raises(PluginError, match="3 drafts in a row came after their deadline"):
         drafter.draft(3, monotonic())
@@ -170,13 +183,15 @@ def test_a_late_draft_is_left_out_and_the_third_in_a_row_is_the_last() -> None:
 def test_misses_count_only_in_a_row() -> None:
     """One in time begins the count anew."""
     gate = Event()
-    drafter = running(Foreign(lambda n: (gate.wait(SECONDS), Draft.chain([n]))[1]))
+    drafter = running(held(gate))
     for _ in range(3):
         gate.clear()
+        drafter.begin([1])
         drafter.draft(1, monotonic())
         drafter.draft(1, monotonic())
         gate.set()
         assert len(drafter.draft(1, monotonic() + SECONDS)) == 1
+    assert drafter.n_late == 6
     drafter.close()
 
 
@@ -184,7 +199,7 @@ def test_a_drafter_that_never_answers_costs_three_deadlines(monkeypatch: pytest.
     """The text is whole; three late drafts are counted, then it is not asked again."""
     monkeypatch.setattr("edgedec.policy._DEADLINE_S", 0.0)
     gate = Event()
-    text, counts, reasons = generated(Foreign(lambda n: gate.wait(SECONDS)))
+    text, counts, reasons = generated(held(gate))
     gate.set()
     assert text == TEXT
     assert (counts["late"], counts["failed"]) == (3, 1)
@@ -297,10 +312,11 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
     """The text begins without it, and so do the next ones, at once, until it returns; then it is called again."""
     monkeypatch.setattr("edgedec.guarded._MAKING_S", 0.05)
     before = threading.active_count()
-    gate, called = Event(), []
+    gate, begun, called = Event(), Event(), list[threading.Thread]()
 
     def make(context: DraftContext) -> Drafter:
         called.append(threading.current_thread())
+        begun.set()
         gate.wait(SECONDS)
         return cast(Drafter, Foreign())
 
@@ -309,6 +325,7 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
         policy, sequence = opened_with(factory, guard=False)
         assert policy is None
         assert reason in sequence.stats.reasons[0]
+        assert begun.wait(SECONDS)
     assert len(called) == 1
     gate.set()
     join(before)

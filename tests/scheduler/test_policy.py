@@ -233,6 +233,7 @@ def test_a_pinned_draft_reaches_verification_as_it_was_made() -> None:
     assert policy_of([one(draft)], CostCurve(), always=True).propose(DecodeStats(), 0, 9) is draft
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_curve_that_knows_nothing_decodes_plainly() -> None:
     """Rows of unknown cost are taken to cost what single ones do."""
     assert len(policy_of([one(Draft.chain([1], 0.99))], CostCurve()).propose(DecodeStats(), 0, 9)) == 0

@@ -1,7 +1,8 @@
 """A server in this process, on a free port, and how tests talk to it."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,3 +95,11 @@ def metric(running: Running, name: str) -> float:
         if line.startswith(f"edgedec_{name} "):
             return float(line.rpartition(" ")[2])
     return 0.0
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    """Wait until something holds."""
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until, what
+        time.sleep(0.01)

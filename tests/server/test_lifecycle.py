@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server.running import ENDLESS, PATIENCE_S, started
+from server.running import ENDLESS, PATIENCE_S, started, wait_until
 from support.command_line import finish, run_here, start
 
 from edgedec.errors import EdgedecError, ModelFormatError
@@ -97,7 +97,7 @@ def test_a_server_ends_while_texts_are_generated(chat_path: Path) -> None:
         assert first.wait(PATIENCE_S)
     reader.join(PATIENCE_S)
     assert '"code": "shutting_down"' in "".join(parts[-3:])
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("edgedec-")]
+    wait_until(lambda: not any(thread.name.startswith("edgedec-") for thread in threading.enumerate()), "threads go on")
 
 
 def address(child: "subprocess.Popen[bytes]") -> str:

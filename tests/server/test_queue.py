@@ -1,16 +1,18 @@
 """The queue, time limits and clients that go away."""
 
 import asyncio
+import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from server.running import ENDLESS, PATIENCE_S, Running, messages, metric, started
+from server.running import ENDLESS, PATIENCE_S, Running, messages, metric, started, wait_until
 
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
@@ -21,14 +23,6 @@ from edgedec_apps.server.requests import Wanted
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.settings import Settings
 from edgedec_apps.server.slots import Slots
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until something holds."""
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until, what
-        time.sleep(0.01)
 
 
 def begun(stream: httpx.Response) -> Iterator[str]:
@@ -126,21 +120,16 @@ def test_a_client_that_goes_away_stops_its_text(endless: Running) -> None:
 
 def test_a_client_that_goes_away_before_the_answer(endless: Running) -> None:
     """The same for an answer in one piece, of which nothing was sent yet, and for a request that waits."""
-    asked = ENDLESS | {"stream": False}
-    threads = []
-    for _ in range(2):
-        thread = threading.Thread(target=_ask_briefly, args=(endless.url, asked))
-        thread.start()
-        threads.append(thread)
-    wait_until(lambda: endless.service.slots.n_waiting == 1, "nobody waits")
-    for thread in threads:
-        thread.join()
+    body = json.dumps(ENDLESS | {"stream": False}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, port = endless.url.removeprefix("http://").split(":")
+    with ExitStack() as connections:
+        for _ in range(2):
+            connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            connection.sendall(head.encode() + body)
+        wait_until(lambda: endless.service.slots.n_waiting == 1, "nobody waits")
+        assert endless.service.slots.n_running == 1
     wait_until(lambda: (endless.service.slots.n_running, endless.service.slots.n_waiting) == (0, 0), "it goes on")
-
-
-def _ask_briefly(url: str, asked: dict[str, Any]) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=0.7)
 
 
 class Panic(BaseException):
@@ -194,8 +183,9 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
 
 def test_a_request_ends_when_its_time_is_over(chat_path: Path) -> None:
     """Beyond --timeout an answer is a 504, and a stream ends with an error instead of a reason."""
-    with started(chat_path, load_options={"n_ctx": 100_000}, timeout_s=0.4) as running:
+    with started(chat_path, load_options={"n_ctx": 100_000}, timeout_s=0.3) as running:
         whole = running.client.post("/v1/chat/completions", json=ENDLESS | {"stream": False})
+        running.service.settings = replace(running.service.settings, timeout_s=2.0)  # for a stream to begin in
         stream = running.client.post("/v1/chat/completions", json=ENDLESS)
         lines = running.client.post(
             "/api/chat", json={"model": "tiny", "messages": messages("x"), "options": {"seed": 1}}
@@ -223,7 +213,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length
 
 def test_a_body_that_does_not_come(chat_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A body that stops coming is a 408 after its time; a client that goes away in its middle is no error."""
-    with started(chat_path, body_timeout_s=0.3) as running:
+    with started(chat_path, body_timeout_s=1.0) as running:
         answer = raw_request(running.url, HEAD, b'{"messages":')
         raw_request(running.url, HEAD, b'{"messages":', b"")
         wait_until(lambda: ',status="400"} 1' in running.client.get("/metrics").text, "it is not noticed")

@@ -23,7 +23,7 @@ from unittest import mock
 
 from edgedec_apps.cli import main
 
-PATIENCE_S = 120.0  # for a machine that does other things as well
+PATIENCE_S = 300.0  # for a machine that does other things as well
 
 # Options for a generation that nothing but an interrupt ends.
 ENDLESS = ("-c", "100000", "--ignore-end", "-t", "0")
@@ -32,11 +32,13 @@ Arg = str | bytes | os.PathLike[str]
 
 # What a process of its own runs; at a terminal it makes the pty its controlling terminal first.
 _COMMAND = [sys.executable, "-m", "edgedec_apps.cli"]
-_AT_TERMINAL = [
-    sys.executable,
-    "-c",
-    "import fcntl, termios, sys; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from edgedec_apps.cli import main; main()",
-]
+_AT_TERMINAL = (
+    "import fcntl, termios, sys; fcntl.ioctl(0, termios.TIOCSCTTY, 0); {}from edgedec_apps.cli import main; main()"
+)
+_CLOCK_STANDS_STILL = (
+    "import types, edgedec_apps.cli.progress as p; p.time = types.SimpleNamespace(monotonic=lambda: 0.0); "
+)
+_END = b"\0the end"
 _CURSOR = re.compile(rb"\x1b\[\?25([hl])")
 
 
@@ -133,14 +135,17 @@ def wait_for_reader(fifo: Path) -> int:
 class Terminal:
     """A person at a terminal: a pty of 100 columns that the command runs on. A context manager."""
 
-    def __init__(self, *args: Arg, env: Mapping[str, str] | None = None, stdout: Any = None) -> None:
-        """Start the command; `stdout` may lead elsewhere."""
+    def __init__(
+        self, *args: Arg, env: Mapping[str, str] | None = None, stdout: Any = None, in_no_time: bool = False
+    ) -> None:
+        """Start the command; `stdout` may lead elsewhere. In no time: by the clock of progress, which stands still."""
         self._master, self._slave = os.openpty()
         self.before = self.settings()
         self.shown = b""
         self._seen = 0
+        code = _AT_TERMINAL.format(_CLOCK_STANDS_STILL if in_no_time else "")
         self.process = subprocess.Popen(
-            [*_AT_TERMINAL, *map(os.fsdecode, args)],
+            [sys.executable, "-c", code, *map(os.fsdecode, args)],
             env=os.environ | {"TERM": "xterm", "COLUMNS": "100"} | dict(env or {}),
             stdin=self._slave,
             stdout=self._slave if stdout is None else stdout,
@@ -188,8 +193,10 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < until, f"it did not end; shown at last: {self.shown[-300:]!r}"
             self._read(time.monotonic() + 0.05)
-        while self._read(time.monotonic() + 0.05):
-            pass
+        os.write(self._slave, _END)  # behind all that the command wrote, some of which may still be on its way
+        while _END not in self.shown:
+            assert self._read(until), f"its last words did not come; shown at last: {self.shown[-300:]!r}"
+        self.shown = self.shown.partition(_END)[0]
         return self.process.returncode
 
     def settings(self) -> list[Any]:

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import threading
-import time
 import zipfile
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +24,7 @@ class Served:
         drops: Bytes after which the connection is cut, one per request.
         ranges: Whether Range is respected.
         token: When given, what Authorization must be.
-        pause_s: Waited before the body.
+        gate: Waited for before the body, five minutes at most.
         length: Whether Content-Length is sent; the end of the body is the end of the connection otherwise.
     """
 
@@ -35,7 +34,7 @@ class Served:
     drops: list[int] = field(default_factory=list)
     ranges: bool = True
     token: str = ""
-    pause_s: float = 0.0
+    gate: threading.Event | None = None
     length: bool = True
 
 
@@ -120,7 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif served.token and self.headers.get("Authorization") != served.token:
             self._end(401, served.headers)
         else:
-            time.sleep(served.pause_s)
+            if served.gate is not None:
+                served.gate.wait(300)
             self._send(served)
 
     def _send(self, served: Served) -> None:

@@ -67,3 +67,10 @@ class Maker:
 def contents(tiles: Tiles) -> dict[str, bytes]:
     """Return the tiles as bytes."""
     return {name: tiles[name].tobytes() for name in tiles}
+
+
+def until_seen(path: Path, change: Callable[[], object]) -> None:
+    """Change a file again and again until its times tell: some file systems' clocks tick every few milliseconds."""
+    before = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == before:
+        change()
