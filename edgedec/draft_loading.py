@@ -20,7 +20,7 @@ from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model
 from edgedec.records import best_length
 
-SUFFIX, COMMON, MODEL, CASCADE, SKIP = "suffix", "common", "model", "cascade", "skip"
+SUFFIX, COMMON, MODEL, CASCADE, SKIP, EXIT = "suffix", "common", "model", "cascade", "skip", "exit"
 NGRAMS = ("recycling", "trigram", "stand")
 AUTO = (SUFFIX, COMMON)
 SKIP_GAIN = 1.03

@@ -18,6 +18,7 @@ from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.draft_loading import (
     COMMON,
+    EXIT,
     SUFFIX,
     drafter_factories,
     open_draft_model,
@@ -264,7 +265,7 @@ def open_engine(
             if n_max >= 1 and SUFFIX in factories and draft_store is not None and first.drafting is not None:
                 store = DraftStore(draft_store, loaded, variant(loaded.card.left_out))
                 first.drafting.use_file(store, options)
-            if n_max >= 1 and not pinned:
+            if n_max >= 1 and (EXIT in factories or not pinned):  # it decides by cost, whoever asked for it
                 most_rows = options.max_rows if planned.plan.terms else MOST_ROWS
                 _share_curve(targets, cost_curve(first.session, options, most_rows=most_rows))
         for target in targets:

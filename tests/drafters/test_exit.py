@@ -58,6 +58,12 @@ def test_the_text_is_plain_decodings(target: Path, monkeypatch: pytest.MonkeyPat
     assert all(one.stats.n_drafts > 10 for one in found)
 
 
+def test_by_name_it_knows_what_rows_cost(target: Path) -> None:
+    """The curve is measured at load for it: rows of unknown cost would never pay, and so never be tried."""
+    with edgedec.load(target, runtime="cpu", n_ctx=256, draft="exit", n_threads=1) as engine:
+        assert len(engine.curve.table()) > 1
+
+
 def agreeing(model: Model, rates: dict[int, float]) -> ExitDrafter:
     """Return a drafter that has seen how often each exit agrees."""
     agreement = Agreement(exits_of(model.card.n_layer), model.card.n_layer)
