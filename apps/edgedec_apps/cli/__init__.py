@@ -1,13 +1,13 @@
 """The command line: `edgedec`.
 
-Generated text goes to standard output, all else to standard error; exit codes are those of edgedec.errors.
+Generated text goes to standard output, all else to standard error; exit codes are those of edgedec.errors. What takes
+time to import is imported where Ctrl-C is caught.
 """
 
 import os
 import sys
 
 from edgedec.errors import CancelledError, EdgedecError, MemoryCapError, StorageError
-from edgedec_apps.cli.terminal import abandon_output, prepare_streams, say
 
 INTERNAL_ERROR = 70
 USAGE_ERROR = 2
@@ -21,8 +21,10 @@ def main() -> None:
 def _run() -> int:
     """Run and return the exit code."""
     try:
+        from edgedec_apps.cli.terminal import prepare_streams
+
         prepare_streams()
-        from edgedec_apps.cli.app import run_app  # here, so that Ctrl-C during the imports is caught below
+        from edgedec_apps.cli.app import run_app
         from edgedec_apps.cli.interrupts import terminable
 
         with terminable():
@@ -31,11 +33,11 @@ def _run() -> int:
     except KeyboardInterrupt:
         return _failed("interrupted", CancelledError.exit_code)
     except BrokenPipeError:  # the reader has had enough
-        abandon_output()
+        _abandon_output()
         return 0
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # typer saw it first
-            abandon_output()
+            _abandon_output()
             return 0
         return error.code if isinstance(error.code, int) else 0
     except Exception as error:
@@ -65,6 +67,14 @@ def _failed(message: str, code: int) -> int:
     try:
         sys.stdout.flush()
     except (OSError, ValueError):  # what can't be written can't be written at exit either
-        abandon_output()
+        _abandon_output()
+    from edgedec_apps.cli.terminal import say
+
     say(f"edgedec: {message}")
     return code
+
+
+def _abandon_output() -> None:
+    from edgedec_apps.cli.terminal import abandon_output
+
+    abandon_output()
