@@ -25,8 +25,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGEDEC_CONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     monkeypatch.setenv("EDGEDEC_RUNTIME", "reference")
+    monkeypatch.setenv("EDGEDEC_DRAFT", "off")  # else each command measures what rows cost, and speaks accordingly
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return root
+
+
+@pytest.fixture
+def drafting(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Draft as by default: for commands that are about that."""
+    monkeypatch.delenv("EDGEDEC_DRAFT")
 
 
 @pytest.fixture(autouse=True)

@@ -33,6 +33,8 @@ from edgedec_apps.bench_measure import (
 from edgedec_apps.bench_prompts import BenchRequest
 from edgedec_apps.cli.progress import ProgressLine
 
+pytestmark = pytest.mark.usefixtures("drafting")
+
 FIGURES = {"tok_s", "plain_tok_s", "speedup", "identical", "accepted_per_step"}
 
 

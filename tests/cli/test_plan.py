@@ -8,6 +8,8 @@ import pytest
 from support.command_line import Result, run_here
 from support.tiny_models import tiny_llama
 
+pytestmark = pytest.mark.usefixtures("drafting")
+
 MB = 1_000_000
 
 

@@ -131,6 +131,7 @@ def test_any_path_is_a_model(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("drafting")
 def test_the_real_model_answers(smollm_path: Path) -> None:
     """The 135M model answers a question through its own chat template."""
     result = run_here("run", smollm_path, "Why is the sky blue?", "-t", "0", "-n", "12", "-q", "--runtime", "llamacpp")
