@@ -333,7 +333,7 @@ def test_the_memory_plan_has_both_models(paths: tuple[Path, Path]) -> None:
     """The small model has its own terms, with the large one's context and one row of logits; it loads under a cap."""
 
     def terms(path: Path, prefix: str) -> dict[str, int]:
-        found: Sequence[MemoryTerm] = Cpu().plan(path, LoadOptions(n_ctx=128, max_rows=1, n_threads=1))
+        found: Sequence[MemoryTerm] = Cpu().plan(path, LoadOptions(n_ctx=128, max_rows=1, n_threads=1, tile_cache=True))
         return {prefix + term.name: term.n_bytes for term in found if not term.base}
 
     expected = terms(paths[LARGE], "") | terms(paths[SMALL], "small model: ")
