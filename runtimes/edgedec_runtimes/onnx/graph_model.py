@@ -1,19 +1,16 @@
 """What models on ONNX Runtime share: one opened graph, whose runs can be stopped, and sessions that end with it."""
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, TypeVar
 
-from edgedec.errors import SessionError
 from edgedec.memory import MemoryTerm
-from edgedec.model import Forward, ForwardItem, ModelCard, Session
-from edgedec.progress import OnProgress
+from edgedec.model import ModelCard, Session
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop
+from edgedec_runtimes.bookkeeping import Checked
+from edgedec_runtimes.held_model import HeldModel
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.library import run_options, translated
@@ -44,13 +41,8 @@ class Opened:
 S = TypeVar("S", bound=Session)
 
 
-class GraphModel(Generic[S]):
-    """The part of edgedec.model.Model that does not depend on what the graph's inputs are.
-
-    Attributes:
-        lock: Held by whatever touches the graph and its sessions; see exclusive().
-        stop: What cancels a forward.
-    """
+class GraphModel(HeldModel[Opened, S]):
+    """The part of edgedec.model.Model that does not depend on what the graph's inputs are."""
 
     def __init__(
         self,
@@ -60,48 +52,11 @@ class GraphModel(Generic[S]):
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
         cache_dir: Path | None,
     ) -> None:
-        """Take over an opened graph.
-
-        Args:
-            opened: The graph.
-            tokenizer: The vocabulary.
-            card: The facts.
-            terms: Makes the memory plan for a context and a number of rows.
-            cache_dir: Where the answer to `batch_invariant` is remembered, or None.
-        """
-        self._opened: Opened | None = opened
-        self._tokenizer = tokenizer
-        self._card = card
-        self._terms = terms
+        """Take over an opened graph, as HeldModel; `batch_invariant` is remembered in cache_dir, where there is one."""
+        super().__init__(opened, tokenizer, card, terms, MAX_ROWS)
         self._cache_dir = cache_dir
         self._invariant: int | None = None
-        self._shape = Shape(card.n_vocab, card.n_embd, card.n_layer, MAX_ROWS)
         self._running: Any = None  # the options of the run that is going on
-        self.lock = ModelLock()
-        self.stop = Stop()
-        self._sessions: weakref.WeakSet[S] = weakref.WeakSet()
-
-    @property
-    def card(self) -> ModelCard:
-        """The facts of the model."""
-        return self._card
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The vocabulary of the export."""
-        return self._tokenizer
-
-    def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
-        """Return what the process will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""
-        return self._terms(n_ctx, n_rows)
-
-    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
-        """Evaluate rows of several sessions, one after another."""
-        return self.forward_with_progress(items, None)
-
-    def forward_with_progress(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
-        """Evaluate rows of several sessions; `on_progress` is told of the tokens of a long prefill."""
-        raise NotImplementedError
 
     @contextmanager
     def _stoppable(self, opened: Opened, sessions: Sequence[S]) -> Iterator[None]:
@@ -129,38 +84,13 @@ class GraphModel(Generic[S]):
         if running is not None and self.stop.flag.value:
             running.terminate = True
 
-    @contextmanager
-    def exclusive(self) -> Iterator[Opened]:
-        """Let nobody else use the graph and its sessions.
-
-        Raises:
-            SessionError: The model is closed, or of the process that this one is a fork of.
-        """
-        with self.lock:
-            self.lock.check_process()
-            if self._opened is None:
-                raise SessionError("the model is closed; load it again")
-            yield self._opened
-
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing, nor does it in a forked child.
 
         There the graph's threads are missing, for which freeing it would wait.
         """
-        if not self.lock.is_ours:
-            return
-        with self.lock:
-            for session in list(self._sessions):
-                session.close()
-            self._opened = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        if self.lock.is_ours:
+            super().close()
 
 
 def pieces(checked: Checked) -> list[tuple[int, int]]:

@@ -1,20 +1,18 @@
 """A model on an NPU's graph: chains, evaluated block by block (`blocks`)."""
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import MemoryCapError, RequestError, SessionError
+from edgedec.errors import MemoryCapError, RequestError
 from edgedec.memory import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items, require_capable
+from edgedec_runtimes.bookkeeping import Checked, check_items, require_capable
+from edgedec_runtimes.held_model import HeldModel
 from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS, Block, blocks
 from edgedec_runtimes.onnx_npu.facts import LOGIT_ROWS, Facts
 from edgedec_runtimes.onnx_npu.graphs import Graphs
@@ -30,13 +28,11 @@ _EXACT_ROWS = PREFILL_ROWS - 1
 _CAPABILITIES = Capabilities(rollback=True, trees=False, fork=True, max_rows=MAX_ROWS, prefill_chunk=PREFILL_ROWS)
 
 
-class NpuModel:
+class NpuModel(HeldModel[Graphs, NpuSession]):
     """Implements edgedec.model.Model.
 
     Attributes:
         facts: Sizes and quantization of the graph.
-        lock: Held by whatever touches graphs and sessions; see exclusive().
-        stop: What cancels a forward.
     """
 
     def __init__(
@@ -56,21 +52,9 @@ class NpuModel:
             card: The facts that the engine needs.
             terms: Makes the memory plan for a context and a number of rows.
         """
+        super().__init__(graphs, tokenizer, card, terms, MAX_ROWS)
         self.facts: Facts = graphs.facts
-        self._graphs: Graphs | None = graphs
         self._embedding = embedding
-        self._tokenizer = tokenizer
-        self._card = card
-        self._terms = terms
-        self._shape = Shape(card.n_vocab, card.n_embd, card.n_layer, MAX_ROWS)
-        self.lock = ModelLock()
-        self.stop = Stop()
-        self._sessions: weakref.WeakSet[NpuSession] = weakref.WeakSet()
-
-    @property
-    def card(self) -> ModelCard:
-        """The facts of the model."""
-        return self._card
 
     @property
     def capabilities(self) -> Capabilities:
@@ -78,18 +62,9 @@ class NpuModel:
         return _CAPABILITIES
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The vocabulary of the export."""
-        return self._tokenizer
-
-    @property
     def batch_invariant(self) -> int:
         """What `blocks` gives by construction, where a graph's row does not depend on the others' contents."""
         return _EXACT_ROWS
-
-    def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
-        """Return what the process will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""
-        return self._terms(n_ctx, n_rows)
 
     def session(self, n_ctx: int) -> NpuSession:
         """Open an empty session; its buffers grow from context to context."""
@@ -106,10 +81,6 @@ class NpuModel:
                 raise MemoryCapError(f"no memory for a session of {n_ctx} tokens; ask for a shorter one") from error
             self._sessions.add(session)
             return session
-
-    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
-        """Evaluate rows of several sessions, one after another."""
-        return self.forward_with_progress(items, None)
 
     def forward_with_progress(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
         """Evaluate rows of several sessions; `on_progress` is told of the tokens of a long prefill."""
@@ -163,32 +134,5 @@ class NpuModel:
             logits[at : at + len(rows)] = facts.quantizers["logits"].dequantize(outputs[-1][: len(rows)])
         cache.write(block.start, n, outputs)
 
-    @contextmanager
-    def exclusive(self) -> Iterator[Graphs]:
-        """Let nobody else use the graphs and their sessions.
-
-        Raises:
-            SessionError: The model is closed, or of the process that this one is a fork of.
-        """
-        with self.lock:
-            self.lock.check_process()
-            if self._graphs is None:
-                raise SessionError("the model is closed; load it again")
-            yield self._graphs
-
-    def close(self) -> None:
-        """Free the graphs and every session; calling it again does nothing."""
-        with self.lock:
-            for session in list(self._sessions):
-                session.close()
-            if self._graphs is not None:
-                self._graphs.close()
-            self._graphs = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _free(self, held: Graphs) -> None:
+        held.close()
