@@ -2,7 +2,7 @@
 
     folder = export_npu("model.gguf", "model-npu", contexts=(128, 512, 1024))
 
-Matrices are int8, activations 16 bits, cached keys and values 8. docs/npu.md says what the folder holds.
+Matrices are int8, activations 16 bits, cached keys and values twice 8. docs/npu.md says what the folder holds.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ from edgedec_export.npu_weights import (
     write_weights,
 )
 from edgedec_runtimes.cpu.network import Network, read_network
-from edgedec_runtimes.onnx_npu.facts import EMBEDDING, ROWS, TARGET, Facts, Quantizer, to_json
+from edgedec_runtimes.onnx_npu.facts import EMBEDDING, KV, ROWS, TARGET, Facts, Quantizer, to_json
 from edgedec_runtimes.vocabulary import open_tokenizer
 
 if TYPE_CHECKING:
@@ -131,11 +131,13 @@ class _Source:
         )
         lowest, highest = (v * facts.embedding_scale for v in write_embedding(self.gguf, self.folder / EMBEDDING))
         plan, seen = self._calibrate(plan, facts, weights, on_progress)
-        how = npu_qdq.quantizers(plan, ranges(plan, seen, (lowest, highest)))
-        model = npu_qdq.emit(self._network(plan, weights), self.initializers, how)
+        quantized = self._network(plan, weights)
+        how = npu_qdq.quantizers(quantized, ranges(plan, seen, (lowest, highest)))
+        model = npu_qdq.emit(quantized, self.initializers, how)
         model.graph.initializer.extend(self.initializers.tensors)
         (self.folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
-        zeros = [how[f"past_{what}_{layer}"].zero_point for layer in range(facts.n_layer) for what in ("key", "value")]
+        cached = [f"past_{what}_high_{layer}" for layer in range(facts.n_layer) for what in ("key", "value")]
+        zeros = [how[name].zero_point for name in cached]
         return replace(facts, quantizers=_boundary(how), zeros=tuple(zeros))
 
     def _network(self, plan: Plan, weights: Weights) -> npu_qdq.Network:
@@ -151,8 +153,8 @@ class _Source:
         first = [sequences[0][:_FIRST_LOOK]]
         look = self._run(plan, facts, weights, embedding, first, None)
         for layer in range(self.network.n_layer):
-            equalize_keys(self.network, weights, layer, look.channels[f"new_key_{layer}"])
-            equalize_values(self.network, weights, layer, look.channels[f"new_value_{layer}"])
+            equalize_keys(self.network, weights, layer, look.channels[f"new_key_high_{layer}"])
+            equalize_values(self.network, weights, layer, look.channels[f"new_value_high_{layer}"])
         reaching = limits(look) if is_rotated(self.gguf) else {}  # with a norm behind it the block can't be cut in two
         plan = make_plan(self.network, self.gguf.tensors.__contains__, reaching)
         return plan, self._run(plan, facts, weights, embedding, sequences, on_progress)
@@ -232,7 +234,7 @@ _BOUNDARY = {"hidden": "hidden", "rotation": "cos", "mask": "mask", "logits": "l
 def _manifest(gguf: GGUF, network: Network, facts: Facts) -> dict[str, Any]:
     return {
         "quant": "balanced",
-        "kv": "u8",
+        "kv": KV,
         "source": {
             "name": gguf.paths[0].name,
             "sha256_of_header": gguf.header_hash,

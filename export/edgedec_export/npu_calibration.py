@@ -20,7 +20,7 @@ from edgedec.tokenizer import Tokenizer
 from edgedec_export.npu_graph import Plan
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.onnx.library import load_library, session_options
-from edgedec_runtimes.onnx_npu.facts import ROWS, Facts
+from edgedec_runtimes.onnx_npu.facts import PARTS, ROWS, Facts
 from edgedec_runtimes.onnx_npu.inputs import rotation, shapes, visible
 
 F32 = NDArray[np.float32]
@@ -161,7 +161,7 @@ def _open(graph: Path, facts: Facts, context: int) -> Any:
 
 def _empty_cache(facts: Facts, context: int) -> dict[str, F32]:
     sizes = shapes(facts, _ROWS, context)
-    names = [(f"past_{what}_{layer}", sizes[f"past_{what}"]) for layer, what in _layers(facts)]
+    names = [(f"past_{what}_{part}_{layer}", sizes[f"past_{what}"]) for layer, what in _layers(facts) for part in PARTS]
     return {name: np.zeros(shape, np.float32) for name, shape in names}
 
 
@@ -190,7 +190,7 @@ def _note(found: Statistics, plan: Plan, facts: Facts, results: dict[str, F32]) 
         usual = float(np.quantile(np.abs(results[f"blk.{layer}.ffn_product"]), 0.999))
         found.usual[layer] = max(usual, found.usual.get(layer, 0.0))
     for layer, what in _layers(facts):
-        name = f"new_{what}_{layer}"
+        name = f"new_{what}_high_{layer}"  # all of it: floats are not rounded
         axis = 2 if what == "key" else 1
         seen = np.stack((results[name].min(axis=axis), results[name].max(axis=axis)))
         lowest, highest = found.channels.get(name, seen)
@@ -199,7 +199,7 @@ def _note(found: Statistics, plan: Plan, facts: Facts, results: dict[str, F32]) 
 
 def _extend(cache: dict[str, F32], facts: Facts, results: dict[str, F32], start: int) -> None:
     for layer, what in _layers(facts):
-        past, new = cache[f"past_{what}_{layer}"], results[f"new_{what}_{layer}"]
+        past, new = cache[f"past_{what}_high_{layer}"], results[f"new_{what}_high_{layer}"]
         if what == "key":
             past[:, :, start : start + _ROWS] = new
         else:

@@ -9,6 +9,9 @@ makes them, `edgedec_runtimes.onnx_npu.inputs`) and the cached keys and values; 
 and the rows' own keys and values, which the host puts into its buffers. Sizes that differ between forwards are free
 dimensions (`DIMENSIONS`), to be fixed when a session is made: one graph serves all of them.
 
+Products of two activations are exact on the hardware only where one of them has 8 bits. So keys and values, of 16 bits,
+are cached and multiplied in two parts of 8: a rounded one, and what is left.
+
 Rotation is in halves for all architectures: where a file pairs neighbours, `npu_weights` reorders the rows of the
 matrices. 1/sqrt(head_dim) is part of the queries' weights.
 """
@@ -21,12 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec_runtimes.cpu.network import Network
+from edgedec_runtimes.onnx_npu.facts import PARTS
 
 DIMENSIONS = ("rows", "context", "slots", "grouped_rows", "logit_rows")
 """New rows; cached slots; both; rows times the queries that share a key; rows of logits."""
-
-KV_BITS = 8
-"""Of cached keys and values: products of two 16-bit activations lose half their bits on the hardware."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Op:
     """One operator with one result.
 
     Attributes:
-        operator: ONNX's name; "Recast" only quantizes anew, "Saturate" so that what is beyond a limit is cut off.
+        operator: ONNX's name; "Recast" only quantizes anew.
         inputs: Names of activations, constants, vectors or matrices.
         same: The result has the quantization of the first input: elements are moved, not computed.
     """
@@ -56,10 +57,10 @@ class Plan:
         constants: Whole numbers that shapes are made of.
         fitted: Shape of each vector that calibration finds rather than the file holds.
         masked: Activations that hidden slots have been ruled out in.
-        limits: The limit of what is cut off, by the result's name.
-        coarse: Activations with longer steps than their range asks for.
-        narrow: Activations of 8 bits; all others have 16.
-        cached: The activation that a cached input holds earlier values of, and is quantized like.
+        limits: By the result's name, the magnitude beyond which it is cut off.
+        coarse: Differences and products with steps so long that what hardware makes of 0 is 0.
+        derived: Activations and inputs that are quantized as another one says: how ("same", the "high" or "low" part of
+            it in 8 bits, "finer" steps), and its name.
     """
 
     inputs: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
@@ -72,8 +73,7 @@ class Plan:
     masked: list[str] = field(default_factory=list)
     limits: dict[str, float] = field(default_factory=dict)
     coarse: set[str] = field(default_factory=set)
-    narrow: set[str] = field(default_factory=set)
-    cached: dict[str, str] = field(default_factory=dict)
+    derived: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def add(self, operator: str, inputs: list[str], output: str, *, same: bool = False, **attributes: Any) -> str:
         """Add an operator and return its result's name."""
@@ -161,12 +161,12 @@ def _attention(part: _Part, layer: int, state: str) -> str:
     k = plan.add("Add", [k, f"{p}.key_offsets"], f"{p}.attn_k.centred")
     keys = _cached(part, layer, "key", k, (1, 2, 0), 2)
     values = _cached(part, layer, "value", _heads(part, layer, "attn_v", x, kv), (1, 0, 2), 1)
-    scores = plan.add("MatMul", [q, keys], f"{p}.scores")
+    scores = _product(plan, q, keys, f"{p}.scores")
     mask = "mask_local" if is_local(n, layer) else "mask"
     scores = plan.add("Add", [scores, mask], f"{p}.masked")
     plan.masked.append(scores)
     weights = plan.add("Softmax", [scores], f"{p}.weights", axis=-1)
-    mixed = plan.add("MatMul", [weights, values], f"{p}.mixed")
+    mixed = _product(plan, weights, values, f"{p}.mixed")
     mixed = plan.reshape(mixed, f"{p}.mixed.by_head", n.n_head, -1, head)
     mixed = plan.transpose(mixed, f"{p}.mixed.by_row", 1, 0, 2)
     mixed = plan.reshape(mixed, f"{p}.mixed.flat", 0, n.n_head * head)
@@ -174,6 +174,13 @@ def _attention(part: _Part, layer: int, state: str) -> str:
     mixed = plan.add("Mul", [mixed, f"{p}.value_factors"], f"{p}.mixed.scaled")
     y = plan.linear(mixed, f"{p}.attn_output.weight", f"{p}.attn_output")
     return _added(part, layer, "post_attention_norm", state, y, "attn")
+
+
+def _product(plan: Plan, x: str, parts: tuple[str, str], output: str) -> str:
+    """Add the product of an activation with another one in two parts."""
+    high, low = (plan.add("MatMul", [x, y], f"{output}.{name}") for y, name in zip(parts, PARTS, strict=True))
+    plan.derived[low] = "finer", high
+    return plan.add("Add", [high, low], output)
 
 
 def _feed_forward(part: _Part, layer: int, state: str) -> str:
@@ -189,27 +196,29 @@ def _feed_forward(part: _Part, layer: int, state: str) -> str:
         gate = plan.add("Mul", [gate, share], f"{p}.ffn_gate.silu")
     product = plan.add("Mul", [gate, up], f"{p}.ffn_product")
     if layer in part.limits:
-        return _feed_forward_apart(part, layer, state, product)
+        return _feed_forward_apart(part, layer, state, (gate, up))
     y = plan.linear(product, f"{p}.ffn_down.weight", f"{p}.ffn_down")
     return _added(part, layer, "post_ffw_norm", state, y, "ffn")
 
 
-def _feed_forward_apart(part: _Part, layer: int, state: str, product: str) -> str:
+def _feed_forward_apart(part: _Part, layer: int, state: str, factors: tuple[str, str]) -> str:
     """Add the end of a feed-forward block whose products reach far beyond what most of them are.
 
     One token in a text may have products thousands of times larger than all others, and without those the text is
     another. So what is below a limit, and what is left of the products beyond it, go through the matrix one by one,
-    each with steps of its own length; those of the rest are so long that it is 0 where nothing was cut off.
+    each with steps of its own length; those of the rest are so long that it and its product are 0 where nothing was cut
+    off. What is below the limit is multiplied once more: steps of the whole product are longer than most products are.
     """
     plan, p = part.plan, f"blk.{layer}"
     low, rest = f"{p}.ffn_low", f"{p}.ffn_rest"
     plan.limits[low] = part.limits[layer]
-    plan.add("Saturate", [product], low)
-    plan.add("Sub", [product, low], rest)
+    plan.add("Mul", list(factors), low)
+    plan.add("Sub", [f"{p}.ffn_product", low], rest)
     plan.coarse.add(rest)
     y = plan.linear(low, f"{p}.ffn_down.weight", f"{p}.ffn_down.low")
     state = _added(part, layer, "post_ffw_norm", state, y, "ffn_low")
     rest = plan.add("MatMul", [rest, f"{p}.ffn_down.weight"], f"{p}.ffn_down.rest")
+    plan.coarse.add(rest)
     return plan.add("Add", [state, rest], f"{p}.ffn_state")
 
 
@@ -251,17 +260,28 @@ def _slice(plan: Plan, x: str, output: str, start: int, stop: int) -> str:
     return plan.add("Slice", [x, *bounds], output, same=True)
 
 
-def _cached(part: _Part, layer: int, what: str, x: str, order: tuple[int, int, int], axis: int) -> str:
-    """Add the rows' keys or values to the outputs, and return them joined to the cached ones."""
+def _cached(part: _Part, layer: int, what: str, x: str, order: tuple[int, int, int], axis: int) -> tuple[str, str]:
+    """Add the rows' keys or values to the outputs, in two parts, and return each joined to the cached ones."""
+    plan, p = part.plan, f"blk.{layer}.{what}"
+    high = plan.add("Recast", [x], f"{p}.high")
+    rounded = plan.add("Recast", [high], f"{p}.rounded")
+    rest = plan.add("Sub", [x, rounded], f"{p}.rest")
+    low = plan.add("Recast", [rest], f"{p}.low")
+    plan.derived |= {high: ("high", x), rounded: ("same", x), rest: ("same", x), low: ("low", x)}
+    first, second = PARTS
+    return (
+        _joined(part, layer, f"{what}_{first}", high, order, axis),
+        _joined(part, layer, f"{what}_{second}", low, order, axis),
+    )
+
+
+def _joined(part: _Part, layer: int, what: str, x: str, order: tuple[int, int, int], axis: int) -> str:
     plan, n = part.plan, part.network
-    past, new, joined = f"past_{what}_{layer}", f"new_{what}_{layer}", f"blk.{layer}.{what}s"
+    past, new = f"past_{what}_{layer}", f"new_{what}_{layer}"
     shape: list[int | str] = [n.n_head_kv, n.head_dim, n.head_dim]
     shape[axis] = "context"
-    past_shape = tuple(shape)
+    plan.inputs[past], plan.derived[past] = tuple(shape), ("same", x)
     shape[axis] = "rows"
     plan.outputs[new] = tuple(shape)
-    narrowed = plan.add("Recast", [x], f"blk.{layer}.{what}.narrow")
-    plan.transpose(narrowed, new, *order)
-    plan.narrow.add(narrowed)
-    plan.inputs[past], plan.cached[past] = past_shape, narrowed
-    return plan.add("Concat", [past, new], joined, same=True, axis=axis)
+    plan.transpose(x, new, *order)
+    return plan.add("Concat", [past, new], f"blk.{layer}.{what}s", same=True, axis=axis)

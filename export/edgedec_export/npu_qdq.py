@@ -6,19 +6,20 @@ column, the other constants 16 bits.
 
 A product's sums are multiplied by input scale * weight scale / output scale, for which the hardware has 11 bits: what
 is rounded there is off by up to 20 steps of the output (the same in every row, as it acts on the zero point). So scales
-of 16-bit activations are powers of two, and those of weights and of keys and values are short numbers: no more is left
-to round.
+of activations are powers of two, and those of weights are short numbers: no more is left to round. Zero points of 16
+bits are multiples of 256, as the hardware adds up upper and lower halves of an activation apart and cuts the sum of the
+lower ones: with another zero point a row of zeros would not give zeros.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_export.npu_graph import KV_BITS, Op, Plan
-from edgedec_runtimes.onnx_npu.facts import Quantizer, spanning
+from edgedec_export.npu_graph import Op, Plan
+from edgedec_runtimes.onnx_npu.facts import LOW_ZERO, Quantizer, spanning
 
 if TYPE_CHECKING:
     import onnx
@@ -31,9 +32,9 @@ FIXED = {"Sigmoid": _UNIT, "Softmax": _UNIT}
 """Quantization of the results of some operators, whatever they were calibrated to."""
 
 
-_SHORT_BITS = 8
 _SCALE_BITS = 10
-_COARSER = 2
+_FINER = 8
+_HALF = 256
 
 
 class Constants(Protocol):
@@ -58,41 +59,71 @@ class Network:
     vectors: Mapping[str, NDArray[np.float32]]
 
 
-def quantizers(plan: Plan, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Quantizer]:
+def quantizers(network: Network, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Quantizer]:
     """Return how every activation and input is quantized.
 
     Hidden slots of all layers are ruled out by one number: so far down that every score, were it the largest there
     is, falls to the lowest end of its range.
 
     Args:
-        plan: The operators.
+        network: The operators, and the matrices' scales.
         ranges: Smallest and largest value of each input but masks, and of each result that is computed rather than
             moved.
     """
-
-    def narrow(name: str) -> Quantizer:
-        return spanning(*ranges[name], KV_BITS, mantissa_bits=_SHORT_BITS)
-
+    plan = network.plan
     found = {name: spanning(*ranges[name]) for name in plan.inputs if name in ranges}
-    found |= {past: narrow(name) for past, name in plan.cached.items()}
+    readers = {source: past for past, (_, source) in plan.derived.items() if past in plan.inputs}
     for op in plan.ops:
-        if op.same:
+        if op.output in plan.derived:
+            relation, other = plan.derived[op.output]
+            found[op.output] = _derived(relation, found[other])
+        elif op.same:
             found[op.output] = found[op.inputs[0]]
         elif op.operator in FIXED:
             found[op.output] = FIXED[op.operator]
-        elif op.output in plan.narrow:
-            found[op.output] = narrow(op.output)
-        elif op.operator == "Saturate":
-            limit = plan.limits[op.output]
-            found[op.output] = Quantizer(limit / 2**15, 2**15)  # hardware cuts off at the range's end
-        elif op.output in plan.coarse:
-            lowest, highest = ranges[op.output]
-            found[op.output] = spanning(_COARSER * lowest, _COARSER * highest, mantissa_bits=1)
+        elif op.output in plan.limits:
+            found[op.output] = Quantizer(plan.limits[op.output] / 2**15, 2**15)  # cut off at the range's end
         else:
-            found[op.output] = spanning(*ranges[op.output], mantissa_bits=1)
+            least = _least_step(op, found, network) if op.output in plan.coarse else 0.0
+            found[op.output] = exact(*ranges[op.output], least)
+        if op.output in readers:
+            found[readers[op.output]] = found[op.output]
     masked = [(found[op.inputs[0]].highest, found[op.output].lowest) for op in plan.ops if op.output in plan.masked]
     drop = max(highest - lowest for highest, lowest in masked)
     return found | {name: spanning(-drop, 0.0) for name in plan.inputs if name.startswith("mask")}
+
+
+def _derived(relation: str, other: Quantizer) -> Quantizer:
+    """Return the quantizer of what stands in that relation (`Plan.derived`) to another activation of 16 bits."""
+    if relation == "high":
+        return Quantizer(other.scale * _HALF, other.zero_point // _HALF, 8)
+    if relation == "low":
+        return Quantizer(other.scale, LOW_ZERO, 8)
+    return replace(other, scale=other.scale / _FINER) if relation == "finer" else other
+
+
+def _least_step(op: Op, found: Mapping[str, Quantizer], network: Network) -> float:
+    """Return a step that hides what hardware makes of 0: half a step of what is rounded, what sums are cut down by."""
+    first, second = op.inputs
+    if op.operator == "MatMul":
+        return 3 * _HALF * found[first].scale * float(network.scales[second].max())
+    return 2 * found[first].scale
+
+
+def exact(lowest: float, highest: float, least: float = 0.0) -> Quantizer:
+    """Return a quantizer for that range: the scale a power of two, at least `least`, the zero point a multiple of 256.
+
+    >>> exact(-100.0, 200.0)
+    Quantizer(scale=0.0078125, zero_point=12800, bits=16)
+    >>> exact(-100.0, 200.0, 0.125)
+    Quantizer(scale=0.125, zero_point=1024, bits=16)
+    """
+    found = spanning(lowest, highest, mantissa_bits=1)
+    while True:
+        up = replace(found, zero_point=-(-found.zero_point // _HALF) * _HALF)
+        if up.highest >= max(highest, 0.0) and up.scale >= least:
+            return up
+        found = replace(found, scale=2 * found.scale, zero_point=-(-found.zero_point // 2))
 
 
 def emit(network: Network, constants: Constants, how: Mapping[str, Quantizer] | None) -> "onnx.ModelProto":
@@ -145,24 +176,19 @@ class _Writer:
             self._float_operator(op, inputs)
             return
         result = inputs[0]
-        if op.operator == "Saturate":
-            result = self._node("Clip", [*inputs, *self._limits(op)], f"{op.output}/float")
-        elif op.operator != "Recast":
+        if op.operator != "Recast":
             result = self._node(op.operator, inputs, f"{op.output}/float", **op.attributes)
         self._node("QuantizeLinear", [result, *self._parameters(self._how[op.output])], op.output)
 
     def _float_operator(self, op: Op, inputs: list[str]) -> None:
         """Add an operator, with what only quantization does spelled out."""
-        if op.operator == "Recast":
-            self._node("Identity", inputs, op.output)
-        elif op.operator == "Saturate":
-            self._node("Clip", [*inputs, *self._limits(op)], op.output)
-        else:
-            self._node(op.operator, inputs, op.output, **op.attributes)
-
-    def _limits(self, op: Op) -> list[str]:
-        limit = self._network.plan.limits[op.output]
-        return [self._constants.add(f"limit/{end!r}", np.array(end, np.float32)) for end in (-limit, limit)]
+        operator, limit = op.operator, self._network.plan.limits.get(op.output)
+        if operator == "Recast":
+            operator = "Identity"
+        if limit is not None:
+            ends = [self._constants.add(f"limit/{end!r}", np.array(end, np.float32)) for end in (-limit, limit)]
+            inputs, operator = [self._node(operator, inputs, f"{op.output}/whole"), *ends], "Clip"
+        self._node(operator, inputs, op.output, **op.attributes)
 
     def inputs(self) -> list["onnx.ValueInfoProto"]:
         """Return the graph's inputs; all of them are quantized but the numbers of rows."""

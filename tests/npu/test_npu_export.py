@@ -15,13 +15,14 @@ from edgedec.gguf import read_gguf
 from edgedec.progress import CancelToken, Progress
 from edgedec_export.npu import export_npu
 from edgedec_export.npu_calibration import bundled_text
+from edgedec_export.npu_qdq import exact
 from edgedec_export.npu_weights import Weights, equalize_keys, equalize_values
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.onnx_npu.facts import read_facts
 
 OPERATORS = {
     *("Add", "Concat", "DequantizeLinear", "Gather", "MatMul", "Mul", "QuantizeLinear", "RMSNormalization"),
-    *("Reshape", "Sigmoid", "Slice", "Softmax", "Transpose"),
+    *("Reshape", "Sigmoid", "Slice", "Softmax", "Sub", "Transpose"),
 }
 
 
@@ -43,7 +44,7 @@ def test_the_graph_is_quantized_throughout(exported: Path) -> None:
     assert {node.op_type for node in model.graph.node} == OPERATORS
     types = {value.name: value.type.tensor_type.elem_type for value in [*model.graph.input, *model.graph.output]}
     assert types.pop("logit_rows") == onnx.TensorProto.INT32
-    assert types["past_key_0"] == types["new_value_1"] == onnx.TensorProto.UINT8
+    assert types["past_key_high_0"] == types["new_value_low_1"] == onnx.TensorProto.UINT8
     assert set(types.values()) == {onnx.TensorProto.UINT8, onnx.TensorProto.UINT16}
     quantized = {node.output[0]: node.op_type for node in model.graph.node}
     readers = {name: node.op_type for node in model.graph.node for name in node.input}
@@ -53,13 +54,59 @@ def test_the_graph_is_quantized_throughout(exported: Path) -> None:
             assert quantized[node.input[0]] == "DequantizeLinear", node.name
 
 
+def test_products_of_activations_are_left_little_to_round(exported: Path) -> None:
+    """Every result of 16 bits has a power of two as its scale, and a multiple of 256 as its zero point."""
+    graph = onnx.load(exported / "model.onnx").graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    how = [[constants[name] for name in node.input[1:]] for node in graph.node if node.op_type == "QuantizeLinear"]
+    long = [(scale, zero) for scale, zero in how if zero.dtype == np.uint16]
+    assert len(long) > 40
+    assert all(np.frexp(scale)[0] == 0.5 and zero % 256 == 0 for scale, zero in long)
+
+
+@pytest.mark.parametrize("span", [(-1.0, 1.0), (-3.0, 0.0), (0.0, 5.0), (-255.5, 256.0), (-0.01, 1e3), (2.0, 9.0)])
+def test_ranges_are_covered_with_zero_points_of_8_bits(span: tuple[float, float]) -> None:
+    """A range is held whole, 0 with it, in steps at most four times as long as the shortest that would do."""
+    found = exact(*span)
+    assert found.lowest <= min(span[0], 0) <= max(span[1], 0) <= found.highest
+    assert found.zero_point in range(0, 65536, 256)
+    assert found.scale < 4 * (max(span[1], 0) - min(span[0], 0)) / 65535
+
+
 def test_keys_are_quantized_as_they_are_cached(exported: Path) -> None:
     """What a forward returns is what the next one reads: an output has the scale and zero point of its input."""
     graph = onnx.load(exported / "model.onnx", load_external_data=False).graph
     for what in ("key", "value"):
-        (written,) = (node for node in graph.node if node.output[0] == f"new_{what}_1")
-        (read,) = (node for node in graph.node if node.input[0] == f"past_{what}_1")
-        assert list(written.input[1:]) == list(read.input[1:])
+        for part in ("high", "low"):
+            (written,) = (node for node in graph.node if node.output[0] == f"new_{what}_{part}_1")
+            (read,) = (node for node in graph.node if node.input[0] == f"past_{what}_{part}_1")
+            assert list(written.input[1:]) == list(read.input[1:])
+
+
+def test_low_parts_go_on_where_high_parts_end(exported: Path) -> None:
+    """Both parts have 8 bits, a step of the high one is 256 of the low one, which is 0 at 128."""
+    graph = onnx.load(exported / "model.onnx").graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    found = {
+        node.output[0]: [constants[name] for name in node.input[1:]] for node in graph.node if len(node.input) == 3
+    }
+    for what in ("key_0", "value_0", "key_1", "value_1"):
+        (high, _), (low, zero) = (
+            found[f"new_{part}"] for part in (what.replace("_", "_high_"), what.replace("_", "_low_"))
+        )
+        assert (float(high), int(zero), zero.dtype.name) == (256 * float(low), 128, "uint8")
+
+
+def test_what_is_not_cut_off_leaves_nothing(cut_in_two: Path) -> None:
+    """Steps of what is beyond a limit, and of its product, are longer than twice what rounding makes of a 0 there."""
+    graph = onnx.load(cut_in_two / "model.onnx").graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    steps = {node.output[0]: constants[node.input[1]] for node in graph.node if node.op_type == "QuantizeLinear"}
+    for layer in ("blk.0", "blk.1"):
+        weights = constants[f"{layer}.ffn_down.weight/scales"]
+        assert steps[f"{layer}.ffn_rest"] >= 2 * steps[f"{layer}.ffn_product"]
+        assert steps[f"{layer}.ffn_down.rest"] > 2 * 256 * steps[f"{layer}.ffn_rest"] * weights.max()
+        assert steps[f"{layer}.ffn_low"] < steps[f"{layer}.ffn_product"]
 
 
 def test_weights_lie_in_the_data_file(exported: Path) -> None:

@@ -164,6 +164,7 @@ def test_options_that_cannot_be_honoured_are_refused(exported: Path, model: Mode
     cases = [
         (LoadOptions(device="tpu"), "takes 'npu'"),
         (LoadOptions(device="cpu", kv_type="f32"), "8 bits"),
+        (LoadOptions(device="cpu", kv_type="q8_0"), "8 bits"),
         (LoadOptions(device="cpu", n_ctx=257), "1 to 256"),
         (LoadOptions(device="cpu", n_gpu_layers=3), "n_gpu_layers"),
         (LoadOptions(device="cpu", resident_bytes=1), "resident_bytes"),
@@ -236,5 +237,7 @@ def test_other_paths_are_not_accepted(exported: Path, source: Path, tmp_path: Pa
     folder = tmp_path / "copy"
     shutil.copytree(exported, folder)
     rewrite(folder, lambda m: m.update(target="cpu"))
-    for path in (source, tmp_path, folder):
-        assert "expected" in (Npu().accepts(path) or "")
+    for path in (source, tmp_path):
+        told = f"{path}: no exported model, expected a folder that `edgedec export MODEL --target npu` wrote"
+        assert Npu().accepts(path) == told
+    assert "expected" in (Npu().accepts(folder) or "")

@@ -1,4 +1,4 @@
-"""Keys and values of one sequence as the graph takes them: 8 bits, in arrays as long as the context that is in use.
+"""Keys and values of one sequence as the graph takes them: two parts of 8 bits, as long as the context that is in use.
 
 Slots behind the tokens that a forward builds on hold zeros, so that nothing is left there that its bits could depend
 on: hidden slots weigh nothing, but hardware that adds up in pieces may round by what they hold.
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.onnx_npu.facts import Facts
+from edgedec_runtimes.onnx_npu.facts import LOW_ZERO, PARTS, Facts
 from edgedec_runtimes.onnx_npu.inputs import Arrays
 
 U8 = NDArray[np.uint8]
@@ -21,16 +21,17 @@ class KVCache:
 
     Attributes:
         context: Slots they have now; the token at position i lies in slot i.
-        keys: uint8[n_layer, n_head_kv, head_dim, context], rotated to their position.
-        values: uint8[n_layer, n_head_kv, context, head_dim].
+        keys: uint8[2, n_layer, n_head_kv, head_dim, context], high and low parts, rotated to their position.
+        values: uint8[2, n_layer, n_head_kv, context, head_dim].
     """
 
     def __init__(self, facts: Facts) -> None:
         """Begin with the shortest context, and nothing in it."""
         self._facts = facts
         self.context = self._n_used = 0
-        zeros = np.array(facts.zeros, np.uint8).reshape(-1, 2).T
-        self._zeros = zeros[..., None, None, None]  # uint8[2, n_layer, 1, 1, 1]
+        high = np.array(facts.zeros, np.uint8).reshape(-1, 2).T
+        parts = np.stack((high, np.full_like(high, LOW_ZERO)), axis=1)
+        self._zeros = parts[..., None, None, None]  # uint8[2, 2, n_layer, 1, 1, 1]: keys and values, their parts
         self.keys, self.values = self._arrays(0)
         self.begin(facts.contexts[0], 0)
 
@@ -59,23 +60,27 @@ class KVCache:
     def inputs(self) -> Arrays:
         """Return the graph's inputs, by name: views."""
         found: Arrays = {}
-        for layer in range(self._facts.n_layer):
-            found[f"past_key_{layer}"] = self.keys[layer]
-            found[f"past_value_{layer}"] = self.values[layer]
+        for part, name in enumerate(PARTS):
+            for layer in range(self._facts.n_layer):
+                found[f"past_key_{name}_{layer}"] = self.keys[part, layer]
+                found[f"past_value_{name}_{layer}"] = self.values[part, layer]
         return found
 
     def names(self) -> Iterator[str]:
         """Yield the names of the graph's outputs with new rows, in the order that `write` takes them."""
-        for layer in range(self._facts.n_layer):
-            yield f"new_key_{layer}"
-            yield f"new_value_{layer}"
+        for part in PARTS:
+            for layer in range(self._facts.n_layer):
+                yield f"new_key_{part}_{layer}"
+                yield f"new_value_{part}_{layer}"
 
     def write(self, start: int, n: int, outputs: Sequence[NDArray[Any]]) -> None:
         """Put the first n of the new rows into the slots from `start` on."""
         self._n_used = max(self._n_used, start + n)
-        for layer in range(self._facts.n_layer):
-            self.keys[layer, :, :, start : start + n] = outputs[2 * layer][:, :, :n]
-            self.values[layer, :, start : start + n] = outputs[2 * layer + 1][:, :n]
+        found = iter(outputs)
+        for keys, values in zip(self.keys, self.values, strict=True):
+            for layer in range(self._facts.n_layer):
+                keys[layer, :, :, start : start + n] = next(found)[:, :, :n]
+                values[layer, :, start : start + n] = next(found)[:, :n]
 
     def free(self) -> None:
         """Hold nothing any more."""
@@ -84,6 +89,6 @@ class KVCache:
 
     def _arrays(self, context: int) -> tuple[U8, U8]:
         f = self._facts
-        shape = f.n_layer, f.n_head_kv
+        shape = len(PARTS), f.n_layer, f.n_head_kv
         keys = np.broadcast_to(self._zeros[0], (*shape, f.head_dim, context)).copy()
         return keys, np.broadcast_to(self._zeros[1], (*shape, context, f.head_dim)).copy()

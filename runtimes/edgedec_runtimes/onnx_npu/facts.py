@@ -20,7 +20,13 @@ from edgedec.file_kinds import GRAPH, MANIFEST, VOCABULARY
 from edgedec_runtimes.onnx.exported import FileFacts
 
 EMBEDDING = "embedding.f16"
-FORMAT, TARGET = 1, "npu"
+FORMAT, TARGET, KV = 1, "npu", "2 x u8"
+PARTS = ("high", "low")
+"""Of keys and values: rounded to 8 bits, and what is left in 8 bits, whose steps are 256 times shorter."""
+
+LOW_ZERO = 128
+"""What stands for 0 in every low part."""
+
 ROWS = (8, 64)
 """Rows of a forward: of a step and of a piece of a prefill; the first divides the second."""
 
@@ -105,7 +111,8 @@ class Facts:
         sliding_window: Most tokens that the layers with inputs of their own ("_local") see; 0 where there are none.
         frequencies: f64[n_rot/2], angles of a position's rotation, by suffix of the inputs ("", "_local").
         quantizers: Of hidden, rotation (both cos and sin), mask, logits.
-        zeros: What stands for 0 in the keys and in the values of each layer: 2 n_layer numbers, a layer's together.
+        zeros: What stands for 0 in the high parts of the keys and the values of each layer: 2 n_layer numbers, a
+            layer's together.
         files: Size and SHA-256 of the folder's files; empty before it is complete.
         sha256: Of the manifest.
     """
@@ -184,6 +191,10 @@ def read_facts(path: Path) -> Facts:
     try:
         text = manifest.read_bytes()
         found = json.loads(text)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ModelNotFoundError(
+            f"{path}: no exported model, expected a folder that `edgedec export MODEL --target npu` wrote"
+        ) from error
     except OSError as error:
         raise ModelNotFoundError(
             f"{manifest}: it can't be read ({error.strerror or error}); expected a folder that edgedec export made"
@@ -197,7 +208,10 @@ def read_facts(path: Path) -> Facts:
             "use the onnx runtime, or edgedec export --target npu"
         )
     try:
-        return _facts(found, found["npu"], hashlib.sha256(text).hexdigest())
+        section = found["npu"]
+        if found["kv"] != KV:
+            raise ValueError(f"keys and values are {found['kv']!r}, expected {KV!r}")
+        return _facts(found, section, hashlib.sha256(text).hexdigest())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelFormatError(
             f"{manifest}: {type(error).__name__} in what it says of the graph: {error}; export the model again"

@@ -3,7 +3,7 @@
 from edgedec.file_kinds import DATA
 from edgedec.memory import MemoryTerm
 from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS
-from edgedec_runtimes.onnx_npu.facts import EMBEDDING, ROWS, Facts
+from edgedec_runtimes.onnx_npu.facts import EMBEDDING, PARTS, ROWS, Facts
 
 _VOCABULARY_BYTES_PER_TOKEN = 250
 
@@ -21,12 +21,12 @@ def memory_terms(facts: Facts, n_ctx: int, n_rows: int, base_bytes: int, n_paral
     context = facts.context_of(min(-(-n_ctx // PREFILL_ROWS) * PREFILL_ROWS, facts.contexts[-1]))
     n_graphs = len(ROWS) * (facts.contexts.index(context) + 1)
     n_data = facts.files[DATA].n_bytes if DATA in facts.files else 0
-    kv_bytes = 2 * facts.n_layer * facts.n_head_kv * facts.head_dim * context * n_parallel
+    kv_bytes = 2 * len(PARTS) * facts.n_layer * facts.n_head_kv * facts.head_dim * context * n_parallel
     return (
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
         MemoryTerm("graphs", n_graphs * n_data, f"weights of {n_graphs} graphs"),
         MemoryTerm("embedding (mapped)", facts.files[EMBEDDING].n_bytes, "float16"),
         MemoryTerm("vocabulary", facts.n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{facts.n_vocab} tokens"),
-        MemoryTerm("KV cache", kv_bytes, f"{context} tokens × {n_parallel}, 8 bits"),
+        MemoryTerm("KV cache", kv_bytes, f"{context} tokens × {n_parallel}, twice 8 bits"),
         MemoryTerm("logits", n_rows * facts.n_vocab * 4, f"{n_rows} rows"),
     )

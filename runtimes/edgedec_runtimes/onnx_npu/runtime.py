@@ -19,7 +19,7 @@ from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.onnx.exported import Export, verify_files
 from edgedec_runtimes.onnx.library import load_library
-from edgedec_runtimes.onnx_npu.facts import EMBEDDING, ROWS, Facts, folder_of, read_facts
+from edgedec_runtimes.onnx_npu.facts import EMBEDDING, KV, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.onnx_npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
 from edgedec_runtimes.onnx_npu.memory import memory_terms
 from edgedec_runtimes.onnx_npu.model import NpuModel
@@ -85,9 +85,9 @@ class Npu:
 def _check_options(facts: Facts, options: LoadOptions) -> None:
     """Raise RequestError for what the runtime can't honour; weights lie where ONNX Runtime and the device put them."""
     device_of(options.device)
-    if options.kv_type not in ("f16", "q8_0"):  # "f16" is what nobody asked for by name
+    if options.kv_type != "f16":  # what nobody asked for by name
         raise RequestError(
-            f"kv_type is {options.kv_type!r}; exports for NPUs keep keys and values in 8 bits: leave it out"
+            f"kv_type is {options.kv_type!r}; exports for NPUs keep keys and values in twice 8 bits: leave it out"
         )
     if options.n_gpu_layers not in (None, 0, -1):
         raise RequestError("the npu runtime has no layers on a GPU; leave n_gpu_layers out")
@@ -122,7 +122,7 @@ def _export(folder: Path, facts: Facts, gguf: GGUF) -> Export:
         gguf=gguf,
         architecture=facts.architecture,
         quant="balanced",
-        kv="u8",
+        kv=KV,
         n_layer=facts.n_layer,
         n_vocab=facts.n_vocab,
         n_embd=facts.n_embd,

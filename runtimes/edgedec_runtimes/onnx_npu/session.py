@@ -1,11 +1,13 @@
 """One sequence's tokens and KV cache on an NPU's graph."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec_runtimes.onnx_npu.cache import KVCache
+from edgedec_runtimes.onnx_npu.facts import PARTS
 from edgedec_runtimes.own_session import OwnSession
 
 if TYPE_CHECKING:
@@ -55,10 +57,11 @@ class NpuSession(OwnSession["NpuModel"]):
             self.state.check_open()
             self._check_saved_tokens(n_tokens)
             facts = self._model.facts
-            cells = facts.n_layer * facts.n_head_kv * facts.head_dim * n_tokens
+            shape = len(PARTS), facts.n_layer, facts.n_head_kv
+            cells = math.prod(shape) * facts.head_dim * n_tokens
             begin = self._saved_body(data, n_tokens, 4 * n_tokens + 2 * cells)
             self.tokens[:n_tokens] = np.frombuffer(data, np.int32, n_tokens, begin)
-            offset, shape = begin + 4 * n_tokens, (facts.n_layer, facts.n_head_kv)
+            offset = begin + 4 * n_tokens
             keys = np.frombuffer(data, np.uint8, cells, offset).reshape(*shape, facts.head_dim, n_tokens)
             values = np.frombuffer(data, np.uint8, cells, offset + cells).reshape(*shape, n_tokens, facts.head_dim)
             self.cache.take(facts.context_of(n_tokens), keys, values)
