@@ -22,7 +22,7 @@ from edgedec.model import LayerSet, ModelCard
 from edgedec.model_info import describe
 from edgedec.remembered import recall, remember
 
-_KIND = "layer-set"
+_KIND, _LOSSY_KIND = "layer-set", "lossy-layer-set"
 _MOST_COST = 10.0  # times a whole token's: what takes longer was not measured soundly
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _MOST_WIDTH = 2**24  # as model_info has it: sums stay exact
@@ -171,8 +171,10 @@ class TunedSet:
     n_positions: int
 
 
-def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet) -> None:
+def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet, *, lossy: bool = False) -> None:
     """Keep a set for a model's fingerprint below the cache folder, in place of an earlier one.
+
+    What is best to draft with and what is best where nothing verifies (`lossy`) are kept apart.
 
     Raises:
         StorageError: It can't be written.
@@ -186,14 +188,15 @@ def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet) -> None:
         "agreement": found.agreement,
         "n_positions": found.n_positions,
     }
-    remember(cache_dir, _KIND, card.fingerprint, document)
-    if recall(cache_dir, _KIND, card.fingerprint) != document:
+    kind = _LOSSY_KIND if lossy else _KIND
+    remember(cache_dir, kind, card.fingerprint, document)
+    if recall(cache_dir, kind, card.fingerprint) != document:
         raise StorageError(f"the set of layers can't be written below {cache_dir}; make that folder writable")
 
 
-def tuned_set(cache_dir: Path | None, card: ModelCard) -> TunedSet | None:
+def tuned_set(cache_dir: Path | None, card: ModelCard, *, lossy: bool = False) -> TunedSet | None:
     """Return the set kept for a model; None where there is none, it is damaged, or it is another model's."""
-    found = recall(cache_dir, _KIND, card.fingerprint)
+    found = recall(cache_dir, _LOSSY_KIND if lossy else _KIND, card.fingerprint)
     if not isinstance(found, dict) or found.get("fingerprint") != card.fingerprint:
         return None
     attn, mlp = (_switches(found.get(name), card.n_layer) for name in ("attn", "mlp"))

@@ -101,27 +101,27 @@ def require_measured(shape: Shape, speedup: float, table: Mapping[Shape, tuple[M
         architecture, n_layer, n_embd = shape
         raise RequestError(
             f"what a layer skip costs a {architecture} of {n_layer} layers and {n_embd} values a row was never "
-            f"measured; measure it (edgedec eval MODEL --layer-skip {speedup:g}), then force it (--layer-skip-force)"
+            f"measured; measure it (edgedec eval MODEL --layer-skip {speedup:g}), then force it (layer_skip_force=True)"
         )
     edge = rows[-1]
     if speedup > edge.speedup:
         raise RequestError(
             f"a layer skip of {speedup:g} is beyond {edge.speedup:g}, the most that is recommended for this model; "
             f"there {100 * edge.top1:.0f} % of the tokens are the whole model's most probable ones, with a KL "
-            f"divergence of {edge.kl_mean:.2g}. Ask for at most that, or force it (--layer-skip-force)"
+            f"divergence of {edge.kl_mean:.2g}. Ask for at most that, or force it (layer_skip_force=True)"
         )
 
 
 def leave_out(model: Model, sizes: LayerBytes, speedup: float, cache_dir: Path | None) -> Model:
     """Return a model that leaves out layers in every forward; itself where there is nothing to leave out.
 
-    A set that was tuned for the model is looked for below `cache_dir`.
+    A set that was tuned for the model and for this (edgedec tune-skip --lossy) is looked for below `cache_dir`.
 
     Raises:
         CapabilityError: The runtime can't leave out layers.
         RequestError: As choose_layers.
     """
-    chosen = choose_layers(sizes, speedup, tuned_set(cache_dir, model.card))
+    chosen = choose_layers(sizes, speedup, tuned_set(cache_dir, model.card, lossy=True))
     if not left_out(chosen.layers):
         return model
     return LossyModel(model, chosen.layers, chosen.share)

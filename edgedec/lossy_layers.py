@@ -88,7 +88,7 @@ class LossyModel:
         if layers is not None or hidden is not None:
             raise CapabilityError(
                 "every forward of this model leaves out the same layers, so it takes tokens only and no other set; "
-                "load the model without layer_skip (--layer-skip)"
+                "load the model without layer_skip"
             )
 
     def close(self) -> None:

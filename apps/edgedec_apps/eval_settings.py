@@ -148,7 +148,7 @@ def _chosen(setting: Setting, model: Model, options: LoadOptions) -> tuple[Layer
     model.capabilities.require("layers", setting.runtime)
     sizes = layer_bytes(setting.path)
     if setting.layer_skip is not None:
-        chosen = choose_layers(sizes, setting.layer_skip, tuned_set(options.cache_dir, model.card))
+        chosen = choose_layers(sizes, setting.layer_skip, tuned_set(options.cache_dir, model.card, lossy=True))
         return chosen.layers, chosen.share
     layers = _named_layers(setting, setting.layers or (), model)
     return layers, sizes.share(layers)

@@ -1,11 +1,12 @@
 """The search for the half-layers that the target drafts best without.
 
 A set is scored on a text that is given to the model (SWIFT, Xia et al. 2024, arXiv:2410.06161, scores on what was
-generated last): how far its distributions are from the whole model's, position by position. The search begins with the
+generated last): how far its distributions are from the whole model's, position by position. For drafting each position
+is a draft's first token: what stands before it has the whole model's keys and values, as the verification of earlier
+drafts left them. The search begins with the
 whole model. Each half-layer is scored alone; then the one that costs least for its bytes goes, and the next, where a
-score that is older than the set is made anew before it counts (lazy greedy: Minoux 1978; Leskovec et al. 2007). At the
-end single exchanges are tried at random. SWIFT proposes whole sets at random and by Bayesian optimisation, which takes
-hundreds of evaluations.
+score that is older than the set is made anew before it counts (lazy greedy: Minoux 1978; Leskovec et al. 2007). SWIFT
+proposes whole sets at random and by Bayesian optimisation, which takes hundreds of evaluations.
 
 A forward for a set goes on from the hidden states that it shares with the set before: those before the first layer in
 which the two differ. All of it counts in tokens, never in seconds, and every number is the runtime's: a search that was
@@ -13,13 +14,14 @@ not ended by its limit finds the same set again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.layer_sets import Half, LayerBytes, without
-from edgedec.model import Forward, LayerSet, Session
+from edgedec.model import Forward, ForwardItem, LayerSet, Session
 from edgedec.row_ops import RowOps
 
 _ROWS = 64  # of a forward
@@ -28,6 +30,8 @@ SKIPPED_ROWS = 8
 
 _TOP = 64  # most probable tokens of the whole model that a distance looks at, and the rest as one
 _FLOOR = 1e-12
+_FIRST_ROWS = 28  # of each window that half-layers are scored on alone
+_LEAST_WORTH = 0.005  # of a token's bytes: what saves less is not worth a look
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,6 @@ class Score:
     kl: float
     n_positions: int
 
-    @property
-    def acceptance(self) -> float:
-        """The chance that a draft's token stands: half of it greedily, half of it drawn, as a steadier estimate."""
-        return (self.agreement + self.overlap) / 2
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -59,7 +58,8 @@ class Trace:
     Attributes:
         layers: The set.
         score: How near it is.
-        hidden: For each window f32[n_layer, n, n_embd], the hidden states after each layer.
+        hidden: For each window f32[n_layer, n, n_embd], the hidden states after each layer (for drafts: of the rows
+            that count).
     """
 
     layers: LayerSet
@@ -83,62 +83,88 @@ class Judge:
         session: Of the model; what it holds is dropped.
         windows: int32[n] each, with more than 8 tokens; the first 8 rows of each count for nothing.
         check: Called before every forward; may raise.
+        as_drafts: Each row reads the keys and values that the whole model wrote for the tokens before it, and its own:
+            what a draft's first token does. Otherwise all rows of a window go through the set, as where nothing
+            verifies (--layer-skip), and read what it wrote.
 
     Attributes:
-        n_windows: How many windows.
         n_tokens: Tokens of all windows.
         spent: Evaluated so far, in tokens through the whole model: a forward that goes on from half-way costs half.
 
     Raises:
-        CapabilityError: The runtime can't leave out layers, tap them, or go on from hidden states.
+        CapabilityError: The runtime can't leave out layers, tap them, go on from hidden states, or (for drafts) fork.
     """
 
     def __init__(
-        self, session: Session, windows: Sequence[NDArray[np.int32]], check: Callable[[], None] = lambda: None
+        self,
+        session: Session,
+        windows: Sequence[NDArray[np.int32]],
+        check: Callable[[], None] = lambda: None,
+        *,
+        as_drafts: bool = False,
     ) -> None:
         model = session.model
-        for name in ("layers", "taps", "hidden_input"):
+        for name in ("layers", "taps", "hidden_input", *(["fork"] if as_drafts else [])):
             model.capabilities.require(name, model.card.runtime)
         self._session = session
         self._windows = windows
         self._check = check
         self._n_layer = model.card.n_layer
         self._n_rows = min(_ROWS, model.capabilities.max_rows)
-        self.n_windows, self.n_tokens = len(windows), sum(len(window) for window in windows)
+        self.n_tokens = sum(len(window) for window in windows)
         self.spent = 0.0
-        self._tops = [list(self._whole(window)) for window in windows]
+        self._tops: list[list[_Top]] = []
+        self._held: list[Session] = []  # for drafts: each window as the whole model holds it
+        for window in windows:
+            self._tops.append(list(self._whole(window)))
+            if as_drafts:
+                self._held.append(session.fork())
+
+    def close(self) -> None:
+        """Free what the whole model holds of the windows; the session stays open."""
+        for held in self._held:
+            held.close()
 
     def _whole(self, window: NDArray[np.int32]) -> Iterator[_Top]:
-        for start, forward in self._forwards(window, None, None, ()):
+        for start, forward in self._chain(window, None, None, 0, ()):
             for i, row in enumerate(forward.logits):
                 if start + i >= SKIPPED_ROWS:
                     yield _top_of(row, forward.ops)
 
-    def score(self, layers: LayerSet, shared: Trace | None = None, n_windows: int | None = None) -> Score:
+    def score(self, layers: LayerSet, shared: Trace | None = None, n_rows: int | None = None) -> Score:
         """Return how near a set is.
 
         Args:
             layers: The set.
             shared: The way of one that begins alike, of which that beginning is used.
-            n_windows: Look at so many of the windows only.
+            n_rows: Look only at so many of those rows of each window that count.
         """
         first = 0 if shared is None else _first_difference(layers, shared.layers)
         found = _Sums()
-        for index, window in enumerate(self._windows[:n_windows]):
+        for index, window in enumerate(self._windows):
             begun = None if shared is None or first == 0 else shared.hidden[index][first - 1]
-            self._compare(index, self._forwards(window, layers, begun, (), first), found)
+            n = len(window) if n_rows is None else min(len(window), SKIPPED_ROWS + n_rows)
+            self._compare(index, self._forwards(index, n, layers, begun, first, ()), found)
         return found.score()
 
-    def trace(self, layers: LayerSet) -> Trace:
-        """Return a set's score with the hidden states on its way."""
-        taps, found, hidden = tuple(range(self._n_layer)), _Sums(), []
+    def trace(self, layers: LayerSet, shared: Trace | None = None) -> Trace:
+        """Return a set's score with the hidden states on its way; the arguments are those of score()."""
+        first = 0 if shared is None else _first_difference(layers, shared.layers)
+        taps, found, hidden = tuple(range(first, self._n_layer)), _Sums(), []
         for index, window in enumerate(self._windows):
-            states = np.empty((self._n_layer, len(window), self._session.model.card.n_embd), np.float32)
+            states = np.zeros((self._n_layer, len(window), self._session.model.card.n_embd), np.float32)
+
+            begun = None if shared is None or first == 0 else shared.hidden[index][first - 1]
+            if shared is not None:
+                states[:first] = shared.hidden[index][:first]
 
             def noted(
-                window: NDArray[np.int32] = window, states: NDArray[np.float32] = states
+                index: int = index,
+                window: NDArray[np.int32] = window,
+                begun: NDArray[np.float32] | None = begun,
+                states: NDArray[np.float32] = states,
             ) -> Iterator[tuple[int, Forward]]:
-                for start, forward in self._forwards(window, layers, None, taps):
+                for start, forward in self._forwards(index, len(window), layers, begun, first, taps):
                     for layer in taps:
                         states[layer, start : start + len(forward.hidden[layer])] = forward.hidden[layer]
                     yield start, forward
@@ -156,17 +182,28 @@ class Judge:
 
     def _forwards(
         self,
+        index: int,
+        n: int,
+        layers: LayerSet,
+        hidden: NDArray[np.float32] | None,
+        first: int,
+        taps: tuple[int, ...],
+    ) -> Iterator[tuple[int, Forward]]:
+        """Yield the forwards of a window's first n rows, each with its first row; `hidden`: states before `first`."""
+        if self._held:
+            return self._drafts(index, n, layers, hidden, first, taps)
+        return self._chain(self._windows[index][:n], layers, hidden, first, taps)
+
+    def _chain(
+        self,
         window: NDArray[np.int32],
         layers: LayerSet | None,
         hidden: NDArray[np.float32] | None,
+        first: int,
         taps: tuple[int, ...],
-        first: int = 0,
     ) -> Iterator[tuple[int, Forward]]:
-        """Yield the forwards of a window, some rows at a time, each with its first row."""
-        for start in range(0, len(window), self._n_rows):
-            self._check()
-            stop = min(start + self._n_rows, len(window))
-            self.spent += (stop - start) * (1 - first / self._n_layer)
+        """Yield the forwards of a window, some rows at a time."""
+        for start, stop in self._parts(0, len(window), first):
             yield (
                 start,
                 self._session.forward(
@@ -179,6 +216,41 @@ class Judge:
                     taps=taps,
                 ),
             )
+
+    def _drafts(
+        self,
+        index: int,
+        n: int,
+        layers: LayerSet,
+        hidden: NDArray[np.float32] | None,
+        first: int,
+        taps: tuple[int, ...],
+    ) -> Iterator[tuple[int, Forward]]:
+        """Yield a forward for each row that counts: one in a session of its own, in company of others'."""
+        window, held = self._windows[index], self._held[index]
+        for start, stop in self._parts(SKIPPED_ROWS, n, first):
+            with ExitStack() as stack:
+                items = [
+                    ForwardItem(
+                        stack.enter_context(closing(held.fork())),
+                        n_past=row,
+                        tokens=window[row : row + 1] if hidden is None else None,
+                        hidden=None if hidden is None else hidden[row : row + 1],
+                        resume_after=None if hidden is None else first - 1,
+                        layers=layers,
+                        taps=taps,
+                    )
+                    for row in range(start, stop)
+                ]
+                yield from enumerate(self._session.model.forward(items), start)
+
+    def _parts(self, start: int, stop: int, first: int) -> Iterator[tuple[int, int]]:
+        """Cut rows into those of a forward each, and count what they cost from a layer on."""
+        for begin in range(start, stop, self._n_rows):
+            self._check()
+            end = min(begin + self._n_rows, stop)
+            self.spent += (end - begin) * (1 - first / self._n_layer)
+            yield begin, end
 
 
 @dataclass(slots=True)
@@ -226,24 +298,22 @@ class Effort:
     Attributes:
         n_tokens: Of the text that sets are scored on.
         n_anew: Most half-layers that are scored anew before one of them goes.
-        n_exchanges: Exchanges of one left out for one that runs that are tried at the end.
     """
 
     n_tokens: int = 128
-    n_anew: int = 4
-    n_exchanges: int = 16
+    n_anew: int = 2
 
 
 def effort_for(n_bytes: int) -> Effort:
-    """Return the effort for a model by the bytes that a token reads: more text and tries for smaller ones.
+    """Return the effort for a model by the bytes that a token reads: more text for smaller ones.
 
     >>> effort_for(980_000_000), effort_for(100_000_000)
-    (Effort(n_tokens=128, n_anew=4, n_exchanges=16), Effort(n_tokens=256, n_anew=4, n_exchanges=32))
+    (Effort(n_tokens=128, n_anew=2), Effort(n_tokens=256, n_anew=2))
     """
     if n_bytes < 200_000_000:
-        return Effort(256, 4, 32)
+        return Effort(256)
     if n_bytes < 600_000_000:
-        return Effort(192, 4, 24)
+        return Effort(192)
     return Effort()
 
 
@@ -286,10 +356,10 @@ class _Search:
         """Return the set of all but these."""
         return without(self.sizes.n_layer, halves)
 
-    def scored(self, halves: Sequence[Half], shared: Trace, n_windows: int | None = None) -> Score:
+    def scored(self, halves: Sequence[Half], shared: Trace, n_rows: int | None = None) -> Score:
         """Score the set of all but these."""
         self.n_scored += 1
-        score = self.judge.score(self.set_without(halves), shared, n_windows)
+        score = self.judge.score(self.set_without(halves), shared, n_rows)
         self.on_scored(self.n_scored)
         return score
 
@@ -301,10 +371,12 @@ class _Search:
 def rate(score: Score, share: float) -> float:
     """Return the tokens per whole forward that drafts of one token would give, were bytes all that takes time.
 
-    >>> round(rate(Score(0.8, 0.8, 0.1, 100), 0.8), 3)
+    A token that is drawn is accepted with the overlap's chance, a greedy one about as often; the overlap is steadier.
+
+    >>> round(rate(Score(0.9, 0.8, 0.1, 100), 0.8), 3)
     1.0
     """
-    return (1 + score.acceptance) / (1 + share)
+    return (1 + score.overlap) / (1 + share)
 
 
 def search(
@@ -312,7 +384,6 @@ def search(
     sizes: LayerBytes,
     *,
     effort: Effort,
-    seed: int = 0,
     least_saved: float = 0.2,
     is_over: Callable[[], bool] = lambda: False,
     on_scored: Callable[[int], None] = lambda n_scored: None,
@@ -323,7 +394,6 @@ def search(
         judge: Scores sets.
         sizes: Bytes of each half-layer.
         effort: How much is evaluated.
-        seed: Of the exchanges that are tried.
         least_saved: Share of the bytes of a token that the set leaves out at least, as far as there are so many.
         is_over: Asked now and then whether to end with what was found so far.
         on_scored: Told how many sets were scored.
@@ -333,28 +403,30 @@ def search(
     """
     state = _Search(judge, sizes, effort, is_over, on_scored)
     base = judge.trace(state.set_without(()))
-    half_of_windows = -(-judge.n_windows // 2)
     for half in [(layer, i) for layer in range(1, sizes.n_layer - 1) for i in (0, 1)]:
+        if sizes.halves[half] < _LEAST_WORTH * sizes.total:
+            continue
         if is_over():
             break
-        state.looks[half] = state.price(half, state.scored([half], base, half_of_windows), base)
+        state.looks[half] = state.price(half, state.scored([half], base, _FIRST_ROWS), base)
     base = _leave_out(state, base, least_saved)
-    base = _exchange(state, base, np.random.default_rng(seed))
     return Found(base.layers, base.score, state.n_scored, is_over())
 
 
 def _leave_out(state: _Search, base: Trace, least_saved: float) -> Trace:
-    """Leave out one half-layer after the other: until enough is saved, then for as long as that brings more."""
+    """Leave out one half-layer after the other: until enough is saved, then while half of a saving is really won."""
     while state.looks:
-        best = _next(state, base)
-        if best is None:
+        half = _next(state, base)
+        if half is None:
             break
-        following = state.judge.trace(state.set_without([*state.out, best]))
-        share, share_next = state.sizes.share(base.layers), state.sizes.share(following.layers)
-        if share <= 1 - least_saved and rate(following.score, share_next) <= rate(base.score, share):
-            return base
-        state.out.append(best)
-        del state.looks[best]
+        following = state.judge.trace(state.set_without([*state.out, half]), base)
+        share, next_share = state.sizes.share(base.layers), state.sizes.share(following.layers)
+        if share <= 1 - least_saved:
+            for_nothing = rate(base.score, next_share)  # had leaving it out cost no agreement
+            if rate(following.score, next_share) < (rate(base.score, share) + for_nothing) / 2:
+                break
+        state.out.append(half)
+        del state.looks[half]
         base = following
     return base
 
@@ -371,23 +443,3 @@ def _next(state: _Search, base: Trace) -> Half | None:
         state.looks[best] = state.price(best, state.scored([*state.out, best], base), base)
         anew.append(best)
     return min(anew, key=lambda half: (state.looks[half], half))
-
-
-def _exchange(state: _Search, base: Trace, rng: np.random.Generator) -> Trace:
-    """Try to put back one half-layer for another one that saves as much; keep what is nearer to the whole model."""
-    promising = state.by_looks[: 3 * state.effort.n_anew]
-    for _ in range(state.effort.n_exchanges):
-        if state.is_over() or not state.out or not promising:
-            break
-        back = state.out[int(rng.integers(len(state.out)))]
-        alike = [half for half in promising if state.sizes.halves[half] >= 0.95 * state.sizes.halves[back]]
-        if not alike:
-            continue
-        half = alike[int(rng.integers(len(alike)))]
-        out = [half if one == back else one for one in state.out]
-        score = state.scored(out, base)
-        if score.kl < base.score.kl:
-            promising[promising.index(half)] = back
-            state.out = out
-            base = state.judge.trace(state.set_without(out))
-    return base

@@ -61,6 +61,22 @@ def test_it_finds_the_same_set_again_and_runs_with_it(layered: Path, text: Path,
     assert "every fourth" not in skipping.err
 
 
+def test_a_lossy_search_is_another_one(layered: Path, text: Path, cache: Path) -> None:
+    """Its set is kept apart, found in texts all of whose tokens go through it, and --layer-skip takes it."""
+    drafts, lossy = document(layered, "--text", text), document(layered, "--text", text, "--lossy")
+    assert (lossy["lossy"], lossy["promised_speedup"], lossy["auto"]) == (True, None, False)
+    assert lossy["sets"]["found"]["kl_mean"] > drafts["sets"]["found"]["kl_mean"]
+    assert len(list((cache / "probes").glob("lossy-layer-set-*.json"))) == 1
+    wish = str(1 / lossy["share"] - 1e-3)
+    result = run_here(
+        "run", layered, "the cat", "--raw", "-n", "4", "--layer-skip", wish, "--layer-skip-force", "--json"
+    )
+    assert result.code == 0, result
+    said = "".join(lines(lossy))
+    assert "--layer-skip" in said
+    assert "plain decoding" not in said
+
+
 def test_the_table_is_for_a_person(layered: Path) -> None:
     """A row for every set, what is left out, and whether it pays; without --text on our own texts."""
     result = run_here("tune-skip", layered, *OPTIONS)

@@ -127,6 +127,9 @@ def tune_skip(
     positions: Annotated[
         int, option("--positions", help="Compare on N positions of the text held back.", metavar="N", panel=_TUNING)
     ] = 512,
+    lossy: Annotated[
+        bool, option("--lossy", help="Search for --layer-skip instead, where nothing verifies.", panel=_TUNING)
+    ] = False,
     seed: Annotated[int, sampling_option("--seed", help="Same seed, same text.", metavar="N")] = 0,
     runtime: RuntimeName = "cpu",
     threads: Threads = None,
@@ -137,9 +140,11 @@ def tune_skip(
 ) -> None:
     """Search for the half-layers that a model drafts best without, and keep the set for --draft skip.
 
-    Attention and feed-forward blocks are left out apart. What was found is compared with evenly spaced layers, late
-    layers and an early exit of as many bytes: how often each has the whole model's most probable token, and how far it
-    is from it in nats. The same seed finds the same set, unless --seconds ends the search.
+    A draft follows what the whole model made of the text before it; without a verification (--lossy) every token goes
+    through the set, which is another search. Attention and feed-forward blocks are left out apart. What was found is
+    compared with evenly spaced layers, late layers and an early exit of as many bytes: how often each has the whole
+    model's most probable token, and how far it is from it in nats. The same seed finds the same set, unless --seconds
+    ends the search.
     """
     from edgedec_apps.cli.tune_skip import TuneJob, run_tune_skip
 
@@ -151,6 +156,7 @@ def tune_skip(
             seed=seed,
             least_saved=least,
             n_positions=positions,
+            lossy=lossy,
             runtime=runtime,
             threads=threads,
             offline=offline,

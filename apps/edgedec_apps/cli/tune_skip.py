@@ -1,7 +1,7 @@
-"""edgedec tune-skip: search for the half-layers that a model drafts best without, and keep the set."""
+"""edgedec tune-skip: search for the half-layers that a model drafts best without, or misses least; keep the set."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -54,6 +54,7 @@ class TuneJob:
     seed: int
     least_saved: float
     n_positions: int
+    lossy: bool
     runtime: str
     threads: int | None
     offline: bool
@@ -79,14 +80,14 @@ class Outcome:
         seconds: What the search took, its first forwards included.
         scores: Sets by name with their scores on the text held back; that which was found is the first.
         tuned: What is kept.
-        gain: How many times as fast as plain decoding it promises to be here.
+        gain: How many times as fast as plain decoding drafts with it promise to be here; None for a lossy set.
     """
 
     found: Found
     seconds: float
     scores: dict[str, tuple[LayerSet, Score]]
     tuned: TunedSet
-    gain: float
+    gain: float | None
 
 
 def run_tune_skip(job: TuneJob) -> None:
@@ -137,7 +138,7 @@ def _work(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
         stack.enter_context(cancel.calling(session.cancel))
         effort = effort_for(sizes.total)
         outcome = _tuned(job, session, sizes, effort, _texts(job, model, effort, root), options)
-        keep_tuned_set(root, model.card, outcome.tuned)
+        keep_tuned_set(root, model.card, outcome.tuned, lossy=job.lossy)
         return sizes, outcome
 
 
@@ -151,31 +152,32 @@ def _tuned(
         cancel.check("searching for half-layers")
 
     started = monotonic()
-    found = search(
-        Judge(session, texts.searched, check),
-        sizes,
-        effort=effort,
-        seed=job.seed,
-        least_saved=job.least_saved,
-        is_over=lambda: monotonic() - started > job.seconds,
-        on_scored=_told(options.on_progress, "searching", "sets"),
-    )
+    with closing(Judge(session, texts.searched, check, as_drafts=not job.lossy)) as judge:
+        found = search(
+            judge,
+            sizes,
+            effort=effort,
+            least_saved=job.least_saved,
+            is_over=lambda: monotonic() - started > job.seconds,
+            on_scored=_told(options.on_progress, "searching", "sets"),
+        )
     seconds = monotonic() - started
     if not left_out(found.layers):
         raise RequestError(
             f"nothing to leave out was found in {seconds:.0f} s among {sizes.n_layer} layers; allow more --seconds, or "
             "take a deeper model"
         )
-    judge = Judge(session, texts.held_back, check)
     scores: dict[str, tuple[LayerSet, Score]] = {}
     tell = _told(options.on_progress, "comparing", "sets")
-    for name, layers in {"found": found.layers, **rivals(sizes, sizes.share(found.layers))}.items():
-        scores[name] = (layers, judge.score(layers))
-        tell(len(scores))
+    with closing(Judge(session, texts.held_back, check, as_drafts=not job.lossy)) as judge:
+        for name, layers in {"found": found.layers, **rivals(sizes, sizes.share(found.layers))}.items():
+            scores[name] = (layers, judge.score(layers))
+            tell(len(scores))
     own = scores["found"][1]
     cost = part_cost(session, found.layers)
     tuned = TunedSet(found.layers, sizes.share(found.layers), cost, own.agreement, own.n_positions)
-    return Outcome(found, seconds, scores, tuned, promised_gain(tuned, cost_curve(session, options), N_DRAFT_MAX))
+    gain = None if job.lossy else promised_gain(tuned, cost_curve(session, options), N_DRAFT_MAX)
+    return Outcome(found, seconds, scores, tuned, gain)
 
 
 def _told(on_progress: OnProgress | None, what: str, unit: str) -> Callable[[int], None]:
@@ -228,12 +230,13 @@ def as_document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, 
         "model": job.model,
         "runtime": job.runtime,
         "seed": job.seed,
+        "lossy": job.lossy,
         "n_layer": sizes.n_layer,
         "left_out": {name: [layer for layer, half in left_out(tuned.layers) if half == i] for i, name in _HALVES},
         "share": tuned.share,
         "cost": tuned.cost,
         "promised_speedup": outcome.gain,
-        "auto": outcome.gain >= SKIP_GAIN,
+        "auto": outcome.gain is not None and outcome.gain >= SKIP_GAIN,
         "search": {
             "n_scored": found.n_scored,
             "seconds": outcome.seconds,
@@ -276,11 +279,7 @@ def lines(document: dict[str, Any]) -> list[str]:
     ]
     notes = [f"left out: attention of {_listed(document['left_out']['attn'])}"]
     notes[0] += f"; feed-forward of {_listed(document['left_out']['mlp'])}"
-    verdict = "auto drafts with it" if document["auto"] else "too little for auto; --draft skip takes it all the same"
-    notes.append(
-        f"a token through the set takes {document['cost']:.2f} of a whole one; drafts with it promise "
-        f"{document['promised_speedup']:.2f} times plain decoding's speed: {verdict}"
-    )
+    notes.append(f"a token through the set takes {document['cost']:.2f} of a whole one; {_use(document)}")
     if run["ended_by_limit"]:
         notes.append("--seconds ended the search: another run may find another set; allow more for the same set again")
     head = (
@@ -288,6 +287,16 @@ def lines(document: dict[str, Any]) -> list[str]:
         f"{run['seconds']:.0f} s · compared on {n_positions} others"
     )
     return [one_line(line) for line in [head, "", *columns([_HEADINGS, *rows]), "", *notes]]
+
+
+def _use(document: dict[str, Any]) -> str:
+    """Tell what the set brings."""
+    if document["lossy"]:
+        best = min(document["sets"], key=lambda name: document["sets"][name]["kl_mean"])
+        nearest = "" if best == "found" else f", but {best} layers are nearer to the whole model"
+        return f"--layer-skip {1 / document['share']:.3g} takes it{nearest}"
+    verdict = "auto drafts with it" if document["auto"] else "too little for auto; --draft skip takes it all the same"
+    return f"drafts with it promise {document['promised_speedup']:.2f} times plain decoding's speed: {verdict}"
 
 
 def _listed(layers: Sequence[int]) -> str:
