@@ -7,7 +7,12 @@ that fills the context but for the new tokens and generates those, under caps th
 or below its cap, or be refused before it starts, where even the smallest plan is over it. The peak is the most resident
 memory that the system counted of the process (VmHWM); predicted is the plan's total without its reserve, and without
 what drafters keep for later requests, of which there are none. --cache fresh
-lets each run make the tile cache, --cache none points it to where nothing can be written. Ends with one line of JSON.
+lets each run make the tile cache, --cache none points it to where nothing can be written. --cgroup runs each in a
+control group of its own whose hard limit is the cap (but 100 MB at least, for an interpreter that can say no): what the
+system counts there is more than the resident size (page tables, files' pages that nobody maps), and a process that
+needs more is killed.
+
+--json-out is written after each run; runs already in it are not done again. Ends with one line of JSON.
 """
 
 import argparse
@@ -22,20 +27,24 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from own_cgroup import own_cgroup
 from provenance import provenance
 
 import edgedec
 from edgedec.planning import STORES
 
-_SHARES = (0.3, 0.6, 0.75, 0.85, 0.92, 0.97, 1.0, 1.2)
+_SHARES = (0.15, 0.3, 0.75, 0.85, 0.92, 0.97, 1.0, 1.2)
 _TEXT = files("edgedec_apps") / "eval_text.txt"  # prose and code: many different tokens, whose embeddings are looked up
 _REFUSED = 50  # MemoryCapError's exit code
+_LEAST_GROUP = 100_000_000
 _SLACK_BYTES, _SLACK = 16_000_000, 0.05
 
 
-def measure(model: str, context: int, runtime: str, cap: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Run under one cap; return what was planned and what was held."""
-    found: dict[str, Any] = {"model": model, "context": context, "runtime": runtime, "cap_bytes": cap}
+def measure(model: str, context: int, runtime: str, share: float, args: argparse.Namespace) -> dict[str, Any]:
+    """Run under one cap, a share of what is wished; return what was planned and what was held."""
+    cap = int(_plan(model, context, runtime, None)["total_bytes"] * share)
+    found: dict[str, Any] = {"model": model, "context": context, "runtime": runtime, "share": share}
+    found |= {"cache": args.cache, "cap_bytes": cap}
     with ExitStack() as stack:
         environment = dict(os.environ)
         if args.cache == "fresh":
@@ -47,8 +56,14 @@ def measure(model: str, context: int, runtime: str, cap: int, args: argparse.Nam
         n_new = min(args.new_tokens, context // 2)
         prompt.write_text(_prompt(model, context - n_new - 8), encoding="utf-8")
         options = ("--raw", "--quiet", "--ignore-end", "--max-tokens", str(n_new), "--temperature", "0")
-        command = [*_command("run", model, context, runtime, cap), "--file", str(prompt), "--json-out", str(out)]
-        code, error = _run([*command, *options], environment)
+        paths = ("--file", str(prompt), "--json-out", str(out))
+        command = [*_command("run", model, context, runtime, cap), *paths, *options]
+        if args.cgroup:
+            group = stack.enter_context(own_cgroup(max(cap, _LEAST_GROUP)))
+            code, error = _run(group.command(command), environment)
+            found |= {"cgroup_peak_bytes": group.peak_bytes(), "killed": group.n_killed()}
+        else:
+            code, error = _run(command, environment)
         if code == _REFUSED:
             fits = _plan(model, context, runtime, cap)["fits"]
             return found | {"refused": True, "kept": not fits, "near": True, "given_up": []}
@@ -99,13 +114,17 @@ def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
     return done.returncode, done.stderr[-400:]
 
 
-def _cases(args: argparse.Namespace) -> Iterator[tuple[str, int, str, int]]:
+def _cases(args: argparse.Namespace) -> Iterator[tuple[str, int, str, float]]:
     for model in args.models:
         for context in args.contexts:
             for runtime in args.runtimes:
-                wished = _plan(model, context, runtime, None)["total_bytes"]
                 for share in args.shares:
-                    yield model, context, runtime, int(wished * share)
+                    yield model, context, runtime, share
+
+
+def _key(found: dict[str, Any]) -> tuple[str, int, str, float, str]:
+    """Return which case this is."""
+    return found["model"], found["context"], found["runtime"], found["share"], found["cache"]
 
 
 def _line(found: dict[str, Any]) -> str:
@@ -114,7 +133,8 @@ def _line(found: dict[str, Any]) -> str:
         return f"{start}, {found.get('error', 'refused')}{'' if found['kept'] else ' NOT KEPT'}"
     return (
         f"{start}, predicted {found['predicted_bytes'] / 1e6:.1f}, held {found['peak_bytes'] / 1e6:.1f}"
-        f"{'' if found['kept'] else ' NOT KEPT'}{'' if found['near'] else ' FAR OFF'}, "
+        f"{'' if found['kept'] else ' NOT KEPT'}{'' if found['near'] else ' FAR OFF'}"
+        f"{f', KILLED {n}' if (n := found.get('killed')) else ''}, "
         f"{found['tokens_per_s']:.1f} tokens/s; {', '.join(found['given_up']) or 'as wished'}"
     )
 
@@ -129,16 +149,21 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=512, help="at most half of the context")
     parser.add_argument("--cache", choices=("kept", "fresh", "none"), default="kept")
     parser.add_argument("--json-out", type=Path)
+    parser.add_argument("--cgroup", action="store_true", help="each in a control group limited to the cap (Linux)")
     args = parser.parse_args()
-    results = []
+    document = {"benchmark": "memory_caps"} | provenance() | {"results": []}
+    if args.json_out is not None and args.json_out.exists():
+        document["results"] = json.loads(args.json_out.read_text(encoding="utf-8"))["results"]
+    done = {_key(found) for found in document["results"]}
     for case in _cases(args):
+        if (*case, args.cache) in done:
+            continue
         found = measure(*case, args)
-        results.append(found)
+        document["results"].append(found)
         print(_line(found), flush=True)
-    document = {"benchmark": "memory_caps", "cache": args.cache} | provenance() | {"results": results}
+        if args.json_out is not None:
+            args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(document))
-    if args.json_out is not None:
-        args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
     python benchmarks/same_text.py smollm2-135m --prompts prompts.jsonl --per-task 4 --max-tokens 60
     python benchmarks/same_text.py qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b
+    python benchmarks/same_text.py smollm2-135m --ways skip exit --tasks chat qa math_reasoning code_edit
 
 Greedy and at a temperature, on the cpu runtime. Ends with one line of JSON; the exit code is 1 where a text differs.
+exit, which declines where no exit promises more than plain decoding, drafts here all the same.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 import edgedec
+import edgedec.drafters.exit as exit_drafter
 from edgedec_apps.bench_prompts import DEFAULT_PROMPTS, BenchRequest, prepare, read_prompts
 
 WAYS = ("suffix", "common", "recycling", "trigram", "stand", "suffix+recycling+stand", "auto")
@@ -40,7 +43,11 @@ def main() -> None:
     parser.add_argument("--per-task", type=int)
     parser.add_argument("--max-tokens", type=int, default=60)
     parser.add_argument("--draft-model")
+    parser.add_argument("--ways", nargs="+", help="drafters (default: all but those of the target's own layers)")
+    parser.add_argument("--tasks", nargs="+", help="prompts of these only")
     args = parser.parse_args()
+    ways = args.ways or WAYS + (WITH_MODEL if args.draft_model else ())
+    exit_drafter._LEAST_GAIN = 0.0
     load: dict[str, Any] = {"runtime": "cpu", "offline": True}
     lengths = random.Random(0)
     results = {}
@@ -48,18 +55,18 @@ def main() -> None:
         cache = Path(stack.enter_context(tempfile.TemporaryDirectory()), "prompt")
         plain = stack.enter_context(edgedec.load(args.model, draft="off", **load))
         engines = {}
-        for way in WAYS + (WITH_MODEL if args.draft_model else ()):
+        for way in ways:
             n_max = lengths.randint(1, 15)
             model = args.draft_model if way in (*WITH_MODEL, "auto") else None
             engine = edgedec.load(args.model, draft=way, draft_model=model, n_draft_max=n_max, **load)
             engines[way] = stack.enter_context(engine)
             results[way] = {"n_draft_max": n_max, "texts": 0, "different": 0, "accepted": 0}
-        requests = prepare(plain, read_prompts(args.prompts, args.per_task), args.max_tokens)
+        prompts = read_prompts(args.prompts, args.per_task)
+        prompts = [prompt for prompt in prompts if args.tasks is None or prompt.task in args.tasks]
+        requests = prepare(plain, prompts, args.max_tokens)
         for request in track(requests, "prompts", console=Console(stderr=True)):
             expected = texts(plain, request, args.max_tokens, draft=False)
-            plain.save_prompt_cache(
-                cache
-            )  # read once: that prompts give the same bits in any chunks is tested elsewhere
+            plain.save_prompt_cache(cache)  # read once: that any chunks give the same bits is tested elsewhere
             for way, engine in engines.items():
                 engine.load_prompt_cache(cache)
                 found = texts(engine, request, args.max_tokens, draft=True)

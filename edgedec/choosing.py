@@ -1,6 +1,6 @@
 """Which runtime runs a model: the one named, the first that takes it, or of two that do the faster, as measured."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,12 +36,14 @@ class Choice:
         runtime: The runtime.
         refusals: Why other runtimes don't take it, by name.
         reason: What a comparison of two runtimes found, for a person; empty where there was none.
+        declined: What runtimes that take the file, and were asked first, have against the options.
     """
 
     path: Path
     runtime: Runtime
     refusals: dict[str, str]
     reason: str = ""
+    declined: tuple[str, ...] = ()
 
 
 def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *, measure: bool = False) -> Choice:
@@ -53,6 +55,7 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     Raises:
         PluginError: No runtime has that name, or it does not import.
         UnsupportedModelError, ModelFormatError: The file can't be run.
+        RequestError: A runtime takes the file, but not the options, and no other one does.
         CancelledError: The options' cancel came during the comparison.
     """
     if name != "auto":
@@ -60,14 +63,18 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     found = plugins.plugins(plugins.RUNTIMES)
     order = _order(path, found)
     refusals: dict[str, str] = {}
+    declined: list[str] = []
     for candidate in order:
-        runtime = _taking(found[candidate], path, options, refusals, last=candidate == order[-1])
+        checked = None if candidate == order[-1] else options  # the last hope says itself what it has against them
+        runtime = _taking(found[candidate], path, checked, refusals, declined)
         if runtime is None:
             continue
-        choice = Choice(path, runtime, refusals)
+        choice = Choice(path, runtime, refusals, declined=tuple(declined))
         if options is None or len(_PREFERRED) < 2 or candidate != _PREFERRED[0]:
             return choice
         return _compared(choice, found[order[1]], options, measure=measure)
+    if declined:
+        raise RequestError(_together(declined))
     if not is_onnx(path):
         read_gguf(path)  # a file that is no model at all is told as such, not as one that no runtime takes
     if len(refusals) == 1:
@@ -82,15 +89,44 @@ def _order(path: Path, names: Mapping[str, object]) -> list[str]:
     return own + [name for name in names if name not in (*_PREFERRED, *_FOR_ONNX, *_NEVER_CHOSEN)]
 
 
+@contextmanager
+def told_with_others(choice: Choice) -> Iterator[None]:
+    """Add to what the chosen runtime has against the options, in the block, what those asked before it take."""
+    try:
+        yield
+    except RequestError as error:
+        if choice.declined:
+            raise RequestError(_together([*choice.declined, str(error)])) from error
+        raise
+
+
+def _together(refusals: Sequence[str]) -> str:
+    """Return refusals of the same value as one, the last one where they are about different things.
+
+    >>> _together(["kv_type is 'q9'; A takes f16", "kv_type is 'q9'; B takes f32"])
+    "kv_type is 'q9'; A takes f16; B takes f32"
+    """
+    subjects, _, tails = zip(*(refusal.partition("; ") for refusal in refusals), strict=True)
+    if len(set(subjects)) > 1:
+        return refusals[-1]
+    return "; ".join([subjects[0], *dict.fromkeys(filter(None, tails))])
+
+
 def _taking(
-    plugin: plugins.Plugin, path: Path, options: LoadOptions | None, refusals: dict[str, str], *, last: bool
+    plugin: plugins.Plugin,
+    path: Path,
+    options: LoadOptions | None,
+    refusals: dict[str, str],
+    declined: list[str] | None = None,
 ) -> Runtime | None:
-    """Return the runtime when it takes the file, and the options unless it is the last hope; else note why not."""
+    """Return the runtime when it takes the file, and the options where there are any; else note why not."""
     try:
         runtime = _made(plugin.load())
         refusal = runtime.accepts(path)
-        if refusal is None and options is not None and not last:
+        if refusal is None and options is not None:
             refusal = _declined(runtime, path, options)
+            if refusal is not None and declined is not None:
+                declined.append(refusal)
         if refusal is None:
             return runtime
     except EdgedecError as error:
@@ -122,7 +158,7 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
     seconds = recall(options.cache_dir, "runtimes", key)
     known = seconds if isinstance(seconds, dict) and first.name in seconds else {}
     if not known or (measure and _unfinished(known, rival.name)):
-        other = _taking(rival, choice.path, options, choice.refusals, last=False) if measure else None
+        other = _taking(rival, choice.path, options, choice.refusals) if measure else None
         if other is None:
             return choice
         seconds = _measure(choice.path, first, other, options) | {_TRIES: known.get(_TRIES, 0) + 1}
@@ -134,7 +170,7 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
         return replace(choice, reason=f"{first.name}: {1000 * ours:.1f} ms a token; {rival.name} took too long to load")
     reason = f"measured: {1000 * ours:.1f} ms a token on {first.name}, {1000 * theirs:.1f} on {rival.name}"
     if theirs < _MARGIN * ours:
-        other = _taking(rival, choice.path, options, choice.refusals, last=False)
+        other = _taking(rival, choice.path, options, choice.refusals)
         if other is not None:
             return replace(choice, runtime=other, reason=reason)
     return replace(choice, reason=reason)

@@ -12,7 +12,7 @@ from typing import Literal
 from edgedec import plugins
 from edgedec.batching import BatchedSession, Batcher
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
-from edgedec.choosing import Choice, choose_runtime
+from edgedec.choosing import Choice, choose_runtime, told_with_others
 from edgedec.curve import CostCurve
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
@@ -40,7 +40,7 @@ from edgedec.lossy_layers import variant
 from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.memory import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
-from edgedec.planning import Cap, Setting, drafter_bytes, plan_within, with_kv_type
+from edgedec.planning import Cap, Setting, drafter_bytes, free_if_short, plan_within, with_kv_type
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
@@ -93,7 +93,7 @@ def load(
         model: A path, a catalogue name, hf:owner/repo[:quantization or file][@revision], or ollama:name. What is not
             on this machine is fetched first, unless `offline`.
         runtime: Name of a runtime, or "auto", which compares the two best at the first load of a model (at most 3 s,
-            and not under a memory cap).
+            not under a memory cap, and not where memory is short).
         n_ctx: Tokens of the context; None for min(trained, 4,096).
         slide: Go on where the context is full, with its first tokens and its newest; lossy, as the others are
             forgotten (edgedec.sliding). Texts then end only at an end token, max_tokens or a stop.
@@ -135,6 +135,7 @@ def load(
     Raises:
         EdgedecError: edgedec/errors.py draws the tree.
     """
+    require_draft_max(n_draft_max)
     options = LoadOptions(
         n_ctx=n_ctx,
         n_parallel=n_parallel,
@@ -173,6 +174,12 @@ def load(
     )
 
 
+def require_draft_max(n_draft_max: int) -> None:
+    """Raise RequestError unless it is a length that drafts may have."""
+    if not 1 <= n_draft_max <= _MOST_DRAFTED:
+        raise RequestError(f"n_draft_max is {n_draft_max}; it must be from 1 to {_MOST_DRAFTED}")
+
+
 def resolve_pair(
     small_model: str | os.PathLike[str] | None, entropy: float | None, options: ResolveOptions
 ) -> Switching | None:
@@ -185,10 +192,12 @@ def resolve_pair(
 def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool, with_layers: bool = False) -> Choice:
     """Return the runtime for a model file: choose_runtime for options that may leave the KV cache's type open.
 
-    `with_layers` asks for one that can leave out layers: ours, whatever a measurement said.
+    `with_layers` asks for one that can leave out layers: ours, whatever a measurement said. Nothing is measured where
+    the whole model may not fit into what the system has free: that loads it as it is.
     """
     if with_layers:
         options, measure = replace(options, cache_dir=None), False
+    measure = measure and free_if_short(path) is None
     return choose_runtime(path, runtime, with_kv_type(options), measure=measure)
 
 
@@ -216,8 +225,7 @@ def open_engine(
 
     `draft_store` is what require_draft_store returned.
     """
-    if not 1 <= n_draft_max <= _MOST_DRAFTED:
-        raise RequestError(f"n_draft_max is {n_draft_max}; it must be from 1 to {_MOST_DRAFTED}")
+    require_draft_max(n_draft_max)
     if slide and prompt_cache:
         raise RequestError("a context that slides can't be saved or restored: leave out --slide or --prompt-cache")
     if switching is not None:
@@ -238,7 +246,8 @@ def open_engine(
     options = setting.options
     factories = {name: factory for name, factory in factories.items() if name in setting.drafters}
     with ExitStack() as undo:
-        loaded = choice.runtime.load(choice.path, options)
+        with told_with_others(choice):
+            loaded = choice.runtime.load(choice.path, options)
         undo.callback(loaded.close)
         if layer_skip is not None and sizes is not None:
             loaded = leave_out(loaded, sizes, layer_skip, options.cache_dir)

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 
-from edgedec.choosing import Choice
+from edgedec.choosing import Choice, told_with_others
 from edgedec.draft import STORE_BYTES
 from edgedec.draft_loading import CASCADE, COMMON, MODEL, NGRAMS, SUFFIX, draft_model_terms
 from edgedec.drafters.suffix_automaton import STATE_BYTES
@@ -121,7 +121,7 @@ def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
         EdgedecError: As Runtime.plan.
     """
     if cap.n_bytes is None:
-        free = _free_if_short(choice.path)
+        free = free_if_short(choice.path)
         if free is None:
             return Planned(_definite(wishes, choice), MemoryPlan(()))
         cap = Cap((resident_bytes() or 0) + free, whole_process=True, name="free")
@@ -189,7 +189,8 @@ def _with_back(terms: RuntimeTerms, rungs: Sequence[Rung], wishes: Setting, cap:
 
 def _terms(choice: Choice, wishes: Setting, options: LoadOptions) -> tuple[MemoryTerm, ...]:
     """Return the runtime's terms, and that of grammars, which depends on the model alone."""
-    found = choice.runtime.plan(choice.path, options)
+    with told_with_others(choice):
+        found = choice.runtime.plan(choice.path, options)
     if not wishes.grammars:
         return found
     n_vocab = describe(read_gguf(header_path(choice.path))).n_vocab
@@ -213,7 +214,7 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
         names = " + ".join(name for name in setting.drafters if name not in (MODEL, CASCADE))
         found.append(MemoryTerm("drafters", n_bytes, names))
     if stores:
-        found.append(MemoryTerm(STORES, stores, "texts kept between requests, when they are full"))
+        found.append(MemoryTerm(STORES, stores, "texts kept between requests, when full"))
     if setting.prompt_cache:
         n_kv = sum(term.n_bytes for term in found if term.name == "KV cache")
         found.append(MemoryTerm("prompt cache", 2 * n_kv, "while it is read or saved"))
@@ -222,7 +223,7 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
         found.append(MemoryTerm("shared forwards", 2 * options.n_parallel * n_rows, "logits of parallel requests"))
     found.append(MemoryTerm("working memory", _WORKING_BYTES, "of Python, while text is made"))
     if cap.n_bytes is not None:
-        found.append(MemoryTerm("reserve", margin_bytes(cap.n_bytes), "kept free by shedding, should more be taken"))
+        found.append(MemoryTerm("reserve", margin_bytes(cap.n_bytes), "kept free by shedding, where need be"))
     return MemoryPlan(tuple(found), cap.n_bytes, tuple(setting.given_up.values()), cap.name)
 
 
@@ -251,7 +252,7 @@ def with_kv_type(options: LoadOptions) -> LoadOptions:
     return replace(options, kv_type="f16") if options.kv_type == AUTO_KV else options
 
 
-def _free_if_short(path: Path) -> int | None:
+def free_if_short(path: Path) -> int | None:
     """Return the bytes that the system has free where the model may not fit into them, else None."""
     free = available_bytes()
     n_model = sum(part.stat().st_size for part in read_gguf(path).paths) if path.suffix == ".gguf" else 0

@@ -9,9 +9,10 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec import choosing
-from edgedec.errors import CancelledError, PluginError
+from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import CancelToken
+from edgedec_runtimes.llamacpp import LlamaCpp
 
 
 @pytest.fixture
@@ -99,3 +100,30 @@ def test_a_cancelled_load_ends_the_comparison(model: Path, tmp_path: Path) -> No
         choosing.choose_runtime(model, "auto", LoadOptions(cache_dir=tmp_path, cancel=token), measure=True)
     with pytest.raises(PluginError, match="fastest"):
         choosing.choose_runtime(model, "fastest")
+
+
+def test_a_value_that_no_runtime_takes_is_refused_with_what_each_takes(model: Path) -> None:
+    """Once, where all take the same; a device is refused in the words of the last one asked, which lists them."""
+    pytest.importorskip("llama_cpp")
+    for options, words in (
+        (
+            {"kv_type": "q9"},
+            "kv_type is 'q9'; the cpu runtime takes f16, q8_0, q4_0, gear; the llamacpp runtime takes f32,",
+        ),
+        ({"n_threads": 999}, "n_threads is 999; it must be from 1 to 256$"),
+    ):
+        with pytest.raises(RequestError, match=f"^{words}"):
+            edgedec.load(model, **options)
+    with pytest.raises(RuntimeUnavailableError, match=r"^llama.cpp knows no device 'x'; it knows CPU"):
+        edgedec.load(model, device="x")
+
+
+def test_a_value_that_the_only_runtime_does_not_take(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the other one installed, the value is what is wrong, not the model."""
+    monkeypatch.setattr(LlamaCpp, "accepts", _absent)
+    with pytest.raises(RequestError, match=r"^kv_type is 'q9'; the cpu runtime takes f16, q8_0, q4_0, gear$"):
+        edgedec.load(model, kv_type="q9")
+
+
+def _absent(*_: object) -> str:
+    raise RuntimeUnavailableError("not installed")

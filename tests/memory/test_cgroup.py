@@ -1,0 +1,60 @@
+"""In a control group with a hard limit, where the system ends what needs more: nothing said, and the text is the same.
+
+Needs the right to make a group below this process's own (root's, or a delegated folder).
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from own_cgroup import own_cgroup
+
+MB = 1_000_000
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's"),
+]
+
+
+def in_group(n_bytes: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a group of that limit; nothing may be killed there."""
+    try:
+        with own_cgroup(n_bytes) as group:
+            command = group.command([sys.executable, "-m", "edgedec_apps.cli", *map(str, arguments)])
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            assert group.n_killed() == 0
+            return done
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+
+
+def document(folder: Path, n_mb: int, model: Path) -> dict[str, Any]:
+    """Generate 32 tokens behind 200 in a group of so many MB."""
+    out = folder / f"{n_mb}.json"
+    options = ("--raw", "--ignore-end", "-n", "32", "-t", "0", "-c", "512", "--quiet", "--runtime", "cpu", "--offline")
+    done = in_group(n_mb * MB, "run", model, "river " * 200, *options, "--json-out", out)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def test_a_groups_limit_is_kept_without_being_told(smollm_path: Path, tmp_path: Path) -> None:
+    """What doesn't fit is given up before loading; where all fits, nothing is. The text is one text."""
+    small, ample = (document(tmp_path, n_mb, smollm_path) for n_mb in (120, 900))
+    assert small["memory"]["given_up"]
+    assert not ample["memory"].get("given_up")
+    assert small["token_ids"] == ample["token_ids"]
+
+
+def test_a_group_too_small_is_refused(smollm_path: Path) -> None:
+    """With the table, not by the system."""
+    done = in_group(60 * MB, "run", smollm_path, "A river", "--offline", "--quiet")
+    assert done.returncode == 50, done.stderr
+    assert "over by" in done.stderr
