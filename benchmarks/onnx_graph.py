@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from provenance import provenance
 
@@ -35,6 +34,7 @@ from edgedec_export.quantizing import Quant
 from edgedec_export.to_onnx import FileWeights, export_onnx
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.network import read_network
+from edgedec_runtimes.onnx.library import load_library
 
 _N_PAST = 64
 _CAPACITY = 128
@@ -44,6 +44,7 @@ class Graph:
     """A graph on plain onnxruntime, with buffers for keys and values."""
 
     def __init__(self, folder: Path, facts: dict[str, Any], n_threads: int) -> None:
+        ort = load_library()
         options = ort.SessionOptions()
         options.intra_op_num_threads = n_threads
         options.enable_cpu_mem_arena = False

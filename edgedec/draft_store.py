@@ -149,8 +149,8 @@ def parse(data: bytes, vocabulary: bytes, n_vocab: int, path: Path) -> list[Text
         return None
     if not body.startswith(vocabulary):
         raise ModelFormatError(
-            f"the draft store {path} holds texts of other layers (--layer-skip), or was made with a model of another "
-            "vocabulary; name another file, one for each"
+            f"the draft store {path} holds texts of other layers (--layer-skip, layer_skip=...), or was made with a "
+            "model of another vocabulary; name another file, one for each"
         )
     return _texts(body[_HASH_BYTES:], n_vocab)
 

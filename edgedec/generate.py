@@ -119,7 +119,7 @@ def _check_request(request: Request, session: Session, constraint: Constraint | 
     if n_prompt >= (most := text_limit(session)):
         raise PromptTooLongError(
             f"the prompt takes {n_prompt} tokens; the context of {most} leaves room for {most - 1}. "
-            f"Shorten it, or load the model with a longer context, or one that slides (--slide)"
+            f"Shorten it, or load the model with a longer context, or one that slides (--slide, slide=True)"
         )
 
 

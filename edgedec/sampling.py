@@ -81,7 +81,7 @@ class SamplingParams:
         _require("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "from 1, or None")
         _require("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 100, "0 to 100, or None")
         if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
-            raise RequestError(f"stop is {self.stop!r}; it must be a tuple of strings, none of them empty")
+            raise RequestError(f"stop is {self.stop!r}; it must hold strings, none of them empty")
         if not all(abs(bias) <= _LARGEST_BIAS or bias == -np.inf for bias in self.logit_bias.values()):
             raise RequestError("logit_bias must hold numbers from -1e30 to 1e30, or -inf (which rules a token out)")
 

@@ -49,7 +49,7 @@ class SlidingSession(ItemSession):
         if inner.model.capabilities.prefill_chunk != 1:
             raise CapabilityError(
                 f"on the {inner.model.card.runtime} runtime a text depends on how its prompt is cut, so the context "
-                f"can't slide; choose another runtime (cpu), or leave --slide out"
+                f"can't slide; choose another runtime (cpu), or leave slide out"
             )
         if inner.n_ctx < _LEAST_CONTEXT:
             raise RequestError(f"a context of {inner.n_ctx} tokens can't slide; it must have at least {_LEAST_CONTEXT}")
@@ -193,11 +193,11 @@ class SlidingSession(ItemSession):
 
     def save(self) -> bytes:
         """Refuse (CapabilityError)."""
-        raise CapabilityError("a context that slides can't be saved; leave out --prompt-cache or --slide")
+        raise CapabilityError("a context that slides can't be saved; load the model without slide=True")
 
     def load(self, data: bytes, n_tokens: int) -> None:
         """Refuse (CapabilityError)."""
-        raise CapabilityError("a context that slides can't be restored; leave out --prompt-cache or --slide")
+        raise CapabilityError("a context that slides can't be restored; load the model without slide=True")
 
     def cancel(self) -> None:
         """Stop the forward that is running, from any thread; without one, nothing happens."""

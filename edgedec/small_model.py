@@ -47,9 +47,9 @@ def require_alone(
 ) -> None:
     """Raise RequestError where something is asked for that two models that write in turn don't do."""
     refused = {
-        "a draft model (--draft-model)": draft_model is not None,
-        f"the drafter {draft!r} (--draft)": draft not in ("auto", "off", None),
-        "a context that slides (--slide)": slide,
+        "a draft model (--draft-model, draft_model=...)": draft_model is not None,
+        f"the drafter {draft!r} (--draft, draft=...)": draft not in ("auto", "off", None),
+        "a context that slides (--slide, slide=True)": slide,
         "a prompt cache (--prompt-cache)": prompt_cache,
     }
     for what, asked in refused.items():

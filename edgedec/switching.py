@@ -85,7 +85,7 @@ class SwitchingSession(ItemSession):
             if capabilities.prefill_chunk != 1:
                 raise CapabilityError(
                     f"on the {card.runtime} runtime a text depends on how its prompt is cut, so {_name(session)} can't "
-                    f"write in turn with another model; choose another runtime (cpu), or leave --small-model out"
+                    f"write in turn with another model; choose another runtime (cpu), or leave small_model out"
                 )
         self.sessions = (large, small)
         self.entropy = entropy
@@ -176,11 +176,11 @@ class SwitchingSession(ItemSession):
 
     def save(self) -> bytes:
         """Refuse (CapabilityError)."""
-        raise CapabilityError("what two models hold can't be saved; leave out --prompt-cache or --small-model")
+        raise CapabilityError("what two models hold can't be saved; load the large one without small_model")
 
     def load(self, data: bytes, n_tokens: int) -> None:
         """Refuse (CapabilityError)."""
-        raise CapabilityError("what two models hold can't be restored; leave out --prompt-cache or --small-model")
+        raise CapabilityError("what two models hold can't be restored; load the large one without small_model")
 
     def cancel(self) -> None:
         """Stop the forward that is running, from any thread; without one, nothing happens."""
@@ -235,7 +235,7 @@ def require_pair(small_model: object | None, entropy: float | None, *, force: bo
     """
     if (small_model is None) != (entropy is None):
         given, missing = ("a small model", "entropy") if entropy is None else ("entropy", "a small model")
-        raise RequestError(f"{given} is given without {missing}; give both (--small-model MODEL --entropy BITS)")
+        raise RequestError(f"{given} is given without {missing}; give both, small_model=... and entropy=...")
     if entropy is None:
         return
     if not entropy >= 0:
@@ -243,7 +243,7 @@ def require_pair(small_model: object | None, entropy: float | None, *, force: bo
     if entropy > MOST_ENTROPY and not force:
         raise RequestError(
             f"entropy is {entropy:g} bits; thresholds up to {MOST_ENTROPY:g} were measured (docs/switching.md): "
-            f"give a lower one, or force it (--entropy-force)"
+            f"give a lower one, or force it (entropy_force=True)"
         )
 
 

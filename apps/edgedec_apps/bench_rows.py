@@ -18,6 +18,7 @@ from edgedec_apps.bench_measure import RunOptions
 from edgedec_apps.bench_prompts import BenchRequest
 
 _KIND = "edgedec drafts 1"
+_MOST_HEAD_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,10 @@ def read_recording(path: Path) -> Recording:
         RequestError: It is no such file, or a line (named) is damaged.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open("rb") as file:
+            first = file.readline(_MOST_HEAD_BYTES)  # a device has no end; then this is no head
+            rest = file.read() if first.endswith(b"\n") else b""
+        lines = (first + rest).decode().splitlines()
     except OSError as error:
         raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

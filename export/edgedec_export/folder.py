@@ -10,7 +10,6 @@ import errno
 import hashlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from edgedec.errors import RequestError, StorageError
 from edgedec.file_kinds import MANIFEST
 from edgedec.gguf import GGUF
 from edgedec_export.gguf_writer import read_entries, write_gguf
+from edgedec_export.workplace import workplace
 
 FORMAT = 1
 
@@ -42,17 +42,12 @@ def new_folder(out: Path, *, force: bool) -> Iterator[Path]:
     _require_free(out, force=force)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = out.with_name(f".{out.name}-{secrets.token_hex(4)}.part")
-        temporary.mkdir()
+        with workplace(out) as temporary:
+            temporary.mkdir()
+            yield temporary
+            _move(temporary, out, force=force)
     except OSError as error:
         raise _storage_error(out, error) from error
-    try:
-        yield temporary
-        _move(temporary, out, force=force)
-    except OSError as error:
-        raise _storage_error(out, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

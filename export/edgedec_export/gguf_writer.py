@@ -12,7 +12,6 @@ import math
 import os
 import shutil
 import struct
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from edgedec.gguf_header import DEFAULT_ALIGNMENT
 from edgedec.gguf_reader import HeaderReader
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.shared_files import publish
+from edgedec_export.workplace import workplace
 
 PIECE_BYTES = 4 << 20
 Entry = tuple[str, bytes]
@@ -194,15 +194,11 @@ def whole_file(out: Path, *, sources: Sequence[Path] = (), force: bool = False) 
         StorageError: It cannot be written or renamed.
     """
     check_out(out, sources, force)
-    with storage_errors(out):
-        part = out.with_name(f"{out.name}.{os.getpid()}-{threading.get_ident()}.part")
-        try:
-            yield part
-            with part.open("rb+") as file:
-                os.fsync(file.fileno())
-            publish(part, out)
-        finally:
-            part.unlink(missing_ok=True)
+    with storage_errors(out), workplace(out.absolute()) as part:
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        publish(part, out)
 
 
 def check_out(out: Path, sources: Sequence[Path], force: bool) -> None:

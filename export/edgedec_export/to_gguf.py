@@ -5,7 +5,6 @@ export_gguf("model.gguf", "draft.gguf", layers="0-13,20-27")
 export_gguf("checkpoint/", "model.gguf", type_name="Q8_0")
 """
 
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from edgedec_export.from_hf import convert
 from edgedec_export.gguf_writer import check_out, storage_errors
 from edgedec_export.requantize import TYPES, requantize
 from edgedec_export.subset import keep_layers, parse_layers
+from edgedec_export.workplace import workplace
 
 __all__ = ["TYPES", "convert", "export_gguf", "keep_layers", "requantize"]
 
@@ -82,10 +82,12 @@ def _chain(
     cancel: CancelToken | None,
 ) -> Path:
     """Run the steps, each on the file of the one before."""
-    with storage_errors(out), tempfile.TemporaryDirectory(prefix=".export-", dir=out.absolute().parent) as folder:
+    place = out.absolute().with_name(f"{out.name}-steps")
+    with storage_errors(out), workplace(place) as folder:
+        folder.mkdir()
         for i, step in enumerate(steps):
             last = i == len(steps) - 1
-            target = out if last else Path(folder) / f"{i}.gguf"
+            target = out if last else folder / f"{i}.gguf"
             step(source, target, force=force and last, on_progress=on_progress, cancel=cancel)
             if i > 0:
                 source.unlink()

@@ -189,7 +189,7 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str, words: str
 
 
 def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
-    """An empty file, one that is not UTF-8 and none at all are refused."""
+    """An empty file, one that is not UTF-8, none at all and one of more bytes than a set takes are refused."""
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b"\n")
     with pytest.raises(RequestError, match="holds no prompt"):
@@ -199,6 +199,10 @@ def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
         read_prompts(path)
     with pytest.raises(StorageError, match="can't be read"):
         read_prompts(tmp_path / "missing")
+    with path.open("r+b") as file:
+        file.truncate(64_000_001)
+    with pytest.raises(RequestError, match="holds more than 64000000 bytes"):
+        read_prompts(path)
 
 
 def test_prompts_go_through_the_chat_template_where_there_is_one(model: Path, plain_model: Path) -> None:

@@ -114,3 +114,27 @@ def test_a_prompt_cache_that_does_not_fit_is_replaced(model: Path, plain_model: 
     notes.write_text("mine")
     run_here("run", model, "Hello", "--prompt-cache", notes).failed(60, "notes.txt exists and is no prompt cache")
     assert notes.read_text() == "mine"
+
+
+def test_a_cache_that_takes_no_tiles_is_said_once(model: Path, cache: Path) -> None:
+    """In one line with what to do, for the model and the same one as draft model; not with --quiet, nor without tiles.
+
+    With --verbose it is in the log, and nowhere else.
+    """
+    cache.mkdir(exist_ok=True)
+    (cache / "tiles").write_text("mine")
+    run = ("run", model, "Hello", "-n", "1", "--runtime", "cpu", "--draft-model", model)
+    line = (
+        f"tiny.gguf: the tiles are made in memory, at each start: the cache can't be used: [Errno 17] File exists: "
+        f"'{cache / 'tiles'}'; make the folder writable, or name another folder (EDGEDEC_CACHE)"
+    )
+    for options, lines in (
+        ((), [f"edgedec: {line}"]),
+        (("--quiet",), []),
+        (("--no-tile-cache",), []),
+    ):
+        result = run_here(*run, *options)
+        assert (result.code, [one for one in result.err.splitlines() if "cache" in one]) == (0, lines)
+    verbose = run_here(*run, "--verbose").err.splitlines()
+    assert f"edgedec.tiles: {line}" in verbose
+    assert f"edgedec: {line}" not in verbose

@@ -132,21 +132,21 @@ def test_arguments_that_are_not_utf8(model: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("-t", "-1"), "temperature"),
-        (("-t", "nan"), "temperature"),
-        (("--top-p", "0"), "top_p"),
-        (("--top-k", "-1"), "top_k"),
-        (("-n", "0"), "max_tokens"),
-        (("--seed", "-1"), "seed"),
+        (("-t", "-1"), "--temperature is"),
+        (("-t", "nan"), "--temperature is"),
+        (("--top-p", "0"), "--top-p is"),
+        (("--top-k", "-1"), "--top-k is"),
+        (("-n", "0"), "--max-tokens is"),
+        (("--seed", "-1"), "--seed is"),
         (("--logit-bias", "five"), "TOKEN_ID=BIAS"),
-        (("--logit-bias", "5=nan"), "logit_bias"),
+        (("--logit-bias", "5=nan"), "--logit-bias must"),
         (("--logit-bias", "99999=1"), "99999"),
-        (("--stop", ""), "stop"),
+        (("--stop", ""), "--stop is"),
         (("--memory", "much"), "900MB"),
         (("--memory", "0"), "above zero"),
-        (("-c", "0"), "n_ctx"),
-        (("--threads", "0"), "n_threads"),
-        (("--kv-type", "q1_0"), "kv_type"),
+        (("-c", "0"), "--context is"),
+        (("--threads", "0"), "--threads is"),
+        (("--kv-type", "q1_0"), "--kv-type is"),
     ],
 )
 def test_values_out_of_range(model: Path, args: tuple[str, ...], words: str) -> None:
@@ -247,4 +247,4 @@ def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_running_the_module_is_running_the_command(model: Path) -> None:
     """python -m edgedec_apps.cli is edgedec, as a process of its own."""
-    run_process("run", model, "hi", "-n", "0").failed(40, "max_tokens")
+    run_process("run", model, "hi", "-n", "0").failed(40, "--max-tokens")

@@ -41,6 +41,15 @@ def test_info_tells_what_the_header_says(own_models: Path) -> None:
     }
 
 
+def test_info_of_a_gguf_says_what_the_runtimes_of_exports_take(own_models: Path) -> None:
+    """That a GGUF is none of theirs is no fault of it."""
+    lines = run_here("info", "tiny").text.splitlines()
+    assert [line.split(maxsplit=2)[2] for line in lines if line.startswith(("on onnx", "on npu"))] == [
+        "no: no ONNX model; the onnx runtime runs folders that `edgedec export` wrote",
+        "no: no exported model, expected a folder that `edgedec export MODEL --target npu` wrote",
+    ]
+
+
 def test_info_of_a_model_to_pull_is_the_catalogues() -> None:
     """A catalogue model that is not on this machine is described without touching the network."""
     found = json.loads(run_here("info", "smollm2-135m", "--json").out)

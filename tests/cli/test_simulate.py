@@ -361,3 +361,11 @@ def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
         (tmp_path / "curve.json").write_text(content)
         run_here("simulate", rows, "--curve", tmp_path / "curve.json").failed(40, "no curve")
     run_here("simulate", tmp_path / "none.jsonl").failed(60, "can't be read")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a device of POSIX")
+def test_a_file_without_an_end_is_refused(tmp_path: Path) -> None:
+    """Of a device no more is read than a recording's first line and a curve may take."""
+    run_here("simulate", "/dev/zero").failed(40, "/dev/zero, line 1: no JSON")
+    rows = write(tmp_path / "rows.jsonl", HEAD, TEXT)
+    run_here("simulate", rows, "--curve", "/dev/zero").failed(40, "no curve")

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.command_line import ENDLESS, SAY_WORD, Terminal, rename_model, teach_word, wait_for_reader
+from support.command_line import ENDLESS, SAY_WORD, Terminal, rename_model, run_here, teach_word, wait_for_reader
 
 pytest.importorskip("termios", reason="no terminals of POSIX here")
 
@@ -122,6 +122,25 @@ def test_help_and_reports_fit_a_narrow_terminal(model: Path) -> None:
         assert len(lines) > 10
         for line in lines:
             assert len(line) <= 60 or max(len(word) for word in line.split()) > 30, line
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_help_fits_the_terminal(columns: int) -> None:
+    """No line is longer, and no option or address is cut in two."""
+    for command in ((), ("run",), ("bench",), ("serve",), ("export",), ("cache", "list")):
+        text = run_here(*command, "--help", env={"COLUMNS": str(columns)}).text
+        lines = text.splitlines()
+        assert len(lines) > 5
+        assert max(map(len, lines)) <= min(columns, 100) - 2
+        assert not [line for line in lines if line.endswith("-")]
+        assert text.isascii()
+
+
+def test_a_plan_fits_80_columns(model: Path) -> None:
+    """The table of its terms and all below."""
+    lines = run_here("plan", model, "--memory", "1GB", "--runtime", "cpu", "--draft", "auto").text.splitlines()
+    assert len(lines) > 15
+    assert max(map(len, lines)) <= 80
 
 
 def test_chat_at_a_terminal(model: Path) -> None:

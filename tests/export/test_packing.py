@@ -26,6 +26,7 @@ from edgedec_export.packing import Matrix, Packed, assemble, dequantize, pack_bi
 from edgedec_export.packing_nodes import Emitted, gather_nodes, linear_nodes
 from edgedec_export.packing_rounding import round_rows
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.onnx.library import load_library
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -150,7 +151,6 @@ def test_bits_come_back(bits: int) -> None:
 def run(emitted: list[Emitted], feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
     """Run nodes by onnxruntime and return their outputs."""
     onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
-    import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
     types = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.int64): TensorProto.INT64}
@@ -167,6 +167,7 @@ def run(emitted: list[Emitted], feeds: dict[str, NDArray[Any]]) -> list[NDArray[
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     found = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    onnxruntime = load_library()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = onnxruntime.InferenceSession(found.SerializeToString(), options, providers=["CPUExecutionProvider"])

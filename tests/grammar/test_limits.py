@@ -104,4 +104,69 @@ def test_a_repetition_that_takes_a_minute_to_compile_is_refused(source: str) -> 
     """It is found before llguidance sees it; what is written as text is none."""
     with pytest.raises(RequestError, match="repeats something over 100000 times"):
         require_modest(Grammar.regex(source))
-    require_modest(Grammar.regex(r"a{100000}\{1000000\}"))
+    require_modest(Grammar.regex(r"a{50000}\{1000000\}"))
+    require_modest(Grammar.regex("a{0,100000}"))
+
+
+LONG_TEXTS = {
+    "counts in counts": Grammar.regex("((ab{100}){100}){10,}"),
+    "a long text often": Grammar.regex("(abcdefghij){10001}"),
+    "many parts": Grammar.regex("|".join(["x", "a{50000}b{50001}", "y"])),
+    "a pattern": Grammar.json_schema({"type": "string", "pattern": "^((a{100}){100}){11}$"}),
+    "a length": Grammar.json_schema({"type": "string", "minLength": 100_001}),
+    "items": Grammar.json_schema({"type": "array", "minItems": 100_000, "items": {"type": "integer"}}),
+    "items in items": Grammar.json_schema(
+        {"type": "array", "minItems": 300, "items": {"type": "array", "minItems": 300, "items": {"enum": [1, "one"]}}}
+    ),
+    "references": Grammar.json_schema(
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {
+                **{str(i): {"prefixItems": [{"$ref": f"#/$defs/{i + 1}"}] * 10, "minItems": 10} for i in range(5)},
+                "5": {"const": "x"},
+            },
+        }
+    ),
+    "an anchor": Grammar.json_schema(
+        {"minItems": 400, "items": {"$ref": "#x"}, "$defs": {"x": {"$anchor": "x", "minLength": 300}}}
+    ),
+    "required properties": Grammar.json_schema(
+        {
+            "properties": {f"p{i}": {"pattern": "^a{1001}$"} for i in range(100)},
+            "required": [f"p{i}" for i in range(100)],
+        }
+    ),
+    "terminals": Grammar.lark('start: A{101}\nA: B~1000\nB: "x"'),
+    "an expression in a grammar": Grammar.lark("start: /(a{400}){400}/"),
+    "a schema in a grammar": Grammar.lark('start: "a" | %json {"minLength": 100001} | "b"'),
+    "rules": Grammar.lark('start: a a\na: b~100..200 | "y"\nb: (c "," | [c]){100}\nc: "12345"'),
+}
+
+
+@pytest.mark.parametrize("name", LONG_TEXTS)
+def test_a_text_without_end_is_refused(name: str) -> None:
+    """What repeats itself within itself takes seconds and gigabytes to follow to its end."""
+    with pytest.raises(RequestError, match="may ask for a text of over 100000 bytes at once"):
+        require_modest(LONG_TEXTS[name])
+
+
+SHORTER_TEXTS = {
+    "counts in counts": Grammar.regex("((ab{98}){100}){10,}"),
+    "what need not be there": Grammar.regex("(a{0,300}){0,300}[{(]{3000}\\p{L}{300}(?:b{9})*(?P<n>c{9})?"),
+    "alternatives": Grammar.regex("a{60000}|b{60000}"),
+    "upper bounds": Grammar.json_schema({"maxItems": 10**9, "items": {"maxLength": 10**9}, "maxProperties": 10**9}),
+    "properties that need not be there": Grammar.json_schema(
+        {"properties": {f"p{i}": {"pattern": "^a{1001}$"} for i in range(100)}}
+    ),
+    "names that are words of schemas": Grammar.json_schema(
+        {"properties": {"minItems": {"const": 10**9}, "minLength": {"type": "integer"}, "items": {}, "required": {}}}
+    ),
+    "circles": Grammar.json_schema({"minItems": 50, "items": {"$ref": "#"}, "allOf": [{"$ref": "#"}]}),
+    "rules": Grammar.lark('start: a | start a~9\na: b~90 -> twice\nb: "12345" // x{1000000}'),
+}
+
+
+@pytest.mark.parametrize("name", SHORTER_TEXTS)
+def test_texts_up_to_the_bound_are_compiled(name: str) -> None:
+    """Just below the bound, and where counts are upper ones, or of what need not be there."""
+    require_modest(SHORTER_TEXTS[name])

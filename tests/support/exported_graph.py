@@ -1,12 +1,13 @@
-"""Run an exported ONNX graph with nothing but onnxruntime and numpy, as docs/export.md says it is to be run."""
+"""Run an exported ONNX graph with nothing but onnxruntime, its telemetry off, and numpy, as docs/export.md says."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
+
+from edgedec_runtimes.onnx.library import load_library
 
 LOW = np.float32(-1e30)
 F32 = NDArray[np.float32]
@@ -21,6 +22,7 @@ class ExportedGraph:
     """
 
     def __init__(self, folder: Path, capacity: int = 64, *, window: int = 0) -> None:
+        ort = load_library()
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         path = str(folder / "model.onnx")

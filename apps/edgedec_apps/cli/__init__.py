@@ -50,7 +50,9 @@ def _run() -> int:
 def _explained(error: Exception) -> int:
     """Say what went wrong in one line, and return its exit code."""
     if isinstance(error, EdgedecError):
-        return _failed(str(error), error.exit_code)
+        from edgedec_apps.cli.wording import in_options
+
+        return _failed(in_options(str(error)), error.exit_code)
     if hasattr(error, "format_message"):  # typer's usage errors
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "edgedec"

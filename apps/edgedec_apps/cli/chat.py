@@ -20,6 +20,7 @@ from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import piped_lines
 from edgedec_apps.cli.run import print_stream
 from edgedec_apps.cli.terminal import one_line, say, say_summary
+from edgedec_apps.cli.wording import in_options
 
 _HELP = """/clear          forget the conversation
 /system TEXT    set the system message and forget the conversation
@@ -142,7 +143,7 @@ def _ask(conversation: Conversation, text: str) -> None:
         conversation.messages = before
         if not conversation.typed or not isinstance(error, RequestError):
             raise
-        say(f"edgedec: {error}")
+        say(f"edgedec: {in_options(str(error))}")
 
 
 def _answer(conversation: Conversation) -> None:

@@ -17,6 +17,7 @@ from edgedec_apps.bench_table import columns
 from edgedec_apps.cli.export_gguf import GGUFOptions, default_file, make_gguf, say_gguf
 from edgedec_apps.cli.export_optimum import make_via_optimum
 from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.log import warnings_of
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say, write_json
 from edgedec_apps.export_measure import measured_apart
@@ -73,7 +74,10 @@ def run_export(job: ExportJob) -> None:
     if not to_gguf and job.gguf != GGUFOptions():
         raise RequestError("--type, --layers and --allow-requantize are of --to gguf; leave them out, or add that")
     work = _work_optimum if job.via else _work_gguf if to_gguf else _work
-    document = interruptible(lambda cancel: work(job, cancel))
+    with warnings_of("edgedec.export") as warnings:
+        document = interruptible(lambda cancel: work(job, cancel))
+    for warning in [] if job.quiet else warnings:
+        say(one_line(f"edgedec: {warning}"))
     if job.as_json:
         write_json(document)
     elif not job.quiet:

@@ -1,5 +1,6 @@
 """--help: plain text, the options in groups. No library for styled text is loaded, so that it comes at once."""
 
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,9 @@ from typer.core import TyperCommand, TyperGroup
 
 Rows = list[tuple[str, str]]
 _OTHER = "Options"
+_LEAST_COLUMNS = 52  # of typer's own layout, which writes over the edge of a terminal with fewer
+_NAME_COLUMNS = 30
+_HYPHEN = "\N{NON-BREAKING HYPHEN}"  # while lines are made, lest an option is broken in two
 
 
 class Command(TyperCommand):
@@ -20,7 +24,11 @@ class Command(TyperCommand):
         """Write the arguments and the options, group by group."""
         for title, rows in groups(self, ctx):
             with formatter.section(title):
-                formatter.write_dl(rows)
+                write_rows(formatter, rows)
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help, as wide as the terminal."""
+        return str(super().get_help(fitted(ctx))).replace(_HYPHEN, "-")
 
 
 class Group(TyperGroup):
@@ -35,7 +43,25 @@ class Group(TyperGroup):
         rows = [(name, first_line(self.commands[name])) for name in visible_commands(self)]
         for title, content in [("Commands", rows), *groups(self, ctx)]:
             with formatter.section(title):
-                formatter.write_dl(content)
+                write_rows(formatter, content)
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help, as wide as the terminal."""
+        return str(super().get_help(fitted(ctx))).replace(_HYPHEN, "-")
+
+
+def fitted(ctx: Any) -> Any:
+    """Return the context, told of a terminal that is narrower than typer takes it to be."""
+    columns = shutil.get_terminal_size().columns
+    if columns < _LEAST_COLUMNS:
+        ctx.terminal_width = max(columns - 2, _NAME_COLUMNS)
+    return ctx
+
+
+def write_rows(formatter: Any, rows: Rows) -> None:
+    """Write names and what they mean in two columns; a name that takes half of the width has a line of its own."""
+    whole = [(name, text.replace("-", _HYPHEN)) for name, text in rows]
+    formatter.write_dl(whole, col_max=min(_NAME_COLUMNS, formatter.width // 2 - 2))
 
 
 def visible_commands(group: Any) -> list[str]:

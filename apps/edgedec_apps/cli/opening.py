@@ -1,6 +1,5 @@
 """From the options of a command to a loaded engine."""
 
-import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from edgedec.draft import STORE_BYTES
 from edgedec.draft_store import require_draft_store
 from edgedec.engine import Engine, require_rule
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
-from edgedec.loading import Numerics, choose, open_engine, resolve, resolve_pair
+from edgedec.loading import Numerics, choose, open_engine, require_draft_max, resolve, resolve_pair
 from edgedec.memory import format_bytes, parse_size
 from edgedec.model import LoadOptions
 from edgedec.planning import ONE_REQUEST_BYTES, Cap, base_bytes
@@ -21,6 +20,7 @@ from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
 from edgedec.switching import Switching, require_pair
 from edgedec.verify import COUPLED
+from edgedec_apps.cli.log import show_log, warnings_of
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import read_text
@@ -43,10 +43,10 @@ def open_model(
     `grammars` says whether texts may be kept to grammars, which takes memory; `one_request` that there is only one.
     """
     if output.verbose:
-        _show_log()
+        show_log()
     if flags.memory is not None:
         base_bytes()
-    with ProgressLine(quiet=output.quiet) as on_progress:
+    with warnings_of("edgedec.tiles") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
         template = None if flags.chat_template is None else read_text(flags.chat_template)
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)
@@ -73,6 +73,9 @@ def open_model(
             layer_skip_force=flags.layer_skip_force,
             store_bytes=ONE_REQUEST_BYTES if one_request and draft_store is None else STORE_BYTES,
         )
+    if not output.quiet and not output.verbose:
+        for warning in warnings:
+            say(f"edgedec: {warning}")
     if engine.plan.given_up and not output.quiet:
         say(f"edgedec: to keep within {format_bytes(engine.plan.cap_bytes or 0)}: {', '.join(engine.plan.given_up)}")
     return engine
@@ -95,7 +98,8 @@ def choose_models(name: str, flags: LoadFlags, options: LoadOptions, *, measure:
 
 
 def load_options(flags: LoadFlags, on_progress: OnProgress, cancel: CancelToken) -> LoadOptions:
-    """Return what the flags say to the runtime."""
+    """Return what the flags say to the runtime (RequestError where --draft-max is out of range)."""
+    require_draft_max(flags.draft_max)
     return LoadOptions(
         n_ctx=flags.context,
         max_rows=flags.draft_max + 1 if flags.draft != "off" else 1,
@@ -150,18 +154,3 @@ def store_prompt_cache(engine: Engine, path: Path | None) -> None:
             save()
         except EdgedecError as error:
             say(f"edgedec: {error}")
-
-
-class _SayingHandler(logging.Handler):
-    """Passes log records on to the person; a model's metadata among them can't reach the terminal as it is."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
-        say(f"{record.name}: {record.getMessage()}")
-
-
-def _show_log() -> None:
-    logger = logging.getLogger("edgedec")
-    logger.setLevel(logging.INFO)
-    logger.handlers = [_SayingHandler()]
-    logger.propagate = False

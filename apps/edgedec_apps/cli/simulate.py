@@ -17,6 +17,7 @@ from edgedec_apps.rooflines import DEVICES, modelled
 _HEADINGS = ("task", "tok/s", "plain", "speedup", "accepted/step")
 _WAYS = ("way", "tok/s", "speedup", "accepted/step", "draft forwards")
 _PLAIN = "plain"
+_MOST_CURVE_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,8 @@ def _read_curve(name: str) -> CostCurve:
     if not path.exists():
         raise RequestError(f"--curve {name!r} is no file and no device; modelled devices: {', '.join(DEVICES)}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            found = json.loads(file.read(_MOST_CURVE_BYTES))  # a device has no end; what is cut short is no JSON
         points = {int(n): float(seconds) for n, seconds in found["curve"].items()}
     except OSError as error:
         raise StorageError(f"{path} can't be read: {error.strerror or error}") from error

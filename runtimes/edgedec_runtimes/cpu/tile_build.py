@@ -73,8 +73,10 @@ def cache_errors() -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
-        remedy = "make room, or choose a cache folder elsewhere" if full else "check the cache folder's permissions"
-        raise CacheUnusableError(f"the cache can't be used: {error}; {remedy}") from error
+        remedy = "make room there" if full else "make the folder writable"
+        raise CacheUnusableError(
+            f"the cache can't be used: {error}; {remedy}, or name another folder (EDGEDEC_CACHE)"
+        ) from error
 
 
 def make_in_memory(job: Job) -> Tiles:

@@ -100,7 +100,7 @@ def open_tiles(
         except CacheUnusableError as error:
             if not in_memory:
                 raise
-            logger.warning("%s: %s; the tiles are made in memory, at each start", job.label, error)
+            logger.warning("%s: the tiles are made in memory, at each start: %s", job.label, error)
     return make_in_memory(job)
 
 
@@ -250,7 +250,8 @@ def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
         free = shutil.disk_usage(folder).free
     if free < job.n_bytes + MARGIN_BYTES:
         raise CacheUnusableError(
-            f"{format_bytes(job.n_bytes)} for tiles are needed in {folder}, {format_bytes(free)} are free; make room"
+            f"{format_bytes(job.n_bytes)} for tiles are needed in {folder}, {format_bytes(free)} are free; "
+            "make room, or name another folder (EDGEDEC_CACHE)"
         )
     path = make_file(job, _partial_path(job, folder), source)
     _remember(path, source)

@@ -26,8 +26,8 @@ _N_REMEMBERED = 8  # compiled grammars
 _STACK_BYTES = 64 << 20
 _LIMITS = {
     "max_items_in_row": 20_000,  # an object with some thousand optional properties
-    "initial_lexer_fuel": 5_000_000,  # about 0.1 s
-    "step_lexer_fuel": 1_000_000,  # about 0.1 s a token
+    "initial_lexer_fuel": 1_000_000,  # at most a second
+    "step_lexer_fuel": 1_000_000,  # the same, a token
     "step_max_items": 200_000,
     "max_lexer_states": 50_000,  # of 1 to 2 kB
     "max_grammar_size": 50_000,  # compiled in a few seconds

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar, Kind
+from edgedec_runtimes.grammar.certain import lark_bytes, regex_bytes, schema_bytes, target
 
 MOST_LEVELS = 4000
 """Of what refers to one another, levels of nesting within each included."""
@@ -24,6 +24,8 @@ MOST_BYTES: Mapping[Kind, int] = {"regex": 20_000, "lark": 100_000}
 """Of a source; the time to compile one long expression grows with its square."""
 MOST_REPEATED = 100_000
 """Of one repetition in a regular expression; a million takes a minute to compile."""
+MOST_CERTAIN = 100_000
+"""Bytes of text that may be certain to follow (certain.py), which takes about half a second and 40 MB to find out."""
 
 _REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _HEAD = re.compile(r"[^\S\n]*[?!]*(?P<name>[A-Za-z_][\w-]*)[^\S\n]*[:.{\[]")  # definitions begin lines, each on its own
@@ -50,8 +52,11 @@ def require_modest(grammar: Grammar) -> None:
         counts = (int(n[:20]) for pair in _REPETITION.findall(grammar.source) for n in pair if n)
         if max(counts, default=0) > MOST_REPEATED:
             raise RequestError(f"the regex repeats something over {MOST_REPEATED} times; ask for fewer")
-    if grammar.kind == "json_schema":
-        _require_shallow(_schema_parts(json.loads(grammar.source)), "JSON schema")
+        _require_short(regex_bytes(grammar.source), "regex")
+    elif grammar.kind == "json_schema":
+        schema = json.loads(grammar.source)
+        _require_shallow(_schema_parts(schema), "JSON schema")
+        _require_short(schema_bytes(schema), "JSON schema")
     elif grammar.kind == "lark":
         _require_shallow(_lark_parts(grammar.source), "grammar")
         sizes, _ = _summed(_lark_parts(_LITERAL.sub(" 0 ", grammar.source)), sum)
@@ -62,6 +67,15 @@ def require_modest(grammar: Grammar) -> None:
             )
         for schema in _embedded(grammar.source):
             _require_shallow(_schema_parts(schema), "JSON schema")
+        _require_short(lark_bytes(grammar.source), "grammar")
+
+
+def _require_short(n_bytes: int, name: str) -> None:
+    if n_bytes > MOST_CERTAIN:
+        raise RequestError(
+            f"the {name} may ask for a text of over {MOST_CERTAIN} bytes at once, by what it repeats and requires: "
+            "lower the counts ({n}, minItems, minLength) that stand in one another"
+        )
 
 
 def _require_shallow(parts: Mapping[str, _Part], name: str) -> None:
@@ -109,25 +123,12 @@ def _schema_parts(schema: Any) -> dict[str, _Part]:
         name = missing.pop()
         if name in parts:
             continue
-        target = None if whole.renamed and name else _target(schema, name)
-        if target is None:
+        found = None if whole.renamed and name else target(schema, name)
+        if found is None:
             return {"": _Part(whole.weight * (1 + len(set(whole.uses))))}
-        parts[name] = _measured(target)
+        parts[name] = _measured(found)
         missing.extend(parts[name].uses)
     return parts
-
-
-def _target(schema: Any, name: str) -> Any:
-    """Return what a reference within a document means, None where there is nothing, or it is no such one."""
-    if name not in ("", "#") and not name.startswith("#/"):
-        return None
-    for step in unquote(name).split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(schema, list):
-            schema = schema[int(step)] if step.isdecimal() and int(step[:9]) < len(schema) else None
-        else:
-            schema = schema.get(step) if isinstance(schema, dict) else None
-    return schema
 
 
 def _measured(schema: Any, *, everything: bool = False) -> _Part:

@@ -181,5 +181,5 @@ def _require_used(session: Any, chosen: Chosen, export: Export) -> None:
     if chosen.provider.name not in assigned:
         raise RuntimeUnavailableError(
             f"{export.graph}: {chosen.provider.name} takes no part of this graph, so that all of it would run on the "
-            "CPU; leave --device out, or export for that device (--target)"
+            "CPU; leave device out, or export for that device (--target)"
         )

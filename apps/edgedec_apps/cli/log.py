@@ -1,0 +1,47 @@
+"""The library's log, as far as a person sees it: all of it with --verbose, else the warnings that one can act on."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from edgedec_apps.cli.terminal import say
+
+
+class _SayingHandler(logging.Handler):
+    """Passes log records on to the person; a model's metadata among them can't reach the terminal as it is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        say(f"{record.name}: {record.getMessage()}")
+
+
+class _KeepingHandler(logging.Handler):
+    """Keeps the messages of warnings, each once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: dict[str, None] = {}  # in order
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one message."""
+        self.messages[record.getMessage()] = None
+
+
+def show_log() -> None:
+    """Print the log from now on."""
+    logger = logging.getLogger("edgedec")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_SayingHandler()]
+    logger.propagate = False
+
+
+@contextmanager
+def warnings_of(name: str) -> Iterator[list[str]]:
+    """Yield a list that holds, after the block, what a logger warned of in it, each message once."""
+    logger, handler, found = logging.getLogger(name), _KeepingHandler(), list[str]()
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        found += handler.messages

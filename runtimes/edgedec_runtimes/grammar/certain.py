@@ -1,0 +1,253 @@
+"""How long a stretch of text a grammar may be certain of, in bytes.
+
+llguidance follows a stretch without a choice to its end before it allows a token: 5 us and some 400 bytes of memory a
+byte, and no limit of its own counts what it has met before. So the length is estimated from the source. The estimate
+is rather too high: of alternatives the longest counts, as if the others did not have to be told from it; what is
+repeated counts as often as it must be there, and once where it need not; what leads back to itself counts once.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+from urllib.parse import unquote
+
+_Token = tuple[str, int]  # "text" with its bytes, "times" with a count, or one of ( | )
+_FAR = 10**12  # beyond every bound; keeps products of counts short
+
+_REGEX = re.compile(
+    r"""(?P<times>\{(?P<least>\d+)(?:,\d*)?\})
+      | (?P<open>\((?:\?(?:P?<[^>]*>|[A-Za-z-]*:?))?)
+      | (?P<mark>[|)])
+      | (?P<skipped>[*+?^$])
+      | (?P<one>\\(?:[pPxuU]\{[^}]*\}|x[0-9A-Fa-f]{2}|.) | \[\^?\]?(?:\\.|\[:[^\]]*\]|[^\]\\])*\] | .)""",
+    re.VERBOSE | re.DOTALL,
+)
+_LARK = re.compile(
+    r"""(?P<skipped>//[^\n]*|\#[^\n]*|->[^\S\n]*\w+)
+      | (?P<json>%json\s*(?=\{))
+      | (?P<string>"(?:\\.|[^"\\\n])*")
+      | /(?P<regex>(?:\\.|[^/\\\n])+)/
+      | (?P<times>(?:~\s*|\{)(?P<least>\d+))
+      | (?P<name>[A-Za-z_][\w-]*)
+      | (?P<open>[(\[])
+      | (?P<close>[)\]])
+      | (?P<bar>\|)""",
+    re.VERBOSE | re.DOTALL,
+)
+_HEAD = re.compile(r"^[^\S\n]*[?!]*(?P<name>[A-Za-z_][\w-]*)[^\S\n]*[:.{\[]", re.MULTILINE)
+
+
+def regex_bytes(pattern: str) -> int:
+    """Return the estimate for a regular expression.
+
+    >>> regex_bytes("(ab|c){3}d?"), regex_bytes("((a{10}){10}){1,}[0-9]{7}")
+    (7, 107)
+    """
+    return _longest(_regex_tokens(pattern))
+
+
+def lark_bytes(source: str) -> int:
+    """Return the estimate for a grammar in Lark's notation, that of its rule `start`.
+
+    >>> lark_bytes('start: a{10} B\\na: "xy" | start\\nB: /b{5}/')
+    25
+    """
+    heads = [*_HEAD.finditer(source)]
+    ends = [*(head.start() for head in heads[1:]), len(source)]
+    bodies = {head["name"]: source[head.end() - 1 : end] for head, end in zip(heads, ends, strict=True)}
+    tokens = {name: [*_lark_tokens(body)] for name, body in bodies.items()}
+
+    def value(name: str, known: Mapping[str, int]) -> int:
+        return _longest((kind, n) if kind in _KINDS else ("text", known.get(kind, 0)) for kind, n in tokens[name])
+
+    uses = {name: {kind for kind, _ in found if kind in tokens} for name, found in tokens.items()}
+    return _known("start", uses.__getitem__, value)["start"] if "start" in uses else 0
+
+
+def schema_bytes(schema: Any) -> int:
+    """Return the estimate for a JSON schema.
+
+    >>> schema_bytes({"type": "array", "minItems": 5, "items": {"type": "string", "pattern": "^a{8}$"}})
+    56
+    """
+    whole = _nodes(schema, everything=True)
+    anchors = {f"#{node['$anchor']}": node for node in whole if isinstance(node, dict) and "$anchor" in node}
+
+    @cache
+    def nodes(name: str) -> list[Any]:
+        return _nodes(anchors.get(name) or target(schema, name))
+
+    def uses(name: str) -> set[str]:
+        found = (node[key] for node in nodes(name) if isinstance(node, dict) for key in _REFERENCES if key in node)
+        return {use for use in found if isinstance(use, str)}
+
+    return _known("", uses, lambda name, known: _schema_value(nodes(name), known))[""]
+
+
+def target(schema: Any, name: str) -> Any:
+    """Return what a reference within a JSON schema ("#/...") means; None where there is nothing, or it is no such one.
+
+    >>> target({"$defs": {"a": {"type": "null"}}}, "#/$defs/a")
+    {'type': 'null'}
+    """
+    if name not in ("", "#") and not name.startswith("#/"):
+        return None
+    for step in unquote(name).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list):
+            schema = schema[int(step)] if step.isdecimal() and int(step[:9]) < len(schema) else None
+        else:
+            schema = schema.get(step) if isinstance(schema, dict) else None
+    return schema
+
+
+_KINDS = ("text", "times", "(", "|", ")")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def _longest(tokens: Iterable[_Token]) -> int:
+    """Return the bytes of a sequence of texts, groups, alternatives and counts, which stand behind what they repeat."""
+    outer: list[tuple[int, int]] = []
+    best = before = last = 0  # of the alternatives that are over, of this one up to its last part, and of that
+    for kind, n in tokens:
+        if kind == "text":
+            before, last = before + last, n
+        elif kind == "times":
+            last = min(last * max(n, 1), _FAR)
+        elif kind == "(":
+            outer.append((best, before + last))
+            best = before = last = 0
+        elif kind == "|":
+            best, before, last = max(best, before + last), 0, 0
+        elif outer:
+            last = max(best, before + last)
+            best, before = outer.pop()
+    return max(best, before + last)
+
+
+def _regex_tokens(pattern: str) -> Iterator[_Token]:
+    for found in _REGEX.finditer(pattern):
+        if found["times"]:
+            yield "times", int(found["least"][:12])
+        elif found["open"]:
+            yield "(", 0
+        elif found["mark"]:
+            yield found["mark"], 0
+        elif found["one"]:
+            yield "text", len(found["one"].encode(errors="surrogatepass")) if len(found["one"]) == 1 else 1
+
+
+def _lark_tokens(body: str) -> Iterator[_Token]:
+    """Yield the tokens of a definition; a reference is a token by its name."""
+    at = 0
+    while (found := _LARK.search(body, at)) is not None:
+        at = found.end()
+        if found["json"]:
+            try:
+                schema, at = json.JSONDecoder().raw_decode(body, at)
+            except (ValueError, RecursionError):  # llguidance's to refuse
+                continue
+            yield "text", schema_bytes(schema)
+        elif found["string"]:
+            yield "text", len(found["string"].encode(errors="surrogatepass")) - 2
+        elif found["regex"]:
+            yield "text", regex_bytes(found["regex"])
+        elif found["times"]:
+            yield "times", int(found["least"][:12])
+        elif found["name"]:
+            yield found["name"], 0
+        elif not found["skipped"]:
+            yield "(" if found["open"] else ")" if found["close"] else "|", 0
+
+
+def _known(
+    first: str, uses: Callable[[str], Collection[str]], value: Callable[[str, Mapping[str, int]], int]
+) -> dict[str, int]:
+    """Return the value of a name and of what it uses, each made from the values of those; without recursion."""
+    known: dict[str, int] = {}
+    begun: set[str] = set()
+    path = [first]
+    while path:
+        name = path[-1]
+        if name in begun:
+            path.pop()
+            if name not in known:
+                known[name] = min(value(name, known), _FAR)
+        else:
+            begun.add(name)
+            path += [use for use in uses(name) if use not in begun]
+    return known
+
+
+def _nodes(schema: Any, *, everything: bool = False) -> list[Any]:
+    """Return the objects and lists of a schema, every one before those in it; definitions only where `everything`."""
+    left_out = () if everything else ("$defs", "definitions")
+    nodes = [schema] if isinstance(schema, dict | list) else []  # true and false are schemas, too
+    for node in nodes:
+        inner = node if isinstance(node, list) else [each for key, each in node.items() if key not in left_out]
+        nodes += [each for each in inner if isinstance(each, dict | list)]
+    return nodes
+
+
+def _schema_value(nodes: Sequence[Any], known: Mapping[str, int]) -> int:
+    """Return the bytes of what the first of these nodes asks for; `known` are those of the references."""
+    values: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+
+    def value(part: Any) -> int:
+        return values.get(id(part), 1)
+
+    def size(part: Any) -> int:
+        return len(part) + 2 if isinstance(part, str) else sizes.get(id(part), 8)
+
+    for node in reversed(nodes):
+        if isinstance(node, list):
+            sizes[id(node)] = 2 + sum(size(each) + 2 for each in node)
+            values[id(node)] = max(map(value, node), default=0)
+            continue
+        sizes[id(node)] = 2 + sum(len(key) + 6 + size(each) for key, each in node.items())
+        parts = _string_bytes(node), _object_bytes(node, value), _array_bytes(node, value), _same_bytes(node, size)
+        cases = sum(value(node[key]) for key in ("anyOf", "oneOf") if key in node)
+        all_of = sum(map(value, node["allOf"])) if isinstance(node.get("allOf"), list) else 0
+        references = sum(known.get(node[key], 0) for key in _REFERENCES if isinstance(node.get(key), str))
+        values[id(node)] = min(1 + sum(parts) + cases + all_of + references, _FAR)
+    return value(nodes[0]) if nodes else 1
+
+
+def _same_bytes(node: Mapping[str, Any], size: Callable[[Any], int]) -> int:
+    cases = node["enum"] if isinstance(node.get("enum"), list) else []
+    return max((size(case) for case in [*cases, node.get("const", "")]), default=0) if cases or "const" in node else 0
+
+
+def _string_bytes(node: Mapping[str, Any]) -> int:
+    pattern = node.get("pattern")
+    return max(regex_bytes(pattern) if isinstance(pattern, str) else 0, _count(node, "minLength"))
+
+
+def _object_bytes(node: Mapping[str, Any], value: Callable[[Any], int]) -> int:
+    properties = node["properties"] if isinstance(node.get("properties"), dict) else {}
+    required = {name for name in node["required"] if isinstance(name, str)} if _is_list(node, "required") else set()
+    asked = sum(len(name) + 6 + value(properties.get(name)) for name in required)
+    others = [len(name) + 6 + value(part) for name, part in properties.items() if name not in required]
+    more = [value(node[key]) for key in ("additionalProperties", "patternProperties") if key in node]
+    return asked + max([*others, *more], default=0) * max(1, _count(node, "minProperties") - len(required))
+
+
+def _array_bytes(node: Mapping[str, Any], value: Callable[[Any], int]) -> int:
+    first = [*(node["prefixItems"] if _is_list(node, "prefixItems") else ())]
+    if _is_list(node, "items"):
+        first += node["items"]
+    rest = 0 if _is_list(node, "items") else value(node.get("items", True)) + 2
+    n_rest = max(int("items" in node), _count(node, "minItems") - len(first))
+    return sum(value(each) + 2 for each in first) + n_rest * rest
+
+
+def _is_list(node: Mapping[str, Any], key: str) -> bool:
+    return isinstance(node.get(key), list)
+
+
+def _count(node: Mapping[str, Any], key: str) -> int:
+    n = node.get(key)
+    return min(int(n), _FAR) if isinstance(n, int | float) and 0 < n < float("inf") else 0

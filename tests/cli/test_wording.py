@@ -1,0 +1,100 @@
+"""Refusals in the words of who reads them: options at a terminal, arguments in Python."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from support.command_line import run_here
+
+import edgedec
+from edgedec.errors import EdgedecError
+from edgedec.sampling import SamplingParams
+from edgedec_apps.cli.app import app
+from edgedec_apps.cli.wording import OPTIONS, in_options
+
+ONLY_PYTHON = {"model", "max_rows", "cache_dir", "on_progress", "cancel"}
+BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_threads"}
+
+
+def test_every_argument_has_its_option() -> None:
+    """All of load() and of SamplingParams, but for what is Python's alone; and each option is one of run or serve."""
+    arguments = {*inspect.signature(edgedec.load).parameters, *SamplingParams.names()}
+    assert arguments - ONLY_PYTHON <= set(OPTIONS)
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
+    known = {flag for name in ("run", "serve") for option in commands[name].params for flag in option.opts}
+    assert set(OPTIONS.values()) <= known
+    assert {name for name, option in OPTIONS.items() if option != "--" + name.replace("_", "-")} == BY_ANOTHER_NAME
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("-c", "0"), "--context is 0; it must be from 1 to"),
+        (("--threads", "999"), "--threads is 999; it must be from 1 to"),
+        (("--kv-type", "q9"), "--kv-type is 'q9'; the cpu runtime takes f16"),
+        (("--gpu-layers", "3"), "leave --device and --gpu-layers out"),
+        (("--draft-max", "0"), "--draft-max is 0; it must be from 1 to"),
+        (("--draft-max", "-5"), "--draft-max is -5; it must be from 1 to"),
+        (("--draft-max", "70000"), "--draft-max is 70000; it must be from 1 to"),
+        (("-n", "0"), "--max-tokens is 0; it must be from 1\n"),
+        (("--seed", "-1"), "--seed is -1; it must be 0 to 2^64-1\n"),
+        (("--stop", ""), "--stop is ('',); it must hold strings, none of them empty\n"),
+        (("--penalty-last-n", "-2"), "--penalty-last-n is -2; "),
+        (("--logit-bias", "7=1e40"), "--logit-bias must hold numbers"),
+        (("--logit-bias", "99999=1"), "--logit-bias names token 99999; "),
+        (("--verify", "guess"), "--verify is 'guess'; "),
+        (("--entropy", "1"), "--entropy is given without a small model; give both, --small-model and --entropy\n"),
+        (("--small-model", "x", "--entropy", "9"), "or force it (--entropy-force)\n"),
+        (("--draft", "model"), "give one (--draft-model)\n"),
+        (("--draft-overlap", "--draft", "suffix"), "--draft-overlap takes a draft model (--draft-model) and"),
+    ],
+)
+def test_a_refusal_names_the_option_that_was_typed(model: Path, args: tuple[str, ...], words: str) -> None:
+    """And no argument of Python's, be its name another or the same with underscores."""
+    result = run_here("run", model, "hi", "--runtime", "cpu", "-q", *args)
+    result.failed(40, words)
+    assert not re.search(r"\b[a-z]+_[a-z_]+\b", result.err), result.err
+
+
+def test_python_is_told_its_arguments(model: Path) -> None:
+    """The same refusals, unchanged."""
+    for options, words in (
+        ({"n_ctx": 0}, "n_ctx is 0; "),
+        ({"n_gpu_layers": 3}, "leave device and n_gpu_layers out"),
+        ({"n_draft_max": 0}, "n_draft_max is 0; "),
+        ({"entropy": 1.0}, "give both, small_model=... and entropy=..."),
+    ):
+        with pytest.raises(EdgedecError, match=re.escape(words)):
+            edgedec.load(model, runtime="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "/models/n_ctx is 5/kv_type.gguf: truncated; leave it out",
+        "the regular expression can't be used: (max_tokens is 5|stop=... is 'top_k')",
+        "the device 'memory' is small; the draft and the seed leave room, and stop is reached",
+        "temperature_x is 1; use my_kv_type or kv_types, which n_ctxs need",
+    ],
+)
+def test_what_a_message_quotes_stays(message: str) -> None:
+    """Names in paths, in texts and within longer words are no options."""
+    assert in_options(message) == message
+
+
+def test_places_of_options() -> None:
+    """Beside an option, an argument goes; elsewhere it becomes the option."""
+    for message, expected in {
+        "it slides (--slide, slide=True); give both, small_model=... and entropy=...": (
+            "it slides (--slide); give both, --small-model and --entropy"
+        ),
+        "a.gguf: can't be kept as q4_0; use kv_type 'f16'": "a.gguf: can't be kept as q4_0; use --kv-type 'f16'",
+        "load the model without layer_skip": "load the model without --layer-skip",
+        "take F16, or pass allow_requantize (--allow-requantize)": "take F16, or pass --allow-requantize",
+        "its tokenizer, which draft_overlap needs, or leave memory, or leave seed or n_ctx out": (
+            "its tokenizer, which --draft-overlap needs, or leave memory, or leave --seed or --context out"
+        ),
+    }.items():
+        assert in_options(message) == expected
