@@ -311,7 +311,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress]
     [
         (("-n", "1"), 40, "--max-tokens is 1"),
         (("-t", "-1"), 40, "temperature"),
-        (("--top-p", "2"), 40, "top_p"),
+        (("--top-p", "2"), 40, "--top-p"),
         (("--per-task", "0"), 40, "--per-task is 0"),
         (("--against", "gpt"), 40, "known: llamacpp"),
         (("--prompt-cache", "x"), 40, "--prompt-cache"),
