@@ -8,6 +8,7 @@ from support.tiny_models import FIRST_BYTE
 
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar, Grammars
+from edgedec_runtimes.grammar.certain import regex_bytes, schema_bytes
 from edgedec_runtimes.grammar.limits import MOST_BYTES, require_modest
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
@@ -99,11 +100,18 @@ def test_true_and_what_is_no_schema_may_be_referred_to(grammars: Grammars) -> No
             grammars.open(Grammar.json_schema({"$ref": "#/title", "title": target}))
 
 
-@pytest.mark.parametrize("source", ["a{1000000}", "(ab){2,1000000}", "x{100001,}"])
+@pytest.mark.parametrize("source", ["a{1000000}", "(ab){2,1000000}", "x{100001,}", "x{0,1000000}"])
 def test_a_repetition_that_takes_a_minute_to_compile_is_refused(source: str) -> None:
-    """It is found before llguidance sees it; what is written as text is none."""
-    with pytest.raises(RequestError, match="repeats something over 100000 times"):
-        require_modest(Grammar.regex(source))
+    """It is found before llguidance sees it, in a schema and in a grammar, too; what is written as text is none."""
+    in_schema = {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"patternProperties": {source: {"type": "null"}}}}}
+    for grammar in (
+        Grammar.regex(source),
+        Grammar.json_schema({"anyOf": [{"pattern": source}, {"type": "null"}]}),
+        Grammar.json_schema(in_schema),
+        Grammar.lark(f"start: /{source}/"),
+    ):
+        with pytest.raises(RequestError, match="repeats something over 100000 times"):
+            require_modest(grammar)
     require_modest(Grammar.regex(r"a{50000}\{1000000\}"))
     require_modest(Grammar.regex("a{0,100000}"))
 
@@ -135,6 +143,15 @@ LONG_TEXTS = {
             "properties": {f"p{i}": {"pattern": "^a{1001}$"} for i in range(100)},
             "required": [f"p{i}" for i in range(100)],
         }
+    ),
+    "required names that are not listed": Grammar.json_schema(
+        {"required": [f"p{i}" for i in range(100)], "additionalProperties": {"pattern": "^a{1001}$"}}
+    ),
+    "required names of a pattern": Grammar.json_schema(
+        {"required": [f"p{i}" for i in range(100)], "patternProperties": {"^p": {"pattern": "^a{1001}$"}}}
+    ),
+    "as many names as are asked for": Grammar.json_schema(
+        {"minProperties": 100, "additionalProperties": {"pattern": "^a{1001}$"}}
     ),
     "terminals": Grammar.lark('start: A{101}\nA: B~1000\nB: "x"'),
     "an expression in a grammar": Grammar.lark("start: /(a{400}){400}/"),
@@ -170,3 +187,28 @@ SHORTER_TEXTS = {
 def test_texts_up_to_the_bound_are_compiled(name: str) -> None:
     """Just below the bound, and where counts are upper ones, or of what need not be there."""
     require_modest(SHORTER_TEXTS[name])
+
+
+@pytest.mark.parametrize("part", ["[", "[:", "[:\\", "[[:a", "(?<", "(?P<a", "\\p{", "{1", "a{1,", "\\"])
+def test_what_is_not_closed_is_looked_at_once(part: str) -> None:
+    """Sources as long as they may be, of parts that are begun again and again: looking twice would take hours."""
+    n = MOST_BYTES["regex"] // len(part)
+    assert regex_bytes(part * n) <= MOST_BYTES["regex"]
+    assert regex_bytes(part * n + "\\") <= MOST_BYTES["regex"] + 1
+
+
+@pytest.mark.parametrize("part", ['"', '\\"', "/", "\\/", "-> ", "%json ", '%json {"', "~ ", "a ", "//", "#"])
+def test_a_grammar_that_is_not_closed_is_looked_at_once(part: str) -> None:
+    """The same for grammars."""
+    require_modest(Grammar.lark('start: "x" "' + part * (90_000 // len(part))))
+
+
+def test_names_of_one_definition_cost_nothing_twice() -> None:
+    """A definition may be referred to by as many names as it has spellings; it is walked through a few times only."""
+    spellings = [
+        "#/" + "".join(f"%{ord(c):02x}" if i >> k & 1 else c for k, c in enumerate("abcdefghij")) for i in range(1000)
+    ]
+    schema = {"anyOf": [{"$ref": name} for name in spellings], "abcdefghij": {"const": [[]] * 40_000}}
+    assert 40_000 < schema_bytes(schema) < 10**9
+    with pytest.raises(RequestError, match="over 1000000 objects and lists"):
+        require_modest(Grammar.json_schema(schema))

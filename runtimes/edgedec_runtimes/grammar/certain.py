@@ -8,28 +8,30 @@ repeated counts as often as it must be there, and once where it need not; what l
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
+_Name = TypeVar("_Name", str, int)
 _Token = tuple[str, int]  # "text" with its bytes, "times" with a count, or one of ( | )
 _FAR = 10**12  # beyond every bound; keeps products of counts short
 
+# What is not closed goes to the end at once, and names have a bound: so both take time in proportion to the source.
 _REGEX = re.compile(
     r"""(?P<times>\{(?P<least>\d+)(?:,\d*)?\})
-      | (?P<open>\((?:\?(?:P?<[^>]*>|[A-Za-z-]*:?))?)
+      | (?P<open>\((?:\?(?:P?<[^>]{0,64}>|[A-Za-z-]{0,16}:?))?)
       | (?P<mark>[|)])
       | (?P<skipped>[*+?^$])
-      | (?P<one>\\(?:[pPxuU]\{[^}]*\}|x[0-9A-Fa-f]{2}|.) | \[\^?\]?(?:\\.|\[:[^\]]*\]|[^\]\\])*\] | .)""",
+      | (?P<one>\\(?:[pPxuU]\{[^}]{0,64}\}|x[0-9A-Fa-f]{2}|.)
+               | \[\^?\]?(?:\\.|\[:[a-z^]{1,16}:\]|[^\]\\])*+(?:\]|\\?\Z) | .)""",
     re.VERBOSE | re.DOTALL,
 )
 _LARK = re.compile(
     r"""(?P<skipped>//[^\n]*|\#[^\n]*|->[^\S\n]*\w+)
-      | (?P<json>%json\s*(?=\{))
-      | (?P<string>"(?:\\.|[^"\\\n])*")
-      | /(?P<regex>(?:\\.|[^/\\\n])+)/
-      | (?P<times>(?:~\s*|\{)(?P<least>\d+))
+      | (?P<json>%json\s*+(?=\{))
+      | (?P<string>"(?:\\.|[^"\\\n])*+(?:"|(?=\n)|\\?\Z))
+      | /(?P<regex>(?:\\.|[^/\\\n])++)(?:/|(?=\n)|\\?\Z)
+      | (?P<times>(?:~\s*+|\{)(?P<least>\d+))
       | (?P<name>[A-Za-z_][\w-]*)
       | (?P<open>[(\[])
       | (?P<close>[)\]])
@@ -72,18 +74,45 @@ def schema_bytes(schema: Any) -> int:
     >>> schema_bytes({"type": "array", "minItems": 5, "items": {"type": "string", "pattern": "^a{8}$"}})
     56
     """
-    whole = _nodes(schema, everything=True)
+    whole = _nodes(schema)
+    nodes = {id(node): node for node in whole}
     anchors = {f"#{node['$anchor']}": node for node in whole if isinstance(node, dict) and "$anchor" in node}
+    sizes: dict[int, int] = {}
+    for node in reversed(whole):
+        sizes[id(node)] = _size(node, sizes)
 
-    @cache
-    def nodes(name: str) -> list[Any]:
-        return _nodes(anchors.get(name) or target(schema, name))
+    def meant(node: Mapping[str, Any]) -> Iterator[Any]:
+        names = (node[key] for key in _REFERENCES if isinstance(node.get(key), str))
+        return (anchors.get(name) or target(schema, name) for name in names)
 
-    def uses(name: str) -> set[str]:
-        found = (node[key] for node in nodes(name) if isinstance(node, dict) for key in _REFERENCES if key in node)
-        return {use for use in found if isinstance(use, str)}
+    def uses(place: int) -> list[int]:
+        node = nodes[place]
+        inner = node if isinstance(node, list) else [node[key] for key in node if key not in _DEFINITIONS]
+        found = [*inner, *(meant(node) if isinstance(node, dict) else ())]
+        return [id(each) for each in found if id(each) in nodes]
 
-    return _known("", uses, lambda name, known: _schema_value(nodes(name), known))[""]
+    def value(place: int, known: Mapping[int, int]) -> int:
+        node = nodes[place]
+        if isinstance(node, list):
+            return max((known.get(id(each), 1) for each in node), default=0)
+        references = sum(known.get(id(each), 0) for each in meant(node))
+        return references + _schema_value(node, lambda part: known.get(id(part), 1), sizes)
+
+    return _known(id(schema), uses, value)[id(schema)] if whole else 1
+
+
+def patterns(schema: Any) -> Iterator[str]:
+    """Yield the regular expressions of a JSON schema.
+
+    >>> [*patterns({"items": {"pattern": "a+"}, "patternProperties": {"^b": {"pattern": {"type": "null"}}}})]
+    ['^b', 'a+']
+    """
+    for node in _nodes(schema):
+        if isinstance(node, dict):
+            if isinstance(node.get("pattern"), str):
+                yield node["pattern"]
+            if isinstance(node.get("patternProperties"), dict):
+                yield from node["patternProperties"]
 
 
 def target(schema: Any, name: str) -> Any:
@@ -105,6 +134,7 @@ def target(schema: Any, name: str) -> Any:
 
 _KINDS = ("text", "times", "(", "|", ")")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_DEFINITIONS = ("$defs", "definitions")
 
 
 def _longest(tokens: Iterable[_Token]) -> int:
@@ -163,11 +193,11 @@ def _lark_tokens(body: str) -> Iterator[_Token]:
 
 
 def _known(
-    first: str, uses: Callable[[str], Collection[str]], value: Callable[[str, Mapping[str, int]], int]
-) -> dict[str, int]:
+    first: _Name, uses: Callable[[_Name], Collection[_Name]], value: Callable[[_Name, Mapping[_Name, int]], int]
+) -> dict[_Name, int]:
     """Return the value of a name and of what it uses, each made from the values of those; without recursion."""
-    known: dict[str, int] = {}
-    begun: set[str] = set()
+    known: dict[_Name, int] = {}
+    begun: set[_Name] = set()
     path = [first]
     while path:
         name = path[-1]
@@ -181,44 +211,36 @@ def _known(
     return known
 
 
-def _nodes(schema: Any, *, everything: bool = False) -> list[Any]:
-    """Return the objects and lists of a schema, every one before those in it; definitions only where `everything`."""
-    left_out = () if everything else ("$defs", "definitions")
+def _nodes(schema: Any) -> list[Any]:
+    """Return the objects and lists of a schema, every one before those in it."""
     nodes = [schema] if isinstance(schema, dict | list) else []  # true and false are schemas, too
     for node in nodes:
-        inner = node if isinstance(node, list) else [each for key, each in node.items() if key not in left_out]
-        nodes += [each for each in inner if isinstance(each, dict | list)]
+        nodes += [each for each in (node if isinstance(node, list) else node.values()) if isinstance(each, dict | list)]
     return nodes
 
 
-def _schema_value(nodes: Sequence[Any], known: Mapping[str, int]) -> int:
-    """Return the bytes of what the first of these nodes asks for; `known` are those of the references."""
-    values: dict[int, int] = {}
-    sizes: dict[int, int] = {}
-
-    def value(part: Any) -> int:
-        return values.get(id(part), 1)
-
-    def size(part: Any) -> int:
-        return len(part) + 2 if isinstance(part, str) else sizes.get(id(part), 8)
-
-    for node in reversed(nodes):
-        if isinstance(node, list):
-            sizes[id(node)] = 2 + sum(size(each) + 2 for each in node)
-            values[id(node)] = max(map(value, node), default=0)
-            continue
-        sizes[id(node)] = 2 + sum(len(key) + 6 + size(each) for key, each in node.items())
-        parts = _string_bytes(node), _object_bytes(node, value), _array_bytes(node, value), _same_bytes(node, size)
-        cases = sum(value(node[key]) for key in ("anyOf", "oneOf") if key in node)
-        all_of = sum(map(value, node["allOf"])) if isinstance(node.get("allOf"), list) else 0
-        references = sum(known.get(node[key], 0) for key in _REFERENCES if isinstance(node.get(key), str))
-        values[id(node)] = min(1 + sum(parts) + cases + all_of + references, _FAR)
-    return value(nodes[0]) if nodes else 1
+def _size(part: Any, sizes: Mapping[int, int]) -> int:
+    """Return about how long a part of a schema is as text; `sizes` are those of the objects and lists in it."""
+    if isinstance(part, dict):
+        return 2 + sum(len(key) + 6 + _inner_size(each, sizes) for key, each in part.items())
+    return 2 + sum(_inner_size(each, sizes) + 2 for each in part)
 
 
-def _same_bytes(node: Mapping[str, Any], size: Callable[[Any], int]) -> int:
-    cases = node["enum"] if isinstance(node.get("enum"), list) else []
-    return max((size(case) for case in [*cases, node.get("const", "")]), default=0) if cases or "const" in node else 0
+def _inner_size(part: Any, sizes: Mapping[int, int]) -> int:
+    return len(part) + 2 if isinstance(part, str) else sizes.get(id(part), 8)
+
+
+def _schema_value(node: Mapping[str, Any], value: Callable[[Any], int], sizes: Mapping[int, int]) -> int:
+    """Return the bytes of what an object of a schema asks for, but for its references."""
+    parts = _string_bytes(node), _object_bytes(node, value), _array_bytes(node, value), _same_bytes(node, sizes)
+    cases = sum(value(node[key]) for key in ("anyOf", "oneOf") if key in node)
+    all_of = sum(map(value, node["allOf"])) if _is_list(node, "allOf") else 0
+    return 1 + sum(parts) + cases + all_of
+
+
+def _same_bytes(node: Mapping[str, Any], sizes: Mapping[int, int]) -> int:
+    cases = [*(node["enum"] if _is_list(node, "enum") else ()), *([node["const"]] if "const" in node else ())]
+    return max((_inner_size(case, sizes) for case in cases), default=0)
 
 
 def _string_bytes(node: Mapping[str, Any]) -> int:
@@ -228,11 +250,17 @@ def _string_bytes(node: Mapping[str, Any]) -> int:
 
 def _object_bytes(node: Mapping[str, Any], value: Callable[[Any], int]) -> int:
     properties = node["properties"] if isinstance(node.get("properties"), dict) else {}
+    patterned = node["patternProperties"].values() if isinstance(node.get("patternProperties"), dict) else ()
+    more: list[int] = [
+        *map(value, patterned),
+        *([value(node["additionalProperties"])] if "additionalProperties" in node else ()),
+    ]
+    rest: int = max(more, default=1)
     required = {name for name in node["required"] if isinstance(name, str)} if _is_list(node, "required") else set()
-    asked = sum(len(name) + 6 + value(properties.get(name)) for name in required)
+    asked = sum(len(name) + 6 + (value(properties[name]) if name in properties else rest) for name in required)
     others = [len(name) + 6 + value(part) for name, part in properties.items() if name not in required]
-    more = [value(node[key]) for key in ("additionalProperties", "patternProperties") if key in node]
-    return asked + max([*others, *more], default=0) * max(1, _count(node, "minProperties") - len(required))
+    n_more = max(1, _count(node, "minProperties") - len(required))
+    return asked + n_more * max([*others, *more, int("minProperties" in node)])
 
 
 def _array_bytes(node: Mapping[str, Any], value: Callable[[Any], int]) -> int:

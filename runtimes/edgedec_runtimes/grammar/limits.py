@@ -14,14 +14,16 @@ from typing import Any
 
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar, Kind
-from edgedec_runtimes.grammar.certain import lark_bytes, regex_bytes, schema_bytes, target
+from edgedec_runtimes.grammar.certain import lark_bytes, patterns, regex_bytes, schema_bytes, target
 
 MOST_LEVELS = 4000
 """Of what refers to one another, levels of nesting within each included."""
 MOST_EXPANDED = 50_000
 """Parts of a terminal, with those of the terminals in it."""
 MOST_BYTES: Mapping[Kind, int] = {"regex": 20_000, "lark": 100_000}
-"""Of a source; the time to compile one long expression grows with its square."""
+"""Of a source, or of an expression in one; the time to compile one long expression grows with its square."""
+MOST_WALKED = 1_000_000
+"""Objects and lists of a JSON schema, with those of the definitions that it refers to by so many names."""
 MOST_REPEATED = 100_000
 """Of one repetition in a regular expression; a million takes a minute to compile."""
 MOST_CERTAIN = 100_000
@@ -30,34 +32,37 @@ MOST_CERTAIN = 100_000
 _REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _HEAD = re.compile(r"[^\S\n]*[?!]*(?P<name>[A-Za-z_][\w-]*)[^\S\n]*[:.{\[]")  # definitions begin lines, each on its own
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
-_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+_LITERAL = re.compile(  # what is not closed goes to the line's end at once
+    r'"(?:\\.|[^"\\\n])*+(?:"|(?=\n)|\\?\Z)|/(?P<regex>(?:\\.|[^/\\\n])++)(?:/|(?=\n)|\\?\Z)|//[^\n]*|#[^\n]*'
+)
 _JSON = re.compile(r"%json\s*(?=\{)")
 
 
 @dataclass(slots=True)
 class _Part:
-    """A definition: how deep it is, what it refers to, as often as it does, and whether names change meaning in it."""
+    """A definition.
+
+    Attributes:
+        weight: How deep it is.
+        uses: What it refers to, as often as it does.
+        renamed: Whether names change their meaning in it.
+        n_nodes: Objects and lists in it.
+    """
 
     weight: int
     uses: list[str] = field(default_factory=list)
     renamed: bool = False
+    n_nodes: int = 0
 
 
 def require_modest(grammar: Grammar) -> None:
     """Raise RequestError where compiling a grammar would take too much stack or time."""
-    n_bytes, most = len(grammar.source.encode(errors="surrogatepass")), MOST_BYTES.get(grammar.kind)
-    if most is not None and n_bytes > most:
-        raise RequestError(f"the {grammar.kind} takes {n_bytes} bytes; at most {most} are compiled: cut it down")
     if grammar.kind == "regex":
-        counts = (int(n[:20]) for pair in _REPETITION.findall(grammar.source) for n in pair if n)
-        if max(counts, default=0) > MOST_REPEATED:
-            raise RequestError(f"the regex repeats something over {MOST_REPEATED} times; ask for fewer")
-        _require_short(regex_bytes(grammar.source), "regex")
+        _require_regex(grammar.source, "regex")
     elif grammar.kind == "json_schema":
-        schema = json.loads(grammar.source)
-        _require_shallow(_schema_parts(schema), "JSON schema")
-        _require_short(schema_bytes(schema), "JSON schema")
+        _require_schema(json.loads(grammar.source))
     elif grammar.kind == "lark":
+        _require_size(grammar.source, "lark", "grammar")
         _require_shallow(_lark_parts(grammar.source), "grammar")
         sizes, _ = _summed(_lark_parts(_LITERAL.sub(" 0 ", grammar.source)), sum)
         if any(n > MOST_EXPANDED for name, n in sizes.items() if name.isupper()):
@@ -65,9 +70,33 @@ def require_modest(grammar: Grammar) -> None:
                 f"the grammar has a terminal of over {MOST_EXPANDED} parts; let a rule, whose name is in lower case, "
                 "hold what repeats"
             )
+        for literal in _LITERAL.finditer(grammar.source):
+            if literal["regex"]:
+                _require_regex(literal["regex"], "regex in the grammar")
         for schema in _embedded(grammar.source):
-            _require_shallow(_schema_parts(schema), "JSON schema")
+            _require_schema(schema)
         _require_short(lark_bytes(grammar.source), "grammar")
+
+
+def _require_size(source: str, kind: Kind, name: str) -> None:
+    n_bytes, most = len(source.encode(errors="surrogatepass")), MOST_BYTES[kind]
+    if n_bytes > most:
+        raise RequestError(f"the {name} takes {n_bytes} bytes; at most {most} are compiled: cut it down")
+
+
+def _require_regex(source: str, name: str) -> None:
+    _require_size(source, "regex", name)
+    counts = (int(n[:20]) for pair in _REPETITION.findall(source) for n in pair if n)
+    if max(counts, default=0) > MOST_REPEATED:
+        raise RequestError(f"the {name} repeats something over {MOST_REPEATED} times; ask for fewer")
+    _require_short(regex_bytes(source), name)
+
+
+def _require_schema(schema: Any) -> None:
+    _require_shallow(_schema_parts(schema), "JSON schema")
+    for pattern in patterns(schema):
+        _require_regex(pattern, "pattern in the JSON schema")
+    _require_short(schema_bytes(schema), "JSON schema")
 
 
 def _require_short(n_bytes: int, name: str) -> None:
@@ -118,7 +147,7 @@ def _schema_parts(schema: Any) -> dict[str, _Part]:
     """
     whole = _measured(schema, everything=True)
     parts: dict[str, _Part] = {}
-    missing = [""]
+    missing, n_walked = [""], 0
     while missing:
         name = missing.pop()
         if name in parts:
@@ -127,6 +156,12 @@ def _schema_parts(schema: Any) -> dict[str, _Part]:
         if found is None:
             return {"": _Part(whole.weight * (1 + len(set(whole.uses))))}
         parts[name] = _measured(found)
+        n_walked += parts[name].n_nodes
+        if n_walked > MOST_WALKED:
+            raise RequestError(
+                f"the JSON schema refers to over {MOST_WALKED} objects and lists, counted for each name; make what is "
+                "referred to smaller"
+            )
         missing.extend(parts[name].uses)
     return parts
 
@@ -138,6 +173,7 @@ def _measured(schema: Any, *, everything: bool = False) -> _Part:
     level = [schema] if isinstance(schema, dict | list) else []  # true and false are schemas, too
     while level:
         following: list[Any] = []
+        part.n_nodes += len(level)
         for each in level:
             if isinstance(each, dict):
                 part.uses += [str(each[key]) for key in ("$ref", "$dynamicRef", "$recursiveRef") if key in each]
