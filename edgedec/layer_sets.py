@@ -22,7 +22,7 @@ from edgedec.model import LayerSet, ModelCard
 from edgedec.model_info import describe
 from edgedec.remembered import recall, remember
 
-_KIND, _LOSSY_KIND = "layer-set", "lossy-layer-set"
+_KIND, _LOSSY_KIND = "draft-layer-set", "lossy-layer-set"
 _MOST_COST = 10.0  # times a whole token's: what takes longer was not measured soundly
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _MOST_WIDTH = 2**24  # as model_info has it: sums stay exact

@@ -115,6 +115,7 @@ class Judge:
         self.spent = 0.0
         self._tops: list[list[_Top]] = []
         self._held: list[Session] = []  # for drafts: each window as the whole model holds it
+        self._running: Session | None = None  # one of those in a forward over forks
         for window in windows:
             self._tops.append(list(self._whole(window)))
             if as_drafts:
@@ -124,6 +125,12 @@ class Judge:
         """Free what the whole model holds of the windows; the session stays open."""
         for held in self._held:
             held.close()
+
+    def cancel(self) -> None:
+        """Stop the forward that is running, from any thread; without one, nothing happens."""
+        running = self._running
+        if running is not None:
+            running.cancel()
 
     def _whole(self, window: NDArray[np.int32]) -> Iterator[_Top]:
         for start, forward in self._chain(window, None, None, 0, ()):
@@ -242,7 +249,12 @@ class Judge:
                     )
                     for row in range(start, stop)
                 ]
-                yield from enumerate(self._session.model.forward(items), start)
+                self._running = items[0].session
+                try:
+                    forwards = self._session.model.forward(items)
+                finally:
+                    self._running = None
+                yield from enumerate(forwards, start)
 
     def _parts(self, start: int, stop: int, first: int) -> Iterator[tuple[int, int]]:
         """Cut rows into those of a forward each, and count what they cost from a layer on."""

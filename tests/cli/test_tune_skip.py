@@ -8,6 +8,7 @@ import pytest
 from support.command_line import run_here
 from support.tiny_models import tiny_llama
 
+import edgedec
 from edgedec_apps.cli.tune_skip import lines
 
 OPTIONS = ("--positions", "100", "--threads", "1", "-q")
@@ -52,7 +53,7 @@ def test_it_finds_the_same_set_again_and_runs_with_it(layered: Path, text: Path,
     assert first["share"] == first["sets"]["found"]["share"] <= 0.8
     assert list(first["sets"]) == ["found", "evenly spaced", "late", "early exit"]
     assert {row["n_positions"] for row in first["sets"].values()} == {first["sets"]["found"]["n_positions"]}
-    (kept,) = (cache / "probes").glob("layer-set-*.json")
+    (kept,) = (cache / "probes").glob("draft-layer-set-*.json")
     assert json.loads(kept.read_text())["share"] == first["share"]
     options = ("--raw", "-c", "256", "-n", "30", "-t", "0", "--ignore-end")
     plain, skipping = (run_here("run", layered, "the cat", *options, "--draft", name) for name in ("off", "skip"))
@@ -67,14 +68,16 @@ def test_a_lossy_search_is_another_one(layered: Path, text: Path, cache: Path) -
     assert (lossy["lossy"], lossy["promised_speedup"], lossy["auto"]) == (True, None, False)
     assert lossy["sets"]["found"]["kl_mean"] > drafts["sets"]["found"]["kl_mean"]
     assert len(list((cache / "probes").glob("lossy-layer-set-*.json"))) == 1
-    wish = str(1 / lossy["share"] - 1e-3)
-    result = run_here(
-        "run", layered, "the cat", "--raw", "-n", "4", "--layer-skip", wish, "--layer-skip-force", "--json"
-    )
-    assert result.code == 0, result
     said = "".join(lines(lossy))
-    assert "--layer-skip" in said
+    assert lossy["options"] in said
     assert "plain decoding" not in said
+    assert lossy["options"].endswith("--layer-skip-force"), "a model that was never measured"
+    result = run_here("run", layered, "the cat", "--raw", "-n", "4", *lossy["options"].split(), "--json")
+    assert result.code == 0, result
+    out = sorted((layer, half) for half, name in enumerate(("attn", "mlp")) for layer in lossy["left_out"][name])
+    speedup = float(lossy["options"].split()[1])
+    with edgedec.load(layered, runtime="cpu", layer_skip=speedup, layer_skip_force=True) as engine:
+        assert sorted(engine.card.left_out) == out
 
 
 def test_the_table_is_for_a_person(layered: Path) -> None:
@@ -94,7 +97,7 @@ def test_a_limit_is_reported(layered: Path, text: Path, cache: Path) -> None:
     assert "--seconds ended the search" not in "".join(lines(found))
     found["search"]["ended_by_limit"] = True
     assert "--seconds ended the search" in "".join(lines(found))
-    (kept,) = (cache / "probes").glob("layer-set-*.json")
+    (kept,) = (cache / "probes").glob("draft-layer-set-*.json")
     kept.unlink()
     run_here("tune-skip", layered, "--text", text, "--seconds", "1e-6", *OPTIONS).failed(40, "nothing to leave out")
     assert not kept.exists()

@@ -1,7 +1,7 @@
 """The search for half-layers, and the set on the disk: scores as defined, the same set again, no foreign one."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from edgedec.layer_sets import (
     tuned_set,
     without,
 )
-from edgedec.model import Capabilities, LayerSet, LoadOptions, Model, Session
+from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, LoadOptions, Model, Session
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_LAYER = 5
@@ -196,6 +196,24 @@ def test_a_search_can_be_cancelled(model: Model) -> None:
 
     with pytest.raises(CancelledError):
         Judge(model.session(256), windows(), cancelled)
+
+
+def test_a_forward_over_forks_can_be_stopped(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told to stop is one of the sessions in it; where none runs, nothing is."""
+    judge = Judge(model.session(256), windows(), as_drafts=True)
+    forward, stopped, asked = type(model).forward, list[Session](), list[Session]()
+
+    def watched(self: Model, items: Sequence[ForwardItem]) -> list[Forward]:
+        monkeypatch.setattr(type(items[0].session), "cancel", lambda session: stopped.append(session))
+        asked.append(items[0].session)
+        judge.cancel()
+        return forward(self, items)
+
+    monkeypatch.setattr(type(model), "forward", watched)
+    judge.score(without(N_LAYER, [(2, 1)]))
+    judge.cancel()
+    assert stopped == asked != []
+    judge.close()
 
 
 def test_a_runtime_that_runs_all_layers_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

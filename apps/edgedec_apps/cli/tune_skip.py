@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import floor
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -26,6 +27,7 @@ from edgedec.layer_sets import (
     layer_bytes,
     left_out,
 )
+from edgedec.layer_skip import require_layer_skip
 from edgedec.loading import resolve
 from edgedec.measuring import cost_curve, part_cost
 from edgedec.model import LayerSet, LoadOptions, Model, Session
@@ -81,6 +83,7 @@ class Outcome:
         scores: Sets by name with their scores on the text held back; that which was found is the first.
         tuned: What is kept.
         gain: How many times as fast as plain decoding drafts with it promise to be here; None for a lossy set.
+        options: What `edgedec run` takes a lossy set by, else empty.
     """
 
     found: Found
@@ -88,6 +91,7 @@ class Outcome:
     scores: dict[str, tuple[LayerSet, Score]]
     tuned: TunedSet
     gain: float | None
+    options: str = ""
 
 
 def run_tune_skip(job: TuneJob) -> None:
@@ -139,7 +143,19 @@ def _work(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
         effort = effort_for(sizes.total)
         outcome = _tuned(job, session, sizes, effort, _texts(job, model, effort, root), options)
         keep_tuned_set(root, model.card, outcome.tuned, lossy=job.lossy)
+        if job.lossy:
+            outcome = replace(outcome, options=_options(path, outcome.tuned.share))
         return sizes, outcome
+
+
+def _options(path: Path, share: float) -> str:
+    """Return the options that leave out a set of this share of the bytes."""
+    speedup = floor(1000 / share) / 1000
+    try:
+        require_layer_skip(path, speedup, force=False)
+    except RequestError:
+        return f"--layer-skip {speedup:g} --layer-skip-force"
+    return f"--layer-skip {speedup:g}"
 
 
 def _tuned(
@@ -152,7 +168,7 @@ def _tuned(
         cancel.check("searching for half-layers")
 
     started = monotonic()
-    with closing(Judge(session, texts.searched, check, as_drafts=not job.lossy)) as judge:
+    with closing(Judge(session, texts.searched, check, as_drafts=not job.lossy)) as judge, cancel.calling(judge.cancel):
         found = search(
             judge,
             sizes,
@@ -169,7 +185,10 @@ def _tuned(
         )
     scores: dict[str, tuple[LayerSet, Score]] = {}
     tell = _told(options.on_progress, "comparing", "sets")
-    with closing(Judge(session, texts.held_back, check, as_drafts=not job.lossy)) as judge:
+    with (
+        closing(Judge(session, texts.held_back, check, as_drafts=not job.lossy)) as judge,
+        cancel.calling(judge.cancel),
+    ):
         for name, layers in {"found": found.layers, **rivals(sizes, sizes.share(found.layers))}.items():
             scores[name] = (layers, judge.score(layers))
             tell(len(scores))
@@ -237,6 +256,7 @@ def as_document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, 
         "cost": tuned.cost,
         "promised_speedup": outcome.gain,
         "auto": outcome.gain is not None and outcome.gain >= SKIP_GAIN,
+        "options": outcome.options,
         "search": {
             "n_scored": found.n_scored,
             "seconds": outcome.seconds,
@@ -294,7 +314,7 @@ def _use(document: dict[str, Any]) -> str:
     if document["lossy"]:
         best = min(document["sets"], key=lambda name: document["sets"][name]["kl_mean"])
         nearest = "" if best == "found" else f", but {best} layers are nearer to the whole model"
-        return f"--layer-skip {1 / document['share']:.3g} takes it{nearest}"
+        return f"{document['options']} takes it{nearest}"
     verdict = "auto drafts with it" if document["auto"] else "too little for auto; --draft skip takes it all the same"
     return f"drafts with it promise {document['promised_speedup']:.2f} times plain decoding's speed: {verdict}"
 
