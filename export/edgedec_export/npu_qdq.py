@@ -99,7 +99,7 @@ def _derived(relation: str, other: Quantizer) -> Quantizer:
         return Quantizer(other.scale * _HALF, other.zero_point // _HALF, 8)
     if relation == "low":
         return Quantizer(other.scale, LOW_ZERO, 8)
-    return replace(other, scale=other.scale / _FINER) if relation == "finer" else other
+    return Quantizer(other.scale / _FINER, 2**15) if relation == "finer" else other  # of both signs
 
 
 def _least_step(op: Op, found: Mapping[str, Quantizer], network: Network) -> float:

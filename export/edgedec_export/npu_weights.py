@@ -2,10 +2,10 @@
 
 Three changes leave the network's results as they are. Rows of the queries' and keys' matrices are reordered where the
 file rotates neighbours. Hidden states are rotated (`npu_rotation`), but where a norm stands before they are added to
-(gemma3). And channels of keys and values are made equally large, as they are cached in 8 bits with one scale, and a
-few are much larger than the others (as Xiao et al. 2022, arXiv:2211.10438, between activations and weights): by the
-scales of their matrices, with the queries', or a factor behind the attention, the other way round. Keys are centred,
-too (Zhang et al. 2024, arXiv:2410.02367).
+(gemma3). And channels of keys and values are made equally large, as they are cached with one scale, and a few are much
+larger than the others (as Xiao et al. 2022, arXiv:2211.10438, between activations and weights): by the scales of their
+matrices, with the queries', or a factor behind the attention, the other way round. Keys are centred, too (Zhang et al.
+2024, arXiv:2410.02367).
 """
 
 from collections.abc import Callable, Iterator

@@ -97,6 +97,17 @@ def test_low_parts_go_on_where_high_parts_end(exported: Path) -> None:
         assert (float(high), int(zero), zero.dtype.name) == (256 * float(low), 128, "uint8")
 
 
+def test_products_of_low_parts_have_both_signs(exported: Path) -> None:
+    """They are quantized around 0, wherever the products of the high parts lie."""
+    graph = onnx.load(exported / "model.onnx").graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    quantized = {
+        node.input[0]: int(constants[node.input[2]]) for node in graph.node if node.op_type == "QuantizeLinear"
+    }
+    found = [zero for name, zero in quantized.items() if name.split("/")[0].removesuffix("_f").endswith(".low")]
+    assert set(found) == {2**15}, sorted(quantized)
+
+
 def test_what_is_not_cut_off_leaves_nothing(cut_in_two: Path) -> None:
     """Steps of what is beyond a limit, and of its product, are longer than twice what rounding makes of a 0 there."""
     graph = onnx.load(cut_in_two / "model.onnx").graph
