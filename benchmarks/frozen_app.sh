@@ -19,7 +19,7 @@ pyinstaller --log-level ERROR --noconfirm --onedir small_app.py
 ./dist/small_app/small_app smollm2-135m | grep -q .
 echo "the frozen application answers ($(du -sm dist/small_app | cut -f1) MB)"
 
-python -c 'import PySide6.QtWidgets' || exit 0
+python -c 'from importlib.util import find_spec as f; raise SystemExit(f("PySide6") is None)' || exit 0
 cat >desktop_app.py <<'PY'
 import sys
 

@@ -31,7 +31,10 @@ from own_cgroup import own_cgroup
 from provenance import provenance
 
 import edgedec
+from edgedec.loading import resolve
 from edgedec.planning import STORES
+from edgedec.resolver import ResolveOptions
+from edgedec_models.folders import cache_folder
 
 _SHARES = (0.15, 0.3, 0.75, 0.85, 0.92, 0.97, 1.0, 1.2)
 _TEXT = files("edgedec_apps") / "eval_text.txt"  # prose and code: many different tokens, whose embeddings are looked up
@@ -44,7 +47,8 @@ def measure(model: str, context: int, runtime: str, share: float, args: argparse
     """Run under one cap, a share of what is wished; return what was planned and what was held."""
     cap = int(_plan(model, context, runtime, None)["total_bytes"] * share)
     found: dict[str, Any] = {"model": model, "context": context, "runtime": runtime, "share": share}
-    found |= {"cache": args.cache, "cap_bytes": cap}
+    found |= {"cache": args.cache, "cgroup": args.cgroup, "cap_bytes": cap}
+    file = str(resolve(model, ResolveOptions(cache_folder(), offline=True)))  # the run's cache may be another
     with ExitStack() as stack:
         environment = dict(os.environ)
         if args.cache == "fresh":
@@ -57,7 +61,7 @@ def measure(model: str, context: int, runtime: str, share: float, args: argparse
         prompt.write_text(_prompt(model, context - n_new - 8), encoding="utf-8")
         options = ("--raw", "--quiet", "--ignore-end", "--max-tokens", str(n_new), "--temperature", "0")
         paths = ("--file", str(prompt), "--json-out", str(out))
-        command = [*_command("run", model, context, runtime, cap), *paths, *options]
+        command = [*_command("run", file, context, runtime, cap), *paths, *options]
         if args.cgroup:
             group = stack.enter_context(own_cgroup(max(cap, _LEAST_GROUP)))
             code, error = _run(group.command(command), environment)
@@ -122,9 +126,9 @@ def _cases(args: argparse.Namespace) -> Iterator[tuple[str, int, str, float]]:
                     yield model, context, runtime, share
 
 
-def _key(found: dict[str, Any]) -> tuple[str, int, str, float, str]:
+def _key(found: dict[str, Any]) -> tuple[Any, ...]:
     """Return which case this is."""
-    return found["model"], found["context"], found["runtime"], found["share"], found["cache"]
+    return tuple(found.get(name) for name in ("model", "context", "runtime", "share", "cache", "cgroup"))
 
 
 def _line(found: dict[str, Any]) -> str:
@@ -156,7 +160,7 @@ def main() -> None:
         document["results"] = json.loads(args.json_out.read_text(encoding="utf-8"))["results"]
     done = {_key(found) for found in document["results"]}
     for case in _cases(args):
-        if (*case, args.cache) in done:
+        if (*case, args.cache, args.cgroup) in done:
             continue
         found = measure(*case, args)
         document["results"].append(found)

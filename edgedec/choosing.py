@@ -74,7 +74,8 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
             return choice
         return _compared(choice, found[order[1]], options, measure=measure)
     if declined:
-        raise RequestError(_together(declined))
+        others = [f"; {name}: {reason}" for name, reason in refusals.items() if reason not in declined]
+        raise RequestError(_together(declined) + "".join(others))
     if not is_onnx(path):
         read_gguf(path)  # a file that is no model at all is told as such, not as one that no runtime takes
     if len(refusals) == 1:

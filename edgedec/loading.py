@@ -97,9 +97,9 @@ def load(
         n_ctx: Tokens of the context; None for min(trained, 4,096).
         slide: Go on where the context is full, with its first tokens and its newest; lossy, as the others are
             forgotten (edgedec.sliding). Texts then end only at an end token, max_tokens or a stop.
-        layer_skip: LOSSY: leave out evenly spaced layers, or what edgedec tune-skip found, in every forward, until a
-            token reads 1 / layer_skip of the bytes of weights: about so many times as fast, and another text. Refused
-            beyond what was measured for the model (edgedec.layer_skip_table), unless `layer_skip_force`.
+        layer_skip: LOSSY: leave out evenly spaced layers, or what edgedec tune-skip --lossy found, in every forward,
+            until a token reads 1 / layer_skip of the bytes of weights: about so many times as fast, and another text.
+            Refused beyond what was measured for the model (edgedec.layer_skip_table), unless `layer_skip_force`.
         memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), for all models of the process together, the
             rest of the process not counted. What was not asked for by name is cut down to fit, in the order of
             edgedec.planning (engine.plan.given_up says what); what is over it even so is refused before anything is
@@ -227,7 +227,7 @@ def open_engine(
     """
     require_draft_max(n_draft_max)
     if slide and prompt_cache:
-        raise RequestError("a context that slides can't be saved or restored: leave out --slide or --prompt-cache")
+        raise RequestError("a context that slides can't be saved or restored: leave out slide or prompt_cache")
     if switching is not None:
         require_alone(draft, draft_model, slide=slide, prompt_cache=prompt_cache)
         draft, options = None, for_pair(options)

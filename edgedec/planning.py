@@ -255,7 +255,8 @@ def with_kv_type(options: LoadOptions) -> LoadOptions:
 def free_if_short(path: Path) -> int | None:
     """Return the bytes that the system has free where the model may not fit into them, else None."""
     free = available_bytes()
-    n_model = sum(part.stat().st_size for part in read_gguf(path).paths) if path.suffix == ".gguf" else 0
+    parts = read_gguf(path).paths if "-of-" in path.name else [path]  # one that is split says so
+    n_model = sum(part.stat().st_size for part in parts)
     return int(free * _USABLE) if free is not None and _AMPLE * n_model + _AMPLE_MORE > free else None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from edgedec.shared_files import FileLock, try_lock
+from edgedec.shared_files import FileLock, lock_path, try_lock
 
 logger = logging.getLogger("edgedec.export")
 logger.addHandler(logging.NullHandler())
@@ -55,7 +55,8 @@ def _delete_left(out: Path) -> None:
 def _locked(part: Path) -> FileLock | None:
     try:
         return try_lock(part)
-    except OSError:
+    except OSError:  # no locks on this disk: a file made for one would stay
+        _delete(lock_path(part))
         return None
 
 

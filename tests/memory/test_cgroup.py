@@ -6,6 +6,7 @@ Needs the right to make a group below this process's own (root's, or a delegated
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,15 @@ pytestmark = [
 
 def in_group(n_bytes: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the command line in a group of that limit; nothing may be killed there."""
-    try:
-        with own_cgroup(n_bytes) as group:
-            command = group.command([sys.executable, "-m", "edgedec_apps.cli", *map(str, arguments)])
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-            assert group.n_killed() == 0
-            return done
-    except OSError as error:
-        pytest.skip(f"no control group can be made: {error}")
+    with ExitStack() as stack:
+        try:
+            group = stack.enter_context(own_cgroup(n_bytes))
+        except OSError as error:
+            pytest.skip(f"no control group can be made: {error}")
+        command = group.command([sys.executable, "-m", "edgedec_apps.cli", *map(str, arguments)])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert group.n_killed() == 0
+        return done
 
 
 def document(folder: Path, n_mb: int, model: Path) -> dict[str, Any]:

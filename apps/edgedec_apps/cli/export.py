@@ -20,6 +20,7 @@ from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.log import warnings_of
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say, write_json
+from edgedec_apps.cli.wording import in_options
 from edgedec_apps.export_measure import measured_apart
 from edgedec_export.folder import read_manifest
 from edgedec_export.npu import export_npu
@@ -166,7 +167,7 @@ def _report(
     try:
         report = cost | measured_apart(source, folder, cancel)
     except RuntimeUnavailableError as error:
-        say(one_line(f"edgedec: {error}"))
+        say(one_line(f"edgedec: {in_options(str(error))}"))
         return None
     write_report(folder, report)
     return report

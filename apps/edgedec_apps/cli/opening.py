@@ -25,6 +25,7 @@ from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import read_text
 from edgedec_apps.cli.terminal import say
+from edgedec_apps.cli.wording import in_options
 from edgedec_models.folders import cache_folder
 
 
@@ -141,7 +142,7 @@ def restore_prompt_cache(engine: Engine, path: Path | None) -> None:
     try:
         engine.load_prompt_cache(path)
     except ModelFormatError as error:
-        say(f"edgedec: {error}; going on without it")
+        say(f"edgedec: {in_options(str(error))}; going on without it")
 
 
 def store_prompt_cache(engine: Engine, path: Path | None) -> None:
@@ -153,4 +154,4 @@ def store_prompt_cache(engine: Engine, path: Path | None) -> None:
         try:
             save()
         except EdgedecError as error:
-            say(f"edgedec: {error}")
+            say(f"edgedec: {in_options(str(error))}")
