@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from edgedec.curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Closing, Draft, Drafter, DrafterNeeds, Floor, Verification
 from edgedec.draft_tree import DraftTree, best_part, best_shape
+from edgedec.drafters.self_draft import SelfDrafter
 from edgedec.guarded import Guarded
 from edgedec.model import Session
 from edgedec.proposing import asked, described
@@ -94,6 +95,7 @@ class Policy:
         self._verdict = Verdict()
         self._room = self._n_tokens = 0
         self._spent_s = 0.0
+        self._needs_vary = any(isinstance(member.drafter, SelfDrafter) for member in self._members)
         self._refresh_needs()
 
     @property
@@ -314,6 +316,8 @@ class Policy:
                 member.drafter.accept(told, hidden)
             except Exception as error:
                 self._drop(stats, member, error)
+        if self._needs_vary:  # which hidden states are asked for changes from step to step
+            self._refresh_needs()
 
     def _score(self, stats: DecodeStats, member: Member, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Observe the nodes whose parents are on the text's path; return those that are on it themselves."""

@@ -4,7 +4,8 @@ Early exit as in LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710); the exit is
 arXiv:2504.05598): each layer's hidden state at a position of the text, tapped while it was verified, is given to the
 head, and whether its token is the text's is counted, older positions less and less. The layer and the length with the
 most expected tokens per second are drafted with. DEL gives the head every layer at every position, which a wide
-vocabulary makes dear; here eight layers go through it in one forward, of the first eight positions, then of one in 16.
+vocabulary makes dear; here eight layers go through it in one forward, of the first eight positions, then of one in 16,
+and of fewer and fewer where no exit pays. Hidden states are asked for at these positions only.
 
 Without the early-exit training of those papers a model's early layers rarely agree with its last: where no exit
 promises more than plain decoding, nothing is drafted.
@@ -28,7 +29,8 @@ from edgedec.records import best_length
 NAME = "exit"
 _EXITS = 8  # layers that may be exits
 _HEAD = 0.2  # of the weights: the head's, about; what is timed counts
-_ALL, _EVERY = 8, 16  # positions that are judged at first, without a break, and steps between two of them later
+_ALL = 8  # positions that are judged at first, without a break
+_EVERY, _SELDOM = 16, 512  # steps between two of them later: the fewest, and the most where no exit pays
 _LEAST_GAIN = 1.0
 _FORGET = 0.95
 _PRIOR = 4.0  # samples
@@ -52,11 +54,13 @@ class Agreement:
         exits: The layers.
         n_layer: Layers of the model.
         n_samples: Positions that were looked at.
+        every: Steps from one to the next.
     """
 
     exits: tuple[int, ...]
     n_layer: int
     n_samples: int = 0
+    every: int = _EVERY
     _tried: list[float] = field(default_factory=list)
     _right: list[float] = field(default_factory=list)
 
@@ -75,6 +79,10 @@ class Agreement:
         for i, hit in enumerate(right):
             self._tried[i] = _FORGET * self._tried[i] + 1
             self._right[i] = _FORGET * self._right[i] + hit
+
+    def seen(self, *, pays: bool) -> None:
+        """Look at fewer positions from now on where no exit pays, at more again where one does."""
+        self.every = _EVERY if pays or self.n_samples <= _ALL else min(_SELDOM, 2 * self.every)
 
     def memory_bytes(self) -> int:
         """Return about how much memory it holds."""
@@ -109,12 +117,14 @@ class ExitDrafter:
         context.store[NAME] = self._agreement
         self._sample: NDArray[np.float32] | None = None
         self._n_steps = 0
+        self._is_due = True  # whether the next position is judged
+        self._pays = True  # as far as is known: asked again after each position that is judged
         self._layer = self._agreement.exits[0]
 
     @property
     def needs(self) -> DrafterNeeds:
-        """Forwards with layers left out, and the hidden states after those that may be exits."""
-        return DrafterNeeds(taps=self._agreement.exits, layers=True)
+        """Forwards with layers left out, and now and then the hidden states after those that may be exits."""
+        return DrafterNeeds(taps=self._agreement.exits if self._is_due else (), layers=True)
 
     @property
     def share(self) -> float:
@@ -133,7 +143,7 @@ class ExitDrafter:
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt; the session will hold it when the first draft is asked for."""
         self._own.begin(token_ids)
-        self._sample, self._n_steps = None, 0
+        self._sample, self._n_steps, self._is_due, self._pays = None, 0, True, True
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Draft with the exit and the length that promise most; nothing where none beats plain decoding.
@@ -143,13 +153,19 @@ class ExitDrafter:
         if n_max < 1 or not self._own.is_ready or monotonic() > deadline_s:
             return EMPTY_DRAFT
         try:
-            self._judge()
+            judged = self._judge()
         except CancelledError:
             return EMPTY_DRAFT
+        recorded = self._own.context.recorder is not None
+        if not (judged or self._pays or recorded):
+            return EMPTY_DRAFT
         self._layer, n_levels, gain = self._choice(n_max)
-        if self._own.context.recorder is not None:
+        self._pays = gain >= _LEAST_GAIN
+        if judged:
+            self._agreement.seen(pays=self._pays)
+        if recorded:
             n_levels = n_max
-        elif gain < _LEAST_GAIN:
+        elif not self._pays:
             return EMPTY_DRAFT
         layers = first_layers(self._n_layer, self._layer + 1)
         return self._own.draft(layers, self.share, n_max, deadline_s, n_levels=n_levels)
@@ -169,19 +185,20 @@ class ExitDrafter:
     def accept(self, verification: Verification, hidden: Hidden) -> None:
         """Take the tokens that the text got; now and then keep the hidden states of the last of them."""
         self._own.accept(verification)
-        is_due = self._agreement.n_samples < _ALL or self._n_steps % _EVERY == 0
-        if is_due and all(layer in hidden for layer in self._agreement.exits):
+        if self._is_due and all(layer in hidden for layer in self._agreement.exits):
             self._sample = np.stack([hidden[layer][-1] for layer in self._agreement.exits])
         else:
             self._sample = None
         self._n_steps += 1
+        n_samples = self._agreement.n_samples + (self._sample is not None)
+        self._is_due = n_samples < _ALL or self._n_steps % self._agreement.every == 0
 
-    def _judge(self) -> None:
+    def _judge(self) -> bool:
         """Give the head the hidden states that were kept, and count which exits have the text's token."""
         sample, own = self._sample, self._own
         self._sample = None
         if sample is None or own.n_past + len(sample) > own.context.target.n_ctx:
-            return
+            return False
         forward = own.context.target.forward(
             hidden=sample, resume_after=self._n_layer - 1, n_past=own.n_past, rows="all"
         )
@@ -189,6 +206,7 @@ class ExitDrafter:
             own.context.recorder.evaluated(len(sample), LayerSet.of(self._n_layer, ()))
         text, token = own.ids[:-1], own.ids[-1]
         self._agreement.observe([own.drawn(forward, row, text) == token for row in range(len(sample))])
+        return True
 
     def memory_bytes(self) -> int:
         """Return the bytes of its own lists, and of a position's hidden states."""

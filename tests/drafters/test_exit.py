@@ -104,23 +104,42 @@ def test_nothing_is_drafted_where_no_exit_pays(model: Model) -> None:
 
 
 def test_the_judged_exits_are_those_that_would_have_drafted_the_token(model: Model) -> None:
-    """What the head makes of the tapped states counts as right exactly where a forward to that exit says the same."""
+    """What the head makes of the tapped states counts as right exactly where a forward to that exit says the same.
+
+    The first eight positions are judged, then one in 16, and where no exit pays, as here, fewer and fewer; at the
+    others nothing is tapped.
+    """
     context = DraftContext(model.session(256), model.tokenizer, GREEDY, Noise(0))
     drafter = ExitDrafter(context)
     drafter.begin(PROMPT)
     session, text = context.target, list(PROMPT)
     expected = Agreement(exits_of(5), 5)
-    taps = drafter.needs.taps
-    for step in range(25):
+    judged = []
+    for step in range(80):
+        taps = drafter.needs.taps
+        assert taps in ((), expected.exits)
         n_past = session.n_cached if step == 0 else len(text) - 1
         forward = session.forward(np.array(text[n_past:], np.int32), n_past=n_past, taps=taps)
         token, hidden = int(forward.logits[0].argmax()), {tap: forward.hidden[tap].copy() for tap in taps}
-        if step < 8 or step == 16:
+        if taps:
+            judged.append(step)
             expected.observe([_exit_token(model, text, layer) == token for layer in taps])
+            expected.seen(pays=False)
         text.append(token)
         drafter.accept(Verification((), (token,)), hidden)
         drafter.draft(2, 1e18)
     assert context.store["exit"] == expected
+    assert judged == [*range(8), 16, 32, 64]
+
+
+def test_where_an_exit_pays_positions_are_judged_often_again() -> None:
+    """Few where none does, but never none; as many as at first as soon as one does."""
+    agreement = Agreement((1, 3), 5, n_samples=100)
+    found = []
+    for pays in (False, False, False, False, False, False, False, True):
+        agreement.seen(pays=pays)
+        found.append(agreement.every)
+    assert found == [32, 64, 128, 256, 512, 512, 512, 16]
 
 
 def _exit_token(model: Model, text: list[int], layer: int) -> int:
