@@ -1,7 +1,7 @@
 """edgedec tune-skip: search for the half-layers that a model drafts best without, or misses least; keep the set."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from math import floor
 from pathlib import Path
@@ -27,7 +27,7 @@ from edgedec.layer_sets import (
     layer_bytes,
     left_out,
 )
-from edgedec.layer_skip import require_layer_skip
+from edgedec.layer_skip import choose_layers, require_layer_skip
 from edgedec.loading import resolve
 from edgedec.measuring import cost_curve, part_cost
 from edgedec.model import LayerSet, LoadOptions, Model, Session
@@ -144,18 +144,19 @@ def _work(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
         outcome = _tuned(job, session, sizes, effort, _texts(job, model, effort, root), options)
         keep_tuned_set(root, model.card, outcome.tuned, lossy=job.lossy)
         if job.lossy:
-            outcome = replace(outcome, options=_options(path, outcome.tuned.share))
+            outcome = replace(outcome, options=_options(path, sizes, outcome.tuned))
         return sizes, outcome
 
 
-def _options(path: Path, share: float) -> str:
-    """Return the options that leave out a set of this share of the bytes."""
-    speedup = floor(1000 / share) / 1000
-    try:
-        require_layer_skip(path, speedup, force=False)
-    except RequestError:
-        return f"--layer-skip {speedup:g} --layer-skip-force"
-    return f"--layer-skip {speedup:g}"
+def _options(path: Path, sizes: LayerBytes, tuned: TunedSet) -> str:
+    """Return the options that leave out a set: with a rounder number where that one need not be forced."""
+    speedups = [floor(parts / tuned.share) / parts for parts in (1000, 100, 20)]
+    for speedup in speedups:
+        if choose_layers(sizes, speedup, tuned).layers is tuned.layers:
+            with suppress(RequestError):
+                require_layer_skip(path, speedup, force=False)
+                return f"--layer-skip {speedup:g}"
+    return f"--layer-skip {speedups[0]:g} --layer-skip-force"
 
 
 def _tuned(
