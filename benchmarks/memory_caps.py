@@ -69,7 +69,7 @@ def measure(model: str, context: int, runtime: str, share: float, args: argparse
         else:
             code, error = _run(command, environment)
         if code == _REFUSED:
-            fits = _plan(model, context, runtime, cap)["fits"]
+            fits = _plan(file, context, runtime, cap, environment)["fits"]
             return found | {"refused": True, "kept": not fits, "near": True, "given_up": []}
         if code != 0:
             return found | {"kept": False, "near": False, "given_up": [], "error": error}
@@ -97,8 +97,11 @@ def _command(name: str, model: str, context: int, runtime: str, cap: int | None)
     ]
 
 
-def _plan(model: str, context: int, runtime: str, cap: int | None) -> dict[str, Any]:
-    done = subprocess.run([*_command("plan", model, context, runtime, cap), "--json"], capture_output=True, text=True)
+def _plan(
+    model: str, context: int, runtime: str, cap: int | None, environment: dict[str, str] | None = None
+) -> dict[str, Any]:
+    command = [*_command("plan", model, context, runtime, cap), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
