@@ -227,7 +227,7 @@ def open_engine(
     """
     require_draft_max(n_draft_max)
     if slide and prompt_cache:
-        raise RequestError("a context that slides can't be saved or restored: leave out slide or prompt_cache")
+        raise RequestError("a context that slides can't be saved or restored; leave slide or prompt_cache out")
     if switching is not None:
         require_alone(draft, draft_model, slide=slide, prompt_cache=prompt_cache)
         draft, options = None, for_pair(options)

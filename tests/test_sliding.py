@@ -150,7 +150,7 @@ def test_what_it_can_not_do_is_refused(model: Model, path: Path) -> None:
         session.forward(np.ones(1, np.int32), n_past=1)
     with pytest.raises(RequestError, match="at least 64"):
         SlidingSession(model.session(63))
-    with pytest.raises(RequestError, match="prompt-cache"):
+    with pytest.raises(RequestError, match="prompt_cache"):
         open_engine(
             choose(path, "cpu", LoadOptions(n_ctx=N_CTX), measure=False),
             LoadOptions(),
