@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ _SLACK_BYTES, _SLACK = 16_000_000, 0.05
 
 def measure(model: str, context: int, runtime: str, share: float, args: argparse.Namespace) -> dict[str, Any]:
     """Run under one cap, a share of what is wished; return what was planned and what was held."""
-    cap = int(_plan(model, context, runtime, None)["total_bytes"] * share)
+    cap = int(_wished_bytes(model, context, runtime) * share)
     found: dict[str, Any] = {"model": model, "context": context, "runtime": runtime, "share": share}
     found |= {"cache": args.cache, "cgroup": args.cgroup, "cap_bytes": cap}
     file = str(resolve(model, ResolveOptions(cache_folder(), offline=True)))  # the run's cache may be another
@@ -97,6 +98,11 @@ def _command(name: str, model: str, context: int, runtime: str, cap: int | None)
     ]
 
 
+@cache
+def _wished_bytes(model: str, context: int, runtime: str) -> int:
+    return int(_plan(model, context, runtime, None)["total_bytes"])
+
+
 def _plan(
     model: str, context: int, runtime: str, cap: int | None, environment: dict[str, str] | None = None
 ) -> dict[str, Any]:
@@ -106,6 +112,7 @@ def _plan(
     return document
 
 
+@cache
 def _prompt(model: str, n_tokens: int) -> str:
     """Return a text of that many tokens."""
     with edgedec.load(model, draft="off", offline=True, n_ctx=64, runtime="cpu") as engine:

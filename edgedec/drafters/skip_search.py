@@ -3,10 +3,10 @@
 A set is scored on a text that is given to the model (SWIFT, Xia et al. 2024, arXiv:2410.06161, scores on what was
 generated last): how far its distributions are from the whole model's, position by position. For drafting each position
 is a draft's first token: what stands before it has the whole model's keys and values, as the verification of earlier
-drafts left them. The search begins with the
-whole model. Each half-layer is scored alone; then the one that costs least for its bytes goes, and the next, where a
-score that is older than the set is made anew before it counts (lazy greedy: Minoux 1978; Leskovec et al. 2007). SWIFT
-proposes whole sets at random and by Bayesian optimisation, which takes hundreds of evaluations.
+drafts left them. The search begins with the whole model. Each half-layer is scored alone; then the one that costs least
+for its bytes goes, and the next, where a score that is older than the set is made anew before it counts (lazy greedy:
+Minoux 1978; Leskovec et al. 2007). SWIFT proposes whole sets at random and by Bayesian optimisation, which takes
+hundreds of evaluations.
 
 A forward for a set goes on from the hidden states that it shares with the set before: those before the first layer in
 which the two differ. All of it counts in tokens, never in seconds, and every number is the runtime's: a search that was
@@ -68,6 +68,20 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class _Way:
+    """How rows go through a set: from layer `first` on, behind the states of one that begins alike; what is tapped."""
+
+    layers: LayerSet | None
+    shared: Trace | None = None
+    first: int = 0
+    taps: tuple[int, ...] = ()
+
+    def begun(self, index: int) -> NDArray[np.float32] | None:
+        """Return f32[n, n_embd], the states of a window's rows before the first layer; None for its tokens."""
+        return None if self.shared is None or self.first == 0 else self.shared.hidden[index][self.first - 1]
+
+
+@dataclass(frozen=True, slots=True)
 class _Top:
     """The whole model's most probable tokens after a position: the first, int64[k] ids in order, and their f64[k] p."""
 
@@ -116,8 +130,8 @@ class Judge:
         self._tops: list[list[_Top]] = []
         self._held: list[Session] = []  # for drafts: each window as the whole model holds it
         self._running: Session | None = None  # one of those in a forward over forks
-        for window in windows:
-            self._tops.append(list(self._whole(window)))
+        for index in range(len(windows)):
+            self._tops.append(list(self._whole(index)))
             if as_drafts:
                 self._held.append(session.fork())
 
@@ -132,8 +146,8 @@ class Judge:
         if running is not None:
             running.cancel()
 
-    def _whole(self, window: NDArray[np.int32]) -> Iterator[_Top]:
-        for start, forward in self._chain(window, None, None, 0, ()):
+    def _whole(self, index: int) -> Iterator[_Top]:
+        for start, forward in self._chain(index, len(self._windows[index]), _Way(None)):
             for i, row in enumerate(forward.logits):
                 if start + i >= SKIPPED_ROWS:
                     yield _top_of(row, forward.ops)
@@ -147,32 +161,27 @@ class Judge:
             n_rows: Look only at so many of those rows of each window that count.
         """
         first = 0 if shared is None else _first_difference(layers, shared.layers)
-        found = _Sums()
+        way, found = _Way(layers, shared, first), _Sums()
         for index, window in enumerate(self._windows):
-            begun = None if shared is None or first == 0 else shared.hidden[index][first - 1]
             n = len(window) if n_rows is None else min(len(window), SKIPPED_ROWS + n_rows)
-            self._compare(index, self._forwards(index, n, layers, begun, first, ()), found)
+            self._compare(index, self._forwards(index, n, way), found)
         return found.score()
 
     def trace(self, layers: LayerSet, shared: Trace | None = None) -> Trace:
         """Return a set's score with the hidden states on its way; the arguments are those of score()."""
         first = 0 if shared is None else _first_difference(layers, shared.layers)
-        taps, found, hidden = tuple(range(first, self._n_layer)), _Sums(), []
+        way = _Way(layers, shared, first, tuple(range(first, self._n_layer)))
+        found, hidden = _Sums(), []
         for index, window in enumerate(self._windows):
             states = np.zeros((self._n_layer, len(window), self._session.model.card.n_embd), np.float32)
-
-            begun = None if shared is None or first == 0 else shared.hidden[index][first - 1]
             if shared is not None:
                 states[:first] = shared.hidden[index][:first]
 
             def noted(
-                index: int = index,
-                window: NDArray[np.int32] = window,
-                begun: NDArray[np.float32] | None = begun,
-                states: NDArray[np.float32] = states,
+                index: int = index, n: int = len(window), states: NDArray[np.float32] = states
             ) -> Iterator[tuple[int, Forward]]:
-                for start, forward in self._forwards(index, len(window), layers, begun, first, taps):
-                    for layer in taps:
+                for start, forward in self._forwards(index, n, way):
+                    for layer in way.taps:
                         states[layer, start : start + len(forward.hidden[layer])] = forward.hidden[layer]
                     yield start, forward
 
@@ -187,55 +196,31 @@ class Judge:
                 if start + i >= SKIPPED_ROWS:
                     into.add(tops[start + i - SKIPPED_ROWS], row, forward.ops)
 
-    def _forwards(
-        self,
-        index: int,
-        n: int,
-        layers: LayerSet,
-        hidden: NDArray[np.float32] | None,
-        first: int,
-        taps: tuple[int, ...],
-    ) -> Iterator[tuple[int, Forward]]:
-        """Yield the forwards of a window's first n rows, each with its first row; `hidden`: states before `first`."""
-        if self._held:
-            return self._drafts(index, n, layers, hidden, first, taps)
-        return self._chain(self._windows[index][:n], layers, hidden, first, taps)
+    def _forwards(self, index: int, n: int, way: _Way) -> Iterator[tuple[int, Forward]]:
+        """Yield the forwards of a window's first n rows, each with its first row."""
+        return self._drafts(index, n, way) if self._held else self._chain(index, n, way)
 
-    def _chain(
-        self,
-        window: NDArray[np.int32],
-        layers: LayerSet | None,
-        hidden: NDArray[np.float32] | None,
-        first: int,
-        taps: tuple[int, ...],
-    ) -> Iterator[tuple[int, Forward]]:
+    def _chain(self, index: int, n: int, way: _Way) -> Iterator[tuple[int, Forward]]:
         """Yield the forwards of a window, some rows at a time."""
-        for start, stop in self._parts(0, len(window), first):
+        window, hidden = self._windows[index], way.begun(index)
+        for start, stop in self._parts(0, n, way.first):
             yield (
                 start,
                 self._session.forward(
                     window[start:stop] if hidden is None else None,
                     n_past=start,
                     hidden=None if hidden is None else hidden[start:stop],
-                    resume_after=None if hidden is None else first - 1,
-                    layers=layers,
+                    resume_after=None if hidden is None else way.first - 1,
+                    layers=way.layers,
                     rows="all",
-                    taps=taps,
+                    taps=way.taps,
                 ),
             )
 
-    def _drafts(
-        self,
-        index: int,
-        n: int,
-        layers: LayerSet,
-        hidden: NDArray[np.float32] | None,
-        first: int,
-        taps: tuple[int, ...],
-    ) -> Iterator[tuple[int, Forward]]:
+    def _drafts(self, index: int, n: int, way: _Way) -> Iterator[tuple[int, Forward]]:
         """Yield a forward for each row that counts: one in a session of its own, in company of others'."""
-        window, held = self._windows[index], self._held[index]
-        for start, stop in self._parts(SKIPPED_ROWS, n, first):
+        window, held, hidden = self._windows[index], self._held[index], way.begun(index)
+        for start, stop in self._parts(SKIPPED_ROWS, n, way.first):
             with ExitStack() as stack:
                 items = [
                     ForwardItem(
@@ -243,9 +228,9 @@ class Judge:
                         n_past=row,
                         tokens=window[row : row + 1] if hidden is None else None,
                         hidden=None if hidden is None else hidden[row : row + 1],
-                        resume_after=None if hidden is None else first - 1,
-                        layers=layers,
-                        taps=taps,
+                        resume_after=None if hidden is None else way.first - 1,
+                        layers=way.layers,
+                        taps=way.taps,
                     )
                     for row in range(start, stop)
                 ]
