@@ -9,8 +9,9 @@ files, evenly spaced in the order of their names. An object with the key "json_s
 itself is taken for a record around one. Each schema is compiled and answered, with drafts and without (the texts should
 be equal); the answer is parsed and, where the package jsonschema is installed, validated, formats included. Beside it
 the same prompt is continued for as many tokens without a schema. Small models often go on for ever within a string or
-an array: --close-bias leads them to an end, within what the schema allows. Ends with one line of JSON; exit code 1
-where a whole answer is not valid, or texts differ.
+an array: --close-bias leads them to an end, within what the schema allows. --json-out is written after each answer;
+answers that it has already are not made again. Ends with one line of JSON; exit code 1 where a whole answer is not
+valid, or texts differ.
 """
 
 import argparse
@@ -219,6 +220,23 @@ def _spread_of(ratios: list[float]) -> dict[str, float] | None:
     return {"median": round(median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)}
 
 
+def _known(file: Path | None, settings: dict[str, Any]) -> dict[str, Answer]:
+    """Return the answers that the file has already, by the schemas' names."""
+    if file is None or not file.exists():
+        return {}
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if {name: found.get(name) for name in settings} != settings:
+        raise SystemExit(f"{file} has answers under other settings; choose another file, or remove it")
+    return {entry["name"]: Answer(**entry) for entry in found["answers"]}
+
+
+def _write(file: Path, document: dict[str, Any], taken: list[Answer]) -> None:
+    text = json.dumps(document | {"answers": [asdict(found) for found in taken]}, indent=1)
+    part = file.with_suffix(".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(file)
+
+
 def main() -> None:
     """Answer, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -239,17 +257,20 @@ def main() -> None:
     )
     parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()
+    names = ("model", "max_tokens", "shown", "temperature", "close_bias", "threads", "cpu_time")
+    document = {"benchmark": "json_schemas"} | {name: getattr(args, name) for name in names} | provenance()
+    known = _known(args.json_out, {name: document[name] for name in names})
     taken: list[Answer] = []
     refused: Counter[str] = Counter()
     judge = _judge()
     with edgedec.load(args.model, runtime=args.runtime, n_threads=args.threads) as engine:
         started = perf_counter()
         engine.stream("x", json_schema={}).close()
-        vocabulary_s = perf_counter() - started
+        document["vocabulary_s"] = round(perf_counter() - started, 3)
         args.closing = _closing(engine.tokenizer)
         for number, (name, schema) in enumerate(schemas(args.path, args.first)):
             try:
-                found = answer(engine, name, schema, judge, args)
+                found = known.get(name) or answer(engine, name, schema, judge, args)
             except RequestError as error:
                 refused[str(error)[:100]] += 1
                 print(f"{number:5} {name} refused: {str(error)[:200]}", flush=True)
@@ -257,16 +278,14 @@ def main() -> None:
             taken.append(found)
             counts = f"{found.n_tokens} tokens, {found.n_forced} forced and drafted"
             print(f"{number:5} {name} {found.state}, {counts} {found.fault}", flush=True)
-    result = {"vocabulary_s": round(vocabulary_s, 3)} | figures(taken, refused)
+            if args.json_out is not None and name not in known:
+                _write(args.json_out, document | figures(taken, refused), taken)
+    result = figures(taken, refused)
     for key, value in result.items():
         print(f"{key:16} {value}")
-    names = ("model", "max_tokens", "shown", "temperature", "close_bias", "threads", "cpu_time")
-    settings = {name: getattr(args, name) for name in names}
-    document = {"benchmark": "json_schemas"} | settings | provenance() | result
-    print(json.dumps(document))
+    print(json.dumps(document | result))
     if args.json_out is not None:
-        answers = [asdict(found) for found in taken]
-        args.json_out.write_text(json.dumps(document | {"answers": answers}, indent=1) + "\n", encoding="utf-8")
+        _write(args.json_out, document | result, taken)
     raise SystemExit(1 if any(found.state in _FAULTS or not found.equal for found in taken) else 0)
 
 

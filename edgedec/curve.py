@@ -21,7 +21,7 @@ class _Bucket:
     """What is known for contexts of about one length.
 
     Attributes:
-        base: Seconds by rows as measured at load, or as the nearest bucket has them.
+        base: Seconds by rows at the pace 1: as measured at load, or as the nearest bucket has them, or as seen since.
         points: Medians of real steps by rows.
         pace: How much longer real steps have taken than `base` says: the machine's speed, and the context's length.
     """
@@ -41,9 +41,11 @@ class _Bucket:
     def at(self, n_rows: int) -> float:
         """Return the seconds of an n that was measured, at load or since."""
         base = self.base.get(n_rows)
-        if base is None or (n_rows in self.points and self._n - self._last[n_rows] < _STALE):
-            return self.points[n_rows]
-        return base * self.pace
+        return self.points[n_rows] if base is None or self.is_fresh(n_rows) else base * self.pace
+
+    def is_fresh(self, n_rows: int) -> bool:
+        """Tell whether a recent step had so many rows."""
+        return n_rows in self.points and self._n - self._last[n_rows] < _STALE
 
     def seconds(self, n_rows: int) -> float | None:
         """Return the seconds of any n."""
@@ -51,7 +53,13 @@ class _Bucket:
         if not rows:
             return None
         index = bisect_left(rows, n_rows)
-        return self.at(rows[index]) if index < len(rows) else self.at(rows[-1]) * n_rows / rows[-1]
+        if index == len(rows):
+            return self.at(rows[-1]) * n_rows / rows[-1]
+        above = self.at(rows[index])
+        if not index or self.is_fresh(rows[index]):
+            return above
+        times, rest = divmod(n_rows, rows[index - 1])
+        return min(above, times * self.at(rows[index - 1]) + rest * self.at(rows[0]))
 
     def observe(self, n_rows: int, seconds: float) -> None:
         """Take a real step."""
@@ -75,17 +83,45 @@ class _Bucket:
         if base is not None:
             self._ratios.append(samples[-1] / base)
             self.pace = median(self._ratios)
+        if len(samples) >= _SURE and n_rows > 1:  # one row is what the pace is told by
+            self.base[n_rows] = found / self.pace
+
+    @property
+    def most(self) -> int:
+        """The most rows that were measured, 0 without any."""
+        return self._rows[-1] if self._rows else 0
 
     def table(self) -> dict[int, float]:
         """Return the seconds of every n that was measured, ascending."""
         return {n_rows: self.at(n_rows) for n_rows in self._rows}
 
 
+@dataclass(slots=True)
+class Trials:
+    """What was spent on rows that were verified to time them.
+
+    Attributes:
+        lost_s: Seconds they cost beyond what they gave.
+        latest_s: What the latest lost.
+        total_s: Seconds of all steps.
+    """
+
+    lost_s: float = 0.0
+    latest_s: float = 0.0
+    total_s: float = 0.0
+
+    def count(self, lost_s: float) -> None:
+        """Take what a trial cost; one that gave more than it cost is paid by that."""
+        self.latest_s = lost_s
+        self.lost_s = max(0.0, self.lost_s + lost_s)
+
+
 class CostCurve:
     """Seconds of a forward by number of rows and tokens of context.
 
     The curve may be jagged. A number of rows that was never measured is bounded by the next measured one above it, as
-    the missing rows could be padded; above all that was measured it is taken to grow in proportion.
+    the missing rows could be padded, and by parts of which it could be made; so is one that no recent step has
+    measured. Above all that was measured it is taken to grow in proportion.
 
     >>> curve = CostCurve()
     >>> for n_rows, seconds in [(1, 0.010), (1, 0.012), (1, 0.011), (8, 0.030)]:
@@ -98,6 +134,8 @@ class CostCurve:
             moves what was computed, up to a forward where nodes are evaluated again. A mean, as a median would not show
             what happens in one step of three.
         others: Tokens that others gain by the same forward, where it is shared.
+        latest_s: Seconds of the latest forward.
+        trials: What finding out about more rows has cost.
     """
 
     def __init__(self, measured: Mapping[int, float] | None = None) -> None:
@@ -105,7 +143,8 @@ class CostCurve:
         for n_rows, seconds in sorted((measured or {}).items(), reverse=True):
             cheapest = min(base.values(), default=seconds)
             base[n_rows] = min(seconds, cheapest)  # more rows for less: the time of fewer was disturbed
-        self.keep_s = self.others = 0.0
+        self.keep_s = self.others = self.latest_s = 0.0
+        self.trials = Trials()
         self._base = base
         self._buckets = {0: _Bucket(dict(base))} if base else {}
         self._parts: dict[float, deque[float]] = {}
@@ -116,6 +155,7 @@ class CostCurve:
         `keep_s` is what Session.keep took after it, None for a chain, which needs none. It is believed up to the cost
         of the forward itself, as no more nodes than that can be evaluated again.
         """
+        self.latest_s = seconds
         bucket = self._bucket(n_past)
         bucket.observe(n_rows, seconds)
         if keep_s is None:
@@ -129,7 +169,7 @@ class CostCurve:
         bucket = self._buckets.get(key)
         if bucket is None:
             nearest = min(self._buckets, key=lambda other: abs(other - key), default=None)
-            known = self._base if nearest is None else self._buckets[nearest].table()
+            known = dict(self._base) if nearest is None else self._buckets[nearest].table()
             bucket = self._buckets[key] = _Bucket(known)
         return bucket
 
@@ -167,6 +207,14 @@ class CostCurve:
         above = next(i for i, (at, _) in enumerate(known) if at >= share and i)
         (low, low_ratio), (high, high_ratio) = known[above - 1], known[above]
         return low_ratio + (high_ratio - low_ratio) * (share - low) / (high - low)
+
+    def is_unknown(self, n_rows: int) -> bool:
+        """Tell whether no forward of as many rows or more was ever timed."""
+        return all(bucket.most < n_rows for bucket in self._buckets.values())
+
+    def is_fresh(self, n_rows: int, n_past: int = 0) -> bool:
+        """Tell whether a recent step had so many rows."""
+        return self._bucket(n_past).is_fresh(n_rows)
 
     def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
         """Return the seconds of 1 to `n_rows` rows; where nothing was measured, as if each took a second."""

@@ -17,6 +17,7 @@ class JoinedCurve(CostCurve):
 
     def __init__(self, common: CostCurve, session: BatchedSession, lock: Lock) -> None:
         super().__init__()
+        self.trials = common.trials
         self._common = common
         self._session = session
         self._lock = lock
@@ -27,6 +28,7 @@ class JoinedCurve(CostCurve):
         shared = self._session.shared
         self._n_others = max(0, shared.n_rows - n_rows)
         self.others = float(shared.n_items - 1)
+        self.latest_s = shared.seconds
         with self._lock:
             self._common.observe(shared.n_rows, shared.seconds, n_past, keep_s)
             self.keep_s = self._common.keep_s
@@ -35,6 +37,16 @@ class JoinedCurve(CostCurve):
         """Return the expected time of a forward with `n_rows` own rows, None where nothing was measured."""
         with self._lock:
             return self._common.seconds(self._n_others + n_rows, n_past)
+
+    def is_unknown(self, n_rows: int) -> bool:
+        """Tell whether no forward of as many own rows, with those of the others, was ever timed."""
+        with self._lock:
+            return self._common.is_unknown(self._n_others + n_rows)
+
+    def is_fresh(self, n_rows: int, n_past: int = 0) -> bool:
+        """Tell whether a recent step had as many own rows, with those of the others."""
+        with self._lock:
+            return self._common.is_fresh(self._n_others + n_rows, n_past)
 
     def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
         """Return the seconds of forwards with 1 to `n_rows` own rows."""

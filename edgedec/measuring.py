@@ -1,4 +1,4 @@
-"""The cost curve of a model on this machine: measured in at most two seconds at its first load, then remembered."""
+"""The cost curve of a model on this machine: measured in about two seconds at its first load, then remembered."""
 
 from time import monotonic, perf_counter
 
@@ -23,15 +23,16 @@ def cost_curve(
 ) -> CostCurve:
     """Return the curve of a session's model, remembered in the options' cache_dir or measured now.
 
-    The session must hold nothing that is still needed. Every n is the least of up to three forwards, some time apart,
+    The session must hold nothing that is still needed. The limit begins after a first forward or two, which may have to
+    read the weights from a cold disk: somebody has to. Every n is the least of up to three forwards, some time apart,
     so that a busy moment does not count; n rises for as long as time lasts, to `most_rows`: each takes a row of logits.
     """
     key = f"{_key(session, options)} {most_rows}"
     known = _as_curve(recall(options.cache_dir, "curve", key))
     if known is not None:
         return known
-    measured = _measure(session, monotonic() + limit_s, options, most_rows)
-    if len(measured) > 1:  # of one n alone no draft would ever be tried again
+    measured = _measure(session, limit_s, options, most_rows)
+    if len(measured) > 1:  # one n alone says nothing of drafts
         remember(options.cache_dir, "curve", key, {str(n): seconds for n, seconds in measured.items()})
     return CostCurve(measured)
 
@@ -71,12 +72,13 @@ def _as_curve(found: object) -> CostCurve | None:
     return CostCurve(measured)
 
 
-def _measure(session: Session, until: float, options: LoadOptions, most_rows: int) -> dict[int, float]:
+def _measure(session: Session, limit_s: float, options: LoadOptions, most_rows: int) -> dict[int, float]:
     most = min(session.model.capabilities.max_rows, session.n_ctx - 1, most_rows)
     tokens = np.arange(_N_PAST + max(most, 1), dtype=np.int32) % session.model.card.n_vocab
     measured: dict[int, float] = {}
     try:
-        n_past = _fill(session, tokens, until, most)
+        n_past = _fill(session, tokens, limit_s, most)
+        until = monotonic() + limit_s
         for n in _order(most):
             expected = measured.get(n, 2 * max(measured.values(), default=0.0))
             if measured and monotonic() + expected > until:
@@ -93,12 +95,12 @@ def _measure(session: Session, until: float, options: LoadOptions, most_rows: in
     return measured
 
 
-def _fill(session: Session, tokens: NDArray[np.int32], until: float, most: int) -> int:
+def _fill(session: Session, tokens: NDArray[np.int32], limit_s: float, most: int) -> int:
     """Evaluate the context that forwards are measured on, which also warms the weights; return its tokens."""
     started = monotonic()
     session.forward(tokens[:1], n_past=0)
     token_s = monotonic() - started
-    n = min(_N_PAST, session.n_ctx - max(most, 1), int((until - started) / (8 * token_s + 1e-9)))
+    n = min(_N_PAST, session.n_ctx - max(most, 1), int(limit_s / (8 * token_s + 1e-9)))
     if n > 1:
         session.forward(tokens[1:n], n_past=1)
     return max(n, 1) if session.n_ctx > 1 else 0

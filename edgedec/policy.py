@@ -4,7 +4,8 @@ It maximises expected tokens per second, E[accepted + 1] / (time of drafting + T
 of the cost curve. SmartSpec's goodput (Liu et al. 2024, arXiv:2406.14066) and the stop of SpecDec++ (Huang et al. 2024,
 arXiv:2405.19715) are special cases. Drafters that cost next to nothing propose before every step and are scored in
 shadow: their proposals are compared with the text that comes, verified or not. One that costs time for every node (a
-draft model) is asked only where its record says that it pays, and tried at times within 1 % of the time.
+draft model) is asked only where its record says that it pays, and tried at times within 1 % of the time. So is the
+curve: where more rows would pay if they cost next to nothing, they are verified at times, within 0.5 %, and timed.
 
 A draft that was drawn from q, for a rule that looks at q, is verified whole and alone. To choose among its nodes by
 what was drawn would change the text's distribution: with p = q = (0.9, 0.1) and only the first token worth a node, the
@@ -39,6 +40,10 @@ _REST_OF_TEXT = 256
 _REPAID = 1.5  # times
 _GAIN = 1.03  # what a costly drafter must promise against the best without it
 _EXPLORE = 0.01  # share of the time that trying a costly drafter may lose
+_HOPED = 1 / 16  # of a step: what one more row costs where rows are cheap
+_HOPED_GAIN = 1.2  # what rows must promise at that price to be tried
+_TRY_ROWS = 0.005  # share of the time that trying them may lose
+_TRY_UNKNOWN = 2.0  # steps that it may lose before, where so many rows were never timed
 _PLAIN_AFTER = 60  # drafts in a row: before the curve forgets what one row costs
 _TRIAL = 4  # steps of such a trial
 _KEEPS_UP = 24  # tokens of text that a costly drafter reads as part of its next draft
@@ -92,6 +97,7 @@ class Policy:
         self._recorder = recorder
         self._deadline_s = _DEADLINE_S
         self._n_drafted = 0  # steps in a row
+        self._without: float | None = None  # tokens/s without what is verified only to time it
         self._verdict = Verdict()
         self._room = self._n_tokens = 0
         self._spent_s = 0.0
@@ -137,11 +143,14 @@ class Policy:
             nodes = []
         elif self._drawn is not None:
             nodes = list(range(len(self._drawn)))
+        elif not self._always and self._curve.seconds(1, n_past) is not None:
+            nodes = self._more_to_time(tree, paths, cost, n_past, n_max, nodes, rate)
         self._verdict.take(paths, len(nodes), cost)
         if nodes and self._drawn is None and (plain or self._plain_is_due(rate * cost(0))):
             nodes = []
         self._n_drafted = self._n_drafted + 1 if nodes else 0
         self._spent_s += cost(len(nodes)) + perf_counter() - started
+        self._curve.trials.total_s += cost(len(nodes))
         for member in self._members:
             member.record.total_s += cost(len(nodes))
         if not nodes:
@@ -155,6 +164,28 @@ class Policy:
             if len(member.draft) and not chosen.isdisjoint(member.places):
                 member.idle = 0
         return tree.draft(nodes)
+
+    def _more_to_time(
+        self, tree: DraftTree, paths: list[float], cost: Cost, n_past: int, n_max: int, nodes: list[int], rate: float
+    ) -> list[int]:
+        """Return the nodes, or more of them, to find out what so many rows take.
+
+        A curve that was measured at a bad moment, or only in part as the machine is slow, would never be put right:
+        what seems too dear is not verified, and so not timed.
+        """
+        trials, most = self._curve.trials, n_max
+        while most > len(nodes):
+            hoped, hoped_rate = self._choose(tree, paths, lambda n: cost(0) * (1 + _HOPED * n), most, 0.0)
+            if len(hoped) <= len(nodes) or hoped_rate < _HOPED_GAIN * rate:
+                break
+            lost_s = cost(len(hoped)) - (1 + self._curve.others + sum(paths[node] for node in hoped)) / rate
+            unknown_s = _TRY_UNKNOWN * cost(0) if self._curve.is_unknown(len(hoped) + 1) else 0.0
+            left_s = _TRY_ROWS * trials.total_s + unknown_s - trials.lost_s
+            if max(lost_s, trials.latest_s) <= left_s and not self._curve.is_fresh(len(hoped) + 1, n_past):
+                self._without = rate
+                return hoped
+            most = len(hoped) // 2
+        return nodes
 
     def _plain_is_due(self, gain: float) -> bool:
         """Tell whether to find out again what a plain step takes, where drafting promises little more than that.
@@ -305,6 +336,10 @@ class Policy:
         hidden: Mapping[int, NDArray[np.float32]],
     ) -> None:
         """Score every proposal against the tokens that came, and tell the drafters."""
+        if self._without is not None:
+            gained_s = (len(verification.token_ids) + self._curve.others) / self._without
+            self._curve.trials.count(self._curve.latest_s - gained_s)
+            self._without = None
         self._n_tokens += len(verification.token_ids) if self._verdict.n_steps else 0
         for member in list(self._members):
             path = self._score(stats, member, verification.token_ids)

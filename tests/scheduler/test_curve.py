@@ -122,6 +122,30 @@ def test_an_n_seen_only_while_the_machine_was_busy_comes_back() -> None:
     assert curve.seconds(8) == pytest.approx(0.021, rel=0.05)
 
 
+def test_no_more_than_what_it_could_be_made_of() -> None:
+    """A bad measurement of four rows is bounded by two of two, once those are known; a recent step is believed."""
+    curve = CostCurve({1: 0.010, 2: 0.020, 4: 0.040})
+    for _ in range(3):
+        curve.observe(1, 0.010)
+        curve.observe(2, 0.011)
+        curve.observe(1, 0.010)
+    assert [curve.seconds(n) for n in (2, 3, 4)] == pytest.approx([0.011, 0.021, 0.022], rel=0.1)
+    for _ in range(3):
+        curve.observe(4, 0.030)
+    assert curve.seconds(4) == pytest.approx(0.030)
+
+
+def test_which_rows_a_step_has_had() -> None:
+    """At load, lately, or never."""
+    curve = CostCurve({1: 0.010, 4: 0.020})
+    assert [curve.is_unknown(n) for n in (1, 4, 5)] == [False, False, True]
+    curve.observe(5, 0.020, n_past=600)
+    assert not curve.is_unknown(5)
+    assert curve.is_fresh(5, 600)
+    assert not curve.is_fresh(5, 0)
+    assert not curve.is_fresh(4, 600)
+
+
 def test_what_is_not_seen_follows_the_machine() -> None:
     """Where single steps have become twice as long, so have those of eight rows."""
     curve = CostCurve(MEASURED)

@@ -72,7 +72,7 @@ def test_a_busy_moment_spoils_nothing(clock: Clock, begin: int) -> None:
 def test_two_seconds_are_enough(clock: Clock, token_s: float) -> None:
     """A slow machine measures fewer n, but more than one: of one alone no draft would ever be tried."""
     curve = curve_of(Timed(clock, lambda call, n: token_s * (1 + 0.02 * (n - 1))))
-    assert clock.now <= 2.0
+    assert clock.now <= 2.25 + token_s
     assert len(curve.table()) > 1
 
 
@@ -86,9 +86,14 @@ def test_what_was_measured_is_remembered(clock: Clock, tmp_path: Path) -> None:
     assert session.calls
 
 
-def test_a_first_load_from_a_cold_disk_is_not_remembered(clock: Clock, tmp_path: Path) -> None:
-    """Where reading the weights took all the time, the next load measures again."""
-    assert set(curve_of(Timed(clock, lambda call, n: 3.0 if call == 0 else 0.1), tmp_path).table()) == {1}
+def test_reading_the_weights_from_a_cold_disk_takes_no_time_from_it(clock: Clock, tmp_path: Path) -> None:
+    """The first forward may take minutes: somebody has to read the weights, and a server lives long after it."""
+    assert len(curve_of(Timed(clock, lambda call, n: 60.0 if call == 0 else 0.01), tmp_path).table()) == 8
+
+
+def test_one_n_alone_is_not_remembered(clock: Clock, tmp_path: Path) -> None:
+    """Where each forward takes longer than there is time, the next load measures again."""
+    assert set(curve_of(Timed(clock, lambda call, n: 3.0), tmp_path).table()) == {1}
     assert len(curve_of(Timed(clock, lambda call, n: 0.01), tmp_path).table()) == 8
 
 
