@@ -23,7 +23,7 @@ N_PREFIX = 40
 
 def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int = N_PREFIX) -> int:
     """Return the largest n (at most 16, and at most the rows loaded for) whose rows equal single steps, and the step
-    after them.
+    after them, also where other rows were evaluated and left behind.
 
     Remembered in `cache_dir` by the model's fingerprint, which names file, release, machine and options.
     """
@@ -40,7 +40,9 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
 
 
 def _probe(model: Model, n_max: int, n_prefix: int) -> int:
-    """Compare forwards of n rows, and the single step after each, with n + 1 single steps."""
+    """Compare forwards of n rows, and the single step after each, with n + 1 single steps of a session that only went
+    forward; before the first of them it goes back from other rows, as behind a draft that was rejected.
+    """
     rng = np.random.default_rng(0)
     n_tokens = n_prefix + n_max + 1
     tokens = rng.integers(0, model.card.n_vocab, n_tokens).astype(np.int32)
@@ -48,6 +50,7 @@ def _probe(model: Model, n_max: int, n_prefix: int) -> int:
     try:
         session.forward(tokens[:n_prefix], n_past=0)
         steps = [_digest(session.forward(tokens[i : i + 1], n_past=i).logits[0]) for i in range(n_prefix, n_tokens)]
+        session.forward(tokens[-n_max:][::-1], n_past=n_prefix)
         for n in range(2, n_max + 1):
             end = n_prefix + n
             rows = session.forward(tokens[n_prefix:end], n_past=n_prefix, rows="all").logits
