@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.engine import Engine
-from edgedec.errors import PromptTooLongError, RequestError, StorageError
+from edgedec.errors import PromptTooLongError, RequestError
+from edgedec_apps.texts import read_text
 
 DEFAULT_PROMPTS = Path(__file__).with_name("bench_prompts.jsonl")
-_MOST_BYTES = 64_000_000  # of a file, as of a prompt's; a device or an endless pipe would fill the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def read_prompts(path: Path = DEFAULT_PROMPTS, per_task: int | None = None) -> l
         RequestError: It is not UTF-8, has no end in sight, a line (named) is no prompt, or there is none.
     """
     prompts: dict[str, BenchPrompt] = {}
-    for number, line in enumerate(_read(path).splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         if line.strip():
             where = f"{path}, line {number}"
             prompt = _parse(line, where)
@@ -92,21 +92,6 @@ def _token_ids(engine: Engine, text: str) -> list[int]:
     if engine.can_chat:
         return engine.chat_ids([{"role": "user", "content": text}])
     return engine.tokenizer.encode(text)
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
-    if len(data) > _MOST_BYTES:
-        raise RequestError(f"{path} holds more than {_MOST_BYTES} bytes; give a file with fewer prompts")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise RequestError(f"{path}, line {line}: not UTF-8 (byte {error.object[error.start]:#04x})") from error
 
 
 def _parse(line: str, where: str) -> BenchPrompt:

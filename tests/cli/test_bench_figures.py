@@ -194,8 +194,8 @@ def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
     path.write_bytes(b"\n")
     with pytest.raises(RequestError, match="holds no prompt"):
         read_prompts(path)
-    path.write_bytes(GOOD.encode() + b"\n\xff\n")
-    with pytest.raises(RequestError, match="line 2: not UTF-8"):
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode() + b"\n\xff\n")
+    with pytest.raises(RequestError, match=r"is not UTF-8: byte .*, in line 2, is 0xff"):
         read_prompts(path)
     with pytest.raises(StorageError, match="can't be read"):
         read_prompts(tmp_path / "missing")

@@ -106,7 +106,7 @@ def test_prompts_that_cannot_be_served(model: Path, tmp_path: Path) -> None:
 
 def test_a_text_without_an_end(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and pipes are read up to a bound: a device or an endless pipe does not fill the memory."""
-    monkeypatch.setattr("edgedec_apps.cli.prompt._MOST_BYTES", 100)
+    monkeypatch.setattr("edgedec_apps.texts.MOST_BYTES", 100)
     long = tmp_path / "long.txt"
     long.write_bytes(b"a" * 101)
     for option in ("--file", "--json-schema", "--grammar", "--chat-template"):

@@ -19,7 +19,6 @@ from edgedec_apps.bench_table import columns, shown
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import report, require_json_file
 from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.prompt import read_text
 from edgedec_apps.cli.terminal import one_line
 from edgedec_apps.eval_plot import points, require_png, text_plot, write_png
 from edgedec_apps.eval_settings import (
@@ -32,6 +31,7 @@ from edgedec_apps.eval_settings import (
     setting_name,
 )
 from edgedec_apps.evaluation import N_ROWS, Figures, Lane, Reading, cut_windows, evaluate, leading_tokens
+from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu_count import usable_cores
 

@@ -5,7 +5,8 @@ from typing import Any
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec_apps.cli.options import SamplingFlags
-from edgedec_apps.cli.prompt import argument_text, read_text
+from edgedec_apps.cli.prompt import argument_text
+from edgedec_apps.texts import read_text
 
 
 def grammar_options(flags: SamplingFlags) -> dict[str, Any]:

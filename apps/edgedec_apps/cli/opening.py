@@ -23,9 +23,9 @@ from edgedec.verify import COUPLED
 from edgedec_apps.cli.log import show_log, warnings_of
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.prompt import read_text
 from edgedec_apps.cli.terminal import say
 from edgedec_apps.cli.wording import in_options
+from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 
 

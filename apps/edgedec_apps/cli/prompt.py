@@ -5,10 +5,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgedec.errors import RequestError, StorageError
+from edgedec.errors import RequestError
+from edgedec_apps import texts
+from edgedec_apps.texts import decoded, read_text
 
 _STANDARD_INPUT = "standard input"
-_MOST_BYTES = 64_000_000  # of one text, more than any context takes; a device or an endless pipe would fill the memory
 
 
 def find_prompt(prompt: str | None, file: Path | None) -> str | None:
@@ -28,30 +29,15 @@ def find_prompt(prompt: str | None, file: Path | None) -> str | None:
         return _without_line_end(read_text(file))
     if file is None and sys.stdin.isatty():
         return None
-    return _without_line_end(_decoded(sys.stdin.buffer.read(_MOST_BYTES + 1), _STANDARD_INPUT))
+    return _without_line_end(decoded(sys.stdin.buffer.read(texts.MOST_BYTES + 1), _STANDARD_INPUT))
 
 
 def piped_lines() -> Iterator[str]:
     """Yield the lines of standard input that say something."""
-    lines = iter(lambda: sys.stdin.buffer.readline(_MOST_BYTES + 1), b"")
+    lines = iter(lambda: sys.stdin.buffer.readline(texts.MOST_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
-        if text := _decoded(line, f"{_STANDARD_INPUT}, line {number}").strip():
+        if text := decoded(line, f"{_STANDARD_INPUT}, line {number}").strip():
             yield text
-
-
-def read_text(path: Path) -> str:
-    """Return a text file's content.
-
-    Raises:
-        StorageError: It can't be read.
-        RequestError: It is not UTF-8, or has no end in sight.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
-    return _decoded(data, str(path))
 
 
 def argument_text(text: str | None, name: str) -> str | None:
@@ -59,18 +45,9 @@ def argument_text(text: str | None, name: str) -> str | None:
     if text is None or not any("\ud800" <= character <= "\udfff" for character in text):
         return text
     try:
-        return _decoded(os.fsencode(text), name)
+        return decoded(os.fsencode(text), name)
     except UnicodeEncodeError as error:
         raise RequestError(f"{name} is not UTF-8: it has a lone surrogate") from error
-
-
-def _decoded(data: bytes, name: str) -> str:
-    if len(data) > _MOST_BYTES:
-        raise RequestError(f"{name} holds more than {_MOST_BYTES} bytes; give a shorter text")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{name} is not UTF-8: byte {error.start} is {data[error.start]:#04x}") from error
 
 
 def _without_line_end(text: str) -> str:

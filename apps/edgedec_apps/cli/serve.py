@@ -15,9 +15,9 @@ from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.opening import open_model, restore_prompt_cache, store_prompt_cache
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
-from edgedec_apps.cli.prompt import read_text
 from edgedec_apps.cli.serve_options import ServeFlags
 from edgedec_apps.cli.terminal import one_line, say
+from edgedec_apps.texts import read_text
 
 INTERRUPTED = 130
 
