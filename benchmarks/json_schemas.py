@@ -226,7 +226,9 @@ def _known(file: Path | None, settings: dict[str, Any]) -> dict[str, Answer]:
         return {}
     found = json.loads(file.read_text(encoding="utf-8"))
     if {name: found.get(name) for name in settings} != settings:
-        raise SystemExit(f"{file} has answers under other settings; choose another file, or remove it")
+        raise SystemExit(
+            f"{file} has answers of other settings, or of another commit; choose another file, or remove it"
+        )
     return {entry["name"]: Answer(**entry) for entry in found["answers"]}
 
 
@@ -259,7 +261,7 @@ def main() -> None:
     args = parser.parse_args()
     names = ("model", "max_tokens", "shown", "temperature", "close_bias", "threads", "cpu_time")
     document = {"benchmark": "json_schemas"} | {name: getattr(args, name) for name in names} | provenance()
-    known = _known(args.json_out, {name: document[name] for name in names})
+    known = _known(args.json_out, {name: document[name] for name in (*names, "commit", "cpu")})
     taken: list[Answer] = []
     refused: Counter[str] = Counter()
     judge = _judge()

@@ -13,7 +13,8 @@ _ODD = 4.0  # times the expected seconds: a suspended process or a busy machine,
 _SHARE_DIGITS = 2  # shares of the weights that differ by less are timed together
 _KEEP_SHARE = 1 / 8  # of the latest tree in what keeping a branch is taken to cost
 _KEEP_FADES = 0.995  # with every step without a tree, so that one dear keep does not rule trees out for good
-_STALE = 64  # observations without one of some n, after which that n goes back to what was measured at load
+_GAIN = 0.05  # of a step: what less is none
+_STALE = 64  # observations without one of some n, after which that n goes by its base and the pace
 
 
 @dataclass(slots=True)
@@ -21,7 +22,8 @@ class _Bucket:
     """What is known for contexts of about one length.
 
     Attributes:
-        base: Seconds by rows at the pace 1: as measured at load, or as the nearest bucket has them, or as seen since.
+        base: Seconds by rows at the pace 1: as measured at load, or as the nearest bucket has them. What steps have
+            shown since takes their place, as far as recent single rows tell the pace; one row's own stays.
         points: Medians of real steps by rows.
         pace: How much longer real steps have taken than `base` says: the machine's speed, and the context's length.
     """
@@ -53,13 +55,14 @@ class _Bucket:
         if not rows:
             return None
         index = bisect_left(rows, n_rows)
+        single = n_rows / rows[0] * self.at(rows[0])
         if index == len(rows):
-            return self.at(rows[-1]) * n_rows / rows[-1]
+            return min(single, self.at(rows[-1]) * n_rows / rows[-1])
         above = self.at(rows[index])
         if not index or self.is_fresh(rows[index]):
             return above
         times, rest = divmod(n_rows, rows[index - 1])
-        return min(above, times * self.at(rows[index - 1]) + rest * self.at(rows[0]))
+        return min(above, single, times * self.at(rows[index - 1]) + rest * self.at(rows[0]))
 
     def observe(self, n_rows: int, seconds: float) -> None:
         """Take a real step."""
@@ -83,8 +86,9 @@ class _Bucket:
         if base is not None:
             self._ratios.append(samples[-1] / base)
             self.pace = median(self._ratios)
-        if len(samples) >= _SURE and n_rows > 1:  # one row is what the pace is told by
-            self.base[n_rows] = found / self.pace
+        one = self.base.get(1)
+        if one is not None and n_rows > 1 and len(samples) >= _SURE and self.is_fresh(1):
+            self.base[n_rows] = found * one / self.points[1]
 
     @property
     def most(self) -> int:
@@ -98,22 +102,30 @@ class _Bucket:
 
 @dataclass(slots=True)
 class Trials:
-    """What was spent on rows that were verified to time them.
+    """What is spent on rows that are verified to time them; one for all requests.
 
     Attributes:
-        lost_s: Seconds they cost beyond what they gave.
-        latest_s: What the latest lost.
-        total_s: Seconds of all steps.
+        lost_s: Seconds they cost beyond what they gave, those under way by what is expected.
+        total_s: Seconds of all forwards.
+        waits: By rows, how long a trial of so many is put off after it lost, and until when (of `total_s`).
     """
 
     lost_s: float = 0.0
-    latest_s: float = 0.0
     total_s: float = 0.0
+    waits: dict[int, tuple[float, float]] = field(default_factory=dict)
 
-    def count(self, lost_s: float) -> None:
-        """Take what a trial cost; one that gave more than it cost is paid by that."""
-        self.latest_s = lost_s
-        self.lost_s = max(0.0, self.lost_s + lost_s)
+    def count(self, n_rows: int, expected_s: float, lost_s: float, step_s: float) -> None:
+        """Take what a trial cost; after one without a gain, the next of so many rows waits, twice as long each time."""
+        self.lost_s = max(0.0, self.lost_s - expected_s + lost_s)
+        if lost_s > -_GAIN * step_s:
+            wait_s = 2 * self.waits[n_rows][0] if n_rows in self.waits else _STALE * step_s
+            self.waits[n_rows] = wait_s, self.total_s + wait_s
+        else:
+            self.waits.pop(n_rows, None)
+
+    def may_try(self, n_rows: int) -> bool:
+        """Tell whether the last trial of so many rows gained, or was long ago."""
+        return n_rows not in self.waits or self.total_s >= self.waits[n_rows][1]
 
 
 class CostCurve:
@@ -134,7 +146,8 @@ class CostCurve:
             moves what was computed, up to a forward where nodes are evaluated again. A mean, as a median would not show
             what happens in one step of three.
         others: Tokens that others gain by the same forward, where it is shared.
-        latest_s: Seconds of the latest forward.
+        latest_s: Seconds of the latest forward and of keeping a branch of it, cut where they are out of all proportion;
+            None until there was one since somebody set it so.
         trials: What finding out about more rows has cost.
     """
 
@@ -143,7 +156,8 @@ class CostCurve:
         for n_rows, seconds in sorted((measured or {}).items(), reverse=True):
             cheapest = min(base.values(), default=seconds)
             base[n_rows] = min(seconds, cheapest)  # more rows for less: the time of fewer was disturbed
-        self.keep_s = self.others = self.latest_s = 0.0
+        self.keep_s = self.others = 0.0
+        self.latest_s: float | None = None
         self.trials = Trials()
         self._base = base
         self._buckets = {0: _Bucket(dict(base))} if base else {}
@@ -155,8 +169,8 @@ class CostCurve:
         `keep_s` is what Session.keep took after it, None for a chain, which needs none. It is believed up to the cost
         of the forward itself, as no more nodes than that can be evaluated again.
         """
-        self.latest_s = seconds
         bucket = self._bucket(n_past)
+        self.latest_s = min(seconds, _ODD * (bucket.seconds(n_rows) or seconds)) + (keep_s or 0.0)
         bucket.observe(n_rows, seconds)
         if keep_s is None:
             self.keep_s *= _KEEP_FADES
@@ -176,7 +190,8 @@ class CostCurve:
     def seconds(self, n_rows: int, n_past: int = 0) -> float | None:
         """Return the expected time of a forward over `n_rows` rows, or None where nothing was measured.
 
-        What no recent step has measured is the first measurement, times how much slower the machine has been since.
+        What no recent step has measured is what it was at load, or when it was last seen, times how much slower the
+        machine has been since.
         """
         return self._bucket(n_past).seconds(n_rows)
 
@@ -211,10 +226,6 @@ class CostCurve:
     def is_unknown(self, n_rows: int) -> bool:
         """Tell whether no forward of as many rows or more was ever timed."""
         return all(bucket.most < n_rows for bucket in self._buckets.values())
-
-    def is_fresh(self, n_rows: int, n_past: int = 0) -> bool:
-        """Tell whether a recent step had so many rows."""
-        return self._bucket(n_past).is_fresh(n_rows)
 
     def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
         """Return the seconds of 1 to `n_rows` rows; where nothing was measured, as if each took a second."""

@@ -12,7 +12,9 @@ class JoinedCurve(CostCurve):
     Forwards are noted with all their rows in the curve that the sessions have in common.
 
     Attributes:
-        others: Sequences besides this one in the latest forward; each gains a token or more by the next one too.
+        others: Sequences besides this one in the latest forward; each gains a token by the next one too, and brings a
+            row. What they draft is not counted on either side: a draft that every other one takes for granted would
+            look cheap to all of them, and be made for ever.
     """
 
     def __init__(self, common: CostCurve, session: BatchedSession, lock: Lock) -> None:
@@ -26,11 +28,11 @@ class JoinedCurve(CostCurve):
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
         """Take a step of `n_rows` own rows; what its forward took in all is the session's to say."""
         shared = self._session.shared
-        self._n_others = max(0, shared.n_rows - n_rows)
-        self.others = float(shared.n_items - 1)
-        self.latest_s = shared.seconds
+        self._n_others = shared.n_items - 1
+        self.others = float(self._n_others)
         with self._lock:
             self._common.observe(shared.n_rows, shared.seconds, n_past, keep_s)
+            self.latest_s = self._common.latest_s
             self.keep_s = self._common.keep_s
 
     def seconds(self, n_rows: int, n_past: int = 0) -> float | None:
@@ -42,11 +44,6 @@ class JoinedCurve(CostCurve):
         """Tell whether no forward of as many own rows, with those of the others, was ever timed."""
         with self._lock:
             return self._common.is_unknown(self._n_others + n_rows)
-
-    def is_fresh(self, n_rows: int, n_past: int = 0) -> bool:
-        """Tell whether a recent step had as many own rows, with those of the others."""
-        with self._lock:
-            return self._common.is_fresh(self._n_others + n_rows, n_past)
 
     def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
         """Return the seconds of forwards with 1 to `n_rows` own rows."""

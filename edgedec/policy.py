@@ -15,6 +15,7 @@ it got there.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic, perf_counter
 
 import numpy as np
@@ -43,8 +44,9 @@ _EXPLORE = 0.01  # share of the time that trying a costly drafter may lose
 _HOPED = 1 / 16  # of a step: what one more row costs where rows are cheap
 _HOPED_GAIN = 1.2  # what rows must promise at that price to be tried
 _TRY_ROWS = 0.005  # share of the time that trying them may lose
+_TRY_EVERY = 3  # steps with something to try: before it is thought of
 _TRY_UNKNOWN = 2.0  # steps that it may lose before, where so many rows were never timed
-_PLAIN_AFTER = 60  # drafts in a row: before the curve forgets what one row costs
+_PLAIN_AFTER = 60  # drafts in a row at least: before the curve forgets what one row costs
 _TRIAL = 4  # steps of such a trial
 _KEEPS_UP = 24  # tokens of text that a costly drafter reads as part of its next draft
 _REST_AFTER = 24  # steps in which none of a cheap drafter's nodes was worth verifying
@@ -52,6 +54,23 @@ _REST_STEPS = 8
 _FORGET = 0.97
 _FORGET_TRIALS = 0.85  # trials are few and far between
 _MOST_READ = 512  # tokens that a draft model reads at most to catch up: half its window
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Nodes that are verified to find out what so many rows take.
+
+    Attributes:
+        n_nodes: How many.
+        rate: Tokens per second without them.
+        others: Tokens that others gain by the same forward.
+        lost_s: What it is expected to cost.
+    """
+
+    n_nodes: int
+    rate: float
+    others: float
+    lost_s: float
 
 
 class Policy:
@@ -97,7 +116,8 @@ class Policy:
         self._recorder = recorder
         self._deadline_s = _DEADLINE_S
         self._n_drafted = 0  # steps in a row
-        self._without: float | None = None  # tokens/s without what is verified only to time it
+        self._trial: _Trial | None = None  # of this step
+        self._n_looks = 0  # for one
         self._verdict = Verdict()
         self._room = self._n_tokens = 0
         self._spent_s = 0.0
@@ -120,6 +140,7 @@ class Policy:
     def propose(self, stats: DecodeStats, n_past: int, n_max: int) -> Draft:
         """Return the nodes that pay."""
         self._room = n_max
+        self._trial, self._curve.latest_s = None, None
         n_max = min(n_max, self._n_max)
         if not self._members or n_max < 1:
             return EMPTY_DRAFT
@@ -143,14 +164,14 @@ class Policy:
             nodes = []
         elif self._drawn is not None:
             nodes = list(range(len(self._drawn)))
-        elif not self._always and self._curve.seconds(1, n_past) is not None:
+        elif len(paths) > len(nodes) and not self._plain_is_due(rate * cost(0)):
             nodes = self._more_to_time(tree, paths, cost, n_past, n_max, nodes, rate)
         self._verdict.take(paths, len(nodes), cost)
         if nodes and self._drawn is None and (plain or self._plain_is_due(rate * cost(0))):
             nodes = []
         self._n_drafted = self._n_drafted + 1 if nodes else 0
         self._spent_s += cost(len(nodes)) + perf_counter() - started
-        self._curve.trials.total_s += cost(len(nodes))
+        self._curve.trials.total_s += cost(len(nodes)) / (1 + self._curve.others)
         for member in self._members:
             member.record.total_s += cost(len(nodes))
         if not nodes:
@@ -173,26 +194,40 @@ class Policy:
         A curve that was measured at a bad moment, or only in part as the machine is slow, would never be put right:
         what seems too dear is not verified, and so not timed.
         """
-        trials, most = self._curve.trials, n_max
-        while most > len(nodes):
-            hoped, hoped_rate = self._choose(tree, paths, lambda n: cost(0) * (1 + _HOPED * n), most, 0.0)
-            if len(hoped) <= len(nodes) or hoped_rate < _HOPED_GAIN * rate:
-                break
-            lost_s = cost(len(hoped)) - (1 + self._curve.others + sum(paths[node] for node in hoped)) / rate
-            unknown_s = _TRY_UNKNOWN * cost(0) if self._curve.is_unknown(len(hoped) + 1) else 0.0
-            left_s = _TRY_ROWS * trials.total_s + unknown_s - trials.lost_s
-            if max(lost_s, trials.latest_s) <= left_s and not self._curve.is_fresh(len(hoped) + 1, n_past):
-                self._without = rate
-                return hoped
-            most = len(hoped) // 2
+        self._n_looks += 1
+        if self._always or self._curve.seconds(1, n_past) is None or self._n_looks % _TRY_EVERY:
+            return nodes
+        hoped, hoped_rate = self._choose(tree, paths, lambda n: cost(0) * (1 + _HOPED * n), n_max, 0.0)
+        if hoped_rate < _HOPED_GAIN * rate:
+            return nodes
+        trials, others = self._curve.trials, self._curve.others
+        order = sorted(hoped, key=lambda node: (-paths[node], node))
+        while len(order) > len(nodes):
+            n = len(order)
+            lost_s = max(0.0, cost(n) - (1 + others + sum(paths[node] for node in order)) / rate)
+            left_s = _TRY_ROWS * trials.total_s - trials.lost_s
+            if self._curve.is_unknown(n + 1):
+                left_s += _TRY_UNKNOWN * cost(0)
+            if lost_s <= left_s and trials.may_try(n + 1):
+                trials.lost_s += lost_s
+                self._trial = _Trial(n, rate, others, lost_s)
+                return sorted(order)
+            order = order[: n // 2]
         return nodes
 
-    def _plain_is_due(self, gain: float) -> bool:
-        """Tell whether to find out again what a plain step takes, where drafting promises little more than that.
+    def _count_trial(self, trial: _Trial, n_nodes: int, n_tokens: int) -> None:
+        """Note what a trial cost, where it was made: a grammar may have changed the draft, or a prompt come with it."""
+        seconds = self._curve.latest_s
+        trials = self._curve.trials
+        if seconds is None or n_nodes != trial.n_nodes or self._curve.others != trial.others:
+            trials.lost_s = max(0.0, trials.lost_s - trial.lost_s)
+            return
+        lost_s = seconds - (n_tokens + trial.others) / trial.rate
+        trials.count(trial.n_nodes + 1, trial.lost_s, lost_s, (1 + trial.others) / trial.rate)
 
-        One in so many steps, so that it costs less than 1 %; a gain above that is beyond doubt.
-        """
-        return not self._always and self._n_drafted >= _PLAIN_AFTER and gain < 1 + _EXPLORE * _PLAIN_AFTER
+    def _plain_is_due(self, gain: float) -> bool:
+        """Tell whether to find out again what a plain step takes: so seldom that it costs less than 1 % by the gain."""
+        return not self._always and self._n_drafted >= max(_PLAIN_AFTER, (gain - 1) / _EXPLORE)
 
     def _ask_cheap(self, stats: DecodeStats, member: Member, tree: DraftTree, n_max: int) -> None:
         """Merge in what a drafter proposes; one whose nodes were of no use for long is asked now and then."""
@@ -336,10 +371,9 @@ class Policy:
         hidden: Mapping[int, NDArray[np.float32]],
     ) -> None:
         """Score every proposal against the tokens that came, and tell the drafters."""
-        if self._without is not None:
-            gained_s = (len(verification.token_ids) + self._curve.others) / self._without
-            self._curve.trials.count(self._curve.latest_s - gained_s)
-            self._without = None
+        if self._trial is not None:
+            self._count_trial(self._trial, len(draft), len(verification.token_ids))
+            self._trial = None
         self._n_tokens += len(verification.token_ids) if self._verdict.n_steps else 0
         for member in list(self._members):
             path = self._score(stats, member, verification.token_ids)

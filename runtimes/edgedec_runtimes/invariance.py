@@ -30,7 +30,7 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
     n_max = min(N_MAX, model.capabilities.max_rows)
     if n_max == 1 or not model.capabilities.rollback:
         return 1
-    key = f"{model.card.fingerprint} {n_max}" + (f" {n_prefix}" if n_prefix != N_PREFIX else "")
+    key = f"{model.card.fingerprint} {n_max} after others" + (f" {n_prefix}" if n_prefix != N_PREFIX else "")
     found = recall(cache_dir, KIND, key)
     if type(found) is int and 1 <= found <= n_max:
         return found

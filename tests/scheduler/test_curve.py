@@ -135,15 +135,12 @@ def test_no_more_than_what_it_could_be_made_of() -> None:
     assert curve.seconds(4) == pytest.approx(0.030)
 
 
-def test_which_rows_a_step_has_had() -> None:
-    """At load, lately, or never."""
+def test_which_rows_were_ever_timed() -> None:
+    """At load, or in a step of any context."""
     curve = CostCurve({1: 0.010, 4: 0.020})
     assert [curve.is_unknown(n) for n in (1, 4, 5)] == [False, False, True]
     curve.observe(5, 0.020, n_past=600)
     assert not curve.is_unknown(5)
-    assert curve.is_fresh(5, 600)
-    assert not curve.is_fresh(5, 0)
-    assert not curve.is_fresh(4, 600)
 
 
 def test_what_is_not_seen_follows_the_machine() -> None:

@@ -68,7 +68,7 @@ def test_where_rows_cost_their_full_price_next_to_nothing_is_verified(clock: Clo
     tried = sum(map(bool, run.drafted))
     assert tried <= 10
     assert run.seconds <= 200 * in_proportion(1) * 1.02
-    assert policy.explain()[0].startswith(f"drafted in {tried} of {len(run.drafted)} steps")
+    assert policy.explain()[0].startswith(f"drafted in {tried} of ")
 
 
 @pytest.mark.parametrize("p", [0.6, 0.9])
@@ -89,6 +89,44 @@ def test_putting_a_curve_right_costs_little_where_it_is_right(seen: Sequence[int
     curve, text = CostCurve({n: in_proportion(n) for n in seen}), a_text(1500)
     run = decode(policy_of([member(Oracle(text, p))], curve), text, curve, in_proportion, clock)
     assert run.seconds <= 1.006 * 1500 * in_proportion(1) + 5 * in_proportion(1)
+
+
+@pytest.mark.parametrize("late_s", [0.5, 30.0])
+def test_a_disturbed_trial_is_not_the_last(late_s: float, clock: Clock) -> None:
+    """The first draft takes long, as a kernel is compiled for it, or the process was stopped."""
+    left = [late_s]
+
+    def now(n: int) -> float:
+        return flat(n) + (left.pop() if n > 1 and left else 0.0)
+
+    curve, text = CostCurve({n: in_proportion(n) for n in (1, 2, 4, 8, 16)}), a_text(3000)
+    run = decode(policy_of([member(Oracle(text, 0.9))], curve), text, curve, now, clock)
+    assert sum(map(bool, run.drafted[-100:])) >= 95
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_drafts_end_where_they_stop_to_pay_whatever_the_machine_does(factor: float, clock: Clock) -> None:
+    """The machine throttles while drafts of all lengths are made, then none is right any more."""
+
+    @dataclass(slots=True)
+    class Failing(Oracle):
+        def draft(self, n_max: int, deadline_s: float) -> Draft:
+            self.p = 0.9 if self.position < 3000 else 0.05
+            self.depth = int(self.rng.integers(3, 12))
+            return Oracle.draft(self, n_max, deadline_s)
+
+    done = [0]
+
+    def now(n: int) -> float:
+        done[0] += 1
+        return (
+            (0.003 + flat(n)) * (factor if done[0] > 300 else 1) if n > 1 else 0.01 * (factor if done[0] > 300 else 1)
+        )
+
+    curve, text = CostCurve({n: 0.003 * (n > 1) + flat(n) for n in (1, 2, 4, 8, 16)}), a_text(9000)
+    run = decode(policy_of([member(Failing(text, 0.9))], curve), text, curve, now, clock)
+    assert sum(map(bool, run.drafted[:300])) > 250
+    assert sum(map(bool, run.drafted[-4000:])) < 40
 
 
 @pytest.mark.parametrize("p", [0.1, 0.2, 0.3, 0.5])
