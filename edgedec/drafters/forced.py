@@ -13,6 +13,7 @@ from edgedec.grammar import Constraint
 from edgedec.stats import DecodeStats
 
 _NAME = "forced"
+_EQUAL = 1.001  # times
 
 
 class ForcedDrafts:
@@ -69,13 +70,17 @@ class ForcedDrafts:
         stats.count_outcome(_NAME, min(len(self._chain), n_right + 1), n_right)
 
     def _worth(self, forced: tuple[int, ...], n_past: int) -> tuple[int, ...]:
-        """Return as many of the tokens as give the most tokens per second, all of them being right; of equals the most,
-        which shows what so many rows take.
+        """Return as many of the tokens as give the most tokens per second, all of them being right.
+
+        Where so many rows were never timed and lose nothing by the curve, they show what so many rows take.
         """
         if self._curve is None or not forced:
             return forced
         cost = self._curve.up_to(len(forced) + 1, n_past)
-        return forced[: max(range(len(cost)), key=lambda n: (round((n + 1) / cost[n] * cost[0], 6), n))]
+        loses = cost[-1] > _EQUAL * len(cost) * cost[0]
+        if self._curve.is_unknown(len(cost)) and not loses:
+            return forced
+        return forced[: max(range(len(cost)), key=lambda n: (n + 1) / cost[n])]
 
     def _kept(self, draft: Draft, forced: tuple[int, ...]) -> Draft:
         """Return the nodes that the grammar has a place for; where a token is forced, only that one is ever drawn."""

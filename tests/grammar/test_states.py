@@ -130,9 +130,18 @@ def test_forced_tokens_are_one_longest_chain(grammars: Grammars) -> None:
     assert drafts.add_to(proposed, stats, 0, 1).tokens.tolist() == [a]
 
 
-@pytest.mark.parametrize(("seconds", "n"), [((1.0, 1.1, 1.2, 1.3), 3), ((1.0, 1.5, 4.0, 4.1), 1), ((1.0, 3.0), 0)])
+@pytest.mark.parametrize(
+    ("seconds", "n"),
+    [
+        ((1.0, 1.1, 1.2, 1.3), 3),
+        ((1.0, 1.5, 4.0, 4.1), 1),
+        ((1.0, 3.0, 4.5, 6.0), 0),
+        ((1.0, 2.0, 3.0, 4.0), 0),
+        ((1.0,), 3),
+    ],
+)
 def test_as_many_forced_tokens_as_pay(grammars: Grammars, seconds: tuple[float, ...], n: int) -> None:
-    """The number with the most tokens per second, by the measured cost of rows."""
+    """The number with the most tokens per second, by the measured cost of rows; all where that was never measured."""
     curve = CostCurve(dict(enumerate(seconds, start=1)))
     drafts = ForcedDrafts(grammars.open(Grammar.regex("abc")), 8, curve, coupled=True)
     assert len(drafts.add_to(EMPTY_DRAFT, DecodeStats(), 0, 8)) == n

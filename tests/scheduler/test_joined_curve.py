@@ -1,0 +1,95 @@
+"""Several requests that share each forward, each with its own policy: drafts where they pay, and nowhere else."""
+
+from collections.abc import Callable
+from threading import Lock
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+from scheduler.simulation import Oracle, a_text, member, policy_of
+
+from edgedec.batching import BatchedSession, Shared
+from edgedec.curve import CostCurve
+from edgedec.joined_curve import JoinedCurve
+from edgedec.stats import DecodeStats
+from edgedec.verify import verify_coupled
+
+Seconds = Callable[[int], float]
+MEASURED = (1, 2, 4, 8, 16, 32, 64)
+
+
+def in_proportion(n: int) -> float:
+    """Return the seconds of n rows where each costs what it costs alone."""
+    return 0.01 * n
+
+
+def four_at_once(n: int) -> float:
+    """Return them where four cost as much as one."""
+    return 0.01 * max(1.0, n / 4)
+
+
+def nearly_flat(n: int) -> float:
+    """Return them where a row adds next to nothing."""
+    return 0.01 * (1 + 0.02 * (n - 1))
+
+
+def gain(n: int, p: float, seconds: Seconds, measured: Seconds, n_steps: int = 600) -> float:
+    """Return how much faster than plainly n requests decode in lockstep, each with an oracle of its own."""
+    common, lock = CostCurve({rows: measured(rows) for rows in MEASURED}), Lock()
+    sessions = [cast(BatchedSession, SimpleNamespace(shared=Shared())) for _ in range(n)]
+    curves = [JoinedCurve(common, session, lock) for session in sessions]
+    texts = [a_text(n_steps * 16, seed) for seed in range(n)]
+    oracles = [Oracle(text, p, rng=np.random.default_rng(i)) for i, text in enumerate(texts)]
+    policies = [policy_of([member(oracle)], curve) for oracle, curve in zip(oracles, curves, strict=True)]
+    done, stats, total_s, plain_s = [0] * n, DecodeStats(), 0.0, 0.0
+    for _ in range(n_steps):
+        drafts = [policy.propose(stats, 0, 15) for policy in policies]
+        n_rows = sum(1 + len(draft) for draft in drafts)
+        total_s += seconds(n_rows)
+        for i, draft in enumerate(drafts):
+            sessions[i].shared = Shared(seconds(n_rows), n_rows, n)
+            curves[i].observe(1 + len(draft), seconds(n_rows))
+            start, text = done[i], texts[i]
+            verified = verify_coupled(draft, lambda row, accepted, start=start, text=text: text[start + len(accepted)])  # type: ignore[misc]
+            policies[i].learn(stats, draft, verified, {})
+            done[i] += len(verified.token_ids)
+            plain_s += len(verified.token_ids) * seconds(n) / n
+    return plain_s / total_s
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("p", [0.6, 0.9])
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_where_rows_cost_their_full_price_trials_start_nothing(n: int, p: float) -> None:
+    """A draft of one request does not make the others' look cheap."""
+    assert gain(n, p, in_proportion, in_proportion) >= 0.99
+
+
+@pytest.mark.usefixtures("clock")
+def test_room_for_rows_is_used_and_not_fought_over() -> None:
+    """Two requests leave room for two more rows, four for none."""
+    assert gain(2, 0.9, four_at_once, four_at_once) >= 1.7
+    assert gain(4, 0.9, four_at_once, four_at_once) >= 0.985
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_wrong_curve_is_put_right_for_all(n: int) -> None:
+    """Measured as if rows cost their full price."""
+    assert gain(n, 0.9, nearly_flat, in_proportion, 1500) >= 1.5
+
+
+def test_rows_are_looked_up_with_one_of_each_other() -> None:
+    """What others draft counts on neither side; forwards are noted with all rows."""
+    common, session = CostCurve({1: 0.010, 4: 0.020, 8: 0.030}), SimpleNamespace(shared=Shared(0.032, 10, 4))
+    curve = JoinedCurve(common, cast(BatchedSession, session), Lock())
+    assert curve.seconds(1) == 0.010
+    curve.observe(3, 0.9)
+    assert curve.others == 3
+    assert curve.latest_s == pytest.approx(0.032)
+    assert curve.seconds(1) == common.seconds(4)
+    assert curve.up_to(5) == common.up_to(8)[3:]
+    assert [curve.is_unknown(n) for n in (7, 8)] == [False, True]
+    assert curve.trials is common.trials
+    assert curve.table().keys() == {1, 4, 8, 10}
