@@ -138,6 +138,7 @@ def test_forced_tokens_are_one_longest_chain(grammars: Grammars) -> None:
         ((1.0, 3.0, 4.5, 6.0), 0),
         ((1.0, 2.0, 3.0, 4.0), 0),
         ((1.0,), 3),
+        ((1.0, 1.9), 3),
     ],
 )
 def test_as_many_forced_tokens_as_pay(grammars: Grammars, seconds: tuple[float, ...], n: int) -> None:
