@@ -6,11 +6,13 @@ For every model, context and runtime, `edgedec plan` says what is wished; then `
 that fills the context but for the new tokens and generates those, under caps that are shares of it. A run must stay at
 or below its cap, or be refused before it starts, where even the smallest plan is over it. The peak is the most resident
 memory that the system counted of the process (VmHWM); predicted is the plan's total without its reserve, and without
-what drafters keep for later requests, of which there are none. --cache fresh
-lets each run make the tile cache, --cache none points it to where nothing can be written. --cgroup runs each in a
-control group of its own whose hard limit is the cap (but 100 MB at least, for an interpreter that can say no): what the
-system counts there is more than the resident size (page tables, files' pages that nobody maps), and a process that
-needs more is killed.
+what drafters keep for later requests, of which there are none.
+
+--prompt-tokens stops the prompt sooner, where reading it would take too long and what is held does not depend on it
+(llama.cpp clears its whole KV cache at once). --cache fresh lets each run make the tile cache, --cache none points it
+to where nothing can be written. --cgroup runs each in a control group of its own whose hard limit is the cap (but
+100 MB at least, for an interpreter that can say no): what the system counts there is more than the resident size (page
+tables, files' pages that nobody maps), and a process that needs more is killed.
 
 --json-out is written after each run; runs already in it are not done again. Ends with one line of JSON.
 """
@@ -59,7 +61,8 @@ def measure(model: str, context: int, runtime: str, share: float, args: argparse
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         prompt, out = folder / "prompt.txt", folder / "out.json"
         n_new = min(args.new_tokens, context // 2)
-        prompt.write_text(_prompt(model, context - n_new - 8), encoding="utf-8")
+        found["prompt_tokens"] = min(context - n_new - 8, args.prompt_tokens or context)
+        prompt.write_text(_prompt(model, found["prompt_tokens"]), encoding="utf-8")
         options = ("--raw", "--quiet", "--ignore-end", "--max-tokens", str(n_new), "--temperature", "0")
         paths = ("--file", str(prompt), "--json-out", str(out))
         command = [*_command("run", file, context, runtime, cap), *paths, *options]
@@ -161,6 +164,7 @@ def main() -> None:
     parser.add_argument("--runtimes", nargs="+", default=["cpu"])
     parser.add_argument("--shares", nargs="+", type=float, default=list(_SHARES))
     parser.add_argument("--new-tokens", type=int, default=512, help="at most half of the context")
+    parser.add_argument("--prompt-tokens", type=int, help="at most; otherwise all that the context has room for")
     parser.add_argument("--cache", choices=("kept", "fresh", "none"), default="kept")
     parser.add_argument("--json-out", type=Path)
     parser.add_argument("--cgroup", action="store_true", help="each in a control group limited to the cap (Linux)")
