@@ -19,6 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -167,7 +168,7 @@ def _state(generation: Generation, schema: dict[str, Any], judge: Judge) -> tupl
     if generation.finish_reason != "stop":
         return "cut", ""
     try:
-        value = json.loads(generation.text)
+        value = json.loads(generation.text, parse_float=Decimal)  # 10000.89 is a multiple of 0.01, not in binary
     except ValueError as error:
         return "broken", f"{error}: {generation.text[:200]}"
     return judge(value, schema)
@@ -181,6 +182,7 @@ def _judge() -> Judge:
         return lambda _value, _schema: ("unchecked", "jsonschema is not installed")
 
     def judge(value: Any, schema: dict[str, Any]) -> tuple[str, str]:
+        schema = json.loads(json.dumps(schema), parse_float=Decimal)
         kind = jsonschema.validators.validator_for(schema)
         try:
             kind.check_schema(schema)
