@@ -1,5 +1,6 @@
 """Fixtures: tiny models that every runtime loads, and the real 135M model where it is on this machine."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import edgedec
 # What an example may take depends on the machine, and on what else it does; the number of examples is bounded.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so do the processes that it starts; tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHATML = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
