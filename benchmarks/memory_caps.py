@@ -11,7 +11,7 @@ what drafters keep for later requests, of which there are none.
 --prompt-tokens stops the prompt sooner, where reading it would take too long and what is held does not depend on it
 (llama.cpp clears its whole KV cache at once). --cache fresh lets each run make the tile cache, --cache none points it
 to where nothing can be written. --cgroup runs each in a control group of its own whose hard limit is the cap (but
-150 MB at least, for an interpreter that can say no): what the system counts there is more than the resident size (page
+100 MB at least, for an interpreter that can say no): what the system counts there is more than the resident size (page
 tables, files' pages that nobody maps), and a process that needs more is killed.
 
 --json-out is written after each run; runs already in it are not done again. Ends with one line of JSON.
@@ -42,7 +42,7 @@ from edgedec_models.folders import cache_folder
 _SHARES = (0.15, 0.3, 0.75, 0.85, 0.92, 0.97, 1.0, 1.2)
 _TEXT = files("edgedec_apps") / "eval_text.txt"  # prose and code: many different tokens, whose embeddings are looked up
 _REFUSED = 50  # MemoryCapError's exit code
-_LEAST_GROUP = 150_000_000  # llama.cpp reads a vocabulary to find out that it has no room
+_LEAST_GROUP = 100_000_000
 _SLACK_BYTES, _SLACK = 16_000_000, 0.05
 
 
