@@ -164,10 +164,12 @@ class Policy:
             nodes = []
         elif self._drawn is not None:
             nodes = list(range(len(self._drawn)))
-        elif len(paths) > len(nodes) and not self._plain_is_due(rate * cost(0)):
-            nodes = self._more_to_time(tree, paths, cost, n_past, n_max, nodes, rate)
+        else:
+            plain = plain or self._plain_is_due(rate * cost(0))
+            if not plain and len(paths) > len(nodes) and self._curve.seconds(1, n_past) is not None:
+                nodes = self._more_to_time(tree, paths, cost, n_max, nodes, rate)
         self._verdict.take(paths, len(nodes), cost)
-        if nodes and self._drawn is None and (plain or self._plain_is_due(rate * cost(0))):
+        if plain and self._drawn is None:
             nodes = []
         self._n_drafted = self._n_drafted + 1 if nodes else 0
         self._spent_s += cost(len(nodes)) + perf_counter() - started
@@ -187,7 +189,7 @@ class Policy:
         return tree.draft(nodes)
 
     def _more_to_time(
-        self, tree: DraftTree, paths: list[float], cost: Cost, n_past: int, n_max: int, nodes: list[int], rate: float
+        self, tree: DraftTree, paths: list[float], cost: Cost, n_max: int, nodes: list[int], rate: float
     ) -> list[int]:
         """Return the nodes, or more of them, to find out what so many rows take.
 
@@ -195,7 +197,7 @@ class Policy:
         what seems too dear is not verified, and so not timed.
         """
         self._n_looks += 1
-        if self._always or self._curve.seconds(1, n_past) is None or self._n_looks % _TRY_EVERY:
+        if self._always or self._n_looks % _TRY_EVERY:
             return nodes
         hoped, hoped_rate = self._choose(tree, paths, lambda n: cost(0) * (1 + _HOPED * n), n_max, 0.0)
         if hoped_rate < _HOPED_GAIN * rate:
