@@ -37,6 +37,7 @@ class Choice:
         refusals: Why other runtimes don't take it, by name.
         reason: What a comparison of two runtimes found, for a person; empty where there was none.
         declined: What runtimes that take the file, and were asked first, have against the options.
+        slower: The runtime that was preferred but for its speed; it may need less memory.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class Choice:
     refusals: dict[str, str]
     reason: str = ""
     declined: tuple[str, ...] = ()
+    slower: Runtime | None = None
 
 
 def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *, measure: bool = False) -> Choice:
@@ -173,7 +175,7 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
     if theirs < _MARGIN * ours:
         other = _taking(rival, choice.path, options, choice.refusals)
         if other is not None:
-            return replace(choice, runtime=other, reason=reason)
+            return replace(choice, runtime=other, reason=reason, slower=first)
     return replace(choice, reason=reason)
 
 

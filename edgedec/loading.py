@@ -197,7 +197,10 @@ def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool, wit
     """
     if with_layers:
         options, measure = replace(options, cache_dir=None), False
-    measure = measure and free_if_short(path) is None
+    free = free_if_short(path)
+    if free is not None:
+        room = free if options.planning_bytes is None else min(free, options.planning_bytes)
+        measure, options = False, replace(options, planning_bytes=room)
     return choose_runtime(path, runtime, with_kv_type(options), measure=measure)
 
 
@@ -241,6 +244,7 @@ def open_engine(
     wishes = replace(wishes, small_model=None if switching is None else switching.small_model)
     wishes = replace(wishes, draft_overlap=draft_overlap)
     planned = plan_within(choice, wishes, cap)
+    choice = planned.choice
     planned.plan.require()
     setting = planned.setting
     options = setting.options

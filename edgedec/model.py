@@ -21,7 +21,7 @@ from edgedec.row_ops import NUMPY_ROW_OPS, RowOps
 from edgedec.tokenizer import Tokenizer
 
 Rows = Literal["all", "last"] | NDArray[np.int32]
-_COUNTS = ("n_ctx", "n_parallel", "max_rows", "n_threads", "resident_bytes", "n_gpu_layers")
+_COUNTS = ("n_ctx", "n_parallel", "max_rows", "n_threads", "resident_bytes", "planning_bytes", "n_gpu_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +285,8 @@ class LoadOptions:
             default), so that the next start maps them.
         resident_bytes: Most bytes of weights that may be in memory; the others are read from the disk in each forward,
             which says how fast that can be in the memory plan. None for all of them.
+        planning_bytes: What making the memory plan may take, for a while, beside what the process holds already; None:
+            any. A runtime that would take more returns the terms that it knows without, which are more than that.
         n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
         device: Name of the device (`edgedec doctor` lists them), or None.
         cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None: remember nothing.
@@ -302,6 +304,7 @@ class LoadOptions:
     repack: bool = True
     tile_cache: bool = False
     resident_bytes: int | None = None
+    planning_bytes: int | None = None
     n_gpu_layers: int | None = None
     device: str | None = None
     cache_dir: Path | None = None

@@ -36,6 +36,7 @@ STORES = "draft stores"
 
 _SMALLER_STORES = (8_000_000, 2_000_000)
 _SHORTER_CONTEXTS = (2048, 1024, 512)
+_FEWER_ROWS = (8, 4)
 _LOSSY = ("q8_0", "gear", "q4_0")
 _COMMON_BYTES = 10_000_000
 _WITH_STORE = (SUFFIX, *NGRAMS)
@@ -79,9 +80,13 @@ class Setting:
     draft_overlap: bool = False
 
     def less(self, kind: str, what: str, **options: object) -> "Setting":
-        """Return it with other options for the runtime, and a phrase for what is given up."""
+        """Return it with other options for the runtime, and a phrase for what is given up, in place of its kind's."""
         changed = replace(self.options, **options)  # type: ignore[arg-type]
-        return replace(self, options=changed, given_up={**self.given_up, kind: what})
+        return replace(self, options=changed, given_up={**self.without(kind).given_up, kind: what})
+
+    def without(self, kind: str) -> "Setting":
+        """Return it without the phrase of that kind."""
+        return replace(self, given_up={name: what for name, what in self.given_up.items() if name != kind})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +107,16 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A setting, and what it takes under the cap."""
+    """A setting, on which runtime, and what it takes under the cap."""
 
     setting: Setting
     plan: MemoryPlan
+    choice: Choice
 
 
 Rung = Callable[[Setting], Setting | None]
 RuntimeTerms = Callable[[LoadOptions], tuple[MemoryTerm, ...]]
+Plan = Callable[[Setting], Planned]
 
 
 def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
@@ -123,9 +130,25 @@ def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
     if cap.n_bytes is None:
         free = free_if_short(choice.path)
         if free is None:
-            return Planned(_definite(wishes, choice), MemoryPlan(()))
+            return Planned(_definite(wishes, choice), MemoryPlan(()), choice)
         cap = Cap((resident_bytes() or 0) + free, whole_process=True, name="free")
-    return chosen_of(plan_settings(choice, wishes, cap))
+    options = replace(wishes.options, planning_bytes=planning_bytes(cap))
+    return _with_peak(chosen_of(plan_settings(choice, replace(wishes, options=options), cap)), cap)
+
+
+def _with_peak(planned: Planned, cap: Cap) -> Planned:
+    """Return it with what has been held already, where that is over the cap: a large header is checked before."""
+    peak, plan = peak_resident_bytes() or 0, planned.plan
+    of_process = cap.whole_process and cap.name == "allowed"
+    if not of_process or peak <= max(cap.n_bytes or peak, plan.total_bytes):
+        return planned
+    term = MemoryTerm("reading the header", peak - plan.total_bytes, "for a while, before anything is loaded")
+    return replace(planned, plan=replace(plan, terms=(*plan.terms, term)))
+
+
+def planning_bytes(cap: Cap) -> int | None:
+    """Return what making a plan may take beside what the process holds already (LoadOptions.planning_bytes)."""
+    return max(0, cap.n_bytes - base_bytes()) if cap.n_bytes is not None and cap.whole_process else None
 
 
 def chosen_of(settings: Sequence[Planned]) -> Planned:
@@ -140,33 +163,55 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     The first that fits has back what was given up before in vain. The last one keeps only a part of the weights in
     memory, as much as the cap allows, where the runtime can do that; without a cap it is not there.
 
+    Where two runtimes were compared, it is the slower one where less must be given up for it, or it alone fits.
+
     Raises:
         EdgedecError: As Runtime.plan.
     """
+    settings = _settings(choice, wishes, cap)
+    if choice.slower is None or not _sacrifice(settings):
+        return settings
+    why = f"{choice.reason}; within the memory {choice.slower.name} gives up less"
+    instead = replace(choice, runtime=choice.slower, slower=None, reason=why)
+    return min(settings, _settings(instead, wishes, cap), key=_sacrifice)
+
+
+def _sacrifice(settings: Sequence[Planned]) -> int:
+    """Return what the chosen one gives up: how many things or, where it doesn't fit, its bytes, which are more."""
+    found = chosen_of(settings)
+    return len(found.setting.given_up) if found.plan.fits else found.plan.total_bytes
+
+
+def _settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     definite = _definite(wishes, choice)
     terms: RuntimeTerms = lru_cache(lambda options: _terms(choice, wishes, options))
-    settings = [Planned(definite, _plan_of(terms, definite, cap))]
+
+    def plan(setting: Setting) -> Planned:
+        return Planned(setting, _plan_of(terms, setting, cap), choice)
+
+    settings = [plan(definite)]
     rungs: list[Rung] = []
     for rung in _rungs(choice, wishes):
         setting = _after([*rungs, rung], definite)
         if setting == settings[-1].setting:
             continue
         try:
-            planned = Planned(setting, _plan_of(terms, setting, cap))
+            planned = plan(setting)
         except RequestError:  # a KV type that this model's heads don't take
             continue
         rungs.append(rung)
         if planned.plan.fits and not settings[-1].plan.fits:
-            planned = _with_back(terms, rungs, definite, cap, planned)
+            planned = _with_back(plan, rungs, definite, planned)
         settings.append(planned)
     if cap.n_bytes is not None and not settings[-1].plan.fits:
         last = settings[-1].setting
-        drafting = next((p.setting for p in reversed(settings) if p.setting.drafters), last)
+        # The longer a draft, the fewer readings a text takes.
+        drafting = next((_with_rows_of(definite, p.setting) for p in reversed(settings) if p.setting.drafters), last)
         for setting in (drafting, last):
             if not settings[-1].plan.fits:
-                settings += _streamed(terms, setting, cap, cap.n_bytes)
+                settings += _streamed(plan, setting, cap.n_bytes)
         if not settings[-1].plan.fits:
-            settings += _least_streamed(terms, last, cap)
+            settings += _least_streamed(plan, last)
     return settings
 
 
@@ -176,12 +221,11 @@ def _after(rungs: Sequence[Rung], setting: Setting) -> Setting:
     return setting
 
 
-def _with_back(terms: RuntimeTerms, rungs: Sequence[Rung], wishes: Setting, cap: Cap, found: Planned) -> Planned:
+def _with_back(plan: Plan, rungs: Sequence[Rung], wishes: Setting, found: Planned) -> Planned:
     """Return the setting without those of the rungs that it fits without, the dearest first."""
     for rung in rungs[-2::-1]:
         fewer = [other for other in rungs if other is not rung]
-        setting = _after(fewer, wishes)
-        planned = Planned(setting, _plan_of(terms, setting, cap))
+        planned = plan(_after(fewer, wishes))
         if planned.plan.fits:
             rungs, found = fewer, planned
     return found
@@ -293,8 +337,11 @@ def _rungs(choice: Choice, wishes: Setting) -> Iterator[Rung]:
         yield partial(_with_context, n_ctx)
     for kv_type in _LOSSY[1:] if lossy else ():
         yield partial(_with_kv, kv_type)
+    yield partial(_with_rows, _FEWER_ROWS[0])
     if not wishes.pinned:
         yield _without_common
+    yield partial(_with_rows, _FEWER_ROWS[1])
+    if not wishes.pinned:
         yield _without_drafting
 
 
@@ -328,6 +375,12 @@ def _with_context(n_ctx: int, setting: Setting) -> Setting | None:
     return setting.less("context", f"a context of {n_ctx} tokens", n_ctx=n_ctx)
 
 
+def _with_rows(n_rows: int, setting: Setting) -> Setting | None:
+    if not setting.drafters or n_rows >= setting.options.max_rows:
+        return None
+    return setting.less("rows", f"drafts of at most {n_rows - 1} tokens", max_rows=n_rows)
+
+
 def _without_common(setting: Setting) -> Setting | None:
     if COMMON not in setting.drafters:
         return None
@@ -336,17 +389,23 @@ def _without_common(setting: Setting) -> Setting | None:
 
 
 def _without_drafting(setting: Setting) -> Setting | None:
-    return replace(setting.less("drafting", "no drafting", max_rows=1), drafters=()) if setting.drafters else None
+    if not setting.drafters:
+        return None
+    return replace(setting.without("rows").less("drafting", "no drafting", max_rows=1), drafters=())
+
+
+def _with_rows_of(wishes: Setting, setting: Setting) -> Setting:
+    return replace(setting.without("rows"), options=replace(setting.options, max_rows=wishes.options.max_rows))
 
 
 def _has_store(setting: Setting) -> bool:
     return any(name in _WITH_STORE for name in setting.drafters)
 
 
-def _streamed(terms: RuntimeTerms, setting: Setting, cap: Cap, cap_bytes: int) -> list[Planned]:
+def _streamed(plan: Plan, setting: Setting, cap_bytes: int) -> list[Planned]:
     """Return the setting in which the weights stay in memory as far as the cap allows, if the runtime can do that."""
-    whole = _plan_of(terms, setting, cap)
-    n_resident = sum(term.n_bytes for term in whole.terms if term.name.startswith("weights"))
+    whole = plan(setting).plan
+    n_resident = _weight_bytes(whole)
     over = whole.total_bytes - cap_bytes
     if over <= 0:
         return []
@@ -357,7 +416,7 @@ def _streamed(terms: RuntimeTerms, setting: Setting, cap: Cap, cap_bytes: int) -
             break
         less = setting.less("weights", "weights read from storage as needed", resident_bytes=n_resident)
         try:
-            found = [Planned(less, _plan_of(terms, less, cap))]
+            found = [plan(less)]
         except EdgedecError:  # it can't, or not with so little
             break
         over = found[0].plan.total_bytes - cap_bytes
@@ -366,15 +425,19 @@ def _streamed(terms: RuntimeTerms, setting: Setting, cap: Cap, cap_bytes: int) -
     return found
 
 
-def _least_streamed(terms: RuntimeTerms, setting: Setting, cap: Cap) -> list[Planned]:
+def _least_streamed(plan: Plan, setting: Setting) -> list[Planned]:
     """Return the setting in which the fewest weights stay in memory that the runtime can do with, if it can stream."""
-    least, most = 0, sum(term.n_bytes for term in terms(setting.options) if term.name.startswith("weights"))
+    least, most = 0, _weight_bytes(plan(setting).plan)
     found: list[Planned] = []
     while most - least > _CLOSE_BYTES:
         middle = (least + most) // 2
         less = setting.less("weights", "weights read from storage as needed", resident_bytes=middle)
         try:
-            found, most = [Planned(less, _plan_of(terms, less, cap))], middle
+            found, most = [plan(less)], middle
         except EdgedecError:
             least = middle
     return found
+
+
+def _weight_bytes(plan: MemoryPlan) -> int:
+    return sum(term.n_bytes for term in plan.terms if term.name.startswith("weights"))

@@ -100,19 +100,22 @@ def test_the_wishes_are_kept_where_they_fit(choice: Choice) -> None:
 
 
 def test_things_are_given_up_in_order(choice: Choice) -> None:
-    """From ample to too small: the stores, the context, the common text, drafting, weights in memory; then refusal."""
+    """From ample to too small: stores, context, long drafts, the common text, drafting, weights in memory; refusal."""
     totals = [entry.plan.total_bytes for entry in plan_settings(choice, WISHES, share(1000))]
     assert totals == sorted(totals, reverse=True)
     assert [list(entry.setting.given_up)[-1:] for entry in plan_settings(choice, WISHES, share(1000))] == [
-        *([], ["store"], ["store"], ["context"], ["context"], ["context"], ["common"], ["drafting"]),
+        *([], ["store"], ["store"], ["context"], ["context"], ["context"]),
+        *(["rows"], ["common"], ["rows"], ["drafting"]),
     ]
     assert planned(choice, 650).setting.options.n_ctx == 2048
     assert planned(choice, 590).setting.options.n_ctx == 1024
-    small = planned(choice, 552)
-    assert (small.setting.drafters, small.setting.options.n_ctx) == (("suffix",), 512)
-    none = planned(choice, 535)
+    short, small, none = (planned(choice, n_mb) for n_mb in (554, 540, 535))
+    assert (short.setting.drafters, short.setting.options.max_rows) == (("suffix", "common"), 8)
+    assert (small.setting.drafters, small.setting.options.max_rows) == (("suffix",), 4)
     assert (none.setting.drafters, none.setting.options.max_rows) == ((), 1)
-    for found in (small, none):
+    assert "rows" not in none.setting.given_up
+    assert {found.setting.options.n_ctx for found in (short, small, none)} == {512}
+    for found in (short, small, none):
         assert found.plan.fits
         assert found.plan.total_bytes <= (found.plan.cap_bytes or 0)
 
@@ -130,6 +133,7 @@ def test_below_the_weights_they_are_read_as_needed_with_drafting(choice: Choice)
     kept = found.setting.options.resident_bytes
     assert found.plan.fits
     assert found.setting.drafters
+    assert found.setting.options.max_rows == 16  # the longer the drafts, the fewer the readings
     assert kept is not None
     assert found.plan.total_bytes == 400 * MB
     assert planned(choice, 120).plan.fits is False
@@ -203,6 +207,55 @@ def test_the_whole_process_counts_where_asked_for(choice: Choice) -> None:
     assert base.n_bytes != 50 * MB
     assert found.plan.process_cap_bytes == 10_000 * MB
     assert planned(choice, 900).plan.process_cap_bytes is None
+
+
+class Large(NoStream):
+    """A faster runtime that holds the weights twice."""
+
+    name = "large"
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the terms."""
+        return (*super().plan(path, options), MemoryTerm("weights (repacked)", 500 * MB))
+
+
+def test_the_slower_of_two_runtimes_where_it_gives_up_less(choice: Choice) -> None:
+    """The faster one has 1,236 MB to hold; where it gives up as much as the slower one, or less, it stays."""
+    fast = replace(choice, runtime=Large(), slower=choice.runtime, reason="measured")
+    for n_mb, name, reason in (
+        (1240, "large", "measured"),
+        (1200, "sized", "measured; within the memory sized gives up less"),
+        (400, "sized", "measured; within the memory sized gives up less"),
+        (60, "sized", "measured; within the memory sized gives up less"),
+    ):
+        found = planned(fast, n_mb)
+        assert (found.choice.runtime.name, found.choice.reason) == (name, reason)
+        assert found.plan == planned(choice, n_mb).plan or name == "large"
+    assert planned(replace(fast, slower=None), 1200).setting.given_up
+    assert plan_within(fast, WISHES, Cap(None)).choice is fast
+    assert planned(replace(choice, slower=Large()), 700).choice.runtime is choice.runtime
+
+
+def test_what_was_held_to_make_the_plan_counts(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was over its cap while it checked the file is told so; where free memory is the cap, it is not."""
+    monkeypatch.setattr("edgedec.planning.base_bytes", lambda: 60 * MB)
+    fits = plan_within(choice, WISHES, cap := Cap(800 * MB))
+    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: 800 * MB)
+    assert plan_within(choice, WISHES, cap) == fits
+    assert fits.plan.fits
+    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: 801 * MB)
+    for other in (replace(cap, name="free"), replace(cap, whole_process=False)):
+        assert plan_within(choice, WISHES, other).plan.fits
+    with pytest.raises(MemoryCapError, match=r"801\.0 MB[\s\S]*reading the header"):
+        plan_within(choice, WISHES, cap).plan.require()
+
+
+def test_a_runtime_is_told_what_planning_may_take(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the cap leaves beside the process; nothing is said where the cap is not for the process."""
+    monkeypatch.setattr("edgedec.planning.base_bytes", lambda: 60 * MB)
+    assert plan_within(choice, WISHES, Cap(900 * MB)).setting.options.planning_bytes == 840 * MB
+    assert plan_within(choice, WISHES, Cap(50 * MB)).setting.options.planning_bytes == 0
+    assert planned(choice, 900).setting.options.planning_bytes is None
 
 
 def test_a_refusal_names_the_least_that_can_be_done_with(choice: Choice) -> None:

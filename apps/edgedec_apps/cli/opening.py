@@ -13,7 +13,7 @@ from edgedec.errors import EdgedecError, ModelFormatError, RequestError
 from edgedec.loading import Numerics, choose, open_engine, require_draft_max, resolve, resolve_pair
 from edgedec.memory import format_bytes, parse_size
 from edgedec.model import LoadOptions
-from edgedec.planning import ONE_REQUEST_BYTES, Cap, base_bytes
+from edgedec.planning import ONE_REQUEST_BYTES, Cap, base_bytes, planning_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import require_prompt_cache
 from edgedec.resolver import ResolveOptions
@@ -52,13 +52,15 @@ def open_model(
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)
         draft_store = None if flags.draft_store is None else require_draft_store(flags.draft_store)
-        options = replace(load_options(flags, on_progress, cancel), n_parallel=n_parallel)
+        cap = Cap(None if flags.memory is None else parse_size(flags.memory))
+        options = load_options(flags, on_progress, cancel)
+        options = replace(options, n_parallel=n_parallel, planning_bytes=planning_bytes(cap))
         switching = choose_pair(flags, options)
         choice, draft_model = choose_models(name, flags, options, measure=flags.memory is None)
         engine = open_engine(
             choice,
             options,
-            Cap(None if flags.memory is None else parse_size(flags.memory)),
+            cap,
             draft=flags.draft,
             draft_model=draft_model,
             draft_overlap=flags.draft_overlap,

@@ -23,6 +23,9 @@ from edgedec_runtimes.llamacpp.model import LlamaCppModel
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
 _GRAPH_BYTES = 9_000_000
+# A dry run at its peak, which is while llama.cpp reads the vocabulary: 1.3 to 1.6 times what that takes for good, and
+# the library, the header and a graph, 13 to 18 MB.
+_DRY_RUN, _DRY_RUN_BYTES = 1.6, 18_000_000
 _REPACKED_X86 = {GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q2_K, GGMLType.IQ4_NL}
 _REPACKED_ARM = _REPACKED_X86 | {GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_0}
 
@@ -46,9 +49,14 @@ class LlamaCpp:
         return None
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Return the terms of the memory plan, from the header and a dry run."""
+        """Return the terms of the memory plan, from the header and a dry run.
+
+        Where there is no room for the dry run, they are the header's: less than is needed, more than is allowed.
+        """
         check_options(options)
         gguf = _read_runnable(path)
+        if (least := _least_terms(gguf, options)) is not None:
+            return least
         n_ctx = options.n_ctx or default_n_ctx(describe(gguf).n_ctx_train or 0)
         return _terms(gguf, options, n_ctx, resident_bytes() or 0)
 
@@ -119,10 +127,9 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     """Return the plan's terms; `base_bytes` is what the process held before."""
     sizes = dry_run(gguf.paths[0], options, n_ctx)
     info = describe(gguf)
-    kind = "mapped" if options.mmap else "private"
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
-        MemoryTerm(f"weights ({kind})", gguf.n_bytes, "the whole file"),
+        _weights_term(gguf, options),
         MemoryTerm("weights (repacked)", _repacked_bytes(gguf) if sizes.repacks else 0, "a private copy"),
         MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),
         MemoryTerm("KV cache", sizes.kv_bytes, f"{n_ctx} tokens × {options.n_parallel}, {options.kv_type}"),
@@ -130,6 +137,23 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         MemoryTerm("activations", sizes.compute_bytes + _GRAPH_BYTES, "compute buffer and graph"),
     ]
     return tuple(term for term in terms if term.n_bytes)
+
+
+def _least_terms(gguf: GGUF, options: LoadOptions) -> tuple[MemoryTerm, ...] | None:
+    """Return what the header gives of the terms, where there is no room for a dry run; else None."""
+    n_bytes = int(_DRY_RUN * _vocabulary_bytes(gguf)) + _DRY_RUN_BYTES
+    if options.planning_bytes is None or n_bytes <= options.planning_bytes:
+        return None
+    tokens = f"{describe(gguf).n_vocab} tokens"
+    weights = _weights_term(gguf, options)
+    vocabulary = MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{tokens}; what else is needed was not asked for")
+    if weights.n_bytes + vocabulary.n_bytes > options.planning_bytes:
+        return weights, vocabulary
+    return (MemoryTerm("reading the vocabulary", n_bytes, f"{tokens}, for a while, to ask what else is needed"),)
+
+
+def _weights_term(gguf: GGUF, options: LoadOptions) -> MemoryTerm:
+    return MemoryTerm(f"weights ({'mapped' if options.mmap else 'private'})", gguf.n_bytes, "the whole file")
 
 
 def _vocabulary_bytes(gguf: GGUF) -> int:
