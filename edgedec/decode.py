@@ -44,6 +44,7 @@ class Decoder:
         on_progress: Called during the prefill.
         constraint: The grammar that the text keeps to, or None.
         forced: What puts the grammar's forced tokens into drafts, or None.
+        max_rows: Most rows of a forward that verifies, where memory is planned; None for all that the model can.
         logprobs: Filled with one entry per token of the last step, where asked for.
     """
 
@@ -54,6 +55,7 @@ class Decoder:
     on_progress: OnProgress | None = None
     constraint: Constraint | None = None
     forced: ForcedDrafts | None = None
+    max_rows: int | None = None
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
 
 
@@ -192,6 +194,8 @@ def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: RowOps) -> 
 def _propose(sequence: Sequence, decoder: Decoder, proposer: Proposer) -> Draft:
     """Ask for as many nodes as are useful and have room in the context."""
     room = min(room_after(decoder.session, len(sequence.token_ids)), decoder.session.model.capabilities.max_rows - 1)
+    if decoder.max_rows is not None:
+        room = min(room, decoder.max_rows - 1)
     max_tokens = sequence.request.sampling.max_tokens
     if max_tokens is not None:
         room = min(room, max_tokens - sequence.n_generated - 1)

@@ -42,6 +42,7 @@ class Target:
         closing: Set once, to end what is running and refuse what comes.
         runtime_reason: What a comparison of runtimes found; may be empty.
         watch: What sheds memory that can be done without, or None.
+        max_rows: Most rows of a forward that verifies, where memory is planned, or None.
     """
 
     session: Session
@@ -53,6 +54,7 @@ class Target:
     closing: bool = False
     runtime_reason: str = ""
     watch: Watch | None = None
+    max_rows: int | None = None
 
 
 class TokenStream(Iterator[TokenOutput]):
@@ -288,7 +290,9 @@ def _decoder(
 ) -> Decoder:
     noise = Noise(sequence.request.seed)
     curve = None if target.drafting is None else target.curve
-    decoder = Decoder(target.session, noise, curve, on_progress=on_progress, constraint=constraint)
+    decoder = Decoder(
+        target.session, noise, curve, on_progress=on_progress, constraint=constraint, max_rows=target.max_rows
+    )
     rule = sequence.request.rule
     if rule != COUPLED:
         sequence.stats.add_reason(f"verified by {rule}: a text of the same distribution, not plain decoding's own")

@@ -171,6 +171,7 @@ def load(
         switching=resolve_pair(small_model, entropy, resolving),
         layer_skip=layer_skip,
         layer_skip_force=layer_skip_force,
+        keep_rows=max_rows is not None,
     )
 
 
@@ -223,10 +224,11 @@ def open_engine(
     switching: Switching | None = None,
     layer_skip: float | None = None,
     layer_skip_force: bool = False,
+    keep_rows: bool = False,
 ) -> Engine:
     """Plan, and load what choose chose and the draft model where there is one (raises what load raises).
 
-    `draft_store` is what require_draft_store returned.
+    `draft_store` is what require_draft_store returned; `keep_rows` says that options.max_rows was asked for by name.
     """
     require_draft_max(n_draft_max)
     if slide and prompt_cache:
@@ -242,12 +244,13 @@ def open_engine(
         sizes = require_layer_skip(choice.path, layer_skip, force=layer_skip_force, drafters=factories)
     wishes = Setting(options, tuple(factories), pinned, draft_model, store_bytes, prompt_cache, grammars)
     wishes = replace(wishes, small_model=None if switching is None else switching.small_model)
-    wishes = replace(wishes, draft_overlap=draft_overlap)
+    wishes = replace(wishes, draft_overlap=draft_overlap, keep_rows=keep_rows)
     planned = plan_within(choice, wishes, cap)
     choice = planned.choice
     planned.plan.require()
     setting = planned.setting
     options = setting.options
+    max_rows = options.max_rows if planned.plan.terms else None
     factories = {name: factory for name, factory in factories.items() if name in setting.drafters}
     with ExitStack() as undo:
         with told_with_others(choice):
@@ -262,7 +265,7 @@ def open_engine(
             undo.callback(source.close)
             factories = with_draft_model(factories, source, pinned=pinned)
         if factories:
-            n_max = _draft_limit(loaded, n_draft_max, draft_numerics)
+            n_max = _draft_limit(loaded, n_draft_max, draft_numerics, max_rows)
             budget = drafter_bytes(setting, targets[0].session.n_ctx) if planned.plan.terms else None
             make = partial(
                 Drafting,
@@ -279,9 +282,9 @@ def open_engine(
                 store = DraftStore(draft_store, loaded, variant(loaded.card.left_out))
                 first.drafting.use_file(store, options)
             if n_max >= 1 and (EXIT in factories or not pinned):  # it decides by cost, whoever asked for it
-                most_rows = options.max_rows if planned.plan.terms else MOST_ROWS
-                _share_curve(targets, cost_curve(first.session, options, most_rows=most_rows))
+                _share_curve(targets, cost_curve(first.session, options, most_rows=max_rows or MOST_ROWS))
         for target in targets:
+            target.max_rows = max_rows
             target.watch = memory_watch(target.drafting, planned.plan.process_cap_bytes)
         engine = Engine(loaded, targets, _template(loaded, chat_template), planned.plan, small)
         hold(engine, partial(_own_bytes, planned.plan, loaded, len(targets) * engine.n_ctx, options.max_rows))
@@ -383,9 +386,12 @@ def _own_bytes(plan: MemoryPlan, model: Model, n_ctx: int, n_rows: int) -> int:
     return (plan if plan.terms else MemoryPlan(model.memory(n_ctx, n_rows))).own_bytes
 
 
-def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
-    """Return the most nodes of a draft: in strict numerics, those whose verification has the bits of single steps."""
-    limit = min(n_draft_max, model.capabilities.max_rows - 1)
+def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics, max_rows: int | None) -> int:
+    """Return the most nodes of a draft: in strict numerics, those whose verification has the bits of single steps.
+
+    `max_rows` is what there is memory for, or None.
+    """
+    limit = min(n_draft_max, (max_rows or n_draft_max + 1) - 1, model.capabilities.max_rows - 1)
     if numerics == "loose":
         return limit
     invariant = model.batch_invariant

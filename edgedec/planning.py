@@ -36,7 +36,7 @@ STORES = "draft stores"
 
 _SMALLER_STORES = (8_000_000, 2_000_000)
 _SHORTER_CONTEXTS = (2048, 1024, 512)
-_FEWER_ROWS = (8, 4)
+_FEWER_ROWS = (16, 8, 4)
 _LOSSY = ("q8_0", "gear", "q4_0")
 _COMMON_BYTES = 10_000_000
 _WITH_STORE = (SUFFIX, *NGRAMS)
@@ -66,6 +66,7 @@ class Setting:
         given_up: What is less than was wished: by kind, a phrase.
         small_model: The file of a model that writes in turn with this one, or None.
         draft_overlap: Whether the draft model drafts while this one verifies, on the CPU.
+        keep_rows: Whether the options' max_rows was asked for by name, and is not given up.
     """
 
     options: LoadOptions
@@ -78,6 +79,7 @@ class Setting:
     given_up: Mapping[str, str] = field(default_factory=dict)
     small_model: Path | None = None
     draft_overlap: bool = False
+    keep_rows: bool = False
 
     def less(self, kind: str, what: str, **options: object) -> "Setting":
         """Return it with other options for the runtime, and a phrase for what is given up, in place of its kind's."""
@@ -98,11 +100,13 @@ class Cap:
         whole_process: Whether what the process holds besides counts, the interpreter among it; else only the models of
             edgedec, all of them together.
         name: Where it comes from: "allowed", or "free" on this machine.
+        base_bytes: What the whole process holds besides; None for base_bytes(), that of one without models.
     """
 
     n_bytes: int | None = None
     whole_process: bool = True
     name: str = "allowed"
+    base_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +135,33 @@ def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
         free = free_if_short(choice.path)
         if free is None:
             return Planned(_definite(wishes, choice), MemoryPlan(()), choice)
-        cap = Cap((resident_bytes() or 0) + free, whole_process=True, name="free")
+        return_free_memory()
+        held = resident_bytes() or 0  # by other models, too
+        cap = Cap(held + free, whole_process=True, name="free", base_bytes=held)
     options = replace(wishes.options, planning_bytes=planning_bytes(cap))
-    return _with_peak(chosen_of(plan_settings(choice, replace(wishes, options=options), cap)), cap)
+    return with_peak(chosen_of(plan_settings(choice, replace(wishes, options=options), cap)), cap)
 
 
-def _with_peak(planned: Planned, cap: Cap) -> Planned:
-    """Return it with what has been held already, where that is over the cap: a large header is checked before."""
+def with_peak(planned: Planned, cap: Cap) -> Planned:
+    """Return it with what was held to make the plan, where that is over the cap: large headers are checked for it."""
     peak, plan = peak_resident_bytes() or 0, planned.plan
     of_process = cap.whole_process and cap.name == "allowed"
     if not of_process or peak <= max(cap.n_bytes or peak, plan.total_bytes):
         return planned
-    term = MemoryTerm("reading the header", peak - plan.total_bytes, "for a while, before anything is loaded")
+    term = MemoryTerm("planning", peak - plan.total_bytes, "what was held for a while, before anything is loaded")
     return replace(planned, plan=replace(plan, terms=(*plan.terms, term)))
 
 
 def planning_bytes(cap: Cap) -> int | None:
     """Return what making a plan may take beside what the process holds already (LoadOptions.planning_bytes)."""
-    return max(0, cap.n_bytes - base_bytes()) if cap.n_bytes is not None and cap.whole_process else None
+    return None if cap.n_bytes is None else max(0, cap.n_bytes - _beside(cap))
+
+
+def _beside(cap: Cap) -> int:
+    """Return what is held beside the model that is planned, and counts."""
+    if not cap.whole_process:
+        return held_bytes()
+    return base_bytes() if cap.base_bytes is None else cap.base_bytes
 
 
 def chosen_of(settings: Sequence[Planned]) -> Planned:
@@ -163,23 +176,18 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     The first that fits has back what was given up before in vain. The last one keeps only a part of the weights in
     memory, as much as the cap allows, where the runtime can do that; without a cap it is not there.
 
-    Where two runtimes were compared, it is the slower one where less must be given up for it, or it alone fits.
+    Where two runtimes were compared and the faster one doesn't fit, it is the other. That one's text may differ.
 
     Raises:
         EdgedecError: As Runtime.plan.
     """
     settings = _settings(choice, wishes, cap)
-    if choice.slower is None or not _sacrifice(settings):
+    if choice.slower is None or chosen_of(settings).plan.fits:
         return settings
-    why = f"{choice.reason}; within the memory {choice.slower.name} gives up less"
-    instead = replace(choice, runtime=choice.slower, slower=None, reason=why)
-    return min(settings, _settings(instead, wishes, cap), key=_sacrifice)
-
-
-def _sacrifice(settings: Sequence[Planned]) -> int:
-    """Return what the chosen one gives up: how many things or, where it doesn't fit, its bytes, which are more."""
-    found = chosen_of(settings)
-    return len(found.setting.given_up) if found.plan.fits else found.plan.total_bytes
+    first, second = choice.runtime.name, choice.slower.name
+    instead = replace(choice, runtime=choice.slower, slower=None, reason=f"{choice.reason}; only {second} fits")
+    smaller = _settings(instead, replace(wishes, given_up={"runtime": f"{second} in place of {first}"}), cap)
+    return min(settings, smaller, key=lambda found: chosen_of(found).plan.total_bytes)
 
 
 def _settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
@@ -193,7 +201,7 @@ def _settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     rungs: list[Rung] = []
     for rung in _rungs(choice, wishes):
         setting = _after([*rungs, rung], definite)
-        if setting == settings[-1].setting:
+        if setting == _after(rungs, definite):
             continue
         try:
             planned = plan(setting)
@@ -205,9 +213,9 @@ def _settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
         settings.append(planned)
     if cap.n_bytes is not None and not settings[-1].plan.fits:
         last = settings[-1].setting
+        drafting = next((p.setting for p in reversed(settings) if p.setting.drafters), last)
         # The longer a draft, the fewer readings a text takes.
-        drafting = next((_with_rows_of(definite, p.setting) for p in reversed(settings) if p.setting.drafters), last)
-        for setting in (drafting, last):
+        for setting in (_with_more_rows(definite, drafting), drafting, last):
             if not settings[-1].plan.fits:
                 settings += _streamed(plan, setting, cap.n_bytes)
         if not settings[-1].plan.fits:
@@ -246,8 +254,8 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
     options = replace(setting.options, on_progress=None, cancel=None)
     found = [term for term in terms(options) if not term.base]
     if cap.whole_process:
-        found.insert(0, MemoryTerm("interpreter and libraries", base_bytes(), "measured", base=True))
-    elif n_held := held_bytes():
+        found.insert(0, MemoryTerm("interpreter and libraries", _beside(cap), "measured", base=True))
+    elif n_held := _beside(cap):
         found.append(MemoryTerm(OTHER_MODELS, n_held, "loaded already"))
     if setting.draft_model is not None:
         found += draft_model_terms(setting.draft_model, options, overlap=setting.draft_overlap)
@@ -337,10 +345,12 @@ def _rungs(choice: Choice, wishes: Setting) -> Iterator[Rung]:
         yield partial(_with_context, n_ctx)
     for kv_type in _LOSSY[1:] if lossy else ():
         yield partial(_with_kv, kv_type)
-    yield partial(_with_rows, _FEWER_ROWS[0])
+    *first, fewest = _FEWER_ROWS
+    for n_rows in first:
+        yield partial(_with_rows, n_rows)
     if not wishes.pinned:
         yield _without_common
-    yield partial(_with_rows, _FEWER_ROWS[1])
+    yield partial(_with_rows, fewest)
     if not wishes.pinned:
         yield _without_drafting
 
@@ -376,7 +386,7 @@ def _with_context(n_ctx: int, setting: Setting) -> Setting | None:
 
 
 def _with_rows(n_rows: int, setting: Setting) -> Setting | None:
-    if not setting.drafters or n_rows >= setting.options.max_rows:
+    if not setting.drafters or setting.keep_rows or n_rows >= setting.options.max_rows:
         return None
     return setting.less("rows", f"drafts of at most {n_rows - 1} tokens", max_rows=n_rows)
 
@@ -391,11 +401,14 @@ def _without_common(setting: Setting) -> Setting | None:
 def _without_drafting(setting: Setting) -> Setting | None:
     if not setting.drafters:
         return None
-    return replace(setting.without("rows").less("drafting", "no drafting", max_rows=1), drafters=())
+    n_rows = setting.options.max_rows if setting.keep_rows else 1
+    return replace(setting.without("rows").less("drafting", "no drafting", max_rows=n_rows), drafters=())
 
 
-def _with_rows_of(wishes: Setting, setting: Setting) -> Setting:
-    return replace(setting.without("rows"), options=replace(setting.options, max_rows=wishes.options.max_rows))
+def _with_more_rows(wishes: Setting, setting: Setting) -> Setting:
+    """Return the setting with the rows that were wished for, but no more than the first step down leaves."""
+    more = replace(setting.without("rows"), options=replace(setting.options, max_rows=wishes.options.max_rows))
+    return _with_rows(_FEWER_ROWS[0], more) or more
 
 
 def _has_store(setting: Setting) -> bool:

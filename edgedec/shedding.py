@@ -119,7 +119,8 @@ def _window(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder
         n_ctx = source.session.n_ctx
         if n_ctx <= SMALL_WINDOW or names[0] in drafting.off:
             return 0
-        return _model_bytes(source, n_ctx) - _model_bytes(source, SMALL_WINDOW)
+        n_kv = sum(term.n_bytes for term in source.model.memory(n_ctx, ROWS) if term.name == "KV cache")
+        return n_kv * (n_ctx - SMALL_WINDOW) // n_ctx
 
     def shed() -> None:
         try:

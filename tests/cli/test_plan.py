@@ -19,6 +19,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("plan") / "tiny.gguf", n_ctx_train=4096, n_embd=128)
 
 
+@pytest.fixture(autouse=True)
+def _no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Don't count what other tests in this process have held."""
+    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: 0)
+
+
 def plan(model: Path, *args: Any) -> Result:
     """Run the command on the cpu runtime, with drafters on."""
     return run_here("plan", model, "--runtime", "cpu", *map(str, args))
@@ -93,6 +99,24 @@ def test_a_table_for_people(tiny: Path) -> None:
     assert (result.code, result.err) == (0, "")
     for words in ("KV cache", "context", "given up", "In the order in which things are given up:", "-> "):
         assert words in result.text
+
+
+def test_it_says_on_which_runtime_and_with_how_long_drafts(tiny: Path) -> None:
+    """In the table and with --json."""
+    found = document(tiny, "--draft-max", 9)["setting"]
+    assert (found["runtime"], found["runtime_reason"], found["max_rows"]) == ("cpu", "", 10)
+    text = plan(tiny, "--draft-max", 9).text
+    assert "cpu" in text
+    assert "suffix + common, at most 9 tokens" in text
+
+
+def test_what_was_held_to_plan_counts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a vocabulary took more to check than the model would."""
+    cap = document(tiny)["total_bytes"] + 10 * MB
+    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: cap + MB)
+    result = plan(tiny, "--memory", cap)
+    assert result.code == 50
+    assert "before anything is loaded" in result.text
 
 
 def test_a_cap_too_small_is_refused_with_the_table(tiny: Path) -> None:

@@ -84,6 +84,16 @@ def test_drafts_change_no_text(byte_path: Path, plain: Texts, draft: str) -> Non
         assert all(counts["right"] == counts["tried"] for counts in forced)
 
 
+def test_drafts_are_as_long_as_was_planned(byte_path: Path, plain: Texts) -> None:
+    """Where memory is planned, a draft has a node less than the rows planned for, forced tokens counted; else more."""
+    within, beyond = (texts(byte_path, "suffix", max_rows=4, memory=memory) for memory in ("500MB", None))
+    for key, generation in within.items():
+        assert _shown(generation) == _shown(plain[key]), key
+        assert len(generation.stats.accepted_by_position) <= 3, key
+    assert any(len(generation.stats.accepted_by_position) == 3 for generation in within.values())
+    assert any(len(generation.stats.accepted_by_position) > 3 for generation in beyond.values())
+
+
 def _shown(generation: Generation) -> tuple[Any, ...]:
     outputs = [(output.token_id, output.text) for output in generation.outputs]
     return generation.text, generation.token_ids, generation.finish_reason, outputs

@@ -61,3 +61,6 @@ def test_a_group_too_small_is_refused(smollm_path: Path, runtime: str, n_mb: int
     done = in_group(n_mb * MB, "run", smollm_path, "A river", "--offline", "--quiet", "--runtime", runtime)
     assert done.returncode == 50, done.stderr
     assert "over by" in done.stderr
+    plan = in_group(n_mb * MB, "plan", smollm_path, "--offline", "--runtime", runtime, "--memory", f"{n_mb}MB")
+    assert plan.returncode == 50, plan.stderr
+    assert "over by" in plan.stdout

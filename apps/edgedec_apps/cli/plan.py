@@ -1,11 +1,12 @@
 """edgedec plan: what a model would hold, what was chosen under a cap and why, and what else would fit or not."""
 
+from dataclasses import replace
 from typing import Any
 
 from edgedec.draft_loading import drafter_factories
 from edgedec.errors import MemoryCapError
 from edgedec.memory import MemoryPlan, format_bytes, parse_size
-from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings
+from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, planning_bytes, with_peak
 from edgedec.progress import CancelToken
 from edgedec.small_model import for_pair, require_alone
 from edgedec.system_memory import available_bytes
@@ -27,7 +28,8 @@ def print_plan(model: str, flags: LoadFlags, *, as_json: bool, quiet: bool) -> N
     cap = Cap(None if flags.memory is None else parse_size(flags.memory))
     base_bytes()
     planned = interruptible(lambda cancel: _settings(model, flags, cap, cancel, quiet=quiet or as_json))
-    chosen = chosen_of(planned)
+    chosen = with_peak(found := chosen_of(planned), cap)
+    planned = [chosen if other is found else other for other in planned]
     document = _document(model, chosen, planned)
     if as_json:
         write_json(document)
@@ -42,7 +44,9 @@ def print_plan(model: str, flags: LoadFlags, *, as_json: bool, quiet: bool) -> N
 
 def _settings(model: str, flags: LoadFlags, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
     with ProgressLine(quiet=quiet) as on_progress:
-        options = load_options(flags, on_progress, cancel)
+        # As much as there is, not as is allowed: what fits into less is what is asked here.
+        room = [n_bytes for n_bytes in (available_bytes(), planning_bytes(cap)) if n_bytes is not None]
+        options = replace(load_options(flags, on_progress, cancel), planning_bytes=max(room, default=None))
         switching = choose_pair(flags, options)
         choice, draft_model = choose_models(model, flags, options, measure=False)
         prompt_cache = flags.prompt_cache is not None
@@ -68,7 +72,7 @@ def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, 
         {"model": model, "free_bytes": available_bytes()}
         | plan_document(chosen.plan)
         | {
-            "setting": _setting(chosen.setting),
+            "setting": _setting(chosen),
             "alternatives": [
                 {
                     "given_up": list(other.plan.given_up),
@@ -82,15 +86,18 @@ def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, 
     )
 
 
-def _setting(setting: Setting) -> dict[str, Any]:
-    options = setting.options
+def _setting(chosen: Planned) -> dict[str, Any]:
+    setting, options = chosen.setting, chosen.setting.options
     return {
+        "runtime": chosen.choice.runtime.name,
+        "runtime_reason": chosen.choice.reason,
         "context": options.n_ctx,
         "kv_type": options.kv_type,
         "drafters": list(setting.drafters),
         "draft_model": None if setting.draft_model is None else str(setting.draft_model),
         "small_model": None if setting.small_model is None else str(setting.small_model),
         "store_bytes": setting.store_bytes,
+        "max_rows": options.max_rows,
         "repack": options.repack,
         "resident_bytes": options.resident_bytes,
     }
@@ -100,10 +107,13 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
     write_line(one_line(document["model"]))
     write_line(plan.table())
     setting = document["setting"]
-    drafters = " + ".join(setting["drafters"]) or "off"
+    why = f"; {setting['runtime_reason']}" if setting["runtime_reason"] else ""
+    n_most = setting["max_rows"] - 1
+    drafters = f"{' + '.join(setting['drafters'])}, at most {n_most} tokens" if setting["drafters"] else "off"
     write_line("")
     write_facts(
         [
+            ("runtime", setting["runtime"] + why),
             ("context", f"{setting['context']} tokens, KV cache as {setting['kv_type']}"),
             ("drafting", drafters),
             ("given up", ", ".join(document["given_up"]) or "nothing"),

@@ -17,7 +17,7 @@ from edgedec.model_checks import require_consistent
 from edgedec.model_info import describe, require_text_decoder
 from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.llamacpp.library import INSTALL, installed, llama, version
-from edgedec_runtimes.llamacpp.loading import check_options, context_options, device_names, dry_run, load
+from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
@@ -125,7 +125,7 @@ def _identity(gguf: GGUF) -> str:
 
 def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tuple[MemoryTerm, ...]:
     """Return the plan's terms; `base_bytes` is what the process held before."""
-    sizes = dry_run(gguf.paths[0], options, n_ctx)
+    sizes = _dry_run(gguf.paths[0], gguf.header_hash, _asked(options), n_ctx)
     info = describe(gguf)
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
@@ -137,6 +137,17 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         MemoryTerm("activations", sizes.compute_bytes + _GRAPH_BYTES, "compute buffer and graph"),
     ]
     return tuple(term for term in terms if term.n_bytes)
+
+
+def _asked(options: LoadOptions) -> LoadOptions:
+    """Return the options without what makes no difference to a dry run."""
+    return replace(options, n_ctx=None, planning_bytes=None, cache_dir=None, on_progress=None, cancel=None)
+
+
+@lru_cache(maxsize=16)
+def _dry_run(path: Path, _header_hash: str, options: LoadOptions, n_ctx: int) -> DryRun:
+    """Return what llama.cpp answered before, as asking takes memory: a loaded model is asked when that is short."""
+    return dry_run(path, options, n_ctx)
 
 
 def _least_terms(gguf: GGUF, options: LoadOptions) -> tuple[MemoryTerm, ...] | None:
