@@ -339,15 +339,15 @@ def _rungs(choice: Choice, wishes: Setting) -> Iterator[Rung]:
         yield _without_draft_model
     for n_bytes in _SMALLER_STORES:
         yield partial(_with_stores, n_bytes)
+    *first, fewest = _FEWER_ROWS
+    for n_rows in first:
+        yield partial(_with_rows, n_rows)
     if lossy:
         yield partial(_with_kv, _LOSSY[0])
     for n_ctx in _SHORTER_CONTEXTS if wishes.options.n_ctx is None else ():
         yield partial(_with_context, n_ctx)
     for kv_type in _LOSSY[1:] if lossy else ():
         yield partial(_with_kv, kv_type)
-    *first, fewest = _FEWER_ROWS
-    for n_rows in first:
-        yield partial(_with_rows, n_rows)
     if not wishes.pinned:
         yield _without_common
     yield partial(_with_rows, fewest)

@@ -101,12 +101,12 @@ def test_the_wishes_are_kept_where_they_fit(choice: Choice) -> None:
 
 
 def test_things_are_given_up_in_order(choice: Choice) -> None:
-    """From ample to too small: stores, context, long drafts, the common text, drafting, weights in memory; refusal."""
+    """From ample to too small: stores, long drafts, context, the common text, drafting, weights in memory; refusal."""
     totals = [entry.plan.total_bytes for entry in plan_settings(choice, WISHES, share(1000))]
     assert totals == sorted(totals, reverse=True)
     assert [list(entry.setting.given_up)[-1:] for entry in plan_settings(choice, WISHES, share(1000))] == [
-        *([], ["store"], ["store"], ["context"], ["context"], ["context"]),
-        *(["rows"], ["common"], ["rows"], ["drafting"]),
+        *([], ["store"], ["store"], ["rows"], ["context"], ["context"], ["context"]),
+        *(["common"], ["rows"], ["drafting"]),
     ]
     assert planned(choice, 650).setting.options.n_ctx == 2048
     assert planned(choice, 590).setting.options.n_ctx == 1024
