@@ -14,7 +14,8 @@ to where nothing can be written. --cgroup runs each in a control group of its ow
 100 MB at least, for an interpreter that can say no): what the system counts there is more than the resident size (page
 tables, files' pages that nobody maps), and a process that needs more is killed.
 
---json-out is written after each run; runs already in it are not done again. Ends with one line of JSON.
+--json-out is written after each run, which names its commit; runs already in it are not done again. Ends with one line
+of JSON.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def measure(model: str, context: int, runtime: str, share: float, args: argparse
     """Run under one cap, a share of what is wished; return what was planned and what was held."""
     cap = int(_wished_bytes(model, context, runtime) * share)
     found: dict[str, Any] = {"model": model, "context": context, "runtime": runtime, "share": share}
-    found |= {"cache": args.cache, "cgroup": args.cgroup, "cap_bytes": cap}
+    found |= {"cache": args.cache, "cgroup": args.cgroup, "cap_bytes": cap, "commit": provenance()["commit"]}
     file = str(resolve(model, ResolveOptions(cache_folder(), offline=True)))  # the run's cache may be another
     with ExitStack() as stack:
         environment = dict(os.environ)

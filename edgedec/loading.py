@@ -40,7 +40,7 @@ from edgedec.lossy_layers import variant
 from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.memory import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
-from edgedec.planning import Cap, Setting, drafter_bytes, free_if_short, plan_within, with_kv_type
+from edgedec.planning import Cap, Setting, drafter_bytes, free_if_short, plan_within, planning_bytes, with_kv_type
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
@@ -136,6 +136,7 @@ def load(
         EdgedecError: edgedec/errors.py draws the tree.
     """
     require_draft_max(n_draft_max)
+    cap = Cap(None if memory is None else parse_size(memory), whole_process=False)
     options = LoadOptions(
         n_ctx=n_ctx,
         n_parallel=n_parallel,
@@ -146,6 +147,7 @@ def load(
         mmap=mmap,
         repack=repack,
         tile_cache=tile_cache,
+        planning_bytes=planning_bytes(cap),
         n_gpu_layers=n_gpu_layers,
         device=device,
         cache_dir=cache_folder(Path(cache_dir) if cache_dir is not None else None),
@@ -159,7 +161,7 @@ def load(
     return open_engine(
         choose(path, runtime, options, measure=memory is None, with_layers=layer_skip is not None),
         options,
-        Cap(None if memory is None else parse_size(memory), whole_process=False),
+        cap,
         draft=draft,
         draft_model=None if draft_model is None else resolve(draft_model, resolving),
         draft_overlap=draft_overlap,

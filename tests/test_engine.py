@@ -332,9 +332,10 @@ def test_use_after_fork_raises(tiny_path: Path) -> None:
 
 def test_a_memory_cap_refuses_before_loading(tiny_path: Path) -> None:
     """load(memory=...) raises with the table of terms when the plan is over, and loads when it is not."""
-    with pytest.raises(MemoryCapError, match="KV cache") as refused:
-        edgedec.load(tiny_path, runtime="llamacpp", memory="1MB")
-    assert "over by" in str(refused.value)
+    for runtime, term in (("cpu", "KV cache"), ("llamacpp", "vocabulary")):
+        with pytest.raises(MemoryCapError, match=term) as refused:
+            edgedec.load(tiny_path, runtime=runtime, memory="1MB")
+        assert "over by" in str(refused.value)
     with edgedec.load(tiny_path, runtime="llamacpp", memory="500MB") as engine:
         assert engine.plan.fits
         assert engine.plan.total_bytes > 0

@@ -255,6 +255,7 @@ def test_the_slower_of_two_runtimes_where_the_faster_does_not_fit(choice: Choice
 def test_what_was_held_to_make_the_plan_counts(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was over its cap while it checked the file is told so; where free memory is the cap, it is not."""
     monkeypatch.setattr("edgedec.planning.base_bytes", lambda: 60 * MB)
+    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: None)
     fits = plan_within(choice, WISHES, cap := Cap(800 * MB))
     monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: 800 * MB)
     assert plan_within(choice, WISHES, cap) == fits
