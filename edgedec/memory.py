@@ -28,12 +28,14 @@ class MemoryTerm:
         n_bytes: How much.
         detail: How it comes about, for a person; may be empty.
         base: Held by the process already, before a model is loaded (interpreter, libraries, the application).
+        partial: There is more, of unknown size, as there was no room to find out; no plan with it fits.
     """
 
     name: str
     n_bytes: int
     detail: str = ""
     base: bool = False
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +71,22 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the sum is at or under the cap."""
-        return self.cap_bytes is None or self.total_bytes <= self.cap_bytes
+        """Whether the sum is known, and at or under the cap."""
+        return self.cap_bytes is None or (not self.partial and self.total_bytes <= self.cap_bytes)
+
+    @property
+    def partial(self) -> bool:
+        """Whether there was no room to find out what else is needed."""
+        return any(term.partial for term in self.terms)
 
     def table(self) -> str:
         """Return the plan as plain text, a term a line."""
         rows = [(term.name, format_bytes(term.n_bytes), term.detail) for term in self.terms]
-        rows.append(("total", format_bytes(self.total_bytes), ""))
+        rows.append(("total", format_bytes(self.total_bytes), "and more" if self.partial else ""))
         if self.cap_bytes is not None:
             over = self.total_bytes - self.cap_bytes
-            what = f"over by {format_bytes(over)}" if over > 0 else ""
+            unknown = "more than the system has is needed to find out whether it fits" if self.partial else ""
+            what = f"over by {format_bytes(over)}" if over > 0 else unknown
             rows.append((self.cap_name, format_bytes(self.cap_bytes), what))
         width = max(len(name) for name, _, _ in rows)
         return "\n".join(f"  {name:{width}}  {size:>9}  {detail}".rstrip() for name, size, detail in rows)
@@ -86,11 +94,14 @@ class MemoryPlan:
     def require(self) -> None:
         """Raise MemoryCapError, with the table, when the plan is over its cap."""
         if not self.fits:
-            at_least = f" at the least ({', '.join(self.given_up)})" if self.given_up else ""
+            total, without = format_bytes(self.total_bytes), f" ({', '.join(self.given_up)})" if self.given_up else ""
+            at_least = " at the least" if without else ""
+            needed = f"more than {total}" if self.partial else total + at_least
+            advice = "close programs, or take" if self.total_bytes <= (self.cap_bytes or 0) else "allow more, or take"
             raise MemoryCapError(
-                f"the model needs {format_bytes(self.total_bytes)}{at_least}; {self.cap_name}: "
+                f"the model needs {needed}{without}; {self.cap_name}: "
                 f"{format_bytes(self.cap_bytes or 0)}\n{self.table()}\n"
-                "allow more, or take a smaller model; edgedec plan MODEL shows what fits into what"
+                f"{advice} a smaller model; edgedec plan MODEL shows what fits into what"
             )
 
 

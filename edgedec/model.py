@@ -286,7 +286,7 @@ class LoadOptions:
         resident_bytes: Most bytes of weights that may be in memory; the others are read from the disk in each forward,
             which says how fast that can be in the memory plan. None for all of them.
         planning_bytes: What making the memory plan may take, for a while, beside what the process holds already; None:
-            any. A runtime that would take more returns the terms that it knows without, which are more than that.
+            any. A runtime that would take more returns the terms that it knows without (MemoryTerm.partial).
         n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
         device: Name of the device (`edgedec doctor` lists them), or None.
         cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None: remember nothing.

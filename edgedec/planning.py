@@ -15,7 +15,8 @@ from pathlib import Path
 
 from edgedec.choosing import Choice, told_with_others
 from edgedec.draft import STORE_BYTES
-from edgedec.draft_loading import CASCADE, COMMON, MODEL, NGRAMS, SUFFIX, draft_model_terms
+from edgedec.draft_loading import CASCADE, COMMON, EXIT, MODEL, NGRAMS, SUFFIX, draft_model_terms
+from edgedec.drafters.exit import EXITS
 from edgedec.drafters.suffix_automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.file_kinds import header_path
@@ -154,7 +155,10 @@ def with_peak(planned: Planned, cap: Cap) -> Planned:
 
 def planning_bytes(cap: Cap) -> int | None:
     """Return what making a plan may take beside what the process holds already (LoadOptions.planning_bytes)."""
-    return None if cap.n_bytes is None else max(0, cap.n_bytes - _beside(cap))
+    if cap.n_bytes is None:
+        return None
+    room, free = max(0, cap.n_bytes - _beside(cap)), available_bytes()
+    return room if free is None else min(room, free)
 
 
 def _beside(cap: Cap) -> int:
@@ -186,12 +190,17 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
         return settings
     first, second = choice.runtime.name, choice.slower.name
     instead = replace(choice, runtime=choice.slower, slower=None, reason=f"{choice.reason}; only {second} fits")
+    if cap.whole_process:  # what the first one left behind, such as its library
+        return_free_memory()
+        cap = replace(cap, base_bytes=max(_beside(cap), resident_bytes() or 0))
     smaller = _settings(instead, replace(wishes, given_up={"runtime": f"{second} in place of {first}"}), cap)
     return min(settings, smaller, key=lambda found: chosen_of(found).plan.total_bytes)
 
 
 def _settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     definite = _definite(wishes, choice)
+    if cap.n_bytes is not None and not (definite.drafters or definite.keep_rows):
+        definite = replace(definite, options=replace(definite.options, max_rows=1))
     terms: RuntimeTerms = lru_cache(lambda options: _terms(choice, wishes, options))
 
     def plan(setting: Setting) -> Planned:
@@ -387,6 +396,8 @@ def _with_context(n_ctx: int, setting: Setting) -> Setting | None:
 
 def _with_rows(n_rows: int, setting: Setting) -> Setting | None:
     if not setting.drafters or setting.keep_rows or n_rows >= setting.options.max_rows:
+        return None
+    if EXIT in setting.drafters and n_rows < EXITS:  # it looks at as many rows to find its exit
         return None
     return setting.less("rows", f"drafts of at most {n_rows - 1} tokens", max_rows=n_rows)
 

@@ -27,7 +27,7 @@ from edgedec.model import LayerSet
 from edgedec.records import best_length
 
 NAME = "exit"
-_EXITS = 8  # layers that may be exits
+EXITS = 8  # layers that may be exits
 _HEAD = 0.2  # of the weights: the head's, about; what is timed counts
 _ALL = 8  # positions that are judged at first, without a break
 _EVERY, _SELDOM = 16, 512  # steps between two of them later: the fewest, and the most where no exit pays
@@ -96,7 +96,7 @@ def exits_of(n_layer: int) -> tuple[int, ...]:
     ((5, 8, 11, 14, 17, 20, 23, 26), (0,))
     """
     first, last = n_layer // 5, n_layer - 2
-    return tuple(sorted({round(layer) for layer in np.linspace(first, max(first, last), _EXITS).tolist()}))
+    return tuple(sorted({round(layer) for layer in np.linspace(first, max(first, last), EXITS).tolist()}))
 
 
 class ExitDrafter:

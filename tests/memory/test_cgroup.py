@@ -58,9 +58,22 @@ def test_a_groups_limit_is_kept_without_being_told(smollm_path: Path, tmp_path: 
 @pytest.mark.parametrize(("runtime", "n_mb"), [("cpu", 60), ("llamacpp", 66)])
 def test_a_group_too_small_is_refused(smollm_path: Path, runtime: str, n_mb: int) -> None:
     """With the table, not by the system; llama.cpp is not asked for a plan where that alone takes too much."""
-    done = in_group(n_mb * MB, "run", smollm_path, "A river", "--offline", "--quiet", "--runtime", runtime)
+    options = ("--offline", "--runtime", runtime)
+    done = in_group(n_mb * MB, "run", smollm_path, "A river", "--quiet", *options)
     assert done.returncode == 50, done.stderr
     assert "over by" in done.stderr
-    plan = in_group(n_mb * MB, "plan", smollm_path, "--offline", "--runtime", runtime, "--memory", f"{n_mb}MB")
+    plan = in_group(n_mb * MB, "plan", smollm_path, *options, "--memory", f"{n_mb}MB")
     assert plan.returncode == 50, plan.stderr
     assert "over by" in plan.stdout
+
+
+def test_a_cap_that_the_group_does_not_have_is_refused_on_llamacpp(smollm_path: Path) -> None:
+    """Nothing is killed to find out what is needed; without a cap, the plan says that it is a part."""
+    options = ("--offline", "--runtime", "llamacpp")
+    done = in_group(66 * MB, "run", smollm_path, "A river", "--quiet", *options, "--memory", "400MB")
+    assert done.returncode == 50, done.stderr
+    assert "more than" in done.stderr
+    plan = in_group(66 * MB, "plan", smollm_path, *options)
+    assert plan.returncode == 0, plan.stderr
+    assert "and more" in plan.stdout
+    assert "no memory to find out" in plan.stdout

@@ -267,6 +267,48 @@ def test_what_was_held_to_make_the_plan_counts(choice: Choice, monkeypatch: pyte
         plan_within(choice, WISHES, cap).plan.require()
 
 
+class Unknown(NoStream):
+    """A runtime that can't say all that it needs."""
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the weights, as a part."""
+        return tuple(replace(term, partial=True) for term in super().plan(path, options)[:2])
+
+
+def test_what_is_known_in_part_does_not_fit(choice: Choice) -> None:
+    """Whatever the cap, and the refusal says that there is more; without a cap nothing is refused."""
+    found = planned(replace(choice, runtime=Unknown()), 9000)
+    assert not found.plan.fits
+    with pytest.raises(MemoryCapError, match=r"needs more than 5\d\d[\s\S]*and more"):
+        found.plan.require()
+    plans = plan_settings(replace(choice, runtime=Unknown()), WISHES, Cap(None, whole_process=False))
+    assert all(entry.plan.partial and entry.plan.fits for entry in plans)
+
+
+def test_what_the_first_runtime_left_behind_counts(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library stays in the process where the other runtime takes its place."""
+    fast = replace(choice, runtime=Large(), slower=choice.runtime)
+    for name, n_mb in (("base_bytes", 60), ("resident_bytes", 75), ("peak_resident_bytes", 80)):
+        monkeypatch.setattr(f"edgedec.planning.{name}", lambda n_mb=n_mb: n_mb * MB)
+    for cap, base in ((Cap(900 * MB), 75), (Cap(1400 * MB), 60)):
+        (term,) = (term for term in plan_within(fast, WISHES, cap).plan.terms if term.base)
+        assert term.n_bytes == base * MB
+
+
+def test_without_drafts_one_row_is_planned_under_a_cap(choice: Choice) -> None:
+    """As nothing else asks for more; what was asked for by name stays."""
+    plain = replace(WISHES, drafters=())
+    assert planned(choice, 900, plain).setting.options.max_rows == 1
+    assert planned(choice, 900, replace(plain, keep_rows=True)).setting.options.max_rows == 16
+    assert plan_within(choice, plain, Cap(None)).setting.options.max_rows == 16
+
+
+def test_the_exit_drafter_has_the_rows_that_it_looks_at(choice: Choice) -> None:
+    """Eight, to find the layer to leave at."""
+    exits = Setting(LoadOptions(max_rows=16), ("exit",), pinned=True)
+    assert planned(choice, 100, exits).setting.options.max_rows == 8
+
+
 def test_a_runtime_is_told_what_planning_may_take(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the cap leaves beside the process or, where it is for models only, beside those."""
     monkeypatch.setattr("edgedec.planning.base_bytes", lambda: 60 * MB)

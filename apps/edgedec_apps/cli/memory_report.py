@@ -10,6 +10,7 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
     """Return a plan as plain types."""
     return {
         "fits": plan.fits,
+        "partial": plan.partial,
         "cap_bytes": plan.cap_bytes,
         "total_bytes": plan.total_bytes,
         "terms": [{"name": term.name, "n_bytes": term.n_bytes, "detail": term.detail} for term in plan.terms],

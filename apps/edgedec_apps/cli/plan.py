@@ -6,7 +6,7 @@ from typing import Any
 from edgedec.draft_loading import drafter_factories
 from edgedec.errors import MemoryCapError
 from edgedec.memory import MemoryPlan, format_bytes, parse_size
-from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, planning_bytes, with_peak
+from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, with_peak
 from edgedec.progress import CancelToken
 from edgedec.small_model import for_pair, require_alone
 from edgedec.system_memory import available_bytes
@@ -37,7 +37,8 @@ def print_plan(model: str, flags: LoadFlags, *, as_json: bool, quiet: bool) -> N
         _write(document, chosen.plan, planned, chosen)
     if not chosen.plan.fits:
         raise MemoryCapError(
-            f"even the smallest setting needs {format_bytes(chosen.plan.total_bytes)} of the "
+            f"even the smallest setting needs {'more than ' if chosen.plan.partial else ''}"
+            f"{format_bytes(chosen.plan.total_bytes)} of the "
             f"{format_bytes(chosen.plan.cap_bytes or 0)} allowed; allow more, or take a smaller model"
         )
 
@@ -45,8 +46,7 @@ def print_plan(model: str, flags: LoadFlags, *, as_json: bool, quiet: bool) -> N
 def _settings(model: str, flags: LoadFlags, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
     with ProgressLine(quiet=quiet) as on_progress:
         # As much as there is, not as is allowed: what fits into less is what is asked here.
-        room = [n_bytes for n_bytes in (available_bytes(), planning_bytes(cap)) if n_bytes is not None]
-        options = replace(load_options(flags, on_progress, cancel), planning_bytes=max(room, default=None))
+        options = replace(load_options(flags, on_progress, cancel), planning_bytes=available_bytes())
         switching = choose_pair(flags, options)
         choice, draft_model = choose_models(model, flags, options, measure=False)
         prompt_cache = flags.prompt_cache is not None
@@ -120,6 +120,9 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
             ("free here", "unknown" if document["free_bytes"] is None else format_bytes(document["free_bytes"])),
         ]
     )
+    if plan.partial:
+        write_line("\nThere is no memory to find out what else is needed; close programs, or ask on a larger machine.")
+        return
     if len(planned) > 1:
         write_line("\nIn the order in which things are given up:")
     for other in planned if len(planned) > 1 else ():

@@ -11,7 +11,7 @@ from pathlib import Path
 from edgedec.errors import EdgedecError
 from edgedec.ggml_types import GGMLType
 from edgedec.gguf import GGUF, GGUFArray, read_gguf
-from edgedec.memory import MemoryTerm
+from edgedec.memory import MemoryTerm, format_bytes
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_checks import require_consistent
 from edgedec.model_info import describe, require_text_decoder
@@ -51,7 +51,7 @@ class LlamaCpp:
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the header and a dry run.
 
-        Where there is no room for the dry run, they are the header's: less than is needed, more than is allowed.
+        Where there is no room for the dry run, they are the header's, and marked as a part.
         """
         check_options(options)
         gguf = _read_runnable(path)
@@ -74,6 +74,8 @@ class LlamaCpp:
         def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
             return _terms(gguf, _with_rows(options, n_rows), n_ctx, before)
 
+        if options.planning_bytes is not None:
+            terms(n_ctx, options.max_rows)  # known from the plan; to ask later takes memory
         chosen = context_options(handle, options, n_ctx)
         return LlamaCppModel(handle, path, card, chosen, options.n_parallel, terms, options.cache_dir)
 
@@ -155,12 +157,8 @@ def _least_terms(gguf: GGUF, options: LoadOptions) -> tuple[MemoryTerm, ...] | N
     n_bytes = int(_DRY_RUN * _vocabulary_bytes(gguf)) + _DRY_RUN_BYTES
     if options.planning_bytes is None or n_bytes <= options.planning_bytes:
         return None
-    tokens = f"{describe(gguf).n_vocab} tokens"
-    weights = _weights_term(gguf, options)
-    vocabulary = MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{tokens}; what else is needed was not asked for")
-    if weights.n_bytes + vocabulary.n_bytes > options.planning_bytes:
-        return weights, vocabulary
-    return (MemoryTerm("reading the vocabulary", n_bytes, f"{tokens}, for a while, to ask what else is needed"),)
+    detail = f"{describe(gguf).n_vocab} tokens; to ask llama.cpp what else it needs takes {format_bytes(n_bytes)}"
+    return _weights_term(gguf, options), MemoryTerm("vocabulary", _vocabulary_bytes(gguf), detail, partial=True)
 
 
 def _weights_term(gguf: GGUF, options: LoadOptions) -> MemoryTerm:
