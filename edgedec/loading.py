@@ -48,6 +48,7 @@ from edgedec.shedding import memory_watch
 from edgedec.sliding import SlidingSession, holder
 from edgedec.small_model import for_pair, open_small_model, require_alone
 from edgedec.switching import Switching, SwitchingSession, require_pair
+from edgedec.system_memory import return_free_memory
 
 Numerics = Literal["strict", "loose"]
 _MOST_DRAFTED = (1 << 16) - 1
@@ -258,6 +259,8 @@ def open_engine(
         with told_with_others(choice):
             loaded = choice.runtime.load(choice.path, options)
         undo.callback(loaded.close)
+        if planned.plan.terms:
+            return_free_memory()  # before what comes now is put among it
         if layer_skip is not None and sizes is not None:
             loaded = leave_out(loaded, sizes, layer_skip, options.cache_dir)
         targets = _targets(loaded, options, choice.reason, slide=slide)
@@ -291,6 +294,8 @@ def open_engine(
         engine = Engine(loaded, targets, _template(loaded, chat_template), planned.plan, small)
         hold(engine, partial(_own_bytes, planned.plan, loaded, len(targets) * engine.n_ctx, options.max_rows))
         undo.pop_all()
+        if planned.plan.terms:
+            return_free_memory()  # what probing and measuring left behind
         return engine
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -284,6 +285,7 @@ path, n_ctx = Path(sys.argv[1]), int(sys.argv[2])
 options = LoadOptions(n_ctx=n_ctx, max_rows=4)
 planned = sum(term.n_bytes for term in LlamaCpp().plan(path, options))
 with LlamaCpp().load(path, options) as model:
+    model.batch_invariant  # nothing is remembered: it is measured
     session = model.session(n_ctx)
     session.forward(np.arange(n_ctx - 8, dtype=np.int32) % 1000 + 300, n_past=0)
     for i in range(4):
@@ -319,6 +321,21 @@ def test_without_room_for_a_plan_the_header_says_what_is_needed(smollm_path: Pat
         assert sum(term.n_bytes for term in found.values()) <= sum(term.n_bytes for term in whole.values())
         if n_mb < 40:
             assert found.keys() == {"weights (mapped)", "vocabulary"}
+
+
+def test_the_first_run_has_a_term_of_its_own(tmp_path: Path) -> None:
+    """Where nothing is remembered of how many rows are bit-equal, finding out leaves memory behind."""
+    path = tiny_llama(tmp_path / "tiny.gguf")
+
+    def terms(**options: Any) -> set[str]:
+        return {term.name for term in LlamaCpp().plan(path, LoadOptions(n_ctx=64, cache_dir=tmp_path, **options))}
+
+    assert "first run" in terms(max_rows=4)
+    assert "first run" not in terms(max_rows=1)
+    with LlamaCpp().load(path, LoadOptions(n_ctx=64, max_rows=4, cache_dir=tmp_path)) as model:
+        assert model.batch_invariant
+    assert "first run" not in terms(max_rows=4)
+    assert "first run" in terms(max_rows=8)
 
 
 def test_recurrent_models_declare_that_they_cannot_go_back(tmp_path: Path) -> None:

@@ -30,13 +30,27 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
     n_max = min(N_MAX, model.capabilities.max_rows)
     if n_max == 1 or not model.capabilities.rollback:
         return 1
-    key = f"{model.card.fingerprint} {n_max} after others" + (f" {n_prefix}" if n_prefix != N_PREFIX else "")
-    found = recall(cache_dir, KIND, key)
-    if type(found) is int and 1 <= found <= n_max:
+    found = _known(model.card.fingerprint, n_max, cache_dir, n_prefix)
+    if found is not None:
         return found
     result = _probe(model, n_max, n_prefix)
-    remember(cache_dir, KIND, key, result)
+    remember(cache_dir, KIND, _key(model.card.fingerprint, n_max, n_prefix), result)
     return result
+
+
+def will_probe(fingerprint: str, max_rows: int, cache_dir: Path | None) -> bool:
+    """Tell whether a model that is loaded for so many rows would be measured, as nothing is remembered of it."""
+    n_max = min(N_MAX, max_rows)
+    return n_max > 1 and _known(fingerprint, n_max, cache_dir, N_PREFIX) is None
+
+
+def _known(fingerprint: str, n_max: int, cache_dir: Path | None, n_prefix: int) -> int | None:
+    found = recall(cache_dir, KIND, _key(fingerprint, n_max, n_prefix))
+    return found if type(found) is int and 1 <= found <= n_max else None
+
+
+def _key(fingerprint: str, n_max: int, n_prefix: int) -> str:
+    return f"{fingerprint} {n_max} after others" + (f" {n_prefix}" if n_prefix != N_PREFIX else "")
 
 
 def _probe(model: Model, n_max: int, n_prefix: int) -> int:

@@ -16,6 +16,7 @@ from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_
 from edgedec.model_checks import require_consistent
 from edgedec.model_info import describe, require_text_decoder
 from edgedec.system_memory import resident_bytes
+from edgedec_runtimes.invariance import will_probe
 from edgedec_runtimes.llamacpp.library import INSTALL, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
@@ -23,6 +24,7 @@ from edgedec_runtimes.llamacpp.model import LlamaCppModel
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
 _GRAPH_BYTES = 9_000_000
+_PROBE_BYTES = 8_000_000  # 0 to 9 MB, as the allocator has it
 # A dry run at its peak, which is while llama.cpp reads the vocabulary: 1.3 to 1.6 times what that takes for good, and
 # the library, the header and a graph, 13 to 18 MB.
 _DRY_RUN, _DRY_RUN_BYTES = 1.6, 18_000_000
@@ -103,8 +105,6 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
     api = llama()
     info = describe(gguf)
     template = api.llama_model_chat_template(handle, None)
-    numerics = f"{version()} {options.kv_type} {options.flash_attention} {options.repack} {options.n_threads}"
-    device = f"{options.n_gpu_layers} {options.device} {platform.machine()}"
     return ModelCard(
         name=info.name or "",
         architecture=info.architecture,
@@ -113,10 +113,16 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
         n_embd=api.llama_model_n_embd(handle),
         n_layer=api.llama_model_n_layer(handle),
         n_ctx_train=api.llama_model_n_ctx_train(handle),
-        fingerprint=hashlib.sha256(f"{_identity(gguf)} {numerics} {device}".encode()).hexdigest(),
+        fingerprint=_fingerprint(gguf, options),
         chat_template=template.decode("utf-8", errors="replace") if template else None,
         sampling_defaults=info.sampling_defaults,
     )
+
+
+def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
+    numerics = f"{version()} {options.kv_type} {options.flash_attention} {options.repack} {options.n_threads}"
+    device = f"{options.n_gpu_layers} {options.device} {platform.machine()}"
+    return hashlib.sha256(f"{_identity(gguf)} {numerics} {device}".encode()).hexdigest()
 
 
 def _identity(gguf: GGUF) -> str:
@@ -129,6 +135,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     """Return the plan's terms; `base_bytes` is what the process held before."""
     sizes = _dry_run(gguf.paths[0], gguf.header_hash, _asked(options), n_ctx)
     info = describe(gguf)
+    probes = will_probe(_fingerprint(gguf, options), options.max_rows, options.cache_dir)
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
         _weights_term(gguf, options),
@@ -137,6 +144,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         MemoryTerm("KV cache", sizes.kv_bytes, f"{n_ctx} tokens × {options.n_parallel}, {options.kv_type}"),
         MemoryTerm("logits", sizes.output_bytes, f"{options.max_rows} rows"),
         MemoryTerm("activations", sizes.compute_bytes + _GRAPH_BYTES, "compute buffer and graph"),
+        MemoryTerm("first run", _PROBE_BYTES if probes else 0, "what finding out which rows are bit-equal leaves"),
     ]
     return tuple(term for term in terms if term.n_bytes)
 
