@@ -270,7 +270,8 @@ def open_engine(
             undo.callback(source.close)
             factories = with_draft_model(factories, source, pinned=pinned)
         if factories:
-            n_max = _draft_limit(loaded, n_draft_max, draft_numerics, max_rows)
+            n_most = n_draft_max if max_rows is None else min(n_draft_max, max_rows - 1)
+            n_max = _draft_limit(loaded, n_most, draft_numerics)
             budget = drafter_bytes(setting, targets[0].session.n_ctx) if planned.plan.terms else None
             make = partial(
                 Drafting,
@@ -393,12 +394,9 @@ def _own_bytes(plan: MemoryPlan, model: Model, n_ctx: int, n_rows: int) -> int:
     return (plan if plan.terms else MemoryPlan(model.memory(n_ctx, n_rows))).own_bytes
 
 
-def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics, max_rows: int | None) -> int:
-    """Return the most nodes of a draft: in strict numerics, those whose verification has the bits of single steps.
-
-    `max_rows` is what there is memory for, or None.
-    """
-    limit = min(n_draft_max, (max_rows or n_draft_max + 1) - 1, model.capabilities.max_rows - 1)
+def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
+    """Return the most nodes of a draft: in strict numerics, those whose verification has the bits of single steps."""
+    limit = min(n_draft_max, model.capabilities.max_rows - 1)
     if numerics == "loose":
         return limit
     invariant = model.batch_invariant

@@ -94,9 +94,12 @@ class MemoryPlan:
     def require(self) -> None:
         """Raise MemoryCapError, with the table, when the plan is over its cap."""
         if not self.fits:
-            total, without = format_bytes(self.total_bytes), f" ({', '.join(self.given_up)})" if self.given_up else ""
-            at_least = " at the least" if without else ""
-            needed = f"more than {total}" if self.partial else total + at_least
+            needed = format_bytes(self.total_bytes)
+            if self.partial:
+                needed = f"more than {needed}"
+            elif self.given_up:
+                needed += " at the least"
+            without = f" ({', '.join(self.given_up)})" if self.given_up else ""
             advice = "close programs, or take" if self.total_bytes <= (self.cap_bytes or 0) else "allow more, or take"
             raise MemoryCapError(
                 f"the model needs {needed}{without}; {self.cap_name}: "

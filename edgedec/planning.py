@@ -145,9 +145,11 @@ def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
 
 def with_peak(planned: Planned, cap: Cap) -> Planned:
     """Return it with what was held to make the plan, where that is over the cap: large headers are checked for it."""
-    peak, plan = peak_resident_bytes() or 0, planned.plan
-    of_process = cap.whole_process and cap.name == "allowed"
-    if not of_process or peak <= max(cap.n_bytes or peak, plan.total_bytes):
+    plan = planned.plan
+    if cap.n_bytes is None or not cap.whole_process or cap.name != "allowed":
+        return planned
+    peak = peak_resident_bytes() or 0
+    if peak <= max(cap.n_bytes, plan.total_bytes):
         return planned
     term = MemoryTerm("planning", peak - plan.total_bytes, "what was held for a while, before anything is loaded")
     return replace(planned, plan=replace(plan, terms=(*plan.terms, term)))
