@@ -294,6 +294,14 @@ class BatchedSession:
         n_cached = self.inner.n_cached
         return n_cached if self.n_valid is None else min(n_cached, self.n_valid)
 
+    def exact_rows(self, n_past: int) -> int | None:
+        """Return what the runtime's session says."""
+        return self.inner.exact_rows(n_past)
+
+    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+        """Tell what the runtime's session says."""
+        return self.inner.has_exact_rows(n_past, n_rows)
+
     @contextmanager
     def generating(self) -> Iterator[None]:
         """Let others wait for this session's forwards inside the block."""

@@ -23,6 +23,11 @@ from edgedec.tokenizer import Tokenizer
 from edgedec.verification import RULES, uniform_source
 from edgedec.verify import COUPLED, verify_coupled
 
+_INEXACT = (
+    "drafting off in a context of this length: on the {runtime} runtime the rows of one forward are not bit-equal to "
+    "single steps here"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenLogprobs:
@@ -45,6 +50,7 @@ class Decoder:
         constraint: The grammar that the text keeps to, or None.
         forced: What puts the grammar's forced tokens into drafts, or None.
         max_rows: Most rows of a forward that verifies, where memory is planned; None for all that the model can.
+        strict: Verify only where the rows of one forward have the bits of single steps.
         logprobs: Filled with one entry per token of the last step, where asked for.
     """
 
@@ -56,6 +62,7 @@ class Decoder:
     constraint: Constraint | None = None
     forced: ForcedDrafts | None = None
     max_rows: int | None = None
+    strict: bool = True
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
 
 
@@ -192,19 +199,27 @@ def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: RowOps) -> 
 
 
 def _propose(sequence: Sequence, decoder: Decoder, proposer: Proposer) -> Draft:
-    """Ask for as many nodes as are useful and have room in the context."""
-    room = min(room_after(decoder.session, len(sequence.token_ids)), decoder.session.model.capabilities.max_rows - 1)
+    """Ask for as many nodes as are useful, have room in the context, and are verified with the bits of single steps."""
+    session = decoder.session
+    room = min(room_after(session, len(sequence.token_ids)), session.model.capabilities.max_rows - 1)
     if decoder.max_rows is not None:
         room = min(room, decoder.max_rows - 1)
     max_tokens = sequence.request.sampling.max_tokens
     if max_tokens is not None:
         room = min(room, max_tokens - sequence.n_generated - 1)
+    if decoder.strict and room >= 1:
+        exact = session.exact_rows(sequence.n_cached)
+        if exact is None:
+            sequence.stats.add_reason(_INEXACT.format(runtime=session.model.card.runtime))
+        room = min(room, (exact or 1) - 1)
     if room < 1:
         return EMPTY_DRAFT
     draft = proposer.propose(sequence.stats, sequence.n_cached, room)
-    if decoder.forced is None:
-        return draft
-    return decoder.forced.add_to(draft, sequence.stats, sequence.n_cached, room)
+    if decoder.forced is not None:
+        draft = decoder.forced.add_to(draft, sequence.stats, sequence.n_cached, room)
+    if decoder.strict and len(draft) and not session.has_exact_rows(sequence.n_cached, 1 + len(draft)):
+        return EMPTY_DRAFT
+    return draft
 
 
 def _tell_proposer(

@@ -297,6 +297,7 @@ def _decoder(
     if rule != COUPLED:
         sequence.stats.add_reason(f"verified by {rule}: a text of the same distribution, not plain decoding's own")
     if target.drafting is not None and sequence.request.draft:
+        decoder.strict = target.drafting.strict
         decoder.proposer = policy = open_policy(target.drafting, target.session, target.curve, sequence, noise)
         if policy is not None and constraint is not None:
             prices = None if target.drafting.always else target.curve

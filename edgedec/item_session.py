@@ -29,6 +29,16 @@ class ItemSession(Session):
         item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
         return self.evaluate(item, on_progress)
 
+    def exact_rows(self, n_past: int) -> int | None:
+        """Return what the model says for contexts of any length."""
+        claim, most = self.model.batch_invariant, self.model.capabilities.max_rows
+        exact = most if claim is True else min(claim, most)
+        return exact if exact > 1 else None
+
+    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+        """Tell whether the model says so for contexts of any length."""
+        return n_rows <= (self.exact_rows(n_past) or 1)
+
     @abstractmethod
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate an item of this session (raises what Session.forward raises)."""

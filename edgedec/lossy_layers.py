@@ -125,6 +125,14 @@ class LossySession(ItemSession):
         """Most tokens that the session can hold."""
         return self.inner.n_ctx
 
+    def exact_rows(self, n_past: int) -> int | None:
+        """Return what the whole model's session says."""
+        return self.inner.exact_rows(n_past)
+
+    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+        """Tell what the whole model's session says."""
+        return self.inner.has_exact_rows(n_past, n_rows)
+
     @property
     def n_cached(self) -> int:
         """Tokens in the KV cache, counted along the prefix."""

@@ -200,6 +200,20 @@ class Session(Protocol):
             CancelledError: cancel() was called; n_cached is at the last complete chunk.
         """
 
+    def exact_rows(self, n_past: int) -> int | None:
+        """Return how many rows of a forward at `n_past` may have the bits of single steps, as far as is known.
+
+        None: no two rows have them, neither here nor in a longer context. Evaluates nothing.
+        """
+
+    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+        """Tell whether `n_rows` rows of a forward at `n_past` have the bits of single steps, and so have the steps
+        after them.
+
+        A runtime that has to measure this does so here, once for contexts of about this length, with forwards of its
+        own at `n_past` (raises what they raise).
+        """
+
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` (root first, each the parent of the next) of the last tree and drop its other rows.
 
@@ -243,8 +257,9 @@ class Model(Protocol):
     def batch_invariant(self) -> int | Literal[True]:
         """How far the rows of a forward are bit-equal to single steps: True for any n, or the largest n.
 
-        A runtime that has to measure this does so at the first read, with forwards of its own (which end the validity
-        of earlier views), and remembers the answer. A number covers chains, keep() and, with the capability
+        True holds in contexts of any length; a number holds in short ones, and Session.exact_rows says what holds in
+        others. A runtime that has to measure this does so at the first read, with forwards of its own (which end the
+        validity of earlier views), and remembers the answer. A number covers chains, keep() and, with the capability
         `exact_trees`, trees; forks and several sessions in one forward only where it is True.
         """
 

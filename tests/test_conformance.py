@@ -212,6 +212,10 @@ RUNTIME_FAULTS: dict[str, tuple[str, Patch]] = {
         "batch_invariance_holds",
         patched(MODEL, "_run", _with_logits(lambda i, checked: 1e-4 * (checked.n_rows > 3))),
     ),
+    "a claim that is false in a long context": (
+        "exact_rows_hold",
+        patched(MODEL, "_run", _with_logits(lambda i, checked: 1e-4 * (checked.n_rows > 3 and checked.n_past > 90))),
+    ),
     "trees taken for chains": ("trees_equal_their_chains", patched(bookkeeping, "_parents", _chained)),
     "a path that is not compacted": ("kept_paths_go_on_as_chains", patched(network.KVCache, "move", _nothing)),
     "branches counted as cached": (

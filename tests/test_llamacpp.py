@@ -274,6 +274,29 @@ def test_rows_are_bit_equal_up_to_what_was_measured(smollm: edgedec.Engine) -> N
     session.close()
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_in_a_long_context_leave_the_text_as_it_is(smollm_path: Path, temperature: float) -> None:
+    """With two threads llama.cpp's rows differ from single steps where attention reads 512 cells or more."""
+    load: dict[str, Any] = {"runtime": "llamacpp", "n_threads": 2, "n_ctx": 1024, "offline": True}
+    line = "The harbour master wrote: ships in, ships out, and {} crates of oranges on the quay.\n"
+    text = "".join(line.format(n) for n in range(60))
+    with (
+        edgedec.load(smollm_path, draft="off", **load) as plain,
+        edgedec.load(smollm_path, draft="suffix", n_draft_max=3, **load) as drafting,
+    ):
+        n_accepted = []
+        for n_prompt in (150, 300):
+            prompt = plain.tokenizer.encode(text)[:n_prompt]
+            options: dict[str, Any] = {"max_tokens": 20, "temperature": temperature, "seed": 1}
+            found = drafting.generate(prompt, **options)
+            assert found.token_ids == plain.generate(prompt, **options).token_ids
+            n_accepted.append(found.stats.n_accepted_tokens)
+    assert n_accepted[0] > 0
+    assert n_accepted[1] == 0
+    assert any("not bit-equal to single steps here" in reason for reason in found.stats.reasons)
+
+
 _MEASURE = """
 import json, sys
 from pathlib import Path

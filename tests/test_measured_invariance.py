@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from edgedec.model import Capabilities, Forward, Model
-from edgedec_runtimes.invariance import measured_invariance
+from edgedec_runtimes.invariance import RANGE_TOKENS, ExactRows, measured_invariance
 
 N_VOCAB = 7
 Logits = Callable[[list[int], int, set[int]], float]
@@ -24,8 +24,12 @@ class Session:
         self._logits = logits
         self._cells: list[list[int]] = []
 
+        self.n_ctx = 10_000
+        self.n_forwards = 0
+
     def forward(self, tokens: NDArray[np.int32], *, n_past: int, rows: str = "last") -> Forward:
         """Evaluate tokens from n_past on."""
+        self.n_forwards += 1
         for i, token in enumerate(tokens.tolist(), n_past):
             self._cells[i:] = self._cells[i:] or [[]]
             self._cells[i].append(token)
@@ -87,3 +91,103 @@ def test_it_is_measured_once(tmp_path: Path) -> None:
     assert invariance(of_the_text, tmp_path) == 16
     assert invariance(lambda text, n_rows, left: float(n_rows), tmp_path) == 16
     assert invariance(lambda text, n_rows, left: float(n_rows), tmp_path / "other") == 1
+
+
+class Ranged:
+    """A model whose rows have the bits of single steps up to a number that depends on the range of the context."""
+
+    def __init__(self, exact: list[int], cache_dir: Path | None = None) -> None:
+        def logits(text: list[int], n_rows: int, left: set[int]) -> float:
+            place = min((len(text) - 1) // RANGE_TOKENS, len(exact) - 1)
+            return of_the_text(text, 0, left) + (n_rows > exact[place])
+
+        self.card = SimpleNamespace(n_vocab=1000, fingerprint="f")
+        self.capabilities = Capabilities(max_rows=64)
+        self.batch_invariant = exact[0]
+        self.session = Session(logits)
+        self.rows = ExactRows(cast(Model, self), cache_dir)
+
+    def at(self, n_past: int) -> ExactRows:
+        """Let the session hold a text of that length."""
+        if len(self.session._cells) < n_past:
+            self.session.forward(np.arange(n_past, dtype=np.int32), n_past=0)
+        self.session.n_forwards = 0
+        return self.rows
+
+    def holds(self, n_past: int, n_rows: int) -> bool:
+        """Ask of rows after a text of that length."""
+        return self.at(n_past).holds(cast(Any, self.session), n_past, n_rows)
+
+
+def test_short_contexts_have_what_the_model_says() -> None:
+    """And nothing is measured there."""
+    model = Ranged([5])
+    assert [model.holds(100, n) for n in (1, 2, 5, 6)] == [True, True, True, False]
+    assert model.session.n_forwards == 0
+    assert model.rows.limit(100) == 5
+
+
+def test_a_range_is_measured_before_rows_are_used_in_it() -> None:
+    """Once, and as far as was asked for; a single step needs no measuring."""
+    model = Ranged([16, 4])
+    assert model.holds(300, 1)
+    assert model.session.n_forwards == 0
+    assert model.holds(300, 3)
+    assert model.session.n_forwards > 0
+    assert model.holds(310, 4)
+    assert model.session.n_forwards == 0
+    assert not model.holds(320, 5)  # eight are tried
+    assert model.rows.limit(320) == 4
+    assert not model.holds(330, 5)
+    assert model.session.n_forwards == 0
+
+
+@pytest.mark.parametrize("n_past", [256, 300, 511, 512, 5000])
+def test_where_rows_differ_they_are_not_used_in_longer_contexts_either(n_past: int) -> None:
+    """Nothing is measured there any more; a shorter context keeps what it has."""
+    model = Ranged([16, 1, 16])
+    assert not model.holds(256, 2)
+    assert model.rows.limit(n_past) is None
+    assert not model.holds(n_past, 2)
+    assert model.session.n_forwards == 0
+    assert model.holds(200, 16)
+
+
+def test_rows_stay_in_their_range() -> None:
+    """A row behind the border would be another kernel's in a single step than the rows before it."""
+    model = Ranged([16, 16])
+    assert [model.rows.limit(n) for n in (0, 240, 250, 255, 256)] == [16, 16, 6, 1, 16]
+    assert [model.holds(250, n) for n in (6, 7)] == [True, False]
+
+
+def test_too_near_to_the_end_of_a_range_or_a_session_nothing_is_measured() -> None:
+    """Rows are not used there, and the range stays unknown."""
+    model = Ranged([16, 16])
+    assert not model.holds(505, 2)
+    model.session.n_ctx = 305
+    assert not model.holds(300, 2)
+    assert model.session.n_forwards == 0
+    assert model.rows.limit(300) == 16
+
+
+def test_what_was_found_of_a_range_is_kept(tmp_path: Path) -> None:
+    """The next load measures nothing, another model everything."""
+    assert Ranged([16, 3], tmp_path).holds(300, 3)
+    assert not Ranged([16, 1], tmp_path / "other").holds(300, 3)
+    again = Ranged([16, 3], tmp_path)
+    assert again.holds(300, 3)
+    assert again.session.n_forwards == 0
+    assert Ranged([16, 16], tmp_path / "other").rows.limit(300) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"1": 2}', '{"x": [1, 2]}', '{"1": [3, 2]}', '{"1": [0, 2]}', '{"1": [true, 2]}']
+)
+def test_damaged_answers_are_none(tmp_path: Path, text: str) -> None:
+    """The range is measured again."""
+    Ranged([16, 3], tmp_path).holds(300, 3)
+    (file,) = (tmp_path / "probes").iterdir()
+    file.write_text(text)
+    model = Ranged([16, 3], tmp_path)
+    assert model.holds(300, 3)
+    assert model.session.n_forwards > 0

@@ -166,6 +166,26 @@ def batch_invariance_holds(subject: Subject) -> None:
             require_equal(found, steps[:1], f"a prefill in pieces of {[len(piece) for piece in pieces]}")
 
 
+def exact_rows_hold(subject: Subject) -> None:
+    """As many rows as a session calls exact have the bits of single steps at the end of its context, too."""
+    most = min(MOST_ROWS, subject.model.capabilities.max_rows, subject.n_ctx // 4)
+    n_past = subject.n_ctx - most - 1
+    session = subject.session()
+    session.forward(subject.tokens(n_past), n_past=0)
+    limit = session.exact_rows(n_past)
+    sizes = [n for n in range(2, most + 1) if session.has_exact_rows(n_past, n)]
+    if not sizes:
+        raise NotApplicableError(f"no rows after {n_past} tokens are exact; the most that may be: {limit}")
+    require(limit is not None and limit >= sizes[-1], f"{sizes[-1]} rows are exact, and exact_rows says {limit}")
+    tokens = subject.tokens(most + 1, seed=1)
+    steps = [session.forward(tokens[i : i + 1], n_past=n_past + i).logits.copy() for i in range(most + 1)]
+    for n in sizes:
+        rows = session.forward(tokens[:n], n_past=n_past, rows="all").logits
+        require_equal(rows, np.concatenate(steps[:n]), f"{n} rows after {n_past} tokens")
+        after = session.forward(tokens[n : n + 1], n_past=n_past + n).logits
+        require_equal(after, steps[n], f"the step after {n} rows after {n_past} tokens")
+
+
 CHECKS = (
     card_is_sane,
     tokenizer_is_sane,
@@ -176,4 +196,5 @@ CHECKS = (
     going_back_forgets,
     errors_leave_the_session_usable,
     batch_invariance_holds,
+    exact_rows_hold,
 )

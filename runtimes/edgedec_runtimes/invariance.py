@@ -1,16 +1,22 @@
 """How many rows of a forward are bit-equal to single steps: measured, where a library does not say.
 
-Its kernels for one row and for several differ by weight type, micro-architecture, release and shape, so the answer
-differs by model: every n on some types, n <= 3 on others.
+A library's kernels for one row and for several rows differ by weight type, processor, release and shape, so the answer
+differs by model: every n on some types, n <= 3 on others. It differs by the length of the context as well. llama.cpp
+rounds the cells that attention reads up to a multiple of 256, and from 512 cells on ggml's flash attention on CPUs
+splits the keys of a single row among the threads (ggml/src/ggml-cpu/ops.cpp, `use_split_kv_path`), but never those of
+several rows. So the answer is measured anew for each range of RANGE_TOKENS tokens, and no draft crosses from one range
+into the next.
 """
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.model import Model
+from edgedec.errors import ContextFullError
+from edgedec.model import Model, Session
 from edgedec.remembered import recall, remember
 
 KIND = "invariance"
@@ -19,13 +25,17 @@ KIND = "invariance"
 N_MAX = 16
 N_PREFIX = 40
 """Tokens before the rows compared."""
+RANGE_TOKENS = 256
+"""Contexts are told apart by how often this goes into their length."""
+_LEAST_COMPARED = 8  # rows: rounding to int8 hides a small difference in many a row
 
 
 def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int = N_PREFIX) -> int:
     """Return the largest n (at most 16, and at most the rows loaded for) whose rows equal single steps, and the step
     after them, also where other rows were evaluated and left behind.
 
-    Remembered in `cache_dir` by the model's fingerprint, which names file, release, machine and options.
+    The answer holds for contexts of the same range as `n_prefix`. It is remembered in `cache_dir` by the model's
+    fingerprint, which names file, release, machine and options.
     """
     n_max = min(N_MAX, model.capabilities.max_rows)
     if n_max == 1 or not model.capabilities.rollback:
@@ -33,7 +43,14 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
     found = _known(model.card.fingerprint, n_max, cache_dir, n_prefix)
     if found is not None:
         return found
-    result = _probe(model, n_max, n_prefix)
+    n_tokens = n_prefix + n_max + 1
+    tokens = _some_tokens(model, n_tokens)
+    session = model.session(n_tokens)
+    try:
+        session.forward(tokens[:n_prefix], n_past=0)
+        result = _largest_equal(session, n_prefix, tokens[n_prefix:], range(2, n_max + 1))
+    finally:
+        session.close()
     remember(cache_dir, KIND, _key(model.card.fingerprint, n_max, n_prefix), result)
     return result
 
@@ -44,38 +61,116 @@ def will_probe(fingerprint: str, max_rows: int, cache_dir: Path | None) -> bool:
     return n_max > 1 and _known(fingerprint, n_max, cache_dir, N_PREFIX) is None
 
 
+class ExactRows:
+    """How many rows of a forward are bit-equal to single steps, by the length of the context.
+
+    What was found is kept in `cache_dir` by the model's fingerprint. Kernels are taken to agree less, never more, in
+    longer contexts: rows that differ in one range are not used in the ranges behind it.
+    """
+
+    def __init__(self, model: Model, cache_dir: Path | None) -> None:
+        """Begin with what is remembered of the model."""
+        self._model = model
+        self._cache_dir = cache_dir
+        self._key = f"{model.card.fingerprint} {min(N_MAX, model.capabilities.max_rows)} by range"
+        self._found = _remembered_ranges(recall(cache_dir, KIND, self._key))
+
+    def limit(self, n_past: int) -> int | None:
+        """Return how many rows after `n_past` cached tokens may be exact, as far as is known; None where no two are.
+
+        At the end of a range that is 1.
+        """
+        most = self._ceiling(n_past // RANGE_TOKENS)
+        return None if most < 2 else min(most, RANGE_TOKENS - n_past % RANGE_TOKENS)
+
+    def holds(self, session: Session, n_past: int, n_rows: int) -> bool:
+        """Tell whether `n_rows` rows after `n_past` cached tokens of a session are exact.
+
+        Where that is unknown, it is measured: by forwards of the session itself at `n_past`, which leave no more behind
+        than a rejected draft does. Where too little is left of the range or the session to measure it, they are not.
+
+        Raises:
+            What Session.forward raises.
+        """
+        limit = self.limit(n_past)
+        if limit is None or n_rows > limit:
+            return n_rows == 1
+        place = n_past // RANGE_TOKENS
+        proven = self._model_rows if place == 0 else self._found.get(place, (1, 0))[0]
+        if n_rows <= proven:
+            return True
+        ceiling = self._ceiling(place)
+        n = min(ceiling, 1 << (n_rows - 1).bit_length())  # in powers of two: each larger draft is not measured anew
+        n_compared = max(_LEAST_COMPARED, n)
+        if n_compared + 1 > min(RANGE_TOKENS - n_past % RANGE_TOKENS, session.n_ctx - n_past):
+            return False
+        tokens = _some_tokens(self._model, n_compared + 1)
+        try:
+            if proven < 2 and _largest_equal(session, n_past, tokens[:3], (2,)) < 2:  # most differ at once
+                equal = 1
+            else:
+                equal = max(proven, _largest_equal(session, n_past, tokens, sorted({2, n_rows, n})))
+        except ContextFullError:  # other sessions have taken the cells
+            return False
+        self._found[place] = (equal, ceiling if equal == n else equal)
+        remember(self._cache_dir, KIND, self._key, {str(at): list(found) for at, found in self._found.items()})
+        return n_rows <= equal
+
+    @property
+    def _model_rows(self) -> int:
+        claim = self._model.batch_invariant
+        return self._model.capabilities.max_rows if claim is True else claim
+
+    def _ceiling(self, place: int) -> int:
+        """Return the most rows that are not known to differ in a range or in one before it."""
+        return min([self._model_rows, *(found[1] for at, found in self._found.items() if at <= place)])
+
+
+def _remembered_ranges(value: object) -> dict[int, tuple[int, int]]:
+    """Return, by range, the rows proven and those not disproven, from what was read; empty where it makes no sense."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for place, found in value.items() if isinstance(value, dict) else ():
+        if not (isinstance(place, str) and place.isdecimal() and isinstance(found, list) and len(found) == 2):
+            return {}
+        proven, ceiling = found
+        if not (type(proven) is int and type(ceiling) is int and 1 <= proven <= ceiling <= N_MAX):
+            return {}
+        ranges[int(place)] = proven, ceiling
+    return ranges
+
+
 def _known(fingerprint: str, n_max: int, cache_dir: Path | None, n_prefix: int) -> int | None:
     found = recall(cache_dir, KIND, _key(fingerprint, n_max, n_prefix))
     return found if type(found) is int and 1 <= found <= n_max else None
 
 
 def _key(fingerprint: str, n_max: int, n_prefix: int) -> str:
-    return f"{fingerprint} {n_max} after others" + (f" {n_prefix}" if n_prefix != N_PREFIX else "")
+    return f"{fingerprint} {n_max} rows" + (f" {n_prefix}" if n_prefix != N_PREFIX else "")
 
 
-def _probe(model: Model, n_max: int, n_prefix: int) -> int:
-    """Compare forwards of n rows, and the single step after each, with n + 1 single steps of a session that only went
-    forward; before the first of them it goes back from other rows, as behind a draft that was rejected.
+def _some_tokens(model: Model, n: int) -> NDArray[np.int32]:
+    return np.random.default_rng(0).integers(0, model.card.n_vocab, n).astype(np.int32)
+
+
+def _largest_equal(session: Session, n_past: int, tokens: NDArray[np.int32], sizes: Sequence[int]) -> int:
+    """Return the last of `sizes`, ascending, up to which forwards of that many rows equal single steps; 1 if none does.
+
+    Each size is tried on the same rows, in forwards one behind the other and with a single step at the end: so keys and
+    values are compared, too. Before that the session goes back from other rows, as behind a rejected draft.
     """
-    rng = np.random.default_rng(0)
-    n_tokens = n_prefix + n_max + 1
-    tokens = rng.integers(0, model.card.n_vocab, n_tokens).astype(np.int32)
-    session = model.session(n_tokens)
-    try:
-        session.forward(tokens[:n_prefix], n_past=0)
-        steps = [_digest(session.forward(tokens[i : i + 1], n_past=i).logits[0]) for i in range(n_prefix, n_tokens)]
-        session.forward(tokens[-n_max:][::-1], n_past=n_prefix)
-        for n in range(2, n_max + 1):
-            end = n_prefix + n
-            rows = session.forward(tokens[n_prefix:end], n_past=n_prefix, rows="all").logits
-            if [_digest(row) for row in rows] != steps[:n]:
-                return n - 1
-            after = session.forward(tokens[end : end + 1], n_past=end).logits[0]
-            if _digest(after) != steps[n]:
-                return n - 1
-        return n_max
-    finally:
-        session.close()
+    ends = {n: min(max(_LEAST_COMPARED, n), len(tokens) - 1) for n in sizes}
+    n_steps = max(ends.values()) + 1
+    steps = [_digest(session.forward(tokens[i : i + 1], n_past=n_past + i).logits[0]) for i in range(n_steps)]
+    session.forward(tokens[1:n_steps][::-1], n_past=n_past)
+    largest = 1
+    for n, end in ends.items():
+        pieces = [(start, min(start + n, end)) for start in range(0, end, n)] + [(end, end + 1)]
+        for start, stop in pieces:
+            rows = session.forward(tokens[start:stop], n_past=n_past + start, rows="all").logits
+            if [_digest(row) for row in rows] != steps[start:stop]:
+                return largest
+        largest = n
+    return largest
 
 
 def _digest(row: NDArray[np.float32]) -> bytes:

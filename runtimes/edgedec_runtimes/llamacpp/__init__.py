@@ -15,7 +15,9 @@ from edgedec.memory import MemoryTerm, format_bytes
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_checks import require_consistent
 from edgedec.model_info import describe, require_text_decoder
+from edgedec.remembered import cpu_name
 from edgedec.system_memory import resident_bytes
+from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.invariance import will_probe
 from edgedec_runtimes.llamacpp.library import INSTALL, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load
@@ -120,8 +122,9 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
 
 
 def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
-    numerics = f"{version()} {options.kv_type} {options.flash_attention} {options.repack} {options.n_threads}"
-    device = f"{options.n_gpu_layers} {options.device} {platform.machine()}"
+    n_threads = options.n_threads or usable_cores()
+    numerics = f"{version()} {options.kv_type} {options.flash_attention} {options.repack} {n_threads}"
+    device = f"{options.n_gpu_layers} {options.device} {platform.machine()} {cpu_name()}"
     return hashlib.sha256(f"{_identity(gguf)} {numerics} {device}".encode()).hexdigest()
 
 

@@ -17,7 +17,7 @@ from edgedec.memory import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Rows
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.bookkeeping import ModelLock, Stop
-from edgedec_runtimes.invariance import measured_invariance
+from edgedec_runtimes.invariance import ExactRows, measured_invariance
 from edgedec_runtimes.llamacpp.context import N_UBATCH, Context, ContextOptions, Part
 from edgedec_runtimes.llamacpp.library import llama
 from edgedec_runtimes.llamacpp.session import LlamaCppSession, prefill_chunks
@@ -101,6 +101,11 @@ class LlamaCppModel:
     def batch_invariant(self) -> int | Literal[True]:
         """The largest n whose rows a probe finds bit-equal to single steps; measured once per model and options."""
         return measured_invariance(self, self._cache_dir)
+
+    @cached_property
+    def exact(self) -> ExactRows:
+        """What is known of bit-equal rows in longer contexts."""
+        return ExactRows(self, self._cache_dir)
 
     def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
         """Return what the process will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""
@@ -204,14 +209,12 @@ class LlamaCppModel:
         return _n_rows(group)
 
     def evaluate_again(self, session: LlamaCppSession, tokens: NDArray[np.int32]) -> None:
-        """Evaluate tokens as a chain, without logits, in pieces that have the bits of single steps."""
-        n_piece = int(self.__dict__.get("batch_invariant", 1))  # not worth a probe of its own
-        for start in range(0, len(tokens), n_piece):
-            piece = tokens[start : start + n_piece]
-            nothing = np.zeros(len(piece), dtype=np.bool_)
+        """Evaluate tokens as a chain, without logits, in single steps: their bits are always a chain's."""
+        nothing = np.zeros(1, dtype=np.bool_)
+        for start in range(len(tokens)):
             try:
-                session.context.decode([session.chain_part(piece, session.n_cached, nothing)])
-                session.advance(len(piece))
+                session.context.decode([session.chain_part(tokens[start : start + 1], session.n_cached, nothing)])
+                session.advance(1)
             except BaseException:
                 session.abandon()
                 raise

@@ -91,6 +91,14 @@ class LlamaCppSession(ItemSession):
         """Evaluate an item; see edgedec.model.Session."""
         return self._model.forward_with_progress([item], on_progress)[0]
 
+    def exact_rows(self, n_past: int) -> int | None:
+        """Return how many rows may be bit-equal to single steps; see edgedec.model.Session."""
+        return self._model.exact.limit(n_past)
+
+    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+        """Tell whether so many rows are bit-equal to single steps; see edgedec.model.Session."""
+        return self._model.exact.holds(self, n_past, n_rows)
+
     def check(self, item: ForwardItem) -> NDArray[np.int32]:
         """Return the item's tokens; raise when it can't be evaluated. Changes nothing."""
         if self._closed:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from edgedec.progress import OnProgress, Progress
 from edgedec.system_memory import return_free_memory
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked, check_items, require_capable
-from edgedec_runtimes.invariance import measured_invariance
+from edgedec_runtimes.invariance import ExactRows, measured_invariance
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK, SPARE_ROWS, Padding, Piece, Zeros, feeds
 from edgedec_runtimes.onnx.graph_model import MAX_ROWS, GraphModel, Opened, pieces
@@ -96,6 +97,11 @@ class OnnxModel(GraphModel[OnnxSession]):
         if self._invariant is None:
             self._invariant = measured_invariance(self, self._cache_dir)
         return self._invariant
+
+    @cached_property
+    def exact(self) -> ExactRows:
+        """What is known of bit-equal rows in longer contexts."""
+        return ExactRows(self, self._cache_dir)
 
     def session(self, n_ctx: int) -> OnnxSession:
         """Open an empty session; the system gives its memory as tokens are written."""

@@ -61,6 +61,14 @@ class OnnxSession(OwnSession["OnnxModel"]):
             self._buffers.move(slots, self.n_cached)
             self.state.hold_path(slots)
 
+    def exact_rows(self, n_past: int) -> int | None:
+        """Return how many rows may be bit-equal to single steps; see edgedec.model.Session."""
+        return self._model.exact.limit(n_past)
+
+    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+        """Tell whether so many rows are bit-equal to single steps; see edgedec.model.Session."""
+        return self._model.exact.holds(self, n_past, n_rows)
+
     def fork(self) -> "OnnxSession":
         """Open a second session with a copy of the cached prefix."""
         with self._model.exclusive():

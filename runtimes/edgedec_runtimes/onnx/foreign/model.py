@@ -1,6 +1,7 @@
 """A model on a graph that takes its KV cache as inputs and returns it longer: chains, evaluated piece by piece."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from edgedec.progress import OnProgress, Progress
 from edgedec.system_memory import return_free_memory
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked, check_items, require_capable
-from edgedec_runtimes.invariance import N_MAX, measured_invariance
+from edgedec_runtimes.invariance import N_MAX, ExactRows, measured_invariance
 from edgedec_runtimes.onnx.feeds import CHUNK, even
 from edgedec_runtimes.onnx.foreign.contract import Contract, feeds
 from edgedec_runtimes.onnx.foreign.session import Arrays, ForeignSession
@@ -77,6 +78,11 @@ class ForeignModel(GraphModel[ForeignSession]):
             ]
             self._invariant = min(found, default=1)
         return self._invariant
+
+    @cached_property
+    def exact(self) -> ExactRows:
+        """What is known of bit-equal rows in longer contexts."""
+        return ExactRows(self, self._cache_dir)
 
     def session(self, n_ctx: int) -> ForeignSession:
         """Open an empty session, of at most as many tokens as the graph has positions for."""

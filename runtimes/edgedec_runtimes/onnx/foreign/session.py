@@ -38,6 +38,14 @@ class ForeignSession(OwnSession["ForeignModel"]):
         with self._model.exclusive():
             self.state.leave_tree(rows)
 
+    def exact_rows(self, n_past: int) -> int | None:
+        """Return how many rows may be bit-equal to single steps; see edgedec.model.Session."""
+        return self._model.exact.limit(n_past)
+
+    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+        """Tell whether so many rows are bit-equal to single steps; see edgedec.model.Session."""
+        return self._model.exact.holds(self, n_past, n_rows)
+
     def fork(self) -> "ForeignSession":
         """Open a second session with the same arrays: neither writes to them."""
         with self._model.exclusive():
