@@ -191,6 +191,20 @@ def test_drafts_leave_the_text_as_it_is(exported: Exporter, draft: str) -> None:
         assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("n_prompt", [200, 300, 700])
+def test_drafts_leave_the_text_of_a_long_prompt_as_it_is(exported: Exporter, n_prompt: int) -> None:
+    """Drafts are verified in ranges of the context that were proven first, across a range's border too."""
+    folder = exported(types=("Q4_K", "Q6_K")).folder
+    prompt = np.resize(TOKENS[:40], n_prompt).tolist()
+    texts = []
+    for drafter in ("off", "suffix"):
+        with edgedec.load(folder, draft=drafter, n_threads=2, n_ctx=1024) as engine:
+            generation = engine.generate(prompt, max_tokens=80, seed=3, ignore_end=True, temperature=0.9)
+            texts.append(generation.token_ids)
+            assert (generation.stats.n_drafts > 0) == (drafter != "off")
+    assert texts[0] == texts[1]
+
+
 def test_trees_are_sent_in_loose_numerics_only(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter of trees has them verified as chains where the text is to stay the same."""
     shapes: list[bool] = []
