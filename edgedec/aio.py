@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from edgedec.generate import TokenStream
+from edgedec.one_reader import second_reader
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation, TokenOutput
 
-__all__ = ["TokenOutput", "finish", "iterate"]
+__all__ = ["AsyncTokenStream", "TokenOutput", "finish"]
 
 MakeStream = Callable[[CancelToken], TokenStream]
 
@@ -30,10 +31,38 @@ async def finish(make_stream: MakeStream) -> Generation:
         raise
 
 
-async def iterate(make_stream: MakeStream) -> AsyncIterator[TokenOutput]:
+class AsyncTokenStream(AsyncIterator[TokenOutput]):
+    """Tokens as they come from a thread. Closing or dropping it stops the generation.
+
+    One task at a time reads it: a second one gets a SessionError.
+    """
+
+    def __init__(self, make_stream: MakeStream) -> None:
+        self._cancel = CancelToken()
+        self._tokens = _tokens(make_stream, self._cancel)
+        self._reading = threading.Lock()  # two tasks may be of two event loops
+
+    async def __anext__(self) -> TokenOutput:
+        if not self._reading.acquire(blocking=False):
+            raise second_reader()
+        try:
+            return await anext(self._tokens)
+        finally:
+            self._reading.release()
+
+    async def aclose(self) -> None:
+        """Stop the generation; a task that is reading comes to the stream's end. Calling it again does nothing."""
+        self._cancel.cancel()
+        if self._reading.acquire(blocking=False):
+            try:
+                await self._tokens.aclose()
+            finally:
+                self._reading.release()
+
+
+async def _tokens(make_stream: MakeStream, cancel: CancelToken) -> AsyncGenerator[TokenOutput]:
     """Yield a stream's tokens as they come from a thread; stops the generation when the consumer stops."""
     loop = asyncio.get_running_loop()
-    cancel = CancelToken()
     queue: asyncio.Queue[TokenOutput | BaseException | None] = asyncio.Queue()
 
     def put(item: TokenOutput | BaseException | None) -> None:

@@ -167,6 +167,7 @@ class Batcher:
         if os.getpid() != self._pid:  # a fork's copy of the lock may be held by a thread that it has not
             return
         with self._changed:
+            session.cancelled = True
             ticket = session.ticket
             if ticket is None:
                 return
@@ -267,6 +268,7 @@ class BatchedSession:
         shared: What the latest forward was part of.
         taking_part: Whether a generation is running on it.
         ticket: The forward that it waits for.
+        cancelled: Whether cancel() was called since the latest forward began: a prompt's next piece is not read then.
         n_valid: How many of the tokens that the runtime's session holds count, where the latest forward was given up,
             maybe before the others were dropped; None for all.
     """
@@ -276,6 +278,7 @@ class BatchedSession:
     shared: Shared = field(default_factory=Shared)
     taking_part: bool = False
     ticket: _Ticket | None = None
+    cancelled: bool = False
     n_valid: int | None = None
 
     @property
@@ -327,6 +330,7 @@ class BatchedSession:
     ) -> Forward:
         """Evaluate new rows, together with other sessions' where they ask at the same time; see Session.forward."""
         item = ForwardItem(self.inner, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
+        self.cancelled = False
         if tokens is not None and self._is_cut(item):
             n_end = n_past + len(tokens)
             while len(tokens) > (n_rows := self.batcher.piece_rows(self)):
@@ -334,6 +338,8 @@ class BatchedSession:
                 n_past, tokens = n_past + n_rows, tokens[n_rows:]
                 if on_progress is not None:
                     on_progress(Progress("prefill", n_past, n_end, "tokens"))
+                if self.cancelled:  # between two pieces: no forward was there to cancel
+                    raise CancelledError("a forward was cancelled")
             item = replace(item, n_past=n_past, tokens=tokens)
         return self._evaluate(item)
 

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import index
@@ -273,15 +273,13 @@ class Engine:
         """Answer without blocking the event loop; cancelling the task stops the generation."""
         return await aio.finish(lambda cancel: self.chat_stream(messages, cancel=cancel, **options))
 
-    def astream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncIterator[aio.TokenOutput]:
+    def astream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> aio.AsyncTokenStream:
         """Generate token by token without blocking the event loop; leaving the loop stops the generation."""
-        return aio.iterate(lambda cancel: self.stream(prompt, cancel=cancel, **options))
+        return aio.AsyncTokenStream(lambda cancel: self.stream(prompt, cancel=cancel, **options))
 
-    def achat_stream(
-        self, messages: Sequence[Message], **options: Unpack[RequestOptions]
-    ) -> AsyncIterator[aio.TokenOutput]:
+    def achat_stream(self, messages: Sequence[Message], **options: Unpack[RequestOptions]) -> aio.AsyncTokenStream:
         """Answer token by token without blocking the event loop; leaving the loop stops the generation."""
-        return aio.iterate(lambda cancel: self.chat_stream(messages, cancel=cancel, **options))
+        return aio.AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, **options))
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
         """Write the KV of the last request to a file, from which load_prompt_cache goes on."""
@@ -321,7 +319,10 @@ class Engine:
                 self._target.drafting.save()
 
     def close(self) -> None:
-        """Stop what is running, then free the model and its memory; calling it again does nothing.
+        """Stop what is running, end the streams, paused ones too, and free the model; calling it again does nothing.
+
+        A stream that this ends is over: its next token is StopIteration, its finish_reason "cancelled". Called back
+        from within a stream (on_progress, a drafter), the model is freed as soon as that stream's step has ended.
 
         Raises:
             StorageError, ModelFormatError: All is freed, but the draft store could not be written.
@@ -329,9 +330,16 @@ class Engine:
         for target in self._turns.things:
             target.closing = True
             target.session.cancel()
-        if self._turns.mine or os.getpid() != self._target.pid:  # inside a stream's own loop, or in a forked child
+        if os.getpid() != self._target.pid:  # in a forked child
             self._close_models()
             return
+        streams = [stream for target in self._turns.things if (stream := target.stream and target.stream())]
+        for stream in streams:
+            stream.cancel()
+        if any(stream.close_soon(self.close) for stream in streams):
+            return
+        for stream in streams:
+            stream.close()
         with self._turns.all():
             self._close_models()
 

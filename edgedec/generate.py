@@ -1,6 +1,7 @@
 """One generation from its request to its last token, as a stream."""
 
 import os
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from edgedec.lossy_layers import lossy_note
 from edgedec.memory_watch import Watch
 from edgedec.model import Session
 from edgedec.noise import Noise
+from edgedec.one_reader import OneReader
 from edgedec.policy import Policy
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Generation, Request, Sequence, TokenOutput
@@ -39,7 +41,8 @@ class Target:
         curve: Measured cost of its forwards.
         drafting: What it drafts with, or None.
         pid: The process that opened it.
-        closing: Set once, to end what is running and refuse what comes.
+        closing: Set once, to refuse what comes.
+        stream: The stream that holds it, paused streams too; None where none does.
         runtime_reason: What a comparison of runtimes found; may be empty.
         watch: What sheds memory that can be done without, or None.
         max_rows: Most rows of a forward that verifies, where memory is planned, or None.
@@ -52,13 +55,17 @@ class Target:
     drafting: Drafting | None = None
     pid: int = field(default_factory=os.getpid)
     closing: bool = False
+    stream: "weakref.ref[TokenStream] | None" = None
     runtime_reason: str = ""
     watch: Watch | None = None
     max_rows: int | None = None
 
 
 class TokenStream(Iterator[TokenOutput]):
-    """Tokens as they come. Closing or dropping it stops the generation; the state so far can be read at any time."""
+    """Tokens as they come. Closing or dropping it stops the generation; the state so far can be read at any time.
+
+    One thread at a time reads it: a second one gets a SessionError. Closing the model ends it, wherever it is paused.
+    """
 
     def __init__(
         self,
@@ -70,7 +77,8 @@ class TokenStream(Iterator[TokenOutput]):
     ) -> None:
         target = turns.things[0]
         _check_request(request, target.session, constraint)
-        self._cancel = cancel or CancelToken()
+        self._reader = OneReader()
+        self._stop = CancelToken()  # of this stream alone; `cancel` may be shared with others
         self._sequence = Sequence(request, list(request.prompt_ids))
         self._sequence.stats.seed = request.seed
         self._sequence.stats.runtime = target.session.model.card.runtime
@@ -80,20 +88,40 @@ class TokenStream(Iterator[TokenOutput]):
             self._sequence.stats.lossy = note
             self._sequence.stats.add_reason(note)
         self._outputs: list[TokenOutput] = []
-        self._tokens = _run(turns, self._sequence, self._cancel, on_progress, constraint)
+        tokens = _run(turns, self._sequence, self._stop, on_progress, constraint, weakref.ref(self))
+        self._tokens = tokens if cancel is None else _stopped_by(cancel, self._stop, tokens)
 
     def __next__(self) -> TokenOutput:
-        output = next(self._tokens)
-        self._outputs.append(output)
+        with self._reader.reading():
+            output = next(self._tokens)
+            self._outputs.append(output)
         return output
 
     def cancel(self) -> None:
         """Stop the generation, from any thread; the stream then ends with finish_reason "cancelled"."""
-        self._cancel.cancel()
+        self._stop.cancel()
 
     def close(self) -> None:
-        """Stop the generation and free its turn; calling it again does nothing."""
-        self._tokens.close()
+        """Stop the generation and free its turn, from any thread; calling it again does nothing.
+
+        Where another thread is reading, that reader comes to the stream's end first. From a callback of the stream
+        itself the generation is stopped, and its turn is free when the reader has come to the end.
+        """
+        self._stop.cancel()
+        if not self._reader.is_here:
+            with self._reader.closing(self._stop.cancel):
+                self._tokens.close()
+
+    def close_soon(self, then: Callable[[], None]) -> bool:
+        """From a callback of the stream: stop the generation, call `then` after the callback's step, return True.
+
+        From elsewhere nothing is done, and False returned.
+        """
+        if not self._reader.is_here:
+            return False
+        self._stop.cancel()
+        self._reader.afterwards(then)
+        return True
 
     @property
     def generation(self) -> Generation:
@@ -131,6 +159,7 @@ def _run(
     cancel: CancelToken,
     on_progress: OnProgress | None,
     constraint: Constraint | None,
+    stream: "weakref.ref[TokenStream]",
 ) -> Generator[TokenOutput]:
     """Wait for a session, the one that holds most of the prompt, then decode until something ends the text."""
     if os.getpid() != turns.things[0].pid:
@@ -140,15 +169,26 @@ def _run(
         try:
             if target is None:
                 sequence.finish_reason = "cancelled"
-            elif target.closing:
-                raise SessionError("the model is closed; load it again")
             else:
+                target.stream = stream  # first: who closes the model looks for streams after it has set `closing`
+                if target.closing:
+                    raise SessionError("the model is closed; load it again")
                 with cancel.calling(target.session.cancel), _joined(target.session):
                     open_decoder = partial(_decoder, target, sequence, on_progress, constraint)
                     yield from _decode(target, sequence, open_decoder, cancel, started)
         finally:
+            if target is not None:
+                target.stream = None
             sequence.stats.total_s = perf_counter() - started
             sequence.stats.n_generated_tokens = sequence.n_generated
+
+
+def _stopped_by(cancel: CancelToken, stop: CancelToken, tokens: Generator[TokenOutput]) -> Generator[TokenOutput]:
+    """Cancel `stop` together with `cancel` while `tokens` are read."""
+    with cancel.calling(stop.cancel):
+        if cancel.cancelled:
+            stop.cancel()
+        yield from tokens
 
 
 def _decode(
@@ -175,7 +215,7 @@ def _steps(
     target: Target, sequence: Sequence, decoder: Decoder, text: TextStream, cancel: CancelToken, started: float
 ) -> Iterator[TokenOutput]:
     while sequence.finish_reason is None:
-        if cancel.cancelled or target.closing:
+        if cancel.cancelled:
             sequence.finish_reason = "cancelled"
             break
         if target.watch is not None:

@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Waiter:
-    """Who stands in the queue: a thread, and whether it waits for all the things."""
+    """Who stands in the queue: a thread (its number may soon be another's), and whether it waits for all the things."""
 
-    thread: int
+    thread: threading.Thread
     wants_all: bool
 
 
@@ -36,12 +36,12 @@ class Turns(Generic[T]):
         self.last = self.things[0]
         self._changed = threading.Condition()
         self._waiting: deque[_Waiter] = deque()
-        self._holders: dict[int, int] = {}  # place -> thread
+        self._holders: dict[int, threading.Thread] = {}  # by place
 
     @property
     def mine(self) -> bool:
         """Whether this thread holds one of the things."""
-        return threading.get_ident() in self._holders.values()
+        return threading.current_thread() in self._holders.values()
 
     @contextmanager
     def turn(self, cancel: CancelToken, value: Callable[[T], float] | None = None) -> Iterator[T | None]:
@@ -119,13 +119,13 @@ class Turns(Generic[T]):
             return False
         if any(waiter.wants_all for waiter in self._waiting):
             return True
-        stuck = {threading.get_ident(), *queue[n_free:]}
+        stuck = {threading.current_thread(), *queue[n_free:]}
         return len(queue) >= n_free and stuck.issuperset([*self._holders.values(), *queue[:n_free]])
 
     @contextmanager
     def _queued(self, *, wants_all: bool = False) -> Iterator["_Waiter"]:
         """Stand in the queue inside the block, whatever ends it (KeyboardInterrupt too): those behind can't pass."""
-        waiter = _Waiter(threading.get_ident(), wants_all)
+        waiter = _Waiter(threading.current_thread(), wants_all)
         self._waiting.append(waiter)
         try:
             yield waiter
