@@ -20,6 +20,9 @@ from edgedec.errors import RequestError
 from edgedec.noise import SEED_LIMIT, Noise, gumbel
 from edgedec.row_ops import NUMPY_ROW_OPS, RowOps, nucleus
 
+MAX_STOPS = 1000
+MAX_STOP_CHARS = 16_384
+
 _SLACK = 1e-3  # of a logit, more than a sum's rounding
 _REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _WHOLE = ("top_k", "penalty_last_n")
@@ -43,7 +46,8 @@ class SamplingParams:
         logit_bias: Added to the logits of these token ids; -inf rules a token out.
         seed: 0 to 2^64-1; None draws one, which the result tells.
         max_tokens: Most tokens to generate; None for as many as the context holds.
-        stop: The text ends before the first of these strings.
+        stop: The text ends before the first of these strings that is complete; at most MAX_STOPS of them, with
+            MAX_STOP_CHARS characters together.
         logprobs: Also return the log-probabilities of the chosen token and of this many most probable ones, as
             the model gives them (before bias, penalties and truncation); None returns none.
         ignore_end: Go on past the model's end tokens (for benchmarks).
@@ -80,8 +84,7 @@ class SamplingParams:
         _require("seed", self.seed, self.seed is None or 0 <= self.seed < SEED_LIMIT, "0 to 2^64-1, or None")
         _require("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "from 1, or None")
         _require("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 100, "0 to 100, or None")
-        if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
-            raise RequestError(f"stop is {self.stop!r}; it must hold strings, none of them empty")
+        _check_stop(self.stop)
         if not all(abs(bias) <= _LARGEST_BIAS or bias == -np.inf for bias in self.logit_bias.values()):
             raise RequestError("logit_bias must hold numbers from -1e30 to 1e30, or -inf (which rules a token out)")
 
@@ -120,13 +123,23 @@ class SamplingParams:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
+def _check_stop(stop: Sequence[str]) -> None:
+    """Raise RequestError unless these can be stop strings; they are looked for after every token."""
+    if len(stop) > MAX_STOPS and not isinstance(stop, str):
+        raise RequestError(f"stop holds {len(stop):,} strings; it may hold at most {MAX_STOPS:,}")
+    if isinstance(stop, str) or not all(isinstance(string, str) and string for string in stop):
+        raise RequestError(f"stop is {stop!r:.200}; it must hold strings, none of them empty")
+    if (n_chars := sum(map(len, stop))) > MAX_STOP_CHARS:
+        raise RequestError(f"stop holds {n_chars:,} characters; its strings may have {MAX_STOP_CHARS:,} together")
+
+
 def _is_a(kind: type, value: object) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _require(name: str, value: Any, holds: bool, expected: str) -> None:
     if not holds:  # NaN fails every comparison, and so lands here too
-        raise RequestError(f"{name} is {value!r}; it must be {expected}")
+        raise RequestError(f"{name} is {value!r:.200}; it must be {expected}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,40 +19,83 @@ class TextStream:
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._stop = tuple(stop)
+        self._stops = _StopStrings(stop) if stop else None
+        self._place = 0
         self._held = ""
         self.stopped: str | None = None
 
     def feed(self, data: bytes) -> str:
         """Take the bytes of a token and return the text that is now certain."""
         text = self._decoder.decode(data)
-        return self._release(text) if self._stop else text
+        return text if self._stops is None else self._release(text, self._stops)
 
     def finish(self) -> str:
         """Return what was held back; the text is over."""
-        text = self._release(self._decoder.decode(b"", final=True))
+        text = self._decoder.decode(b"", final=True)
+        if self._stops is not None:
+            text = self._release(text, self._stops)
         if self.stopped is None:
             text += self._held
         self._held = ""
         return text
 
-    def _release(self, new: str) -> str:
+    def _release(self, new: str, stops: "_StopStrings") -> str:
         if self.stopped is not None:
             return ""
-        text = self._held + new
-        found = [(text.find(stop), -len(stop), stop) for stop in self._stop if stop in text]
-        if found:
-            start, _, self.stopped = min(found)
-            self._held = ""
-            return text[:start]
-        n_held = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - n_held :]
-        return text[: len(text) - n_held]
+        text, place = self._held + new, self._place
+        for end, character in enumerate(new, len(self._held) + 1):
+            place = stops.step(place, character)
+            if n := stops.n_matched[place]:
+                self.stopped, self._held = text[end - n : end], ""
+                return text[: end - n]
+        self._place = place
+        n_certain = len(text) - stops.depth[place]
+        self._held = text[n_certain:]
+        return text[:n_certain]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that begins `stop` without being all of it."""
-    for n in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:n]):
-            return n
-    return 0
+class _StopStrings:
+    """Finds the first of several strings in one pass, however many they are (Aho and Corasick 1975, CACM 18:6).
+
+    A place stands for the longest end of the text that begins one of the strings; place 0 for none.
+
+    Attributes:
+        depth: By place, the length of that end.
+        n_matched: By place, the length of the longest string that ends there; 0 where none does.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._shorter = [0]  # by place, the next shorter end that begins a string, too
+        self.depth, self.n_matched = [0], [0]
+        for string in strings:
+            self._add(string)
+        row = list(self._next[0].values())
+        while row:
+            row = [following for place in row for following in self._link(place)]
+
+    def step(self, place: int, character: str) -> int:
+        """Return the place after one more character."""
+        while place and character not in self._next[place]:
+            place = self._shorter[place]
+        return self._next[place].get(character, 0)
+
+    def _add(self, string: str) -> None:
+        place = 0
+        for character in string:
+            if character not in self._next[place]:
+                self._next[place][character] = len(self._next)
+                self._next.append({})
+                self._shorter.append(0)
+                self.depth.append(self.depth[place] + 1)
+                self.n_matched.append(0)
+            place = self._next[place][character]
+        self.n_matched[place] = len(string)
+
+    def _link(self, place: int) -> list[int]:
+        """Find the shorter ends of the places that follow `place`, whose own is known; return them."""
+        for character, following in self._next[place].items():
+            shorter = self.step(self._shorter[place], character)
+            self._shorter[following] = shorter
+            self.n_matched[following] = self.n_matched[following] or self.n_matched[shorter]
+        return list(self._next[place].values())

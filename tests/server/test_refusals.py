@@ -39,6 +39,8 @@ CHAT = {"messages": messages("x"), "max_tokens": 1}
         ({"seed": -1}, "seed", "0 to 18446744073709551615"),
         ({"stop": ["a", 1]}, "stop", "list of strings"),
         ({"stop": [""]}, "stop", "none of them empty"),
+        ({"stop": ["x"] * 1001}, "stop", "at most 1,000"),
+        ({"stop": ["x" * 16_385]}, "stop", "may have 16,384 together"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "0 to 259"),
         ({"logit_bias": {"5": 101}}, "logit_bias", "-100 to 100"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
