@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from edgedec.errors import PromptTooLongError
+from edgedec.progress import CancelToken
 
 Message = Mapping[str, Any]
 
@@ -17,10 +18,12 @@ class ChatTemplate(Protocol):
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        cancel: CancelToken | None = None,
     ) -> str:
-        """Return the prompt text; `tools` are what the model may call, in OpenAI's form.
+        """Return the prompt text; `tools` are what the model may call, in OpenAI's form; `cancel` ends the rendering.
 
         Raises:
+            CancelledError: It was cancelled.
             TemplateError: The template fails, runs without end or reaches outside its sandbox.
             RequestError: A message or a tool is malformed.
         """

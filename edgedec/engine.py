@@ -16,7 +16,7 @@ from edgedec import aio
 from edgedec.batching import BatchedSession
 from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
 from edgedec.curve import CostCurve
-from edgedec.errors import ModelFormatError, RequestError, SessionError, TemplateError
+from edgedec.errors import CancelledError, ModelFormatError, RequestError, SessionError, TemplateError
 from edgedec.generate import Target, TokenStream
 from edgedec.grammar import Grammar, Grammars, JsonSchema, chosen_grammar
 from edgedec.memory import MemoryPlan, release
@@ -222,18 +222,29 @@ class Engine:
     ) -> TokenStream:
         """Answer token by token; as chat()."""
         chosen: RequestOptions = {"reuse": "longest", **options}
-        return self.stream(self.chat_ids(messages), cancel=cancel, **chosen)
+        try:
+            token_ids = self.chat_ids(messages, cancel=cancel)
+        except CancelledError:
+            token_ids = []  # the stream ends before it begins
+        return self.stream(token_ids, cancel=cancel, **chosen)
 
     def chat_ids(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, object]] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        cancel: CancelToken | None = None,
     ) -> list[int]:
-        """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids."""
+        """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids.
+
+        Raises CancelledError where `cancel` ends the rendering, TemplateError where there is no template or it fails.
+        """
         if self._template is None:
             raise TemplateError(
                 f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
                 f"use generate() (--raw), or load it with chat_template=..."
             )
-        text = self._template.render(messages, add_generation_prompt=True, tools=tools)
+        text = self._template.render(messages, add_generation_prompt=True, tools=tools, cancel=cancel)
         bos = self.tokenizer.bos_token
         has_bos = bool(bos) and text.startswith(bos)
         return self.tokenizer.encode(text, add_special=not has_bos, parse_special=True)
@@ -335,7 +346,7 @@ class Engine:
             return
         streams = [stream for target in self._turns.things if (stream := target.stream and target.stream())]
         for stream in streams:
-            stream.cancel()
+            stream.cancel()  # all of them, before the first is waited for
         if any(stream.close_soon(self.close) for stream in streams):
             return
         for stream in streams:

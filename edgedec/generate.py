@@ -76,7 +76,8 @@ class TokenStream(Iterator[TokenOutput]):
         constraint: Constraint | None = None,
     ) -> None:
         target = turns.things[0]
-        _check_request(request, target.session, constraint)
+        if request.prompt_ids or cancel is None or not cancel.cancelled:  # else it was cancelled while it was rendered
+            _check_request(request, target.session, constraint)
         self._reader = OneReader()
         self._stop = CancelToken()  # of this stream alone; `cancel` may be shared with others
         self._sequence = Sequence(request, list(request.prompt_ids))

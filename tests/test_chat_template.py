@@ -1,5 +1,8 @@
 """Chat templates: the text they give, the messages they refuse, and what a hostile one can't do."""
 
+import subprocess
+import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Mapping
@@ -13,8 +16,9 @@ import jinja2
 import pytest
 from support.real_models import real_model
 
-from edgedec.errors import RequestError, TemplateError
+from edgedec.errors import CancelledError, RequestError, TemplateError
 from edgedec.gguf import read_gguf
+from edgedec.progress import CancelToken
 from edgedec_runtimes import chat_budget
 from edgedec_runtimes.chat_budget import Budget
 from edgedec_runtimes.chat_filters import FILTERS, METHODS, TESTS
@@ -224,6 +228,12 @@ def test_qwen_style_without_thinking() -> None:
         ("{{ (1, 2) + (3,) }}{{ [1] * 2 }}{{ 7 // 2 }}{{ 7 % 4 }}{{ 2 ** 5 }}{{ 'a' * -1 }}", "(1, 2, 3)[1, 1]3332"),
         ("{{ '%s-%03d' % ('a', 7) }} {{ '{:>4}|{x}'.format('b', x=1) }} {{ '%d%%' | format(5) }}", "a-007    b|1 5%"),
         ("{{ 'a\nb' | indent(2) }}{{ ' x ' | trim }}{{ 'ab' | replace('a', 'c') | upper }}", "a\n  bxCB"),
+        ("{{ [1, 1.0, true, 2, 0.5, 0.5, 'A', 'a', none, none, '1'] | unique | list }}", "[1, 2, 0.5, 'A', None, '1']"),
+        ("{{ [(1, 'a'), (1.0, 'a'), (1, ('b',)), (1, ('b',))] | unique | list }}", "[(1, 'a'), (1, ('b',))]"),
+        (
+            "{{ ['A', 'a'] | unique(true) | list }}{{ [{'n': 1}, {'n': 1}] | unique(attribute='n') | list }}",
+            "['A', 'a'][{'n': 1}]",
+        ),
         ("{{ [3, 1, 2] | sort | reverse | list }}{{ [1, 1] | unique | list }}{{ [1, 2] | sum }}", "[3, 2, 1][1]3"),
         ("{{ ('<' | e) ~ ('<' | safe) ~ ('a' | safe + '<') }}", "&lt;<a<"),
         ("{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{{ loop.last }}{% endfor %}", "a1True"),
@@ -557,7 +567,12 @@ NOT_ALLOWED = [
     ("{{ 'a' | map('upper') }}", "a list_iterator is no text"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
     ("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}", "maximum recursion depth"),
-    (times(20000, "{% set ns.x = [ns.x] %}") + "{{ ns.x }}", "maximum recursion depth"),
+    (times(20000, "{% set ns.x = [ns.x] %}") + "{{ ns.x }}", "data nested more than 200 deep"),
+    (times(300, "{% set ns.x = (ns.x,) %}") + "{{ ns.x in messages[0] }}", "data nested more than 200 deep"),
+    ("{{ ('f' * 20000) | int(0, 16) }}", "integers of more than 10,000 digits"),
+    ("{{ (('f' * 400000) | int(0, 16)) is divisibleby(('f' * 200000) | int(0, 16)) }}", "integers of more than 10,000"),
+    ("{{ [range(3)] | unique | list }}", "a range cannot be a key"),
+    ("{{ [[1], [1]] | unique | list }}", "a list cannot be a key"),
     ("{{ no_such_function() }}", "'no_such_function' is undefined"),
     ("a\nb\n{{ messages[0].content.a.b }}", "line 3: 'str object' has no attribute 'a'"),
 ]
@@ -577,6 +592,63 @@ def test_templates_that_reach_too_far(source: str, complaint: str) -> None:
 def test_deep_chains_of_objects_are_freed(step: str) -> None:
     """Objects that hold each other 30,000 deep do not overflow the stack when they go."""
     assert rendered(times(30_000, f"{{% set ns.x = {step} %}}") + "done") == "done"
+
+
+EQUAL_HASHES = f"range(0, 60000 * {2**61 - 1}, {2**61 - 1})"
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_numbers_with_equal_hashes_cost_no_more_than_others(name: str) -> None:
+    """Every filter takes 60,000 numbers that all have the hash 0 in time; a set of them takes half a minute."""
+    start = time.thread_time()
+    with suppress(TemplateError):
+        rendered(f"{{% set x = {EQUAL_HASHES} | list %}}{{% set y = x | {name} %}}{{% set z = x | join | {name} %}}")
+    assert time.thread_time() - start < 10
+
+
+@pytest.mark.parametrize("kind", ["int", "float"])
+def test_unique_keeps_numbers_with_equal_hashes(kind: str) -> None:
+    """They are all different, and come out once each."""
+    source = f"{{{{ (({EQUAL_HASHES} | map('{kind}') | list) * 2) | unique | list | length }}}}"
+    assert rendered(source) == "60000"
+
+
+def test_deep_tuples_do_not_overflow_the_stack() -> None:
+    """Python hashes tuples in tuples without a limit of depth; what would end the process is a TemplateError."""
+    source = (
+        times(3, "{% for j in range(60000) %}{% set ns.x = (ns.x,) %}{% endfor %}") + "{{ [ns.x] | unique | list }}"
+    )
+    code = (
+        "import sys\n"
+        "from edgedec.errors import TemplateError\n"
+        "from edgedec_runtimes import chat_budget\n"
+        "from edgedec_runtimes.chat_template import ChatTemplate\n"
+        "chat_budget.LIMIT_S = 600.0\n"
+        "try:\n"
+        "    ChatTemplate(sys.argv[1], bos_token='', eos_token='').render([{'role': 'user', 'content': 'x'}])\n"
+        "except TemplateError as error:\n"
+        "    print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code, source], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "nested more than 200 deep" in result.stdout
+
+
+def test_a_rendering_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that is cancelled while an endless loop runs ends it; one that was cancelled before, at once."""
+    monkeypatch.setattr(chat_budget, "LIMIT_BYTES", 1 << 50)
+    monkeypatch.setattr(chat_budget, "LIMIT_S", 60.0)
+    cancel = CancelToken()
+    timer = threading.Timer(0.1, cancel.cancel)
+    timer.start()
+    with pytest.raises(CancelledError):
+        rendered(FOR_EVER, cancel=cancel)
+    timer.join()
+    with pytest.raises(CancelledError):
+        rendered(DEFAULT_TEMPLATE, cancel=cancel)
+    parts: list[Message] = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+    with pytest.raises(CancelledError):
+        rendered(DEFAULT_TEMPLATE, parts, cancel=cancel)
 
 
 def test_the_whole_budget_is_spent_in_seconds() -> None:

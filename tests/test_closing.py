@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import edgedec
-from edgedec.errors import SessionError
+from edgedec.errors import CancelledError, SessionError
 from edgedec.progress import CancelToken, Progress
+from edgedec_runtimes import chat_budget
+from edgedec_runtimes.chat_template import ChatTemplate
 
 PROMPT = "Some text to go on from"
 LONG = "x" * 3000  # several reports of progress while it is read
@@ -36,6 +38,12 @@ def soon(work: Callable[[], Any]) -> None:
     assert not thread.is_alive(), f"{work} does not return"
 
 
+def read_all(stream: edgedec.TokenStream, begun: threading.Event) -> None:
+    """Read a stream to its end, and say when it has begun."""
+    for _ in stream:
+        begun.set()
+
+
 def started(stream: edgedec.TokenStream) -> edgedec.TokenStream:
     """Take two tokens of a stream, and leave it paused."""
     next(stream)
@@ -46,7 +54,8 @@ def started(stream: edgedec.TokenStream) -> edgedec.TokenStream:
 @contextmanager
 def loaded(path: Path, runtime: str = "cpu", **options: Any) -> Iterator[edgedec.Engine]:
     """Load a model with a long context; a test that fails does not wait for its closing."""
-    yield edgedec.load(path, runtime=runtime, **{"n_ctx": 20_000, "draft": "off", **options})
+    given: Any = {"n_ctx": 20_000, "draft": "off", **options}
+    yield edgedec.load(path, runtime=runtime, **given)
 
 
 @pytest.mark.parametrize("runtime", ["reference", "llamacpp", "cpu"])
@@ -55,8 +64,11 @@ def test_close_ends_a_paused_stream_of_another_thread(tiny_path: Path, runtime: 
     """A stream that was begun and is not iterated ends as a cancelled one; its thread may be gone by then."""
     with loaded(tiny_path, runtime) as engine:
         messages = [{"role": "user", "content": "x"}]
-        make = (lambda: engine.chat_stream(messages, **ENDLESS)) if chat else (lambda: engine.stream(PROMPT, **ENDLESS))
-        stream = in_thread(lambda: started(make()))
+
+        def begin() -> edgedec.TokenStream:
+            return started(engine.chat_stream(messages, **ENDLESS) if chat else engine.stream(PROMPT, **ENDLESS))
+
+        stream = in_thread(begin)
         soon(engine.close)
         assert list(stream) == []
         assert stream.generation.finish_reason == "cancelled"
@@ -80,7 +92,7 @@ def test_close_ends_paused_and_running_streams_side_by_side(tiny_path: Path) -> 
         paused = [in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS))) for _ in range(2)]
         running = engine.stream(PROMPT, **ENDLESS)
         begun = threading.Event()
-        future = pool.submit(lambda: [begun.set() for _ in running])
+        future = pool.submit(read_all, running, begun)
         assert begun.wait(WAIT_S)
         soon(engine.close)
         future.result(WAIT_S)
@@ -178,7 +190,12 @@ def test_close_within_a_callback_frees_the_model_after_the_step(
     events: list[str] = []
     with loaded(tiny_path, runtime, n_parallel=n_parallel) as engine:
         free = type(engine.model).close
-        monkeypatch.setattr(type(engine.model), "close", lambda model: (events.append("freed"), free(model)))
+
+        def noted(model: Any) -> None:
+            events.append("freed")
+            free(model)
+
+        monkeypatch.setattr(type(engine.model), "close", noted)
 
         def close(progress: Progress) -> None:
             engine.close()
@@ -253,7 +270,7 @@ def test_a_stream_can_be_closed_while_another_thread_reads_it(tiny_path: Path) -
     with loaded(tiny_path) as engine, ThreadPoolExecutor(1) as pool:
         stream = engine.stream(PROMPT, **ENDLESS)
         begun = threading.Event()
-        future = pool.submit(lambda: [begun.set() for _ in stream])
+        future = pool.submit(read_all, stream, begun)
         assert begun.wait(WAIT_S)
         soon(stream.close)
         future.result(WAIT_S)
@@ -297,6 +314,22 @@ def test_cancelling_between_two_pieces_of_a_prompt(tiny_path: Path) -> None:
         assert result.finish_reason == "cancelled"
         assert len(reports) == 1
         engine.close()
+
+
+def test_cancelling_while_the_template_is_rendered(tiny: edgedec.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat whose template is still being rendered ends as a cancelled one, with nothing evaluated."""
+    monkeypatch.setattr(chat_budget, "LIMIT_BYTES", 1 << 50)
+    monkeypatch.setattr(chat_budget, "LIMIT_S", 60.0)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(tiny, "_template", ChatTemplate(endless, bos_token="", eos_token=""))
+    cancel = CancelToken()
+    timer = threading.Timer(0.1, cancel.cancel)
+    timer.start()
+    result = tiny.chat([{"role": "user", "content": "x"}], cancel=cancel)
+    timer.join()
+    assert (result.finish_reason, result.text, result.stats.n_prompt_tokens) == ("cancelled", "", 0)
+    with pytest.raises(CancelledError):
+        tiny.chat_ids([{"role": "user", "content": "x"}], cancel=cancel)
 
 
 def test_a_second_task_that_reads_an_async_stream_is_told(tiny: edgedec.Engine) -> None:

@@ -3,6 +3,10 @@
 Every operation of a template pays before it runs, for what it reads and for what it makes. So nothing larger than
 the budget can be built, nothing is read through more often than the budget allows, and no single operation takes
 long, however the template goes about it. A step (an iteration, a call, a comparison) costs 32 bytes.
+
+A price holds only where the time of an operation is in proportion to it. So there are bounds on what makes Python's
+own operations take longer than that: large integers (division), deep nesting (hashing overflows the stack), and
+numbers with equal hashes (sets and dicts search them one by one; see `identity`).
 """
 
 from operator import length_hint
@@ -14,10 +18,13 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Undefined
 
+from edgedec.progress import CancelToken
+
 LIMIT_BYTES = 64 << 20
 LIMIT_S = 5.0
 STEP_BYTES = 32
 MAX_INT_BITS = 33_219  # 10,000 digits
+MAX_DEPTH = 200  # of lists in lists; tools and messages have a few dozen
 
 _ATOMS = (str, int, float, type(None), Undefined)
 # Any, for isinstance: types of the standard library that have no public name.
@@ -26,16 +33,17 @@ CONTAINERS: Any = (list, tuple, dict, range, type({}.keys()), type({}.values()),
 
 
 class Budget:
-    """What is left for one rendering, in bytes, and until when."""
+    """What is left for one rendering, in bytes, until when, and what ends it earlier."""
 
-    __slots__ = ("_deadline_s", "left_bytes")
+    __slots__ = ("_cancel", "_deadline_s", "left_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, cancel: CancelToken | None = None) -> None:
         self.left_bytes = LIMIT_BYTES
         self._deadline_s = perf_counter() + LIMIT_S
+        self._cancel = cancel or CancelToken()
 
     def spend(self, n_bytes: int) -> None:
-        """Take `n_bytes` from the budget (SecurityError when it or the time is used up)."""
+        """Take `n_bytes` from the budget (SecurityError when it or the time is used up; CancelledError)."""
         left_bytes = self.left_bytes - n_bytes
         if not 0 <= left_bytes <= self.left_bytes:  # written so that a negative price and a NaN are refused too
             raise SecurityError(
@@ -45,6 +53,7 @@ class Budget:
         self.left_bytes = left_bytes
         if perf_counter() > self._deadline_s:
             raise SecurityError(f"it ran for more than {LIMIT_S:g} s; shorten the conversation or check the template")
+        self._cancel.check("render the chat template")
 
     def step(self, n_steps: int = 1) -> None:
         """Pay for that many steps."""
@@ -54,21 +63,26 @@ class Budget:
         """Pay for reading all of the values, what is reached twice counting twice, and return the price.
 
         Lists that contain a list twice, ten or a hundred levels deep, are small in memory and endless to print,
-        compare or hash. Refuses (SecurityError) anything that is no plain data: macros, namespaces, functions.
+        compare or hash. Refuses (SecurityError) anything that is no plain data: macros, namespaces, functions; and
+        what is nested so deep that hashing it could overflow the stack.
         """
         before = self.left_bytes
-        pending: list[Any] = list(values)
-        while pending:
-            value = pending.pop()
-            self.spend(STEP_BYTES + getsizeof(value))
-            if isinstance(value, _ATOMS):
-                continue
-            if not isinstance(value, CONTAINERS):
-                raise SecurityError(f"a {type(value).__name__} is no text or plain data")
-            pending.extend(value)
-            if isinstance(value, dict):
-                pending.extend(value.values())
-        return before - self.left_bytes
+        level: list[Any] = list(values)
+        for _ in range(MAX_DEPTH):
+            deeper: list[Any] = []
+            for value in level:
+                self.spend(STEP_BYTES + getsizeof(value))
+                if isinstance(value, _ATOMS):
+                    continue
+                if not isinstance(value, CONTAINERS):
+                    raise SecurityError(f"a {type(value).__name__} is no text or plain data")
+                deeper.extend(value)
+                if isinstance(value, dict):
+                    deeper.extend(value.values())
+            if not deeper:
+                return before - self.left_bytes
+            level = deeper
+        raise SecurityError(f"data nested more than {MAX_DEPTH} deep is not available")
 
     def made(self, value: Any) -> Any:
         """Pay for a value just made, not for what it refers to, and return it.
@@ -79,8 +93,32 @@ class Budget:
             value = list(value)
             self.spend(getsizeof(value))
             return iter(value)
+        if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+            raise too_large()
         self.spend(getsizeof(value))
         return value
+
+
+def too_large() -> SecurityError:
+    """Return the error for an integer with which arithmetic could take for ever."""
+    return SecurityError("integers of more than 10,000 digits are not available")
+
+
+def identity(value: Any) -> Any:
+    """Return what is equal for equal values, and can be looked up in a set in a moment, whatever a template made.
+
+    Hashes of numbers, and of tuples of them, are known beforehand: a template can make as many as it likes that are
+    all the same, and a set then compares each with all. A number's text has a hash that nobody knows.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int):
+        return "integer", hex(value)
+    if isinstance(value, float):
+        return "number", repr(value)
+    if isinstance(value, tuple):
+        return "tuple", *map(identity, value)
+    return check_key(value)
 
 
 def listed(value: Any) -> Any:

@@ -6,7 +6,7 @@ reading their arguments through have a price of their own.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import index, length_hint
 from string import Formatter
 from sys import getsizeof
@@ -18,7 +18,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext
 from jinja2.utils import pass_context
 
-from edgedec_runtimes.chat_budget import Budget, check_key, listed, pay_all, pay_items, pay_sorted, pay_step
+from edgedec_runtimes.chat_budget import Budget, check_key, identity, listed, pay_all, pay_items, pay_sorted, pay_step
 from edgedec_runtimes.chat_operators import compare, pay_percent, widths
 
 Price = Callable[..., object]  # what it returns does not matter
@@ -132,6 +132,21 @@ def _reverse(value: Any) -> Any:
     return value[::-1] if isinstance(value, str) else iter(list(value)[::-1])
 
 
+@pass_context
+def _unique(context: Context, value: Any, case_sensitive: bool = False, attribute: Any = None) -> Iterator[Any]:
+    """Yield the first of equal items, as Jinja's own filter does, but without hashes that a template can foresee."""
+    fold = None if case_sensitive else filters.ignore_case
+    key_of = filters.make_attrgetter(context.environment, attribute, postprocess=fold)
+    budget = budget_of(context)
+    seen = set()
+    for item in value:
+        budget.step()
+        key = identity(key_of(item))
+        if key not in seen:
+            seen.add(key)
+            yield item
+
+
 def _is_short(mark: Any) -> bool:
     return len(mark) <= MAX_INDENT if isinstance(mark, str) else mark is None or index(mark) <= MAX_INDENT
 
@@ -216,6 +231,7 @@ _FILTER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "reverse": _reverse,
     "safe": str,
     "tojson": _tojson,
+    "unique": _unique,
 }
 FILTERS = {name: _priced(_FILTER_FUNCTIONS[name], price) for name, price in _FILTER_PRICES.items()}
 

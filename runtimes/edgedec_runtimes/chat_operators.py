@@ -9,7 +9,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Undefined
 
-from edgedec_runtimes.chat_budget import CONTAINERS, MAX_INT_BITS, STEP_BYTES, Budget, listed
+from edgedec_runtimes.chat_budget import CONTAINERS, MAX_INT_BITS, STEP_BYTES, Budget, listed, too_large
 
 _STAR_WIDTH = re.compile(r"%[-+ #0-9.]*\*")
 _SEQUENCES = (str, list, tuple)
@@ -72,7 +72,7 @@ def pay_arithmetic(budget: Budget, left: Any, name: str, right: Any) -> None:
     elif isinstance(left, int) and isinstance(right, int):
         n_bits = left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length()
         if n_bits > MAX_INT_BITS:
-            raise SecurityError("integers of more than 10,000 digits are not available")
+            raise too_large()
         budget.spend(STEP_BYTES + max(0, n_bits) // 8)
     else:
         budget.step()

@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
+from edgedec.progress import CancelToken
 from edgedec_runtimes.chat_budget import STEP_BYTES, Budget, check_key, listed
 from edgedec_runtimes.chat_filters import FILTERS, METHODS, TESTS, budget_of
 from edgedec_runtimes.chat_operators import compare, pay_arithmetic
@@ -185,7 +186,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
 
-    def __init__(self) -> None:
+    def __init__(self, cancel: CancelToken | None = None) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -197,7 +198,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = FILTERS
         self.tests = TESTS  # type: ignore[assignment]  # the type that mypy infers from Jinja's own is too narrow
         self.globals = dict(_FUNCTIONS)
-        self.budget = Budget()
+        self.budget = Budget(cancel)
 
     def guarded_code(self, source: str) -> CodeType:
         """Compile a template (TemplateSyntaxError, and whatever else Jinja or Python raises on odd source)."""

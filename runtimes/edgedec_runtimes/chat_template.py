@@ -11,7 +11,8 @@ from typing import Any
 
 import jinja2
 
-from edgedec.errors import RequestError, TemplateError
+from edgedec.errors import CancelledError, RequestError, TemplateError
+from edgedec.progress import CancelToken
 from edgedec_runtimes.chat_sandbox import Sandbox
 
 MAX_REASON_CHARS = 300
@@ -47,6 +48,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        cancel: CancelToken | None = None,
         **variables: Any,
     ) -> str:
         """Return the prompt text of a conversation, special tokens spelled out.
@@ -54,8 +56,10 @@ class ChatTemplate:
         A message has a "role" and a "content": a string, or parts {"type": "text", "text": ...}, which are joined
         by line breaks unless the template takes parts. An assistant message with "tool_calls" needs no content.
         `variables` are what this model's template knows besides (`enable_thinking`, ...): plain data.
+        `cancel` ends the rendering, from any thread.
 
         Raises:
+            CancelledError: It was cancelled.
             RequestError: There is no message, or one is malformed.
             TemplateError: The template refuses the messages, fails, or uses more than a rendering may.
         """
@@ -63,23 +67,25 @@ class ChatTemplate:
         if tools is not None:
             _check_mappings(tools, "tool")
             tools = [dict(tool) for tool in tools]
-        if any(isinstance(message.get("content"), list) for message in checked) and not self._parts_are_taken():
+        if any(isinstance(message.get("content"), list) for message in checked) and not self._parts_are_taken(cancel):
             checked = [_joined(message) for message in checked]
         given = {"documents": None, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        return self._run({**self._tokens, **given, **variables, "messages": checked})
+        return self._run({**self._tokens, **given, **variables, "messages": checked}, cancel)
 
-    def _run(self, variables: Mapping[str, Any]) -> str:
+    def _run(self, variables: Mapping[str, Any], cancel: CancelToken | None) -> str:
         try:
-            return Sandbox().render(self._code, variables)
+            return Sandbox(cancel).render(self._code, variables)
+        except CancelledError:
+            raise
         except Exception as error:  # whatever a hostile template provokes, MemoryError and RecursionError included
             raise _template_error(error, _failing_line(error)) from error
 
-    def _parts_are_taken(self) -> bool:
+    def _parts_are_taken(self, cancel: CancelToken | None) -> bool:
         """Find out, once, whether a content of parts comes out as its text."""
         if self._takes_parts is None:
             parts = [{"type": "text", "text": _PROBE}]
             try:
-                text = self._run({**self._tokens, "messages": [{"role": "user", "content": parts}]})
+                text = self._run({**self._tokens, "messages": [{"role": "user", "content": parts}]}, cancel)
             except TemplateError:
                 text = ""
             self._takes_parts = _PROBE in text and repr(parts) not in text and json.dumps(parts) not in text
