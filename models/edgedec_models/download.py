@@ -12,7 +12,7 @@ from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 from edgedec_models.partial import Partial
 from edgedec_models.record import Wanted
-from edgedec_models.web import TransientError, check_status, retry
+from edgedec_models.web import Pace, TransientError, check_status, retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,11 @@ def _append(response: httpx.Response, wanted: Wanted, partial: Partial, options:
         )
     if total is not None:
         partial.expect(total)
+    pace = Pace()
     for block in response.iter_raw():
+        pace.got(len(block))
+        if total is None:
+            partial.make_room(len(block))
         if options.cancel is not None:
             options.cancel.check(f"pull {wanted.name}")
         partial.write(block)

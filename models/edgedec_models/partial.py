@@ -24,6 +24,9 @@ from edgedec_models.storage import (
     write_json,
 )
 
+MOST_UNKNOWN_BYTES = 100_000_000_000  # of a file whose size the server does not say
+ROOM_BYTES = 16 << 20
+
 
 def partial_path(path: Path) -> Path:
     """Return where a file is kept while it is incomplete."""
@@ -93,6 +96,24 @@ class Partial:
         """
         self._total_bytes = total_bytes
         self._require_space(total_bytes - self.size_bytes)
+
+    def make_room(self, n_bytes: int) -> None:
+        """Check that `n_bytes` more of a file of unknown size may come; looked at every ROOM_BYTES.
+
+        Raises:
+            PullError: It would be larger than any model.
+            StorageError: There is too little space to go on.
+        """
+        size_bytes = self.size_bytes + n_bytes
+        if size_bytes > MOST_UNKNOWN_BYTES:
+            self.restart()
+            raise PullError(
+                f"pull {self._wanted.name}: more than {human_bytes(MOST_UNKNOWN_BYTES)} came, and the server does not "
+                f"say how large the file is; nothing was kept. Is this the address of a model? Where it is, fetch the "
+                f"file by another program and give its path"
+            )
+        if size_bytes > self._total_bytes:
+            self.expect(size_bytes + ROOM_BYTES)
 
     def write(self, block: bytes) -> None:
         """Append a block.

@@ -13,7 +13,11 @@ from edgedec.errors import EdgedecError, ModelNotFoundError, PullError
 from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 
-N_TRIES = 4  # in a row, without a byte of progress
+N_TRIES = 4  # in a row, without progress
+PROGRESS_BYTES = 1 << 20  # more than ever before: less is no progress, else a byte at a time could go on for ever
+SLOW_S = 60.0  # in which
+SLOW_BYTES = 1 << 16  # must come; a modem brings five times as many
+MOST_DOCUMENT_BYTES = 64 << 20  # of an index page; the largest has some 10 MB
 BACKOFF_S = 0.5  # before the second try; doubled for each further one
 LONGEST_WAIT_S = 30.0
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
@@ -36,15 +40,52 @@ class TransientError(Exception):
 def open_client() -> httpx.Client:
     """Open a client that follows redirects and trusts what SSL_CERT_FILE, PIP_CERT or REQUESTS_CA_BUNDLE name.
 
+    A redirect from https to http is a PullError.
+
     Raises:
         PullError: The file of certificates cannot be used.
     """
     headers = {"User-Agent": "edgedec", "Accept-Encoding": "identity"}
-    return httpx.Client(verify=tls_context(), headers=headers, timeout=TIMEOUT, follow_redirects=True)
+    hooks = {"response": [_refuse_downgrade]}
+    return httpx.Client(
+        verify=tls_context(), headers=headers, timeout=TIMEOUT, follow_redirects=True, event_hooks=hooks
+    )
+
+
+def _refuse_downgrade(response: httpx.Response) -> None:
+    """Raise PullError where an https answer leads to an http address: anybody on that way could change the file."""
+    if not response.has_redirect_location or response.request.url.scheme != "https":
+        return
+    target = response.request.url.join(response.headers["Location"])
+    if target.scheme == "http":
+        raise PullError(
+            f"{redact(str(response.request.url))} leads from https to {redact(str(target))}, which is not encrypted; "
+            f"give that address yourself where you trust the network, with #sha256=... to have the file checked"
+        )
+
+
+class Pace:
+    """Ends a connection over which next to nothing comes."""
+
+    def __init__(self) -> None:
+        self._since_s = time.monotonic()
+        self._n_bytes = 0
+
+    def got(self, n_bytes: int) -> None:
+        """Count bytes that came; TransientError where fewer than SLOW_BYTES did in the last SLOW_S seconds."""
+        self._n_bytes += n_bytes
+        now_s = time.monotonic()
+        if now_s - self._since_s < SLOW_S:
+            return
+        if self._n_bytes < SLOW_BYTES:
+            raise TransientError(f"only {self._n_bytes:,} bytes came in {now_s - self._since_s:.0f} s")
+        self._since_s, self._n_bytes = now_s, 0
 
 
 def retry(attempt: Callable[[], T], what: str, options: ResolveOptions, n_done: Callable[[], int] = lambda: 0) -> T:
-    """Return attempt(), trying again after transient failures; progress, by n_done(), resets the count.
+    """Return attempt(), trying again after transient failures; progress, by n_done() in bytes, resets the count.
+
+    Progress is PROGRESS_BYTES more than ever before, so that the number of tries is bounded by the file's size.
 
     Raises:
         PullError: N_TRIES failed in a row, or one failed for good.
@@ -56,11 +97,11 @@ def retry(attempt: Callable[[], T], what: str, options: ResolveOptions, n_done: 
         except (TransientError, httpx.HTTPError, httpx.InvalidURL) as error:
             if not _is_transient(error):
                 raise PullError(f"{what}: {_reason(error)}") from error
-            if n_done() > furthest:
+            if n_done() >= furthest + PROGRESS_BYTES:
                 furthest, n_failed = n_done(), 0
             n_failed += 1
             if n_failed >= N_TRIES:
-                kept = ". What was fetched stays for resuming" if furthest else ""
+                kept = ". What was fetched stays for resuming" if n_done() else ""
                 raise PullError(
                     f"{what}: {_reason(error)} (tried {N_TRIES} times); check the connection and run it again{kept}"
                 ) from error
@@ -78,9 +119,16 @@ def get(
     """
 
     def attempt() -> httpx.Response:
-        response = client.get(url, headers=headers)
-        check_status(response, what)
-        return response
+        pace, content = Pace(), bytearray()
+        with client.stream("GET", url, headers=headers) as response:
+            check_status(response, what)
+            for block in response.iter_bytes():
+                pace.got(len(block))
+                content += block
+                if len(content) > MOST_DOCUMENT_BYTES:
+                    raise PullError(f"{what}: {redact(url)} sends more than {MOST_DOCUMENT_BYTES >> 20} MiB of a page")
+        kind = {"Content-Type": response.headers.get("Content-Type", "")}
+        return httpx.Response(response.status_code, headers=kind, content=bytes(content), request=response.request)
 
     return retry(attempt, what, options)
 

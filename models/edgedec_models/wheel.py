@@ -84,6 +84,11 @@ def find_wheel(client: httpx.Client, requirement: str, name: str, options: Resol
         found, found_version, *tags = file.removesuffix(".whl").split("-")
         same_project = re.sub(r"[-_.]+", "-", found).lower() == project
         if same_project and unquote(found_version).lower() == version.lower() and tags[-2:] == ["none", "any"]:
+            if response.url.scheme == "https" and urlsplit(link.url).scheme == "http" and link.sha256 is None:
+                raise PullError(
+                    f"pull {name}: the index {redact(index_url())} names {redact(link.url)}, which is not encrypted, "
+                    f"and gives no checksum for it"
+                )
             return link
     raise PullError(
         f"pull {name}: the index {redact(index_url())} has no wheel of {requirement} for any platform; it has "

@@ -11,7 +11,7 @@ from support.servers import StubServer, model_bytes, sha256
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, StorageError
 from edgedec.progress import Progress
 from edgedec.resolver import ResolveOptions
-from edgedec_models import partial, storage
+from edgedec_models import partial, storage, web
 from edgedec_models.addresses import url_path
 from edgedec_models.resolve import pull, resolve
 
@@ -173,6 +173,55 @@ def test_size_need_not_be_known(server: StubServer) -> None:
     reports: list[Progress] = []
     assert pull(f"{server.root}/a.gguf", ResolveOptions(on_progress=reports.append)).read_bytes() == DATA
     assert (reports[-1].done, reports[-1].total) == (len(DATA), None)
+
+
+def test_a_file_of_unknown_size_has_a_bound(server: StubServer, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not say how much will come, and does not stop, is left; nothing of it stays."""
+    server.add("/a.gguf", DATA, ETag='"v1"').length = False
+    monkeypatch.setattr(partial, "MOST_UNKNOWN_BYTES", 100_000)
+    with pytest.raises(PullError, match=r"more than 100\.0 kB came, and the server does not say how large the file is"):
+        pull(f"{server.root}/a.gguf", ResolveOptions())
+    assert len(server.seen) == 1
+    assert files_in(root) == []
+
+
+def test_a_file_of_unknown_size_leaves_space_on_the_disk(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is not known how much will come, the space is looked at again and again."""
+    server.add("/a.gguf", DATA).length = False
+    monkeypatch.setattr(partial, "ROOM_BYTES", 50_000)
+    left = [1_000_000, 10_000]
+    monkeypatch.setattr(storage, "free_bytes", lambda folder: left.pop(0))
+    with pytest.raises(StorageError, match=r"more are needed .* 10\.0 kB are free"):
+        pull(f"{server.root}/a.gguf", ResolveOptions())
+    assert left == []
+
+
+def test_a_byte_at_a_time_is_no_progress(server: StubServer) -> None:
+    """A server that cuts every connection after one more byte is left after as many tries as one that sends nothing."""
+    server.add("/a.gguf", DATA, ETag='"v1"').drops = list(range(1, 40))
+    with pytest.raises(PullError, match=r"\(tried 4 times\).*stays for resuming"):
+        pull(f"{server.root}/a.gguf", ResolveOptions())
+    assert len(server.seen) == 4
+
+
+def test_progress_makes_the_count_of_tries_begin_anew(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that break often, but bring something each time, fetch the whole file."""
+    monkeypatch.setattr(web, "PROGRESS_BYTES", 10_000)
+    server.add("/a.gguf", DATA, ETag='"v1"').drops = list(range(10_000, 200_000, 10_000))
+    assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
+    assert len(server.seen) == 20
+
+
+def test_a_connection_over_which_next_to_nothing_comes_is_left(
+    server: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the least rate a connection counts as broken (here none is fast enough)."""
+    monkeypatch.setattr(web, "SLOW_S", 0.0)
+    monkeypatch.setattr(web, "SLOW_BYTES", 1 << 30)
+    server.add("/a.gguf", DATA, ETag='"v1"')
+    with pytest.raises(PullError, match=r"only [\d,]+ bytes came in 0 s \(tried 4 times\)"):
+        pull(f"{server.root}/a.gguf", ResolveOptions())
+    assert len(server.seen) == 4
 
 
 def test_compressed_answer_is_refused(server: StubServer, root: Path) -> None:

@@ -1,6 +1,7 @@
 """HTTP details: which certificates are trusted, when a failure is tried again, and for how long."""
 
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -10,6 +11,7 @@ from edgedec.errors import CancelledError, PullError
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
 from edgedec_models import web
+from edgedec_models.wheel import find_wheel
 
 TLS_CONTEXT = web.tls_context  # the fixture of all tests replaces it
 CERTIFICATES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -73,3 +75,67 @@ def test_waiting_between_tries_can_be_cancelled() -> None:
 
     with pytest.raises(CancelledError):
         web.retry(attempt, "pull a", ResolveOptions(cancel=cancel))
+
+
+def client_of(answers: dict[str, httpx.Response]) -> httpx.Client:
+    """Return our client, with these answers by URL in place of a network."""
+    client = web.open_client()
+    client._transport = httpx.MockTransport(lambda request: answers[str(request.url)])
+    return client
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "follows"),
+    [
+        ("https://a/x", "https://b/y", True),
+        ("http://a/x", "http://b/y", True),
+        ("http://a/x", "https://b/y", True),
+        ("https://a/x", "http://me:secret@b/y", False),
+        ("https://a/x", "http://a/x/y", False),
+    ],
+)
+def test_a_redirect_does_not_give_up_encryption(first: str, second: str, follows: bool) -> None:
+    """From https a redirect leads to https only; the error has both addresses, and no password."""
+    answers = {first: httpx.Response(302, headers={"Location": second}), second: httpx.Response(200, text="data")}
+    with client_of(answers) as client:
+        if follows:
+            assert web.get(client, first, {}, "look up a", ResolveOptions()).text == "data"
+        else:
+            with pytest.raises(PullError, match=r"https://a/x leads from https to http://(a/x|b)/y") as refused:
+                web.get(client, first, {}, "look up a", ResolveOptions())
+            assert "secret" not in str(refused.value)
+
+
+def test_a_page_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that does not end does not fill the memory."""
+    monkeypatch.setattr(web, "MOST_DOCUMENT_BYTES", 1 << 20)
+    n_sent = 0
+
+    class Endless(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            nonlocal n_sent
+            while n_sent < 1000:
+                n_sent += 1
+                yield bytes(1 << 16)
+
+    with (
+        client_of({"https://a/x": httpx.Response(200, stream=Endless())}) as client,
+        pytest.raises(PullError, match="https://a/x sends more than 1 MiB of a page"),
+    ):
+        web.get(client, "https://a/x", {}, "look up a", ResolveOptions())
+    assert n_sent == 17
+
+
+def test_an_index_does_not_lead_to_unchecked_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel that an https index names by http needs a checksum."""
+    monkeypatch.setenv("EDGEDEC_PYPI_INDEX", "https://a/simple")
+
+    def found(fragment: str) -> str:
+        page = f'<a href="http://b/p-1.0-py3-none-any.whl{fragment}">p-1.0-py3-none-any.whl</a>'
+        answer = httpx.Response(200, html=page)
+        with client_of({"https://a/simple/p/": answer}) as client:
+            return find_wheel(client, "p==1.0", "a", ResolveOptions()).url
+
+    with pytest.raises(PullError, match=r"http://b/p-1\.0-py3-none-any\.whl, which is not encrypted"):
+        found("")
+    assert found("#sha256=" + "0" * 64) == "http://b/p-1.0-py3-none-any.whl"
