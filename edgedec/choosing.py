@@ -4,26 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Timer
-from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from edgedec import plugins
-from edgedec.errors import CancelledError, EdgedecError, RequestError, UnsupportedModelError
+from edgedec.comparing import as_measured, compare, is_faster
+from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.file_kinds import is_onnx
 from edgedec.gguf import read_gguf
 from edgedec.model import LoadOptions, Runtime
-from edgedec.progress import CancelToken
 from edgedec.remembered import machine_key, recall, remember
 
 _PREFERRED = ("cpu", "llamacpp")
 _FOR_ONNX = ("onnx", "npu")
 _NEVER_CHOSEN = ("reference",)
-_LIMIT_S = 3.0  # of a comparison, what must be loaded anyway not counted
-_MARGIN = 0.95  # what the second must fall below of the first's time: the first is the one with all capabilities
-_N_PROMPT, _N_STEPS = 8, 6
+_KIND = "runtimes"
 _TRIES, _MOST_TRIES = "tries", 3
 
 
@@ -51,8 +45,9 @@ class Choice:
 def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *, measure: bool = False) -> Choice:
     """Return the runtime of that name, or for "auto" the best that takes the file (and these options).
 
-    Where the first two both take it, the measured faster one is chosen; the comparison takes 3 s at most, is made only
-    if `measure`, and is remembered per model and machine in the options' cache_dir.
+    Where the first two both take it, the one that is measured to be faster is chosen, drafts counted as they are
+    expected on any text: whatever drafts, and how long a draft may be, changes nothing. The comparison takes 6 s at
+    most, is made only if `measure`, and is remembered per model and machine in the options' cache_dir.
 
     Raises:
         PluginError: No runtime has that name, or it does not import.
@@ -158,87 +153,42 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
     """Return the choice, or the rival's where that is known, or found now, to be faster."""
     first = choice.runtime
     key = _key(choice.path, options)
-    seconds = recall(options.cache_dir, "runtimes", key)
-    known = seconds if isinstance(seconds, dict) and first.name in seconds else {}
-    if not known or (measure and _unfinished(known, rival.name)):
+    known = recall(options.cache_dir, _KIND, key)
+    found = known if isinstance(known, dict) and as_measured(known.get(first.name)) is not None else {}
+    if not found or (measure and _unfinished(found, rival.name)):
         other = _taking(rival, choice.path, options, choice.refusals) if measure else None
         if other is None:
             return choice
-        seconds = _measure(choice.path, first, other, options) | {_TRIES: known.get(_TRIES, 0) + 1}
-        remember(options.cache_dir, "runtimes", key, seconds)
-    ours, theirs = seconds.get(first.name), seconds.get(rival.name)
-    if not isinstance(ours, float):
+        n_tries = _n_tries(found) + 1
+        measured = compare(choice.path, first, other, options)
+        found = {name: one and one.as_dict() for name, one in measured.items()} | {_TRIES: n_tries}
+        remember(options.cache_dir, _KIND, key, found)
+    ours, theirs = as_measured(found.get(first.name)), as_measured(found.get(rival.name))
+    if ours is None:
         return choice
-    if not isinstance(theirs, float):
-        return replace(choice, reason=f"{first.name}: {1000 * ours:.1f} ms a token; {rival.name} took too long to load")
-    reason = f"measured: {1000 * ours:.1f} ms a token on {first.name}, {1000 * theirs:.1f} on {rival.name}"
-    if theirs < _MARGIN * ours:
+    if theirs is None:
+        return replace(choice, reason=f"{ours.text(first.name)}; {rival.name} took too long to load")
+    reason = f"{ours.text(first.name)}; {theirs.text(rival.name)}"
+    if is_faster(theirs, ours):
         other = _taking(rival, choice.path, options, choice.refusals)
         if other is not None:
             return replace(choice, runtime=other, reason=reason, slower=first)
     return replace(choice, reason=reason)
 
 
-def _unfinished(known: Mapping[str, Any], name: str) -> bool:
+def _unfinished(found: Mapping[str, Any], name: str) -> bool:
     """Tell whether a runtime was not measured, perhaps for a busy machine, and is worth another try."""
-    return known.get(name) is None and known.get(_TRIES, 0) < _MOST_TRIES
+    return found.get(name) is None and _n_tries(found) < _MOST_TRIES
+
+
+def _n_tries(found: Mapping[str, Any]) -> int:
+    n = found.get(_TRIES)
+    return n if isinstance(n, int) else 0
 
 
 def _key(path: Path, options: LoadOptions) -> str:
-    """Name model, machine and options of a comparison."""
+    """Name model, machine and options of a comparison: what changes a forward's time, and not what changes drafts."""
     from edgedec import __version__
 
-    return f"{__version__} {read_gguf(path).header_hash} {machine_key(options)} {options.kv_type}"
-
-
-def _measure(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Any]:
-    """Return each runtime's seconds of a step; the rival's load counts, the first's (which may make tiles) does not."""
-    ours = _step_seconds(path, first, options, _LIMIT_S / 3, load_limited=False)
-    theirs = _step_seconds(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True)
-    return {first.name: ours, rival.name: theirs}
-
-
-def _step_seconds(
-    path: Path, runtime: Runtime, options: LoadOptions, limit_s: float, *, load_limited: bool
-) -> float | None:
-    """Return the least seconds that one token took, or None when none was done in time."""
-    outer, token = options.cancel or CancelToken(), CancelToken()
-    seconds: list[float] = []
-    small = replace(options, n_ctx=_N_PROMPT + _N_STEPS, n_parallel=1, max_rows=1, cancel=token)
-    prompt = np.arange(_N_PROMPT, dtype=np.int32)
-    outer.check("measuring the runtimes")
-    try:
-        with (
-            outer.calling(token.cancel),
-            _timer(limit_s if load_limited else None, token),
-            runtime.load(path, small) as model,
-            _timer(None if load_limited else limit_s, token),
-        ):
-            session = model.session(_N_PROMPT + _N_STEPS)
-            with token.calling(session.cancel):
-                session.forward(prompt, n_past=0)
-                for i in range(_N_STEPS):
-                    started = perf_counter()
-                    session.forward(prompt[:1], n_past=_N_PROMPT + i)
-                    seconds.append(perf_counter() - started)
-                    token.check("measuring")
-    except CancelledError:
-        outer.check("measuring the runtimes")
-    except EdgedecError:  # it will say so when it is asked for
-        return None
-    return min(seconds, default=None)
-
-
-@contextmanager
-def _timer(limit_s: float | None, token: CancelToken) -> Iterator[None]:
-    """Cancel the token when the time is over."""
-    if limit_s is None:
-        yield
-        return
-    timer = Timer(limit_s, token.cancel)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    forward = f"{options.kv_type} {options.flash_attention} {options.mmap} {options.repack}"
+    return f"{__version__} {read_gguf(path).header_hash} {machine_key(options)} {forward}"

@@ -235,7 +235,8 @@ class Policy:
         """Merge in what a drafter proposes; one whose nodes were of no use for long is asked now and then."""
         member.draft = EMPTY_DRAFT
         member.idle += 1
-        if member.idle > _REST_AFTER and member.idle % _REST_STEPS and not self._always:
+        rests = member.idle > _REST_AFTER and member.idle % _REST_STEPS
+        if rests and not self._always and self._recorder is None:  # a recording has every position
             return
         self._merge(stats, member, tree, min(n_max, _MOST_NODES))
 

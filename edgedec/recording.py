@@ -179,7 +179,7 @@ def replay(
         nodes, _ = best_part(row.paths, known, lambda n: cost(n + 1), room, spent_s)
         seconds += spent_s + cost(len(nodes) + 1)
         n_steps += 1
-        position += 1 + _n_accepted(row, set(nodes), token_ids[position + 1 :])
+        position += 1 + n_accepted(row, set(nodes), token_ids[position + 1 :])
     return Replay(max(0, last), n_steps, seconds, max(0, last) * cost(1))
 
 
@@ -192,7 +192,7 @@ def _n_made(row: Proposals, cost: Callable[[int], float], price: Callable[[Evalu
     return min(most, len(row.evaluated))
 
 
-def _n_accepted(row: Proposals, nodes: set[int], text: Sequence[int]) -> int:
+def n_accepted(row: Proposals, nodes: set[int], text: Sequence[int]) -> int:
     """Return how far the chosen nodes go along the text."""
     children: Mapping[tuple[int, int], int] = {
         (row.parents[node], row.tokens[node]): node for node in sorted(nodes, reverse=True)

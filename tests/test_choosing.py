@@ -1,5 +1,7 @@
 """Choosing between two runtimes that both take a model: measured once, remembered, said."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,13 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec import choosing
+from edgedec import choosing, comparing
+from edgedec.comparing import Measured, is_faster
 from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError
-from edgedec.model import LoadOptions, Runtime
+from edgedec.memory import MemoryTerm
+from edgedec.model import LoadOptions, Model, Runtime
 from edgedec.progress import CancelToken
+from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp import LlamaCpp
 
 
@@ -21,60 +26,181 @@ def model(tmp_path: Path) -> Path:
     return tiny_llama(tmp_path / "m.gguf")
 
 
-def speeds(monkeypatch: pytest.MonkeyPatch, **seconds: float | None) -> list[str]:
-    """Let each runtime's step take so long; return the names of those measured."""
-    measured: list[str] = []
+CPU = Measured({1: 0.0343, 2: 0.0372, 4: 0.0430, 8: 0.0500}, 0.0053, 8, 1074_000_000)
+LLAMACPP = Measured({1: 0.0317, 2: 0.0500, 4: 0.0919, 8: 0.2219}, 0.0095, 8, 2044_000_000)
+"""A machine with fast memory: llama.cpp's single token is the faster one, its forwards of several rows are not."""
 
-    def step_seconds(path: Path, runtime: Runtime, *_: Any, **__: Any) -> float | None:
-        measured.append(runtime.name)
-        return seconds[runtime.name]
 
-    monkeypatch.setattr(choosing, "_step_seconds", step_seconds)
-    return measured
+def speeds(monkeypatch: pytest.MonkeyPatch, **found: Measured | None) -> list[str]:
+    """Let each runtime be measured so; return the names of those measured."""
+    names: list[str] = []
+
+    def measured(path: Path, runtime: Runtime, *_: Any, **__: Any) -> Measured | None:
+        names.append(runtime.name)
+        return found[runtime.name]
+
+    monkeypatch.setattr(comparing, "measured", measured)
+    return names
+
+
+def alike(factor: float, measured: Measured = CPU) -> Measured:
+    """Return a runtime that takes so many times as long for everything."""
+    assert measured.prompt_s is not None
+    seconds = {n: factor * seconds for n, seconds in measured.seconds.items()}
+    return replace(measured, seconds=seconds, prompt_s=factor * measured.prompt_s)
 
 
 def test_the_faster_one_is_taken_and_remembered(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One comparison per model and options; a lookup that may not measure sees its outcome."""
     options = LoadOptions(cache_dir=tmp_path / "cache")
     assert choosing.choose_runtime(model, "auto", options).reason == ""
-    measured = speeds(monkeypatch, cpu=0.004, llamacpp=0.002)
+    measured = speeds(monkeypatch, cpu=CPU, llamacpp=alike(0.5))
     for measure in (True, False, True):
         choice = choosing.choose_runtime(model, "auto", options, measure=measure)
         assert choice.runtime.name == "llamacpp"
-        assert choice.reason == "measured: 4.0 ms a token on cpu, 2.0 on llamacpp"
+        assert choice.reason == (
+            "cpu: 34.3 ms a token, 17.7 with drafts as expected, 5.3 a token of a prompt, 1074.0 MB; "
+            "llamacpp: 17.1 ms a token, 8.9 with drafts as expected, 2.6 a token of a prompt, 1074.0 MB"
+        )
     assert measured == ["cpu", "llamacpp"]
     assert choosing.choose_runtime(model, "auto", replace(options, n_threads=1)).reason == ""
+    assert choosing.choose_runtime(model, "auto", replace(options, repack=False)).reason == ""
     assert choosing.choose_runtime(model, "cpu", options, measure=True).runtime.name == "cpu"
     # What the winner can't do leaves the other one.
     assert choosing.choose_runtime(model, "auto", replace(options, n_gpu_layers=-1)).runtime.name == "cpu"
 
 
+def test_drafts_prompts_and_memory_count_not_a_single_token_alone(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runtime that is faster for one token, but slow for several rows and prompts, and large, is not taken."""
+    speeds(monkeypatch, cpu=CPU, llamacpp=LLAMACPP)
+    choice = choosing.choose_runtime(model, "auto", LoadOptions(cache_dir=tmp_path / "cache"), measure=True)
+    assert (choice.runtime.name, choice.slower) == ("cpu", None)
+    assert choice.reason == (
+        "cpu: 34.3 ms a token, 17.7 with drafts as expected, 5.3 a token of a prompt, 1074.0 MB; "
+        "llamacpp: 31.7 ms a token, 28.6 with drafts as expected, 9.5 a token of a prompt, 2044.0 MB"
+    )
+
+
+def test_the_choice_does_not_depend_on_the_drafting(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another runtime may write another text: with and without drafts, and for any context, the same is measured."""
+    seen: list[LoadOptions] = []
+
+    class Seen(Cpu):
+        def load(self, path: Path, options: LoadOptions) -> Model:
+            seen.append(replace(options, cancel=None))
+            return super().load(path, options)
+
+        def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+            seen.append(replace(options, cancel=None))
+            return super().plan(path, options)
+
+    found = []
+    for options in (LoadOptions(max_rows=1), LoadOptions(max_rows=16, n_ctx=64, n_parallel=3, planning_bytes=1)):
+        seen.clear()
+        comparing.measured(model, Seen(), options, 600.0, load_limited=False, matters=_always)
+        found.append(list(seen))
+    assert found[0] == found[1]
+    assert [(options.n_ctx, options.max_rows) for options in found[0]] == [(40, 16), (None, 16)]
+
+    speeds(monkeypatch, cpu=CPU, llamacpp=alike(0.5))
+    cache = tmp_path / "cache"
+    choosing.choose_runtime(model, "auto", LoadOptions(cache_dir=cache, max_rows=16), measure=True)
+    assert choosing.choose_runtime(model, "auto", LoadOptions(cache_dir=cache, max_rows=1)).runtime.name == "llamacpp"
+
+
 @pytest.mark.parametrize(
     ("theirs", "reason"),
     [
-        (0.0039, "measured: 4.0 ms a token on cpu, 3.9 on llamacpp"),
-        (None, "cpu: 4.0 ms a token; llamacpp took too long to load"),
+        (alike(0.97), "; llamacpp: 33.3 ms a token, 17.2 with drafts as expected, 5.1 a token of a prompt, 1074.0 MB"),
+        (None, "; llamacpp took too long to load"),
     ],
 )
 def test_nearly_equal_or_unknown_is_no_reason_to_change(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: float | None, reason: str
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: Measured | None, reason: str
 ) -> None:
     """The first is the one that can do everything."""
-    speeds(monkeypatch, cpu=0.004, llamacpp=theirs)
+    speeds(monkeypatch, cpu=CPU, llamacpp=theirs)
     choice = choosing.choose_runtime(model, "auto", LoadOptions(cache_dir=tmp_path / "cache"), measure=True)
-    assert (choice.runtime.name, choice.reason) == ("cpu", reason)
+    assert (choice.runtime.name, choice.reason) == ("cpu", CPU.text("cpu") + reason)
+
+
+def test_rows_that_are_not_bit_equal_bring_nothing() -> None:
+    """Where no row of several has a single step's bits, what drafts would cost there says nothing."""
+    cheap = replace(alike(0.9), n_exact=8)
+    assert cheap.drafted_s() < CPU.drafted_s()
+    assert replace(cheap, n_exact=1, seconds={1: 0.5, 8: 0.5}).drafted_s() == 0.5
+    assert not is_faster(replace(cheap, n_exact=1), CPU)
+    assert is_faster(replace(cheap, n_exact=1), replace(CPU, n_exact=1))
+
+
+def test_twice_the_memory_must_be_a_tenth_faster() -> None:
+    """A runtime that holds more is taken for a gain that is worth it; one that holds less needs no more than any."""
+    assert CPU.n_bytes is not None
+    double = 2 * CPU.n_bytes
+    faster = alike(0.9)
+    assert is_faster(faster, CPU)
+    assert not is_faster(replace(faster, n_bytes=double), CPU)
+    assert is_faster(replace(alike(0.85), n_bytes=double), CPU)
+    assert is_faster(replace(faster, n_bytes=double), replace(CPU, n_bytes=None))
+
+
+def test_what_there_was_no_time_to_measure_counts_on_neither_side() -> None:
+    """A comparison that was cut short goes by the rows that both runtimes were timed with."""
+    short = Measured({1: LLAMACPP.seconds[1]}, None, None, None)
+    assert is_faster(short, CPU)
+    assert is_faster(LLAMACPP, CPU) is False
+    assert is_faster(replace(short, seconds={1: 0.034}), CPU) is False
+
+
+def test_the_probe_for_equal_bits_is_made_where_the_choice_depends_on_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a second on llama.cpp, so it is left out where the runtime wins or loses whatever it finds."""
+    asked: dict[str, Callable[[Measured], bool]] = {}
+
+    def noted(path: Path, runtime: Runtime, *_: Any, matters: Callable[[Measured], bool], **__: Any) -> Measured:
+        asked[runtime.name] = matters
+        return CPU
+
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing, "measured", noted)
+        comparing.compare(model, Cpu(), LlamaCpp(), LoadOptions())
+    unprobed = [replace(alike(factor), n_exact=None) for factor in (0.4, 0.9, 1.1)]
+    assert [asked["llamacpp"](found) for found in unprobed] == [False, True, False]
+    assert [asked["cpu"](found) for found in unprobed] == [True, True, True]
+
+    class Slow(Cpu):
+        name = "llamacpp"
+
+    for n_exact, matters in ((8, _always), (None, _never)):
+        found = comparing.measured(model, Slow(), LoadOptions(), 600.0, load_limited=True, matters=matters)
+        assert found is not None
+        assert found.n_exact == n_exact
+        assert set(found.seconds) == {1, 2, 4, 8}
+        assert found.n_bytes is not None
 
 
 def test_a_real_comparison_tells_both_figures(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics say what was found, when there is time for both; a second load finds it in the cache."""
     pytest.importorskip("llama_cpp")
-    monkeypatch.setattr(choosing, "_LIMIT_S", 600.0)
+    monkeypatch.setattr(comparing, "_LIMIT_S", 600.0)
     reasons = []
     for _ in range(2):
         with edgedec.load(model, cache_dir=tmp_path / "cache") as engine:
             stats = engine.generate("a", max_tokens=2).stats
             reasons.append((stats.runtime, stats.runtime_reason))
-    assert "ms a token on cpu" in reasons[0][1]
+    assert re.fullmatch(
+        "; ".join(
+            rf"{name}: [\d.]+ ms a token, (at best )?[\d.]+ with drafts as expected, "
+            r"[\d.]+ a token of a prompt, [\d.]+ MB"
+            for name in ("cpu", "llamacpp")
+        ),
+        reasons[0][1],
+    )
     assert reasons[0] == reasons[1]
     with edgedec.load(model, cache_dir=tmp_path / "other", memory="1GB") as engine:
         assert engine.generate("a", max_tokens=2).stats.runtime_reason == ""
@@ -83,13 +209,21 @@ def test_a_real_comparison_tells_both_figures(model: Path, tmp_path: Path, monke
 def test_damage_in_the_cache_is_measured_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that lies there ends a load."""
     options = LoadOptions(cache_dir=tmp_path / "cache")
-    measured = speeds(monkeypatch, cpu=0.004, llamacpp=0.008)
+    measured = speeds(monkeypatch, cpu=CPU, llamacpp=LLAMACPP)
     choosing.choose_runtime(model, "auto", options, measure=True)
     (file,) = (tmp_path / "cache" / "probes").glob("runtimes-*.json")
-    for damage in ("{", "[]", "{}", '{"cpu": "soon"}'):
+    damages = (
+        "{",
+        "[]",
+        "{}",
+        '{"cpu": "soon"}',
+        '{"cpu": {"seconds": {"1": -1}}}',
+        '{"cpu": 0.004, "llamacpp": 0.002}',
+    )
+    for damage in damages:
         file.write_text(damage)
         assert choosing.choose_runtime(model, "auto", options, measure=True).runtime.name == "cpu"
-    assert measured == ["cpu", "llamacpp"] * 5
+    assert measured == ["cpu", "llamacpp"] * (1 + len(damages))
 
 
 def test_a_cancelled_load_ends_the_comparison(model: Path, tmp_path: Path) -> None:
@@ -128,3 +262,11 @@ def test_a_value_that_the_only_runtime_does_not_take(model: Path, monkeypatch: p
 
 def _absent(*_: object) -> str:
     raise RuntimeUnavailableError("not installed")
+
+
+def _always(found: Measured) -> bool:
+    return True
+
+
+def _never(found: Measured) -> bool:
+    return False

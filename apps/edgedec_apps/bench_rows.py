@@ -42,12 +42,14 @@ class Recorded:
         id, task: The prompt's.
         token_ids: The generated tokens.
         proposals: One entry for every token but the last few.
+        n_prompt_tokens: Tokens of the prompt; 0 in older files, which do not say it.
     """
 
     id: str
     task: str
     token_ids: tuple[int, ...]
     proposals: tuple[Proposals, ...]
+    n_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ def record(
         yield {
             "id": request.id,
             "task": request.task,
+            "n_prompt_tokens": len(request.token_ids),
             "tokens": list(found.token_ids),
             "proposals": [row.as_dict() for row in found.proposals],
         }
@@ -165,7 +168,8 @@ def _text(row: dict[str, Any], where: str) -> Recorded:
     try:
         token_ids = tuple(int(token) for token in row["tokens"])
         proposals = tuple(_proposals(entry) for entry in row["proposals"])
-        found = Recorded(str(row["id"]), str(row["task"]), token_ids, proposals)
+        n_prompt = int(row.get("n_prompt_tokens", 0))
+        found = Recorded(str(row["id"]), str(row["task"]), token_ids, proposals, n_prompt)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"{where}: no such row as edgedec bench --rows writes ({error!r})") from error
     if len(proposals) < len(token_ids) - 2:

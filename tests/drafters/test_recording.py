@@ -67,6 +67,15 @@ def test_tables_evaluate_nothing(deep: Path) -> None:
     assert all(row.evaluated == () and row.after == (0,) * len(row.tokens) for row in rows)
 
 
+def test_a_drafter_that_is_never_verified_is_still_asked_at_every_position(deep: Path) -> None:
+    """Nothing is verified while drafts are recorded, so no drafter rests for want of use as it does in decoding."""
+    with edgedec.load(deep, runtime="cpu", n_ctx=512, n_threads=1) as engine:
+        found = engine.record(TEXT, max_tokens=120, temperature=0, ignore_end=True)
+    repeats = [i for i in range(40, 118) if found.token_ids[i] in found.token_ids[:i]]
+    assert len(repeats) > 24
+    assert all(found.proposals[i].tokens for i in repeats)
+
+
 def test_a_drafter_of_own_layers_takes_a_forward_a_level(deep: Path) -> None:
     """One row each, of the share that four of five layers and the head are of a token's bytes."""
     sizes = layer_bytes(deep)

@@ -1,0 +1,70 @@
+"""Makes the table of edgedec/draft_yields.py from recorded drafts.
+
+    edgedec bench MODEL --runtime cpu --rows ROWS.jsonl
+    python -m edgedec_apps.draft_yields ROWS.jsonl
+
+It depends on the model, the prompts and the drafters, and on no time: the drafts at every position of a plain text are
+compared with that text.
+"""
+
+import sys
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgedec.draft_yields import ROWS, Kind
+from edgedec.errors import RequestError
+from edgedec.recording import n_accepted
+from edgedec_apps.bench_rows import Recorded, Recording, read_recording
+
+_PROMISES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # tokens that the best nodes promise: where one kind of position ends
+
+
+def kinds_of(texts: Sequence[Recorded]) -> tuple[Kind, ...]:
+    """Return what drafts of each number of rows brought, by what the drafters promised before it.
+
+    The scheduler knows the promise when it decides, so a kind is what it can tell apart.
+    """
+    n_seen = [0] * (len(_PROMISES) + 1)
+    n_tokens = [[0] * len(ROWS) for _ in n_seen]
+    for text in texts:
+        for position in range(min(len(text.proposals), len(text.token_ids) - 1)):
+            row, rest = text.proposals[position], text.token_ids[position + 1 :]
+            order = sorted(range(len(row.paths)), key=lambda node: (-row.paths[node], node))
+            kind = bisect_left(_PROMISES, sum(row.paths[node] for node in order[: ROWS[-1] - 1]))
+            n_seen[kind] += 1
+            for i, n_rows in enumerate(ROWS):
+                found = n_accepted(row, set(order[: n_rows - 1]), rest)
+                n_tokens[kind][i] += 1 + min(found, len(rest) - 1)
+    total = sum(n_seen)
+    return tuple(
+        Kind(n / total, {n_rows: found / n for n_rows, found in zip(ROWS, tokens, strict=True)})
+        for n, tokens in zip(n_seen, n_tokens, strict=True)
+        if n
+    )
+
+
+def prompt_tokens(texts: Sequence[Recorded]) -> float:
+    """Return the tokens of the prompts to each token of the answers."""
+    return sum(text.n_prompt_tokens for text in texts) / sum(len(text.token_ids) for text in texts)
+
+
+def source_of(recording: Recording) -> str:
+    """Return the table as Python source.
+
+    Raises:
+        RequestError: The recording does not say how long the prompts were.
+    """
+    texts = recording.texts
+    if not all(text.n_prompt_tokens for text in texts):
+        raise RequestError("the recording does not say how long its prompts are; record it again: edgedec bench --rows")
+    rows = [
+        f"    Kind({kind.share:.4f}, {{{', '.join(f'{n}: {found:.3f}' for n, found in kind.tokens.items())}}}),"
+        for kind in kinds_of(texts)
+    ]
+    lines = [f"PROMPT_TOKENS = {prompt_tokens(texts):.2f}", "KINDS: tuple[Kind, ...] = (", *rows, ")"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(source_of(read_recording(Path(sys.argv[1]))))

@@ -1,0 +1,235 @@
+"""Two runtimes compared by what the scheduler will make of each: forwards of several rows, prompts, memory.
+
+One token's time alone misleads: drafts are verified in forwards of several rows, which cost next to nothing on one
+runtime and a step each on another. What drafts bring is taken from a table of recorded texts (edgedec.draft_yields), so
+that neither a user's requests nor the option `draft` can change the choice: another runtime may write another text.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from math import log2
+from pathlib import Path
+from threading import Timer
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from edgedec.defaults import N_DRAFT_MAX
+from edgedec.draft_yields import PROMPT_TOKENS, ROWS, seconds_per_token
+from edgedec.errors import CancelledError, EdgedecError
+from edgedec.memory import format_bytes
+from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.progress import CancelToken
+
+_LIMIT_S = 6.0  # of a comparison, what must be loaded anyway not counted
+_MARGIN = 0.95  # what the second must fall below of the first's time: the first is the one with all capabilities
+_DOUBLED = 0.9  # the same, for each time that the second holds twice the memory of the first
+_N_WARM, _N_PROMPT, _ROUNDS = 8, 32, 3
+_PROBE_STEPS = 25  # steps that finding out how many rows are bit-equal mostly takes
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a comparison found of a runtime.
+
+    Attributes:
+        seconds: Of a forward by its rows; one row at least.
+        prompt_s: Seconds that a token of a prompt takes, or None where there was no time to find out.
+        n_exact: Rows whose bits are single steps', as far as ROWS goes; None where that could not change the choice.
+        n_bytes: What the runtime would hold with the default context; None where it does not say.
+    """
+
+    seconds: Mapping[int, float]
+    prompt_s: float | None = None
+    n_exact: int | None = None
+    n_bytes: int | None = None
+
+    def drafted_s(self, rows: Mapping[int, float] | None = None) -> float:
+        """Return the seconds of a token with drafts as expected; of the forwards only those of `rows`, where given."""
+        n_most = ROWS[-1] if self.n_exact is None else self.n_exact
+        known = self.seconds if rows is None else rows
+        return seconds_per_token({n: self.seconds[n] for n in known if n in self.seconds and (n <= n_most or n == 1)})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain types for JSON."""
+        return asdict(self) | {"seconds": {str(n): found for n, found in self.seconds.items()}}
+
+    def text(self, name: str) -> str:
+        """Say it for a person."""
+        at_best = "at best " if self.n_exact is None else ""
+        parts = [
+            f"{name}: {1000 * self.seconds[1]:.1f} ms a token",
+            f"{at_best}{1000 * self.drafted_s():.1f} with drafts as expected",
+        ]
+        if self.prompt_s is not None:
+            parts.append(f"{1000 * self.prompt_s:.1f} a token of a prompt")
+        if self.n_bytes is not None:
+            parts.append(format_bytes(self.n_bytes))
+        return ", ".join(parts)
+
+
+def as_measured(found: object) -> Measured | None:
+    """Return what as_dict gave, None for anything else.
+
+    >>> as_measured(Measured({1: 0.5}, 0.1, 4, 10).as_dict())
+    Measured(seconds={1: 0.5}, prompt_s=0.1, n_exact=4, n_bytes=10)
+    >>> as_measured({"seconds": {"1": "soon"}})
+    """
+    if not isinstance(found, dict):
+        return None
+    try:
+        seconds = {int(n): float(value) for n, value in found["seconds"].items()}
+        read = {
+            name: None if found[name] is None else kind(found[name])
+            for name, kind in (("prompt_s", float), ("n_exact", int), ("n_bytes", int))
+        }
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        return None
+    values = [*seconds.values(), *(value for value in read.values() if value is not None)]
+    if 1 not in seconds or not all(0 < value < 1e18 for value in values):
+        return None
+    return Measured(seconds, **read)  # type: ignore[arg-type]
+
+
+def is_faster(theirs: Measured, ours: Measured) -> bool:
+    """Tell whether the second runtime is worth taking in place of the first.
+
+    Compared is the time of an answer with its prompt, with forwards of as many rows as both were timed with. A runtime
+    that holds twice the memory must be a tenth faster for it.
+
+    >>> cpu = Measured({1: 0.0343, 2: 0.037, 4: 0.043, 8: 0.050}, 0.005, 8, 1074_000_000)
+    >>> is_faster(Measured({1: 0.0317, 2: 0.050, 4: 0.092, 8: 0.222}, 0.009, 8, 2044_000_000), cpu)
+    False
+    >>> is_faster(Measured({1: 0.010, 2: 0.012, 4: 0.020, 8: 0.040}, 0.003, 1, 2044_000_000), cpu)
+    True
+    """
+    rows = {n: 0.0 for n in ROWS if _is_known(theirs, n) and _is_known(ours, n)}
+    prompts = theirs.prompt_s is not None and ours.prompt_s is not None
+
+    def seconds(one: Measured) -> float:
+        return one.drafted_s(rows) + (PROMPT_TOKENS * (one.prompt_s or 0.0) if prompts else 0.0)
+
+    return seconds(theirs) < _MARGIN * _for_memory(theirs, ours) * seconds(ours)
+
+
+def _is_known(one: Measured, n_rows: int) -> bool:
+    return n_rows in one.seconds or (one.n_exact is not None and n_rows > one.n_exact)
+
+
+def _for_memory(theirs: Measured, ours: Measured) -> float:
+    if theirs.n_bytes is None or ours.n_bytes is None or theirs.n_bytes <= ours.n_bytes:
+        return 1.0
+    return float(_DOUBLED ** log2(theirs.n_bytes / ours.n_bytes))
+
+
+def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Measured | None]:
+    """Return what was measured of each runtime, None of one that was not ready in time.
+
+    The rival's load counts for the limit, the first's (which may make tiles) does not. How many of the rival's rows are
+    bit-equal takes a probe, which is made only where the choice depends on it.
+
+    Raises:
+        CancelledError: The options' cancel came.
+    """
+    ours = measured(path, first, options, _LIMIT_S / 3, load_limited=False, matters=lambda found: True)
+
+    def matters(found: Measured) -> bool:
+        return ours is None or (is_faster(found, ours) and not is_faster(replace(found, n_exact=1), ours))
+
+    theirs = measured(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
+    return {first.name: ours, rival.name: theirs}
+
+
+def measured(
+    path: Path,
+    runtime: Runtime,
+    options: LoadOptions,
+    limit_s: float,
+    *,
+    load_limited: bool,
+    matters: Callable[[Measured], bool],
+) -> Measured | None:
+    """Return what the runtime takes, the least of a few times each, as far as the time allows; None without any.
+
+    The options that change with a request, or with how it drafts, are left out: the same model gets the same answer.
+    `matters` says whether the number of rows that are bit-equal is worth finding out.
+    """
+    outer, token = options.cancel or CancelToken(), CancelToken()
+    usual = replace(options, n_ctx=None, n_parallel=1, max_rows=N_DRAFT_MAX + 1, planning_bytes=None, on_progress=None)
+    n_ctx = _N_PROMPT + max(ROWS)
+    seconds: dict[int, float] = {}
+    prompts: list[float] = []
+    n_exact: int | None = None
+    outer.check("measuring the runtimes")
+    try:
+        with (
+            outer.calling(token.cancel),
+            _timer(limit_s if load_limited else None, token),
+            runtime.load(path, replace(usual, n_ctx=n_ctx, cancel=token, on_progress=options.on_progress)) as model,
+            _timer(None if load_limited else limit_s, token),
+        ):
+            with suppress(CancelledError):
+                _time_forwards(model, n_ctx, token, seconds, prompts)
+            if seconds and matters(Measured(seconds, min(prompts, default=None))):
+                n_exact = _rows_exact(model, may_probe=_PROBE_STEPS * seconds[1] < limit_s and not token.cancelled)
+    except CancelledError:
+        pass
+    except EdgedecError:  # it will say so when it is asked for
+        return None
+    outer.check("measuring the runtimes")
+    return Measured(seconds, min(prompts, default=None), n_exact, _n_bytes(path, runtime, usual)) if seconds else None
+
+
+def _time_forwards(
+    model: Model, n_ctx: int, token: CancelToken, seconds: dict[int, float], prompts: list[float]
+) -> None:
+    """Add the least seconds of forwards by their rows, and those of a prompt's token, until the token is cancelled."""
+    session = model.session(n_ctx)
+    tokens = np.arange(n_ctx, dtype=np.int32) % model.card.n_vocab
+
+    def timed(start: int, n: int, rows: str) -> float:
+        token.check("measuring")
+        started = perf_counter()
+        session.forward(tokens[start : start + n], n_past=start, rows=rows)  # type: ignore[arg-type]
+        return perf_counter() - started
+
+    with token.calling(session.cancel):
+        timed(0, _N_WARM, "last")
+        seconds[1] = timed(_N_WARM, 1, "all")
+        for _ in range(_ROUNDS):
+            prompts.append(timed(0, _N_PROMPT, "last") / _N_PROMPT)
+            for n in ROWS:
+                seconds[n] = min(timed(_N_PROMPT, n, "all"), seconds.get(n, np.inf))
+
+
+def _rows_exact(model: Model, *, may_probe: bool) -> int:
+    """Return how many rows of a forward are bit-equal to single steps; 1 where there is no time to find out."""
+    if not may_probe:
+        return 1
+    found = model.batch_invariant
+    return max(ROWS) if found is True else min(max(ROWS), found)
+
+
+def _n_bytes(path: Path, runtime: Runtime, options: LoadOptions) -> int | None:
+    try:
+        terms = runtime.plan(path, replace(options, cancel=None))
+    except EdgedecError:
+        return None
+    return sum(term.n_bytes for term in terms if not term.base) or None
+
+
+@contextmanager
+def _timer(limit_s: float | None, token: CancelToken) -> Iterator[None]:
+    """Cancel the token when the time is over."""
+    if limit_s is None:
+        yield
+        return
+    timer = Timer(limit_s, token.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
