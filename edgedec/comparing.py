@@ -59,10 +59,9 @@ class Measured:
     def text(self, name: str) -> str:
         """Say it for a person."""
         at_best = "at best " if self.n_exact is None else ""
-        parts = [
-            f"{name}: {1000 * self.seconds[1]:.1f} ms a token",
-            f"{at_best}{1000 * self.drafted_s():.1f} with drafts as expected",
-        ]
+        parts = [f"{name}: {1000 * self.seconds[1]:.1f} ms a token"]
+        if len(self.seconds) > 1:
+            parts.append(f"{at_best}{1000 * self.drafted_s():.1f} with drafts as expected")
         if self.prompt_s is not None:
             parts.append(f"{1000 * self.prompt_s:.1f} a token of a prompt")
         if self.n_bytes is not None:
@@ -168,10 +167,9 @@ def measured(
             outer.calling(token.cancel),
             _timer(limit_s if load_limited else None, token),
             runtime.load(path, replace(usual, n_ctx=n_ctx, cancel=token, on_progress=options.on_progress)) as model,
-            _timer(None if load_limited else limit_s, token),
         ):
             with suppress(CancelledError):
-                _time_forwards(model, n_ctx, token, seconds, prompts)
+                _time_forwards(model, n_ctx, token, None if load_limited else limit_s, seconds, prompts)
             if seconds and matters(Measured(seconds, min(prompts, default=None))):
                 n_exact = _rows_exact(model, may_probe=_PROBE_STEPS * seconds[1] < limit_s and not token.cancelled)
     except CancelledError:
@@ -183,9 +181,17 @@ def measured(
 
 
 def _time_forwards(
-    model: Model, n_ctx: int, token: CancelToken, seconds: dict[int, float], prompts: list[float]
+    model: Model,
+    n_ctx: int,
+    token: CancelToken,
+    limit_s: float | None,
+    seconds: dict[int, float],
+    prompts: list[float],
 ) -> None:
-    """Add the least seconds of forwards by their rows, and those of a prompt's token, until the token is cancelled."""
+    """Add the least seconds of forwards by their rows, and those of a prompt's token, until the token is cancelled.
+
+    The limit, where there is one, begins after a first forward, which may have to read the weights from a cold disk.
+    """
     session = model.session(n_ctx)
     tokens = np.arange(n_ctx, dtype=np.int32) % model.card.n_vocab
 
@@ -197,11 +203,12 @@ def _time_forwards(
 
     with token.calling(session.cancel):
         timed(0, _N_WARM, "last")
-        seconds[1] = timed(_N_WARM, 1, "all")
-        for _ in range(_ROUNDS):
-            prompts.append(timed(0, _N_PROMPT, "last") / _N_PROMPT)
-            for n in ROWS:
-                seconds[n] = min(timed(_N_PROMPT, n, "all"), seconds.get(n, np.inf))
+        with _timer(limit_s, token):
+            seconds[1] = timed(_N_WARM, 1, "all")
+            for _ in range(_ROUNDS):
+                prompts.append(timed(0, _N_PROMPT, "last") / _N_PROMPT)
+                for n in ROWS:
+                    seconds[n] = min(timed(_N_PROMPT, n, "all"), seconds.get(n, np.inf))
 
 
 def _rows_exact(model: Model, *, may_probe: bool) -> int:
