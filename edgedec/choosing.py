@@ -19,6 +19,7 @@ _FOR_ONNX = ("onnx", "npu")
 _NEVER_CHOSEN = ("reference",)
 _KIND = "runtimes"
 _TRIES, _MOST_TRIES = "tries", 3
+_NO_GPUS = ("CPU", "BLAS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,35 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     Raises:
         PluginError: No runtime has that name, or it does not import.
         UnsupportedModelError, ModelFormatError: The file can't be run.
-        RequestError: A runtime takes the file, but not the options, and no other one does.
+        RequestError: A runtime takes the file, but not the options, and no other one does; or the options ask for
+            layers on a GPU, and there is none.
         CancelledError: The options' cancel came during the comparison.
     """
+    wants_gpu = options is not None and bool(options.n_gpu_layers)
     if name != "auto":
-        return Choice(path, _made(plugins.load_plugin(plugins.RUNTIMES, name)), {})
+        named = _made(plugins.load_plugin(plugins.RUNTIMES, name))
+        note = _gpu_note(options, {name: _devices(named)}) if options is not None and wants_gpu else ""
+        return Choice(path, named, {}, note)
     found = plugins.plugins(plugins.RUNTIMES)
     order = _order(path, found)
+    if options is None or not wants_gpu:
+        return _first_taking(path, found, order, options, measure=measure)
+    devices = {candidate: _devices_of(found[candidate]) for candidate in order}
+    note = _gpu_note(options, devices)
+    with_gpu = [candidate for candidate in order if _may_have_gpu(devices[candidate])]
+    choice = _first_taking(path, found, with_gpu or order, options, measure=measure)
+    return replace(choice, reason="; ".join(filter(None, (choice.reason, note))))
+
+
+def _first_taking(
+    path: Path,
+    found: Mapping[str, plugins.Plugin],
+    order: Sequence[str],
+    options: LoadOptions | None,
+    *,
+    measure: bool,
+) -> Choice:
+    """Return the first of these runtimes that takes the file and the options, or the second where it is faster."""
     refusals: dict[str, str] = {}
     declined: list[str] = []
     for candidate in order:
@@ -67,7 +90,7 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
         if runtime is None:
             continue
         choice = Choice(path, runtime, refusals, declined=tuple(declined))
-        if options is None or len(_PREFERRED) < 2 or candidate != _PREFERRED[0]:
+        if options is None or tuple(order[:2]) != _PREFERRED or candidate != _PREFERRED[0]:
             return choice
         return _compared(choice, found[order[1]], options, measure=measure)
     if declined:
@@ -85,6 +108,46 @@ def _order(path: Path, names: Mapping[str, object]) -> list[str]:
     """Return whom to ask: our runtimes for GGUFs, or those for ONNX, the preferred first; then other packages'."""
     own = [name for name in _FOR_ONNX if name in names] if is_onnx(path) else [*_PREFERRED]
     return own + [name for name in names if name not in (*_PREFERRED, *_FOR_ONNX, *_NEVER_CHOSEN)]
+
+
+def _devices_of(plugin: plugins.Plugin) -> tuple[str, ...] | None:
+    """Return the devices of a runtime that may not be installed; None where it does not work."""
+    try:
+        return _devices(_made(plugin.load()))
+    except EdgedecError:
+        return None
+
+
+def _devices(runtime: Runtime) -> tuple[str, ...] | None:
+    try:
+        return runtime.report().devices
+    except EdgedecError:  # it will say so when it is asked for
+        return None
+
+
+def _may_have_gpu(devices: tuple[str, ...] | None) -> bool:
+    """Tell whether a GPU is among a runtime's devices; one that works and names none may have one."""
+    return devices is not None and (not devices or any(name.upper() not in _NO_GPUS for name in devices))
+
+
+def _gpu_note(options: LoadOptions, devices: Mapping[str, tuple[str, ...] | None]) -> str:
+    """Return what to tell of the layers on a GPU that were asked for; empty where there may be a GPU.
+
+    -1 stands for all that can go there, so a machine without a GPU is only told. A number of layers is refused: to
+    take the runtime that could have put them there would change the runtime for nothing.
+
+    Raises:
+        RequestError: A number of layers was asked for, and there is no GPU.
+    """
+    found = ", ".join(f"{name} has {' and '.join(names)}" for name, names in devices.items() if names)
+    if not found or any(map(_may_have_gpu, devices.values())):
+        return ""
+    if (options.n_gpu_layers or 0) > 0:
+        raise RequestError(
+            f"n_gpu_layers is {options.n_gpu_layers}, and there is no GPU for them ({found}); leave device and "
+            "n_gpu_layers out, or install a llama-cpp-python that is built for your GPU"
+        )
+    return f"no layer is on a GPU, as none was found ({found})"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from edgedec import choosing, comparing
 from edgedec.comparing import Measured, is_faster
 from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError
 from edgedec.memory import MemoryTerm
-from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.model import LoadOptions, Model, Runtime, RuntimeReport
 from edgedec.progress import CancelToken
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp import LlamaCpp
@@ -234,6 +234,37 @@ def test_a_cancelled_load_ends_the_comparison(model: Path, tmp_path: Path) -> No
         choosing.choose_runtime(model, "auto", LoadOptions(cache_dir=tmp_path, cancel=token), measure=True)
     with pytest.raises(PluginError, match="fastest"):
         choosing.choose_runtime(model, "fastest")
+
+
+def test_layers_on_a_gpu_are_refused_where_there_is_none(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of layers is no reason to change the runtime for nothing; -1, all that can go there, is only told."""
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr(LlamaCpp, "report", lambda self: RuntimeReport("1", ("BLAS", "CPU")))
+    ten = LoadOptions(n_gpu_layers=10)
+    for name, found in (
+        ("auto", "cpu has CPU, llamacpp has BLAS and CPU"),
+        ("cpu", "cpu has CPU"),
+        ("llamacpp", "llamacpp has BLAS and CPU"),
+    ):
+        words = f"n_gpu_layers is 10, and there is no GPU for them ({found}); leave device and n_gpu_layers out"
+        with pytest.raises(RequestError, match=f"^{re.escape(words)}"):
+            choosing.choose_runtime(model, name, ten)
+        told = choosing.choose_runtime(model, name, replace(ten, n_gpu_layers=-1))
+        assert told.reason == f"no layer is on a GPU, as none was found ({found})"
+        assert told.runtime.name == name.replace("auto", "cpu")
+    for n_gpu_layers in (0, None):
+        assert choosing.choose_runtime(model, "auto", replace(ten, n_gpu_layers=n_gpu_layers)).reason == ""
+
+
+@pytest.mark.parametrize("n_gpu_layers", [10, -1])
+def test_layers_on_a_gpu_go_to_the_runtime_that_has_one(
+    model: Path, monkeypatch: pytest.MonkeyPatch, n_gpu_layers: int
+) -> None:
+    """All of them, too: the cpu runtime, which would be asked first, has nothing to put them on."""
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr(LlamaCpp, "report", lambda self: RuntimeReport("1", ("Vulkan0", "CPU")))
+    choice = choosing.choose_runtime(model, "auto", LoadOptions(n_gpu_layers=n_gpu_layers))
+    assert (choice.runtime.name, choice.reason) == ("llamacpp", "")
 
 
 def test_a_value_that_no_runtime_takes_is_refused_with_what_each_takes(model: Path) -> None:
