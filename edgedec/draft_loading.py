@@ -23,6 +23,8 @@ from edgedec.records import best_length
 SUFFIX, COMMON, MODEL, CASCADE, SKIP, EXIT = "suffix", "common", "model", "cascade", "skip", "exit"
 NGRAMS = ("recycling", "trigram", "stand")
 AUTO = (SUFFIX, COMMON)
+DRAFT_MODEL_TERMS = "draft model: "
+"""How the names of a draft model's terms in a memory plan begin."""
 SKIP_GAIN = 1.03
 """What drafting with a tuned set of layers must promise before `auto` takes it."""
 
@@ -70,6 +72,18 @@ def with_draft_model(
         else:
             filled[MODEL] = source
     return filled
+
+
+def used_draft_model(path: Path | None, drafters: Collection[str]) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the draft model where one of these drafters uses it, and what to tell where none does.
+
+    >>> used_draft_model(Path("small.gguf"), ["suffix"])
+    (None, ('the draft model small.gguf is not loaded: it is for the drafters model and cascade, found suffix',))
+    """
+    if path is None or MODEL in drafters or CASCADE in drafters:
+        return path, ()
+    found = f"it is for the drafters {MODEL} and {CASCADE}, found {' + '.join(drafters) or 'none'}"
+    return None, (f"the draft model {path.name} is not loaded: {found}",)
 
 
 def require_overlap(drafters: Collection[str]) -> None:
@@ -138,7 +152,7 @@ def draft_model_terms(path: Path, options: LoadOptions, *, overlap: bool = False
     """Return what a draft model adds to its target's memory plan (raises what Runtime.plan raises)."""
     smaller = replace(_draft_options(options, overlap=overlap), on_progress=None)
     terms = choose_runtime(path, "auto", smaller).runtime.plan(path, smaller)
-    return [replace(term, name=f"draft model: {term.name}") for term in terms if not term.base]
+    return [replace(term, name=f"{DRAFT_MODEL_TERMS}{term.name}") for term in terms if not term.base]
 
 
 def _draft_options(options: LoadOptions, *, overlap: bool) -> LoadOptions:

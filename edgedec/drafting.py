@@ -47,6 +47,7 @@ class Drafting:
         off: Drafters that are asked no more, as their memory was needed, with what to tell of them.
         tuned: The set of layers that was tuned for this model, or None.
         strict: Verify only what has the bits of single steps: no trees where the runtime's are not exact.
+        told: What every generation's statistics tell: what it drafts without, and why.
     """
 
     factories: Mapping[str, DrafterFactory]
@@ -63,6 +64,7 @@ class Drafting:
     off: dict[str, str] = field(default_factory=dict)
     tuned: TunedSet | None = None
     strict: bool = True
+    told: tuple[str, ...] = ()
 
     @property
     def share_bytes(self) -> int | None:
@@ -113,6 +115,8 @@ def open_policy(
     stats, sampling = sequence.stats, sequence.request.sampling
     while drafting.notes:
         stats.add_reason(drafting.notes.pop(0))
+    for note in drafting.told:
+        stats.add_reason(note)
     if drafting.n_max < 1:
         stats.add_reason("drafting off: this model's rows are not bit-equal to single steps on this runtime")
         return None
@@ -205,7 +209,8 @@ def _member(
     is_new = name not in drafting.records
     record = drafting.records.setdefault(name, Record())
     if not isinstance(drafter, SelfDrafter):
-        return Member(name, drafter, record, costly=isinstance(factory, ModelFactory))
+        model = factory.summary if isinstance(factory, ModelFactory) else None
+        return Member(name, drafter, record, costly=model is not None, model=model)
     drafter.learn_costs(curve, record.calibration[greedy].corrected)
     whole_s = curve.seconds(1)
     if is_new:

@@ -46,6 +46,7 @@ class Target:
         runtime_reason: What a comparison of runtimes found; may be empty.
         watch: What sheds memory that can be done without, or None.
         max_rows: Most rows of a forward that verifies, where memory is planned, or None.
+        notes: What every text's statistics tell.
     """
 
     session: Session
@@ -59,6 +60,7 @@ class Target:
     runtime_reason: str = ""
     watch: Watch | None = None
     max_rows: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 class TokenStream(Iterator[TokenOutput]):
@@ -195,6 +197,8 @@ def _stopped_by(cancel: CancelToken, stop: CancelToken, tokens: Generator[TokenO
 def _decode(
     target: Target, sequence: Sequence, open_decoder: Callable[[], Decoder], cancel: CancelToken, started: float
 ) -> Iterator[TokenOutput]:
+    for note in target.notes:
+        sequence.stats.add_reason(note)
     begin_text(target.session, len(sequence.request.prompt_ids))
     _reuse_prefix(target, sequence)
     decoder = open_decoder()
@@ -206,6 +210,8 @@ def _decode(
         if isinstance(decoder.proposer, Policy):
             sequence.stats.curve = target.curve.table()
             sequence.stats.explanation = decoder.proposer.explain()
+            for sentence in decoder.proposer.unused():
+                sequence.stats.add_reason(sentence)
             decoder.proposer.close()
         if target.drafting is not None:
             target.drafting.policy = None

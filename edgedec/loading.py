@@ -1,57 +1,44 @@
 """From a model's name to an Engine: resolve, choose a runtime, plan the memory, load, open a session."""
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import Literal
 
 from edgedec import plugins
-from edgedec.batching import BatchedSession, Batcher
+from edgedec.batching import Batcher
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.choosing import Choice, choose_runtime, told_with_others
-from edgedec.curve import CostCurve
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
-from edgedec.draft_loading import (
-    COMMON,
-    EXIT,
-    SUFFIX,
-    drafter_factories,
-    open_draft_model,
-    require_overlap,
-    with_draft_model,
-)
-from edgedec.draft_store import DraftStore, require_draft_store
-from edgedec.drafters.common_text import common_text
-from edgedec.drafters.model import ModelFactory
-from edgedec.drafting import Drafting
+from edgedec.draft_loading import drafter_factories, require_overlap, used_draft_model
+from edgedec.draft_store import require_draft_store
 from edgedec.engine import Engine
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
 from edgedec.gguf import NO_SUCH_FILE, storage_error
-from edgedec.joined_curve import JoinedCurve
-from edgedec.layer_sets import tuned_set
 from edgedec.layer_skip import leave_out, require_layer_skip
-from edgedec.lossy_layers import variant
-from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.memory import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
-from edgedec.planning import Cap, Setting, drafter_bytes, free_if_short, plan_within, planning_bytes, with_kv_type
+from edgedec.opening_drafts import DraftWishes, Numerics, open_drafting
+from edgedec.planning import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
 from edgedec.shedding import memory_watch
-from edgedec.sliding import SlidingSession, holder
+from edgedec.sliding import SlidingSession
 from edgedec.small_model import for_pair, open_small_model, require_alone
 from edgedec.switching import Switching, SwitchingSession, require_pair
 from edgedec.system_memory import return_free_memory
+from edgedec.trained_context import context_note
 
-Numerics = Literal["strict", "loose"]
 _MOST_DRAFTED = (1 << 16) - 1
+
+logger = logging.getLogger("edgedec.loading")
+logger.addHandler(logging.NullHandler())  # without one, `logging` would print warnings itself
 
 
 def load(
@@ -245,7 +232,8 @@ def open_engine(
     sizes = None
     if layer_skip is not None:
         sizes = require_layer_skip(choice.path, layer_skip, force=layer_skip_force, drafters=factories)
-    wishes = Setting(options, tuple(factories), pinned, draft_model, store_bytes, prompt_cache, grammars)
+    used, notes = used_draft_model(draft_model, factories)
+    wishes = Setting(options, tuple(factories), pinned, used, store_bytes, prompt_cache, grammars)
     wishes = replace(wishes, small_model=None if switching is None else switching.small_model)
     wishes = replace(wishes, draft_overlap=draft_overlap, keep_rows=keep_rows)
     planned = plan_within(choice, wishes, cap)
@@ -253,8 +241,7 @@ def open_engine(
     planned.plan.require()
     setting = planned.setting
     options = setting.options
-    max_rows = options.max_rows if planned.plan.terms else None
-    factories = {name: factory for name, factory in factories.items() if name in setting.drafters}
+    drafting = DraftWishes(factories, n_draft_max, draft_numerics, draft_store, notes)
     with ExitStack() as undo:
         with told_with_others(choice):
             loaded = choice.runtime.load(choice.path, options)
@@ -265,32 +252,10 @@ def open_engine(
             loaded = leave_out(loaded, sizes, layer_skip, options.cache_dir)
         targets = _targets(loaded, options, choice.reason, slide=slide)
         small = None if switching is None else _pair(targets[0], switching, options, undo)
-        if setting.draft_model is not None and factories:
-            source = open_draft_model(setting.draft_model, loaded, options, overlap=draft_overlap)
-            undo.callback(source.close)
-            factories = with_draft_model(factories, source, pinned=pinned)
-        if factories:
-            n_most = n_draft_max if max_rows is None else min(n_draft_max, max_rows - 1)
-            n_max = _draft_limit(loaded, n_most, draft_numerics)
-            budget = drafter_bytes(setting, targets[0].session.n_ctx) if planned.plan.terms else None
-            make = partial(
-                Drafting,
-                n_max=n_max,
-                always=pinned,
-                strict=draft_numerics == "strict",
-                tuned=tuned_set(options.cache_dir, loaded.card),
-            )
-            _draft_with(targets, factories, make, budget, setting.store_bytes)
-            first = targets[0]
-            if n_max >= 1 and COMMON in factories:
-                _share_common_text(targets, loaded, options)
-            if n_max >= 1 and SUFFIX in factories and draft_store is not None and first.drafting is not None:
-                store = DraftStore(draft_store, loaded, variant(loaded.card.left_out))
-                first.drafting.use_file(store, options)
-            if n_max >= 1 and (EXIT in factories or not pinned):  # it decides by cost, whoever asked for it
-                _share_curve(targets, cost_curve(first.session, options, most_rows=max_rows or MOST_ROWS))
+        _tell(targets, _context_notes(choice.path, targets[0].session.n_ctx, switching))
+        planned = open_drafting(loaded, targets, planned, drafting, undo)
         for target in targets:
-            target.max_rows = max_rows
+            target.max_rows = options.max_rows if planned.plan.terms else None
             target.watch = memory_watch(target.drafting, planned.plan.process_cap_bytes)
         engine = Engine(loaded, targets, _template(loaded, chat_template), planned.plan, small)
         hold(engine, partial(_own_bytes, planned.plan, loaded, len(targets) * engine.n_ctx, options.max_rows))
@@ -314,7 +279,25 @@ def _targets(model: Model, options: LoadOptions, runtime_reason: str, *, slide: 
         sessions = [batcher.session(n_ctx) for _ in range(options.n_parallel)]
     if slide:
         sessions = [SlidingSession(session) for session in sessions]
-    return [Target(session, runtime_reason=runtime_reason) for session in sessions]
+    targets = [Target(session, runtime_reason=runtime_reason) for session in sessions]
+    if len(targets) < options.n_parallel:
+        row = f"on the {model.card.runtime} runtime a row depends on what else is in its forward"
+        _tell(targets, [f"{options.n_parallel} parallel requests take turns: {row}"])
+    return targets
+
+
+def _context_notes(path: Path, n_ctx: int, switching: Switching | None) -> list[str]:
+    """Return what to tell of a context that is longer than the models that write were trained for."""
+    small = "" if switching is None else context_note(switching.small_model, n_ctx, "the small model")
+    return [note for note in (context_note(path, n_ctx), small) if note]
+
+
+def _tell(targets: Sequence[Target], notes: Sequence[str]) -> None:
+    """Warn of something now, and with the statistics of each text."""
+    for note in notes:
+        logger.warning("%s", note)
+    for target in targets:
+        target.notes += tuple(notes)
 
 
 def _pair(target: Target, switching: Switching, options: LoadOptions, undo: ExitStack) -> Model:
@@ -324,36 +307,6 @@ def _pair(target: Target, switching: Switching, options: LoadOptions, undo: Exit
     undo.callback(small.close)
     target.session = SwitchingSession(large, small.session(large.n_ctx), switching.entropy)
     return small
-
-
-def _draft_with(
-    targets: Sequence[Target],
-    factories: Mapping[str, DrafterFactory],
-    make: Callable[..., Drafting],
-    budget_bytes: int | None,
-    store_bytes: int,
-) -> None:
-    """Let requests draft, each with a store of its own; a draft model, which has one KV cache, with the first only."""
-    n, alone = len(targets), {name: f for name, f in factories.items() if not isinstance(f, ModelFactory)}
-    for target in targets:
-        own = factories if target is targets[0] else alone
-        budget = None if budget_bytes is None else budget_bytes // n
-        target.drafting = make(own, budget_bytes=budget, store_bytes=store_bytes // n)
-
-
-def _share_common_text(targets: Sequence[Target], model: Model, options: LoadOptions) -> None:
-    common = common_text(model.tokenizer, options.cache_dir, model.card.fingerprint)
-    common.build(options)
-    for target in targets:
-        if target.drafting is not None:
-            target.drafting.common = common
-
-
-def _share_curve(targets: Sequence[Target], curve: CostCurve) -> None:
-    lock = Lock()
-    for target in targets:
-        session = holder(target.session)
-        target.curve = JoinedCurve(curve, session, lock) if isinstance(session, BatchedSession) else curve
 
 
 def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
@@ -392,15 +345,6 @@ def _resolve_name(name: str, options: ResolveOptions) -> Path:
 def _own_bytes(plan: MemoryPlan, model: Model, n_ctx: int, n_rows: int) -> int:
     """Return what a model was planned to take; where nothing was planned, what its runtime says."""
     return (plan if plan.terms else MemoryPlan(model.memory(n_ctx, n_rows))).own_bytes
-
-
-def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
-    """Return the most nodes of a draft: in strict numerics, those whose verification has the bits of single steps."""
-    limit = min(n_draft_max, model.capabilities.max_rows - 1)
-    if numerics == "loose":
-        return limit
-    invariant = model.batch_invariant
-    return limit if invariant is True else min(limit, invariant - 1)
 
 
 def _template(model: Model, source: str | None) -> ChatTemplate | None:

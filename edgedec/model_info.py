@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from edgedec.errors import RequestError
 from edgedec.ggml_types import FILE_TYPE_GUESSED, FILE_TYPE_NAMES, GGMLType
 from edgedec.gguf import GGUF, ValueType
-from edgedec.gguf_metadata import get_array, get_int, get_per_layer, get_text, refuse_missing
+from edgedec.gguf_metadata import get_array, get_float, get_int, get_per_layer, get_text, refuse_missing
 from edgedec.model_kinds import require_text_decoder
 from edgedec.model_sampling import read_sampling_defaults
 
@@ -45,6 +45,7 @@ class ModelInfo:
         quantization: The types of its tensors, the largest share first.
         quantization_label: What the quantizer was asked for ("Q4_K_M"), else the type with the largest share.
         n_ctx_train: Longest context it was trained for, in tokens.
+        n_ctx_scaled: The same where the metadata scales positions (rope.scaling): the longest that is meant to work.
         n_head: Query heads by layer; 0 in layers without attention.
         n_head_kv: Key and value heads by layer; 0 in layers without attention.
         key_length: Length of a key head (the larger one where windowed layers differ).
@@ -64,6 +65,7 @@ class ModelInfo:
     quantization: tuple[TypeShare, ...]
     quantization_label: str
     n_ctx_train: int | None
+    n_ctx_scaled: int | None
     n_layer: int
     n_embd: int
     n_head: tuple[int, ...]
@@ -95,6 +97,7 @@ def describe(gguf: GGUF) -> ModelInfo:
     heads = _heads(gguf, architecture, n_layer, n_embd)
     quantization = _quantization(gguf)
     window = get_int(gguf, f"{architecture}.attention.sliding_window", at_most=_MAX_TOKENS)
+    n_ctx_train = get_int(gguf, f"{architecture}.context_length", at_most=_MAX_TOKENS)
     return ModelInfo(
         architecture=architecture,
         name=get_text(gguf, "general.name"),
@@ -102,7 +105,8 @@ def describe(gguf: GGUF) -> ModelInfo:
         n_bytes=gguf.n_bytes,
         quantization=quantization,
         quantization_label=_quantization_label(gguf, quantization),
-        n_ctx_train=get_int(gguf, f"{architecture}.context_length", at_most=_MAX_TOKENS),
+        n_ctx_train=n_ctx_train,
+        n_ctx_scaled=None if n_ctx_train is None else _scaled_context(gguf, architecture, n_ctx_train),
         n_layer=n_layer,
         n_embd=n_embd,
         n_head=heads.n_head,
@@ -142,6 +146,16 @@ def kv_cache_bytes(info: ModelInfo, n_ctx: int, bytes_per_element: float = 2.0) 
     if not 0 < bytes_per_element <= 8:
         raise RequestError(f"bytes_per_element is {bytes_per_element}; it must be above 0 and at most 8")
     return math.ceil(sum(info.kv_width) * n_ctx * bytes_per_element)
+
+
+def _scaled_context(gguf: GGUF, architecture: str, n_ctx_train: int) -> int:
+    """Return the context that positions are scaled to; files differ in whether `context_length` is that already."""
+    scaling = f"{architecture}.rope.scaling"
+    factor = get_float(gguf, f"{scaling}.factor")
+    if get_text(gguf, f"{scaling}.type") in (None, "none") or factor is None or not 1 < factor < _MAX_TOKENS:
+        return n_ctx_train
+    n_original = get_int(gguf, f"{scaling}.original_context_length", at_most=_MAX_TOKENS) or n_ctx_train
+    return max(n_ctx_train, min(int(factor * n_original), _MAX_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,16 @@ from pathlib import Path
 
 from edgedec.choosing import Choice, told_with_others
 from edgedec.draft import STORE_BYTES
-from edgedec.draft_loading import CASCADE, COMMON, EXIT, MODEL, NGRAMS, SUFFIX, draft_model_terms
+from edgedec.draft_loading import (
+    CASCADE,
+    COMMON,
+    DRAFT_MODEL_TERMS,
+    EXIT,
+    MODEL,
+    NGRAMS,
+    SUFFIX,
+    draft_model_terms,
+)
 from edgedec.drafters.exit import EXITS
 from edgedec.drafters.suffix_automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
@@ -27,6 +36,7 @@ from edgedec.model import LoadOptions, default_n_ctx
 from edgedec.model_info import describe
 from edgedec.small_model import small_model_terms
 from edgedec.system_memory import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
+from edgedec.trained_context import trained_context
 
 AUTO_KV = "auto"
 ONE_REQUEST_BYTES = 4_000_000
@@ -306,7 +316,7 @@ def drafter_bytes(setting: Setting, n_ctx: int) -> int:
 def _definite(wishes: Setting, choice: Choice) -> Setting:
     """Return the wishes with the defaults filled in."""
     options = with_kv_type(wishes.options)
-    n_ctx = default_n_ctx(_trained_context(choice.path)) if options.n_ctx is None else options.n_ctx
+    n_ctx = default_n_ctx(trained_context(choice.path)) if options.n_ctx is None else options.n_ctx
     return replace(wishes, options=replace(options, n_ctx=n_ctx))
 
 
@@ -335,11 +345,6 @@ def base_bytes() -> int:
             import_module(name)
     return_free_memory()
     return resident_bytes() or peak_resident_bytes() or 0
-
-
-def _trained_context(path: Path) -> int:
-    header = header_path(path)
-    return (describe(read_gguf(header)).n_ctx_train or 0) if header.suffix == ".gguf" else 0
 
 
 def _rungs(choice: Choice, wishes: Setting) -> Iterator[Rung]:
@@ -377,6 +382,15 @@ def _without_draft_model(setting: Setting) -> Setting | None:
         return None
     names = tuple(name for name in setting.drafters if name not in (MODEL, CASCADE))
     return replace(setting.less("draft model", "no draft model"), draft_model=None, drafters=names)
+
+
+def without_draft_model(planned: Planned) -> Planned:
+    """Return it without a draft model that is not loaded after all, as it can't pay."""
+    setting, plan = planned.setting, planned.plan
+    names = tuple(name for name in setting.drafters if name not in (MODEL, CASCADE))
+    terms = tuple(term for term in plan.terms if not term.name.startswith(DRAFT_MODEL_TERMS))
+    setting = replace(setting, draft_model=None, drafters=names)
+    return replace(planned, setting=setting, plan=replace(plan, terms=terms))
 
 
 def _with_stores(n_bytes: int, setting: Setting) -> Setting | None:

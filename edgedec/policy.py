@@ -14,7 +14,7 @@ Without q any choice is exact: a rule takes a token without q for one that was t
 it got there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 
@@ -179,14 +179,19 @@ class Policy:
         if not nodes:
             return EMPTY_DRAFT
         if self._drawn is not None:
+            self._count_used(lambda member: member.draft is self._drawn)
             return self._drawn
         if self._always and len(self._members) == 1 and (self._trees or self._members[0].draft.is_chain):
             return self._members[0].draft
         chosen = set(nodes)
-        for member in self._members:
-            if len(member.draft) and not chosen.isdisjoint(member.places):
-                member.idle = 0
+        self._count_used(lambda member: len(member.draft) > 0 and not chosen.isdisjoint(member.places))
         return tree.draft(nodes)
+
+    def _count_used(self, is_used: Callable[[Member], bool]) -> None:
+        for member in self._members:
+            if is_used(member):
+                member.idle = 0
+                member.n_used += 1
 
     def _more_to_time(
         self, tree: DraftTree, paths: list[float], cost: Cost, n_max: int, nodes: list[int], rate: float
@@ -302,7 +307,7 @@ class Policy:
         if in_place:
             member.missed = 0
         level_s = record.level_s if record.level_s is not None else cost(0) / 4
-        if member.missed is None and not self._always and not self._pays_to_read(record, level_s, cost, n_max):
+        if member.missed is None and not self._always and not self._pays_to_read(member, level_s, cost, n_max):
             return False
         length, gain = best_length(record.rate(self._greedy), level_s, cost, n_max, rate)
         explores = gain < _GAIN and not self._always
@@ -320,6 +325,8 @@ class Policy:
         asked_for = n_max if self._always else min(n_max, 2 * length)
         seconds = self._merge(stats, member, tree, asked_for, 2 * length * level_s if in_place else 0.0)
         n = len(member.draft)
+        member.n_asked += 1
+        member.asked_s += seconds
         if n:
             self._time(record, seconds, level_s, depth_of(member.draft.parents.tolist()), member.missed)
         member.missed, member.tries = 0, explores
@@ -329,15 +336,17 @@ class Policy:
             record.trial_s += lost_s
         return n > 0
 
-    def _pays_to_read(self, record: Record, level_s: float, cost: Cost, n_max: int) -> bool:
+    def _pays_to_read(self, member: Member, level_s: float, cost: Cost, n_max: int) -> bool:
         """Tell whether the rest of the text is likely to repay what reading its beginning takes.
 
         How fast the cheap drafters go is seen in the first steps; a text is taken to become twice as long as it is.
         """
         if self._verdict.n_steps < _LOOK_FIRST:
             return False
+        record = member.record
         mean = max(1 / cost(0), self._n_tokens / max(self._spent_s, 1e-9))
         _, gain = best_length(record.rate(self._greedy), level_s, cost, n_max, mean)
+        member.hoped = gain
         first_s = record.first_s if record.first_s is not None else _FIRST_LEVELS * level_s
         rest = min(self._room, _REST_OF_TEXT, self._n_tokens)
         return gain >= _GAIN and rest / mean * (1 - 1 / gain) > _REPAID * first_s
@@ -449,4 +458,12 @@ class Policy:
 
     def explain(self) -> list[str]:
         """Say how often drafting paid and, where it did not, why."""
-        return [self._verdict.text()] if self._verdict.n_steps else []
+        if not self._verdict.n_steps:
+            return []
+        return [self._verdict.text(), *(said for member in self._members if (said := member.said()))]
+
+    def unused(self) -> list[str]:
+        """Say of each draft model that was of no use in this generation what it takes to keep, and why."""
+        if self._always or not self._verdict.n_steps:
+            return []
+        return [said for member in self._members if not member.n_used and (said := member.said())]

@@ -57,6 +57,10 @@ class Member:
         tries: Whether its draft is only to find out what it is worth.
         trials: Steps still to come in which it drafts only to find out what it is worth.
         late: How many of its drafts came after their deadline.
+        model: Names the draft model that it uses, and the memory that keeping it takes; None for one without.
+        n_asked, asked_s: How often a costly one was asked in this generation, and the time that took.
+        n_used: How many of its drafts had nodes that were verified.
+        hoped: What its drafts were last expected to make of the speed without them; None where nobody looked.
     """
 
     name: str
@@ -70,6 +74,30 @@ class Member:
     tries: bool = False
     trials: int = 0
     late: int = 0
+    model: Callable[[], str] | None = None
+    n_asked: int = 0
+    asked_s: float = 0.0
+    n_used: int = 0
+    hoped: float | None = None
+
+    def said(self) -> str:
+        """Say what the draft model did in this generation and, where it was of no use, why; empty for a drafter
+        without one.
+        """
+        if self.model is None:
+            return ""
+        what = f"{self.name}: {self.model()}"
+        if self.n_asked:
+            each = f"asked {self.n_asked} times, {1000 * self.asked_s / self.n_asked:.1f} ms each"
+            return f"{what} was {each}, {self.n_used} of its drafts verified{'' if self.n_used else ': nothing gained'}"
+        if self.hoped is None:
+            return f"{what} was not asked: the text was too short to find out whether reading it pays"
+        level_s = self.record.level_s
+        cost = "" if level_s is None else f", {1000 * level_s:.1f} ms for each token"
+        return (
+            f"{what} was not asked: its drafts were expected to be {self.hoped:.2f} times as fast as decoding without "
+            f"them{cost}, which does not repay reading the text"
+        )
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 from edgedec.draft import DrafterFactory
 from edgedec.draft_loading import CASCADE, COMMON, NGRAMS, SUFFIX
 from edgedec.drafters.cascade import CascadeModel
-from edgedec.drafters.model import ROWS, SMALL_WINDOW, WINDOW, DraftModel, ModelFactory
+from edgedec.drafters.model import SMALL_WINDOW, DraftModel, ModelFactory
 from edgedec.drafters.suffix import SuffixStore
 from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.drafting import Drafting
@@ -110,20 +110,12 @@ def _source(factory: DrafterFactory) -> DraftModel | None:
     return factory.source if isinstance(factory, (CascadeModel, UniversalDraftModel)) else None
 
 
-def _model_bytes(source: DraftModel) -> tuple[int, int]:
-    """Return what the draft model holds, and its KV cache; as it was planned, for to plan anew may take memory."""
-    terms = [term for term in source.model.memory(WINDOW, ROWS) if not term.base]
-    n_planned = sum(term.n_bytes for term in terms if term.name == "KV cache")
-    n_kv = n_planned * source.session.n_ctx // WINDOW
-    return sum(term.n_bytes for term in terms) - n_planned + n_kv, n_kv
-
-
 def _window(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder:
     def held() -> int:
         n_ctx = source.session.n_ctx
         if n_ctx <= SMALL_WINDOW or names[0] in drafting.off:
             return 0
-        return _model_bytes(source)[1] * (n_ctx - SMALL_WINDOW) // n_ctx
+        return source.held_bytes()[1] * (n_ctx - SMALL_WINDOW) // n_ctx
 
     def shed() -> None:
         try:
@@ -136,7 +128,7 @@ def _window(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder
 
 def _model(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder:
     def held() -> int:
-        return 0 if names[0] in drafting.off else _model_bytes(source)[0]
+        return 0 if names[0] in drafting.off else source.held_bytes()[0]
 
     return Shedder("the draft model", held, lambda: _close(drafting, source, names))
 

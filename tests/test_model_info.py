@@ -38,6 +38,7 @@ def test_a_tiny_model_is_described_exactly(tmp_path: Path) -> None:
         ),
         quantization_label="F32",
         n_ctx_train=128,
+        n_ctx_scaled=128,
         n_layer=2,
         n_embd=8,
         n_head=(4, 4),

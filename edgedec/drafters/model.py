@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
+from edgedec.memory import format_bytes
 from edgedec.model import Forward, Model
 from edgedec.noise import Noise
 from edgedec.recording import Recorder
@@ -45,6 +46,9 @@ class ModelFactory(DrafterFactory, Protocol):
 
     def forget(self) -> None:
         """Drop what is kept between generations."""
+
+    def summary(self) -> str:
+        """Name the model, and the memory that keeping it takes."""
 
     def close(self) -> None:
         """Free the model; calling it again does nothing."""
@@ -73,6 +77,18 @@ class DraftModel:
     def forget(self) -> None:
         """Let the next generation read its prompt anew."""
         self.cached = []
+
+    def held_bytes(self) -> tuple[int, int]:
+        """Return what the draft model holds, and its KV cache; as it was planned, for to plan anew may take memory."""
+        terms = [term for term in self.model.memory(WINDOW, ROWS) if not term.base]
+        n_planned = sum(term.n_bytes for term in terms if term.name == "KV cache")
+        n_kv = n_planned * self.session.n_ctx // WINDOW
+        return sum(term.n_bytes for term in terms) - n_planned + n_kv, n_kv
+
+    def summary(self) -> str:
+        """Name the draft model, and the memory that keeping it takes."""
+        card = self.model.card
+        return f"the draft model {card.name or card.architecture} ({format_bytes(self.held_bytes()[0])})"
 
     def shrink(self) -> None:
         """Go on with a smaller window, so that its KV cache takes less memory (raises what Model.session raises)."""

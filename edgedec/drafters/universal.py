@@ -49,6 +49,10 @@ class UniversalDraftModel:
         """Let the next generation read its prompt anew."""
         self.source.forget()
 
+    def summary(self) -> str:
+        """Name the draft model, and the memory that keeping it takes."""
+        return self.source.summary()
+
     def close(self) -> None:
         """Free the draft model."""
         self.source.close()

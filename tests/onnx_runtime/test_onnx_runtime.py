@@ -23,8 +23,8 @@ from edgedec.errors import (
     SessionError,
     UnsupportedModelError,
 )
-from edgedec.loading import Numerics
 from edgedec.model import Forward, LayerSet, LoadOptions, Model, Runtime
+from edgedec.opening_drafts import Numerics
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx import Onnx
 from edgedec_runtimes.onnx.feeds import CHUNK, Padding

@@ -136,6 +136,10 @@ class Hotter:
         """Drop what is kept."""
         self.factory.forget()
 
+    def summary(self) -> str:
+        """Name the model."""
+        return self.factory.summary()
+
     def close(self) -> None:
         """Free the model."""
         self.factory.close()

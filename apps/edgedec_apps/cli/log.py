@@ -36,12 +36,14 @@ def show_log() -> None:
 
 
 @contextmanager
-def warnings_of(name: str) -> Iterator[list[str]]:
-    """Yield a list that holds, after the block, what a logger warned of in it, each message once."""
-    logger, handler, found = logging.getLogger(name), _KeepingHandler(), list[str]()
-    logger.addHandler(handler)
+def warnings_of(*names: str) -> Iterator[list[str]]:
+    """Yield a list that holds, after the block, what loggers warned of in it, each message once."""
+    handler, found = _KeepingHandler(), list[str]()
+    for name in names:
+        logging.getLogger(name).addHandler(handler)
     try:
         yield found
     finally:
-        logger.removeHandler(handler)
+        for name in names:
+            logging.getLogger(name).removeHandler(handler)
         found += handler.messages

@@ -10,9 +10,10 @@ from edgedec.draft import STORE_BYTES
 from edgedec.draft_store import require_draft_store
 from edgedec.engine import Engine, require_rule
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
-from edgedec.loading import Numerics, choose, open_engine, require_draft_max, resolve, resolve_pair
+from edgedec.loading import choose, open_engine, require_draft_max, resolve, resolve_pair
 from edgedec.memory import format_bytes, parse_size
 from edgedec.model import LoadOptions
+from edgedec.opening_drafts import Numerics
 from edgedec.planning import ONE_REQUEST_BYTES, Cap, base_bytes, planning_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import require_prompt_cache
@@ -47,7 +48,7 @@ def open_model(
         show_log()
     if flags.memory is not None:
         base_bytes()
-    with warnings_of("edgedec.tiles") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
+    with warnings_of("edgedec.tiles", "edgedec.loading") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
         template = None if flags.chat_template is None else read_text(flags.chat_template)
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)

@@ -3,13 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
-from edgedec.draft_loading import drafter_factories
+from edgedec.draft_loading import drafter_factories, used_draft_model
 from edgedec.errors import MemoryCapError
 from edgedec.memory import MemoryPlan, format_bytes, parse_size
 from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, with_peak
 from edgedec.progress import CancelToken
 from edgedec.small_model import for_pair, require_alone
 from edgedec.system_memory import available_bytes
+from edgedec.trained_context import context_note
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import plan_document
 from edgedec_apps.cli.opening import choose_models, choose_pair, load_options
@@ -55,11 +56,12 @@ def _settings(model: str, flags: LoadFlags, cap: Cap, cancel: CancelToken, *, qu
             require_alone(draft, draft_model, slide=flags.slide, prompt_cache=prompt_cache)
             draft, options = "off", for_pair(options)
         factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
+        used, _ = used_draft_model(draft_model, factories)
         wishes = Setting(
             options,
             tuple(factories),
             pinned,
-            draft_model,
+            used,
             prompt_cache=prompt_cache,
             small_model=small_model,
             draft_overlap=flags.draft_overlap,
@@ -73,6 +75,7 @@ def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, 
         | plan_document(chosen.plan)
         | {
             "setting": _setting(chosen),
+            "notes": _notes(chosen),
             "alternatives": [
                 {
                     "given_up": list(other.plan.given_up),
@@ -84,6 +87,16 @@ def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, 
             ],
         }
     )
+
+
+def _notes(chosen: Planned) -> list[str]:
+    """Return what else to tell: of a context that is too long, and of a draft model that may not be loaded."""
+    setting = chosen.setting
+    notes = [context_note(chosen.choice.path, setting.options.n_ctx or 0)]
+    if setting.draft_model is not None and not setting.pinned:
+        name = setting.draft_model.name
+        notes.append(f"the draft model {name} is not loaded, and holds nothing, where by the measured cost it can't pay")
+    return [note for note in notes if note]
 
 
 def _setting(chosen: Planned) -> dict[str, Any]:
@@ -117,6 +130,7 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
             ("context", f"{setting['context']} tokens, KV cache as {setting['kv_type']}"),
             ("drafting", drafters),
             ("given up", ", ".join(document["given_up"]) or "nothing"),
+            *(("note", note) for note in document["notes"]),
             ("free here", "unknown" if document["free_bytes"] is None else format_bytes(document["free_bytes"])),
         ]
     )

@@ -1,17 +1,14 @@
 """edgedec serve: from its options to a server, and what a person sees of it."""
 
 from importlib.util import find_spec
-from pathlib import Path
 
 from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RuntimeUnavailableError
-from edgedec.file_kinds import header_path
-from edgedec.gguf import read_gguf
 from edgedec.loading import resolve
 from edgedec.memory import parse_size
-from edgedec.model_info import ModelInfo, describe
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
+from edgedec.trained_context import described
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.opening import open_model, restore_prompt_cache, store_prompt_cache
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
@@ -65,7 +62,7 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
         try:
             restore_prompt_cache(engine, load.prompt_cache)
             path = resolve(model, ResolveOptions(offline=True))
-            file = ModelFile(path, _described(path), path.stat().st_mtime, template(engine))
+            file = ModelFile(path, described(path), path.stat().st_mtime, template(engine))
         except BaseException:
             engine.close()
             raise
@@ -91,9 +88,3 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
     except CancelledError:  # SIGTERM: what a service manager sends, and a success to it
         raise SystemExit(0) from None
     raise SystemExit(INTERRUPTED if interrupted else 0)
-
-
-def _described(path: Path) -> ModelInfo | None:
-    """Return what a model's header says; None where it is none of GGUF's."""
-    header = header_path(path)
-    return describe(read_gguf(header)) if header.suffix == ".gguf" else None

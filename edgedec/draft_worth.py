@@ -1,0 +1,80 @@
+"""Whether a draft model can pay at all beside its target: asked before the draft model is loaded and holds memory."""
+
+from pathlib import Path
+
+from edgedec.curve import CostCurve
+from edgedec.errors import EdgedecError
+from edgedec.file_kinds import header_path, is_onnx
+from edgedec.gguf import read_gguf
+from edgedec.layer_sets import layer_bytes
+from edgedec.memory import format_bytes
+from edgedec.model_info import describe
+
+
+def why_it_cannot_pay(
+    draft: Path, target: Path, curve: CostCurve, n_max: int, *, share: float = 1.0, overlap: bool = False
+) -> str | None:
+    """Return why the draft model gains nothing here even if every one of its tokens is right; None where it may gain.
+
+    Args:
+        draft: The draft model's file.
+        target: Its target's.
+        curve: The target's measured cost.
+        n_max: Most nodes of a draft.
+        share: Of the target's bytes, those that a token reads where layers are left out.
+        overlap: Whether the draft model drafts while the target verifies.
+    """
+    if n_max < 1:
+        return "no draft can be verified with the bits of single steps"
+    whole_s = curve.seconds(1)
+    part = relative_bytes(draft, target)
+    if whole_s is None or part is None or curve.is_unknown(2):
+        return None
+    token_s = whole_s * part / share
+    gain, n = best_gain(token_s, curve, n_max, overlap=overlap)
+    if round(gain, 6) > 1.0:
+        return None
+    times = curve.seconds(n + 1) or 0.0
+    return (
+        f"each token that it drafts is expected to take {1000 * token_s:.1f} ms, as it reads {part / share:.2f} of the "
+        f"model's bytes; at best, with drafts of {n} that are all right, decoding is {gain:.2f} times as fast "
+        f"(1 row takes {1000 * whole_s:.1f} ms, {n + 1} rows {1000 * times:.1f})"
+    )
+
+
+def best_gain(token_s: float, curve: CostCurve, n_max: int, *, overlap: bool = False) -> tuple[float, int]:
+    """Return how many times as fast as plain decoding drafts are that are always right, and their length then.
+
+    >>> best_gain(0.05, CostCurve({1: 0.1, 2: 0.11, 3: 0.12}), 2)
+    (1.3636363636363638, 2)
+    >>> best_gain(0.10, CostCurve({1: 0.1, 2: 0.11, 3: 0.12}), 2)[0] < 1
+    True
+    """
+    cost = curve.up_to(n_max + 1)
+    seconds = [(max(n * token_s, cost[n]) if overlap else n * token_s + cost[n]) / (n + 1) for n in range(1, n_max + 1)]
+    least = min(seconds)
+    return cost[0] / least, 1 + seconds.index(least)
+
+
+def relative_bytes(draft: Path, target: Path) -> float | None:
+    """Return the bytes of weights that a token of the draft model reads, in those of its target.
+
+    Of a draft model with experts as few bytes as a token can read are taken, of a target as many: what is told of a
+    gain stays an upper bound. None where the files don't say it in the same units.
+    """
+    if is_onnx(draft) != is_onnx(target):
+        return None
+    try:
+        info = describe(read_gguf(header_path(draft)))
+        active = info.n_expert_used / info.n_expert if 0 < info.n_expert_used < info.n_expert else 1.0
+        return active * layer_bytes(draft).total / layer_bytes(target).total
+    except (EdgedecError, ZeroDivisionError):
+        return None
+
+
+def file_bytes(path: Path) -> str:
+    """Return the size of a model's weights, for a person; empty where its header does not say it."""
+    try:
+        return format_bytes(describe(read_gguf(header_path(path))).n_bytes)
+    except EdgedecError:
+        return ""

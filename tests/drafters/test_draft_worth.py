@@ -1,0 +1,185 @@
+"""A draft model that can never pay is not loaded and named with the numbers; one that is loaded says what it did."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_models import tiny_llama
+
+import edgedec
+from edgedec import opening_drafts
+from edgedec.curve import CostCurve
+from edgedec.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
+from edgedec.drafters.cascade import CascadeModel
+from edgedec.memory import held_bytes
+from edgedec.records import Member, Record
+from edgedec_runtimes.cpu.runtime import Cpu
+
+FLAT = CostCurve(dict.fromkeys((1, 2, 4, 8, 16), 0.1))
+STEEP = CostCurve({n: 0.1 * n for n in (1, 2, 4, 8, 16)})
+TEXT = "the cat sat on the mat, the dog sat on the log, "
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target."""
+    return tiny_llama(tmp_path_factory.mktemp("worth") / "large.gguf", n_layer=6, n_ff=256, n_ctx_train=1024)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same vocabulary that reads a fraction of the target's bytes."""
+    return tiny_llama(tmp_path_factory.mktemp("worth") / "small.gguf", seed=1, n_layer=1, n_embd=32, n_ff=32)
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, curve: CostCurve, large: Path, **options: Any) -> edgedec.Engine:
+    """Load the target as if its forwards took what the curve says."""
+    monkeypatch.setattr(opening_drafts, "cost_curve", lambda *_, **__: curve)
+    return edgedec.load(large, runtime="cpu", n_ctx=256, n_threads=1, **options)
+
+
+def test_every_token_right_is_the_bound(large: Path, small: Path) -> None:
+    """The same model again gains nothing on any curve; a small one does where rows are cheap, and not where a row is
+    a step.
+    """
+    assert relative_bytes(large, large) == 1.0
+    part = relative_bytes(small, large)
+    assert part is not None
+    assert 0 < part < 0.2
+    assert why_it_cannot_pay(small, large, FLAT, 15) is None
+    assert why_it_cannot_pay(large, large, FLAT, 15) is not None
+    gain = 2 * 0.1 / (0.1 * part + 0.2)
+    assert why_it_cannot_pay(small, large, STEEP, 15) == (
+        f"each token that it drafts is expected to take {100 * part:.1f} ms, as it reads {part:.2f} of the model's "
+        f"bytes; at best, with drafts of 1 that are all right, decoding is {gain:.2f} times as fast "
+        "(1 row takes 100.0 ms, 2 rows 200.0)"
+    )
+
+
+def test_what_is_not_known_is_no_reason_against_it(large: Path, small: Path) -> None:
+    """A curve that was cut short after one row, or none at all, or a file that says nothing of its weights."""
+    for curve in (CostCurve({1: 0.1}), CostCurve()):
+        assert why_it_cannot_pay(large, large, curve, 15) is None
+    assert why_it_cannot_pay(Path("nowhere.gguf"), large, STEEP, 15) is None
+    assert why_it_cannot_pay(small, large, FLAT, 0) == "no draft can be verified with the bits of single steps"
+
+
+def test_a_draft_model_that_overlaps_costs_only_what_is_longer() -> None:
+    """Drafting while the target verifies, the same model again may still gain."""
+    assert best_gain(0.1, FLAT, 4)[0] == 1.0
+    assert best_gain(0.1, FLAT, 4, overlap=True) == (2.0, 1)
+
+
+def test_layers_that_are_left_out_make_the_target_cheaper(large: Path, small: Path) -> None:
+    """Its measured steps are those of fewer bytes, of which the draft model reads the larger part."""
+    part = relative_bytes(small, large)
+    assert part is not None
+    assert why_it_cannot_pay(small, large, FLAT, 15, share=2 * part) is None
+    assert why_it_cannot_pay(small, large, FLAT, 15, share=part) is not None
+
+
+def test_one_that_cannot_pay_is_not_loaded_and_named(monkeypatch: pytest.MonkeyPatch, large: Path, small: Path) -> None:
+    """Its memory is neither held nor planned, and each text says which model is left out and why, with its size."""
+    loaded: list[str] = []
+    load = Cpu.load
+    monkeypatch.setattr(
+        Cpu, "load", lambda self, path, options: (loaded.append(path.name), load(self, path, options))[1]
+    )
+    with opened(monkeypatch, STEEP, large, draft_model=small, memory="1GB") as engine:
+        reasons = engine.generate(TEXT, max_tokens=4).stats.reasons
+        names = [term.name for term in engine.plan.terms]
+        held = held_bytes()
+    with opened(monkeypatch, STEEP, large, memory="1GB") as alone:
+        assert held == held_bytes()
+        assert names == [term.name for term in alone.plan.terms]
+    assert loaded == ["large.gguf", "large.gguf"]
+    assert len(reasons) == 1
+    assert re.fullmatch(r"the draft model small\.gguf \([\d.]+ .B\) is not loaded: each token that it .*", reasons[0])
+
+
+def test_one_that_may_pay_or_is_pinned_is_loaded(monkeypatch: pytest.MonkeyPatch, large: Path, small: Path) -> None:
+    """A draft model that is asked for by name drafts whatever it costs."""
+    for curve, draft, used in ((FLAT, "auto", "cascade"), (STEEP, "model", "model"), (STEEP, "cascade", "cascade")):
+        with opened(monkeypatch, curve, large, draft=draft, draft_model=small, memory="1GB") as engine:
+            stats = engine.generate(TEXT, max_tokens=4, temperature=0).stats
+            assert any(term.name.startswith("draft model: ") for term in engine.plan.terms)
+            assert (used in stats.drafters) == (draft != "auto")
+            assert not any("is not loaded" in reason for reason in stats.reasons)
+
+
+def test_one_that_no_drafter_uses_is_neither_loaded_nor_planned(large: Path, small: Path) -> None:
+    """Other drafters that are asked for by name leave it out, which each text says."""
+    with edgedec.load(large, runtime="cpu", n_ctx=64, draft="suffix", draft_model=small, memory="1GB") as engine:
+        assert not any(term.name.startswith("draft model: ") for term in engine.plan.terms)
+        assert engine.generate(TEXT, max_tokens=2).stats.reasons == [
+            "the draft model small.gguf is not loaded: it is for the drafters model and cascade, found suffix"
+        ]
+
+
+def test_one_that_is_kept_without_use_says_what_it_costs(
+    monkeypatch: pytest.MonkeyPatch, large: Path, small: Path
+) -> None:
+    """Under `auto`: in the reasons and in the explanation; a pinned one drafts, and is told in the explanation only."""
+    with opened(monkeypatch, FLAT, large, draft_model=small) as engine:
+        stats = engine.generate(TEXT, max_tokens=4, temperature=0, ignore_end=True).stats
+    expected = (
+        r"cascade: the draft model tiny llama 1 \([\d.]+ .B\) was not asked: "
+        "the text was too short to find out whether reading it pays"
+    )
+    assert re.fullmatch(expected, stats.reasons[0])
+    assert stats.explanation[-1] == stats.reasons[0]
+    with opened(monkeypatch, FLAT, large, draft="model", draft_model=small) as engine:
+        stats = engine.generate(TEXT, max_tokens=4, temperature=0, ignore_end=True).stats
+    assert stats.reasons == []
+    assert re.match(r"model: the draft model tiny llama 1 \([\d.]+ .B\) was asked \d+ times, ", stats.explanation[-1])
+
+
+def test_what_is_said_of_a_draft_model() -> None:
+    """Asked in vain, asked with use, or not asked and why; nothing of a drafter without one."""
+    member = Member("cascade", None, Record(level_s=0.012), costly=True)  # type: ignore[arg-type]
+    assert member.said() == ""
+    member = replace(member, model=lambda: "the draft model X (700.0 MB)")
+    asked = replace(member, n_asked=3, asked_s=0.036)
+    assert asked.said() == (
+        "cascade: the draft model X (700.0 MB) was asked 3 times, 12.0 ms each, "
+        "0 of its drafts verified: nothing gained"
+    )
+    assert replace(asked, n_used=2).said().endswith("12.0 ms each, 2 of its drafts verified")
+    assert replace(member, hoped=0.9).said() == (
+        "cascade: the draft model X (700.0 MB) was not asked: its drafts were expected to be 0.90 times as fast as "
+        "decoding without them, 12.0 ms for each token, which does not repay reading the text"
+    )
+
+
+@pytest.mark.parametrize("draft", ["auto", "model"])
+def test_parallel_requests_without_the_draft_model_say_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, large: Path, small: Path, draft: str
+) -> None:
+    """The first session has the draft model and the draft store; the others name what they do without."""
+    store = None if draft == "model" else tmp_path / "kept.drafts"
+    options: dict[str, Any] = {"draft": draft, "draft_model": small, "draft_store": store, "n_parallel": 3}
+    with opened(monkeypatch, FLAT, large, **options) as engine:
+        texts = [engine.stream(TEXT * (i + 1), max_tokens=12, ignore_end=True) for i in range(3)]
+        for text in texts:
+            next(text)
+        others = [list(text) and text.generation.stats.reasons for text in texts][1:]
+    name = {"auto": "cascade", "model": "model"}[draft]
+    lacking = (
+        rf"{name}: the draft model tiny llama 1 \([\d.]+ .B\) serves one of 3 parallel requests at a time, and not "
+    )
+    for reasons in others:
+        assert re.fullmatch(lacking + "this one", reasons[0])
+        kept = ["the draft store kept.drafts serves one of 3 parallel requests at a time, and not this one"]
+        assert reasons[1:] == (kept if store else [])
+
+
+def test_the_sources_name_their_model(large: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cascade is around the draft model, and tells the same of it."""
+    with opened(monkeypatch, FLAT, large, draft="model+cascade", draft_model=small) as engine:
+        drafting = engine._target.drafting
+        assert drafting is not None
+        model, cascade = drafting.factories["model"], drafting.factories["cascade"]
+        assert isinstance(cascade, CascadeModel)
+        assert cascade.summary() == cascade.source.summary() == model.summary()  # type: ignore[attr-defined]
