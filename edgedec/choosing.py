@@ -47,7 +47,7 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     """Return the runtime of that name, or for "auto" the best that takes the file (and these options).
 
     Where the first two both take it, the one that is measured to be faster is chosen, drafts counted as they are
-    expected on any text: whatever drafts, and how long a draft may be, changes nothing. The comparison takes 6 s at
+    expected on any text: whatever drafts, and how long a draft may be, changes nothing. The comparison takes 8 s at
     most, is made only if `measure`, and is remembered per model and machine in the options' cache_dir.
 
     Raises:

@@ -80,7 +80,7 @@ def load(
     Args:
         model: A path, a catalogue name, hf:owner/repo[:quantization or file][@revision], or ollama:name. What is not
             on this machine is fetched first, unless `offline`.
-        runtime: Name of a runtime, or "auto", which compares the two best at the first load of a model (at most 6 s,
+        runtime: Name of a runtime, or "auto", which compares the two best at the first load of a model (at most 8 s,
             not under a memory cap, and not where memory is short).
         n_ctx: Tokens of the context; None for min(trained, 4,096).
         slide: Go on where the context is full, with its first tokens and its newest; lossy, as the others are

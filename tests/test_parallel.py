@@ -298,3 +298,14 @@ def test_turns_are_fair_and_prefer_by_value() -> None:
     for thread in (holder, *waiting):
         thread.join(30)
     assert sorted(order) == list(range(5))
+
+
+def test_requests_that_take_turns_say_so(path: Path) -> None:
+    """Where a row depends on what else is in a forward, parallel requests that were asked for are not to be had."""
+    pytest.importorskip("llama_cpp")
+    with edgedec.load(path, runtime="llamacpp", n_ctx=64, n_parallel=2, draft="off") as loaded:
+        assert loaded.generate("a", max_tokens=2).stats.reasons == [
+            "2 parallel requests take turns: on the llamacpp runtime a row depends on what else is in its forward"
+        ]
+    with edgedec.load(path, runtime="cpu", n_ctx=64, n_parallel=2, draft="off") as loaded:
+        assert loaded.generate("a", max_tokens=2).stats.reasons == []

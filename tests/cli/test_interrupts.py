@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.command_line import ENDLESS, PATIENCE_S, finish, run_here, start, start_shell, wait_for_reader
+from support.command_line import ENDLESS, PATIENCE_S, TOO_LONG, finish, run_here, start, start_shell, wait_for_reader
 
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.cli import progress as cli_progress
@@ -61,7 +61,8 @@ def test_an_interrupted_generation_keeps_its_text(model: Path) -> None:
     result = finish(process)
     assert result.code == 53
     assert (first + result.out).endswith(b"\n")
-    summary, last = (line for line in result.err.splitlines() if line != STOPPING)
+    note, summary, last = (line for line in result.err.splitlines() if line != STOPPING)
+    assert note == f"edgedec: {TOO_LONG}"
     assert "(cancelled)" in summary
     assert last == "edgedec: interrupted"
 
@@ -76,7 +77,8 @@ def test_an_interrupted_prefill_ends_without_text(
     assert result.code == 53
     document = json.loads(result.out)
     assert (document["text"], document["finish_reason"]) == ("", "cancelled")
-    assert result.err == "0 tokens (cancelled) · nothing drafted\nedgedec: interrupted\n"
+    summary = f"0 tokens (cancelled) · nothing drafted · {TOO_LONG}"
+    assert result.err == f"edgedec: {TOO_LONG}\n{summary}\nedgedec: interrupted\n"
 
 
 def test_an_interrupted_load_ends_without_a_report(model: Path, interrupt_at: Callable[[str], None]) -> None:

@@ -4,7 +4,16 @@ import os
 from pathlib import Path
 
 import pytest
-from support.command_line import ENDLESS, SAY_WORD, Terminal, rename_model, run_here, teach_word, wait_for_reader
+from support.command_line import (
+    ENDLESS,
+    SAY_WORD,
+    TOO_LONG,
+    Terminal,
+    rename_model,
+    run_here,
+    teach_word,
+    wait_for_reader,
+)
 
 pytest.importorskip("termios", reason="no terminals of POSIX here")
 
@@ -103,7 +112,8 @@ def test_a_long_prefill_shows_progress_that_ctrl_c_clears(model: Path) -> None:
         assert person.end() == 53
         assert person.settings() == person.before
     assert person.cursor_shown
-    assert person.shown.endswith(b"0 tokens (cancelled) \xc2\xb7 nothing drafted\r\nedgedec: interrupted\r\n")
+    summary = f"0 tokens (cancelled) · nothing drafted · {TOO_LONG}"
+    assert person.shown.endswith(f"{summary}\r\nedgedec: interrupted\r\n".encode())
 
 
 def test_a_quick_load_shows_no_progress(model: Path) -> None:

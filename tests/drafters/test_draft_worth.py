@@ -14,6 +14,7 @@ from edgedec.curve import CostCurve
 from edgedec.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
 from edgedec.drafters.cascade import CascadeModel
 from edgedec.memory import held_bytes
+from edgedec.model import LoadOptions, Model
 from edgedec.records import Member, Record
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -84,9 +85,12 @@ def test_one_that_cannot_pay_is_not_loaded_and_named(monkeypatch: pytest.MonkeyP
     """Its memory is neither held nor planned, and each text says which model is left out and why, with its size."""
     loaded: list[str] = []
     load = Cpu.load
-    monkeypatch.setattr(
-        Cpu, "load", lambda self, path, options: (loaded.append(path.name), load(self, path, options))[1]
-    )
+
+    def noted(self: Cpu, path: Path, options: LoadOptions) -> Model:
+        loaded.append(path.name)
+        return load(self, path, options)
+
+    monkeypatch.setattr(Cpu, "load", noted)
     with opened(monkeypatch, STEEP, large, draft_model=small, memory="1GB") as engine:
         reasons = engine.generate(TEXT, max_tokens=4).stats.reasons
         names = [term.name for term in engine.plan.terms]
@@ -164,7 +168,9 @@ def test_parallel_requests_without_the_draft_model_say_so(
         texts = [engine.stream(TEXT * (i + 1), max_tokens=12, ignore_end=True) for i in range(3)]
         for text in texts:
             next(text)
-        others = [list(text) and text.generation.stats.reasons for text in texts][1:]
+        for text in texts:
+            list(text)
+        others = [text.generation.stats.reasons for text in texts][1:]
     name = {"auto": "cascade", "model": "model"}[draft]
     lacking = (
         rf"{name}: the draft model tiny llama 1 \([\d.]+ .B\) serves one of 3 parallel requests at a time, and not "

@@ -55,7 +55,7 @@ def test_the_text_is_plain_decodings(draft: str, n_draft_max: int) -> None:
 
 
 def test_a_model_that_drafts_for_itself_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft model and the cascade around it, pinned and left to the policy, which here may not refuse to load it."""
+    """The draft model and the cascade around it, pinned, and left to the policy where it is loaded in any case."""
     monkeypatch.setattr("edgedec.opening_drafts.why_it_cannot_pay", lambda *_, **__: None)
     model = real_model("smollm2-135m.gguf")
     if not _plain:

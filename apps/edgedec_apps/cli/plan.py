@@ -95,7 +95,7 @@ def _notes(chosen: Planned) -> list[str]:
     notes = [context_note(chosen.choice.path, setting.options.n_ctx or 0)]
     if setting.draft_model is not None and not setting.pinned:
         name = setting.draft_model.name
-        notes.append(f"the draft model {name} is not loaded, and holds nothing, where by the measured cost it can't pay")
+        notes.append(f"the draft model {name} is loaded only where by the measured cost of forwards it can pay")
     return [note for note in notes if note]
 
 
