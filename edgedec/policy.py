@@ -179,19 +179,20 @@ class Policy:
         if not nodes:
             return EMPTY_DRAFT
         if self._drawn is not None:
-            self._count_used(lambda member: member.draft is self._drawn)
+            self._note_verified(lambda member: member.draft is self._drawn)
             return self._drawn
         if self._always and len(self._members) == 1 and (self._trees or self._members[0].draft.is_chain):
+            self._members[0].verified = True
             return self._members[0].draft
         chosen = set(nodes)
-        self._count_used(lambda member: len(member.draft) > 0 and not chosen.isdisjoint(member.places))
+        self._note_verified(lambda member: len(member.draft) > 0 and not chosen.isdisjoint(member.places))
         return tree.draft(nodes)
 
-    def _count_used(self, is_used: Callable[[Member], bool]) -> None:
+    def _note_verified(self, is_used: Callable[[Member], bool]) -> None:
         for member in self._members:
             if is_used(member):
                 member.idle = 0
-                member.n_used += 1
+                member.verified = True
 
     def _more_to_time(
         self, tree: DraftTree, paths: list[float], cost: Cost, n_max: int, nodes: list[int], rate: float
@@ -391,7 +392,7 @@ class Policy:
             path = self._score(stats, member, verification.token_ids)
             if member.missed is not None:
                 member.missed = min(_MOST_READ, member.missed + len(verification.token_ids))
-            member.draft = EMPTY_DRAFT  # a step may come for which nobody is asked
+            member.draft, member.verified = EMPTY_DRAFT, False  # a step may come for which nobody is asked
             told = Verification(path, verification.token_ids, verification.candidates)
             try:
                 member.drafter.accept(told, hidden)
@@ -427,6 +428,7 @@ class Policy:
             record.offered[greedy] = record.offered[greedy] * kept + deepest
             record.accepted[greedy] = record.accepted[greedy] * kept + len(path)
         stats.count_outcome(member.name, n_tried, len(path))
+        member.n_used += member.verified and bool(path)
         return tuple(path[: len(token_ids) - 1])  # the step's last token was nobody's to accept
 
     def drafter(self, name: str) -> Drafter | None:

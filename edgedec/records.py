@@ -59,7 +59,8 @@ class Member:
         late: How many of its drafts came after their deadline.
         model: Names the draft model that it uses, and the memory that keeping it takes; None for one without.
         n_asked, asked_s: How often a costly one was asked in this generation, and the time that took.
-        n_used: How many of its drafts had nodes that were verified.
+        verified: Whether nodes of its latest draft were verified.
+        n_used: How many of its drafts were verified and had a right token.
         hoped: What its drafts were last expected to make of the speed without them; None where nobody looked.
     """
 
@@ -77,6 +78,7 @@ class Member:
     model: Callable[[], str] | None = None
     n_asked: int = 0
     asked_s: float = 0.0
+    verified: bool = False
     n_used: int = 0
     hoped: float | None = None
 
@@ -89,7 +91,7 @@ class Member:
         what = f"{self.name}: {self.model()}"
         if self.n_asked:
             each = f"asked {self.n_asked} times, {1000 * self.asked_s / self.n_asked:.1f} ms each"
-            return f"{what} was {each}, {self.n_used} of its drafts verified{'' if self.n_used else ': nothing gained'}"
+            return f"{what} was {each}, " + (f"{self.n_used} of its drafts were of use" if self.n_used else "in vain")
         if self.hoped is None:
             return f"{what} was not asked: the text was too short to find out whether reading it pays"
         level_s = self.record.level_s

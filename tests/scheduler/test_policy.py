@@ -323,3 +323,21 @@ def test_the_text_is_the_same_with_any_drafters(seed: int, always: bool) -> None
     run = decode(policy_of(members, curve, always=always), text, curve, lambda n: float(rng.uniform(1, 2)), clock)
     assert run.token_ids == text
     assert run.stats.reasons == []
+
+
+@pytest.mark.parametrize("p", [0.0, 0.95])
+def test_what_a_draft_model_was_asked_and_used_for_is_counted(clock: Clock, p: float) -> None:
+    """What is said of a draft model, and whether it is said to be of no use, is what happened."""
+    text = a_text(400)
+    oracle = Oracle(text, p, 0.9, clock=clock, level_s=0.01)
+    costly = member(oracle, costly=True)
+    costly.model = lambda: "the draft model X (700.0 MB)"
+    curve = CostCurve(dict.fromkeys((1, 2, 4, 8, 16), 0.1))
+    policy = policy_of([costly], curve)
+    run = decode(policy, text, curve, lambda n: 0.1, clock)
+    assert costly.n_asked == oracle.n_asked > 0
+    assert sum(n > 0 for n in run.drafted) > 0
+    assert (costly.n_used > 0) == (len(run.drafted) < len(text)) == (p > 0)
+    said = f"oracle: the draft model X (700.0 MB) was asked {oracle.n_asked} times, "
+    assert policy.explain()[1].startswith(said)
+    assert policy.unused() == ([] if costly.n_used else [policy.explain()[1]])
