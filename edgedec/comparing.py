@@ -28,6 +28,7 @@ _MARGIN = 0.95  # what the second must fall below of the first's time: the first
 _DOUBLED = 0.9  # the same, for each time that the second holds twice the memory of the first
 _N_WARM, _N_PROMPT, _ROUNDS = 8, 32, 3
 _PROBE_STEPS = 25  # steps that finding out how many rows are bit-equal mostly takes
+_N_LONG = 300  # tokens before rows whose bits are compared: kernels change with the length of the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,8 @@ def measured(
             with suppress(CancelledError):
                 _time_forwards(model, n_ctx, token, None if load_limited else limit_s, seconds, prompts)
             if seconds and matters(Measured(seconds, min(prompts, default=None))):
-                n_exact = _rows_exact(model, may_probe=_PROBE_STEPS * seconds[1] < limit_s and not token.cancelled)
+                probe_s = 2 * _PROBE_STEPS * seconds[1] + _N_LONG * min(prompts, default=np.inf)
+                n_exact = _rows_exact(model, token, may_probe=probe_s < limit_s and not token.cancelled)
     except CancelledError:
         pass
     except EdgedecError:  # it will say so when it is asked for
@@ -227,12 +229,22 @@ def _time_forwards(
                     seconds[n] = min(timed(_N_PROMPT, n, "all"), seconds.get(n, np.inf))
 
 
-def _rows_exact(model: Model, *, may_probe: bool) -> int:
-    """Return how many rows of a forward are bit-equal to single steps; 1 where there is no time to find out."""
+def _rows_exact(model: Model, token: CancelToken, *, may_probe: bool) -> int:
+    """Return how many rows of a forward are bit-equal to single steps in a context of the usual length.
+
+    1 where there is no time to find out.
+    """
     if not may_probe:
         return 1
-    found = model.batch_invariant
-    return max(ROWS) if found is True else min(max(ROWS), found)
+    if model.batch_invariant is True:
+        return max(ROWS)
+    session = model.session(_N_LONG + N_DRAFT_MAX + 2)
+    try:
+        with token.calling(session.cancel):
+            session.forward(np.arange(_N_LONG, dtype=np.int32) % model.card.n_vocab, n_past=0)
+            return max((n for n in ROWS if session.has_exact_rows(_N_LONG, n)), default=1)
+    finally:
+        session.close()
 
 
 def _n_bytes(path: Path, runtime: Runtime, options: LoadOptions) -> int | None:

@@ -193,6 +193,18 @@ def test_the_probe_for_equal_bits_is_made_where_the_choice_depends_on_it(
         assert found.n_bytes is not None
 
 
+@pytest.mark.model
+@pytest.mark.parametrize(("n_threads", "n_exact"), [(1, 8), (2, 1)])
+def test_rows_count_where_they_are_bit_equal_in_contexts_of_the_usual_length(
+    smollm_path: Path, n_threads: int, n_exact: int
+) -> None:
+    """With two threads llama.cpp's rows have the bits of single steps in short contexts only."""
+    options = LoadOptions(n_threads=n_threads)
+    found = comparing.measured(smollm_path, LlamaCpp(), options, 600.0, load_limited=True, matters=_always)
+    assert found is not None
+    assert found.n_exact == n_exact
+
+
 def test_a_real_comparison_tells_both_figures(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics say what was found, when there is time for both; a second load finds it in the cache."""
     pytest.importorskip("llama_cpp")
