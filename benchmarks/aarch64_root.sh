@@ -89,7 +89,7 @@ mkdir -p "$root/srv/wheels"
 _PYTHON_HOST_PLATFORM=linux-aarch64 \
   CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++" \
   python -m pip wheel -q --no-deps --wheel-dir "$root/srv/wheels" .
-wheel=$(cd "$root/srv/wheels" && echo edgedec-*-linux_aarch64.whl)
+wheel=$(cd "$root/srv/wheels" && echo edgedec_llm-*-linux_aarch64.whl)
 # pip takes a platform by its name, not every older one with it.
 platforms=$(printf -- '--platform=manylinux%s_aarch64 ' 2014 _2_17 _2_26 _2_27 _2_28 _2_31 _2_34)
 # shellcheck disable=SC2086
@@ -101,7 +101,7 @@ step "installed as apps/raspberry_pi/README.md says, from these wheels"
 rm -rf "$root/opt/edgedec"
 in_root /usr/bin/python3 -m venv --without-pip /opt/edgedec
 in_root /usr/bin/python3 -m pip -q --python /opt/edgedec/bin/python install --no-compile --no-index \
-  --find-links /srv/wheels "edgedec[server]"
+  --find-links /srv/wheels "edgedec-llm[server]"
 models=$(python -c "from edgedec_models.folders import models_folder; print(models_folder())")
 mkdir -p "$root/var/lib/edgedec/models"
 cp "$models"/smollm2-135m.gguf* "$root/var/lib/edgedec/models/"

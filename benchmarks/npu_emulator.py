@@ -2,7 +2,7 @@
 
     python benchmarks/npu_emulator.py smollm2-135m --positions 512
 
-The emulator comes with onnxruntime-qnn for x86-64 (pip install 'edgedec[npu,export]'); every node of the graph runs on
+The emulator comes with onnxruntime-qnn for x86-64 (pip install ".[npu,export]"); every node of the graph runs on
 it, or nothing does. The source is a float32 computation on the GGUF's dequantized weights (float_truth.py). Each
 position of real text (this repository's own documents, or --text) is predicted by all three from the same tokens
 before it. Agreement is how often two prefer the same token; KL is in nats, over the whole vocabulary. What the

@@ -22,7 +22,8 @@ EdgedecError
 └── StorageError               no space, no permission, or another failure of the disk
 
 The message says what was found, what was expected and what to do. `exit_code` is what the command
-line returns for it: stable, at most 125, listed in docs/cli.md.
+line returns for it: stable, listed in docs/cli.md. It is at most 125, but for CancelledError's,
+which is the one that shells know for Ctrl-C.
 """
 
 
@@ -129,9 +130,9 @@ class SessionError(EdgedecError):
 
 
 class CancelledError(EdgedecError):
-    """The caller cancelled the work."""
+    """The caller cancelled the work; on the command line, Ctrl-C."""
 
-    exit_code = 53
+    exit_code = 130
 
 
 class ConformanceError(EdgedecError):

@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from edgedec.errors import PluginError
+from edgedec.extras import DISTRIBUTION
 
 RUNTIMES = "edgedec.runtimes"
 DRAFTERS = "edgedec.drafters"
@@ -52,7 +53,7 @@ class Plugin:
         group: One of RUNTIMES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS.
         name: What users call it.
         target: "module:attribute".
-        package: The distribution it comes from, with its version; "edgedec" for ours.
+        package: The distribution it comes from, with its version; DISTRIBUTION for ours.
     """
 
     group: str
@@ -84,7 +85,7 @@ GROUPS = tuple(_BUILT_IN)
 
 def plugins(group: str) -> dict[str, Plugin]:
     """Return the plug-ins of a group by name, ours first; a name of ours can't be taken over."""
-    found = {name: Plugin(group, name, target, "edgedec") for name, target in _BUILT_IN[group].items()}
+    found = {name: Plugin(group, name, target, DISTRIBUTION) for name, target in _BUILT_IN[group].items()}
     for entry in metadata.entry_points(group=group):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown package"
         found.setdefault(entry.name, Plugin(group, entry.name, entry.value, package))

@@ -110,6 +110,6 @@ def test_without_llama_cpp_the_refusal_names_the_extra(tmp_path: Path, monkeypat
     model = write_gguf(tmp_path / "m.gguf", metadata | {"general.architecture": "falcon"}, tensors)
     monkeypatch.setattr("edgedec_runtimes.llamacpp.installed", lambda: False)
     with pytest.raises(
-        UnsupportedModelError, match=r"cpu: .*'falcon'.*; llamacpp: .*pip install \"edgedec\[llamacpp\]\""
+        UnsupportedModelError, match=r"cpu: .*'falcon'.*; llamacpp: .*pip install \"llama-cpp-python<0.3.37,>=0.3.36\""
     ):
         choosing.choose_runtime(model, "auto")

@@ -10,6 +10,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError, StorageError
+from edgedec.extras import install_command
 from edgedec_apps.eval_settings import setting_name
 
 _WIDTH, _HEIGHT = 60, 14  # characters of the plain picture
@@ -108,7 +109,7 @@ def require_png(path: Path) -> None:
     if find_spec("matplotlib") is None:
         raise RuntimeUnavailableError(
             "--plot-out needs the package 'matplotlib', which is not installed; get it with: "
-            "pip install 'edgedec[plot]' (--plot draws without it)"
+            f"{install_command('plot')} (--plot draws without it)"
         )
 
 

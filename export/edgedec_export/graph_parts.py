@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RuntimeUnavailableError
+from edgedec.extras import install_command
 from edgedec.file_kinds import DATA
 from edgedec_export.external_data import DataFile, Place
 
@@ -31,8 +32,7 @@ def require_onnx() -> None:
         import onnx.helper  # noqa: F401  # to see whether it works
     except ImportError as error:
         raise RuntimeUnavailableError(
-            f"the export to ONNX needs the package onnx, which can't be imported ({error}); "
-            "pip install 'edgedec[export]'"
+            f"the export to ONNX needs the package onnx, which can't be imported ({error}); {install_command('export')}"
         ) from error
 
 

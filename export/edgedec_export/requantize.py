@@ -28,7 +28,7 @@ from edgedec.gguf import GGUF, read_gguf
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export.gguf_writer import whole_file
 from edgedec_runtimes.cpu_count import usable_cores
-from edgedec_runtimes.llamacpp.library import INSTALL, installed, llama
+from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama
 
 # Types that are of use without an importance matrix, which this quantizer is not given.
 _NAMES = (
@@ -83,7 +83,7 @@ def requantize(
     if getattr(sys, "frozen", False):  # no interpreter to start the quantizer with
         raise RuntimeUnavailableError("quantizing needs Python; install edgedec with pip and run this there")
     if not installed():
-        raise RuntimeUnavailableError(f"quantizing needs llama-cpp-python, which is not installed; {INSTALL}")
+        raise RuntimeUnavailableError(f"quantizing needs llama-cpp-python, which is not installed; {how_to_install()}")
     with whole_file(Path(out), sources=gguf.paths, force=force) as part:
         n_threads = n_threads or usable_cores()
         arguments = [str(gguf.paths[0]), str(part), str(file_type), str(n_threads), str(int(allow_requantize))]
@@ -197,7 +197,7 @@ def _main(arguments: list[str]) -> int:
     params = api.llama_model_quantize_default_params()
     wrong = [name for name, value in _DEFAULTS.items() if getattr(params, name, None) != value]
     if wrong:
-        print(f"failed to quantize: llama-cpp-python lays out {wrong} unlike the tested release; {INSTALL}")
+        print(f"failed to quantize: llama-cpp-python lays out {wrong} unlike the tested release; {how_to_install()}")
         return 1
     params.ftype = int(file_type)
     params.nthread = int(n_threads)

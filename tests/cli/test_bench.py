@@ -277,10 +277,10 @@ def test_against_llamacpp(model: Path, prompts: Path) -> None:
 
 
 def test_ctrl_c_prints_what_was_measured(model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C after the first prompt ends with its figures, which say that they are not all, and exit code 53."""
+    """Ctrl-C after the first prompt ends with its figures, which say that they are not all, and exit code 130."""
     interrupt_after(monkeypatch, lambda progress: progress.phase == "measuring")
     result = run_here("bench", model, "--prompts", prompts, "-n", "4", "--json")
-    assert result.code == 53
+    assert result.code == 130
     assert result.err == "edgedec: interrupted\n"
     found = json.loads(result.out)
     assert (found["interrupted"], found["all"]["n_prompts"], list(found["tasks"])) == (True, 1, ["chat"])

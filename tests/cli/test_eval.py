@@ -466,7 +466,9 @@ def test_without_matplotlib_the_extra_is_named(
     """Before anything is evaluated; the picture in plain text takes none."""
     monkeypatch.setattr("edgedec_apps.eval_plot.find_spec", lambda name: None)
     out = tmp_path / "a.png"
-    run_here("eval", model, "--text", text, "--plot-out", out).failed(30, "pip install 'edgedec[plot]'", "--plot draws")
+    run_here("eval", model, "--text", text, "--plot-out", out).failed(
+        30, 'pip install "matplotlib>=3.8"', "--plot draws"
+    )
     assert run_here("eval", model, "--text", text, "--plot").code == 0
 
 
@@ -500,10 +502,10 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_ctrl_c_reports_the_windows_that_are_finished(
     model: Path, text: Path, interrupt_at: Callable[[int], None]
 ) -> None:
-    """Ctrl-C after the first of two windows ends with that one's figures, which say so, and exit code 53."""
+    """Ctrl-C after the first of two windows ends with that one's figures, which say so, and exit code 130."""
     interrupt_at(26)
     result = run_here("eval", model, "--text", text, "--window", "27", "--layers", "0", "--json")
-    assert (result.code, result.err) == (53, "edgedec: interrupted\n")
+    assert (result.code, result.err) == (130, "edgedec: interrupted\n")
     found = json.loads(result.out)
     assert (found["interrupted"], found["n_windows"], found["n_positions"], len(found["rows"])) == (True, 1, 26, 2)
 
@@ -511,7 +513,7 @@ def test_ctrl_c_reports_the_windows_that_are_finished(
 def test_ctrl_c_in_the_first_window(model: Path, text: Path, interrupt_at: Callable[[int], None]) -> None:
     """There is nothing to report yet."""
     interrupt_at(1)
-    run_here("eval", model, "--text", text, "--json").failed(53, "before a window was finished")
+    run_here("eval", model, "--text", text, "--json").failed(130, "before a window was finished")
 
 
 # A real model

@@ -54,12 +54,12 @@ def first_text(process: "subprocess.Popen[bytes]") -> bytes:
 
 
 def test_an_interrupted_generation_keeps_its_text(model: Path) -> None:
-    """Ctrl-C during the generation ends it with its text, a summary and exit code 53."""
+    """Ctrl-C during the generation ends it with its text, a summary and exit code 130."""
     process = start("run", model, "Hello", *ENDLESS)
     first = first_text(process)
     process.send_signal(signal.SIGINT)
     result = finish(process)
-    assert result.code == 53
+    assert result.code == 130
     assert (first + result.out).endswith(b"\n")
     note, summary, last = (line for line in result.err.splitlines() if line != STOPPING)
     assert note == f"edgedec: {TOO_LONG}"
@@ -74,7 +74,7 @@ def test_an_interrupted_prefill_ends_without_text(
     """Ctrl-C in the middle of a long prompt ends with a summary of no tokens, and JSON says the same."""
     interrupt_at("prefill")
     result = run_here("run", model, "x" * n_characters, *ENDLESS, "--runtime", runtime, "--draft", "off", "--json")
-    assert result.code == 53
+    assert result.code == 130
     document = json.loads(result.out)
     assert (document["text"], document["finish_reason"]) == ("", "cancelled")
     summary = f"0 tokens (cancelled) · nothing drafted · {TOO_LONG}"
@@ -84,7 +84,7 @@ def test_an_interrupted_prefill_ends_without_text(
 def test_an_interrupted_load_ends_without_a_report(model: Path, interrupt_at: Callable[[str], None]) -> None:
     """Ctrl-C while llama.cpp loads is a CancelledError that names the file."""
     interrupt_at("load")
-    run_here("run", model, "Hello", "--runtime", "llamacpp").failed(53, "loading tiny.gguf: cancelled")
+    run_here("run", model, "Hello", "--runtime", "llamacpp").failed(130, "loading tiny.gguf: cancelled")
 
 
 def test_json_holds_what_was_generated_before_ctrl_c(
@@ -100,14 +100,14 @@ def test_json_holds_what_was_generated_before_ctrl_c(
 
     monkeypatch.setattr("edgedec_apps.cli.run.write_text", write_text)
     file = tmp_path / "a.json"
-    assert run_here("run", model, "Hello", *ENDLESS, "--json-out", file).code == 53
+    assert run_here("run", model, "Hello", *ENDLESS, "--json-out", file).code == 130
     assert written[-1] == "\n"
     assert json.loads(file.read_text())["text"] == "".join(written[:-1])
     assert [path.name for path in tmp_path.glob("a.json*")] == ["a.json"]
 
 
 def test_ctrl_c_while_the_prompt_is_read(model: Path, tmp_path: Path) -> None:
-    """Ctrl-C while the prompt comes from a pipe that gives nothing ends with 53."""
+    """Ctrl-C while the prompt comes from a pipe that gives nothing ends with 130."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     process = start("run", model, "-f", fifo)
@@ -119,11 +119,11 @@ def test_ctrl_c_while_the_prompt_is_read(model: Path, tmp_path: Path) -> None:
             process.wait(20)
     result = finish(process)
     os.close(other_end)
-    result.failed(53, "interrupted")
+    result.failed(130, "interrupted")
 
 
 def test_a_second_ctrl_c_ends_what_does_not_stop(model: Path, tmp_path: Path) -> None:
-    """Work that hangs is told once that it stops; the next Ctrl-C ends the process with 53."""
+    """Work that hangs is told once that it stops; the next Ctrl-C ends the process with 130."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     process = start("run", model, "Hello", "--chat-template", fifo)
@@ -134,11 +134,11 @@ def test_a_second_ctrl_c_ends_what_does_not_stop(model: Path, tmp_path: Path) ->
     process.send_signal(signal.SIGINT)
     result = finish(process)
     os.close(other_end)
-    assert (result.code, result.out, result.err) == (53, b"", "")
+    assert (result.code, result.out, result.err) == (130, b"", "")
 
 
 def test_sigterm_leaves_no_half_files(model: Path, tmp_path: Path) -> None:
-    """SIGTERM ends the generation with 53; beside what is whole there is no file."""
+    """SIGTERM ends the generation with 143; beside what is whole there is no file."""
     folder = tmp_path / "out"
     folder.mkdir()
     files = ("--json-out", folder / "a.json", "--prompt-cache", folder / "cache")
@@ -146,9 +146,36 @@ def test_sigterm_leaves_no_half_files(model: Path, tmp_path: Path) -> None:
     first_text(process)
     process.send_signal(signal.SIGTERM)
     result = finish(process)
-    assert result.code == 53
+    assert result.code == 143
     assert result.err.splitlines()[-1] == "edgedec: terminated"
     assert {path.name for path in folder.iterdir()} <= {"a.json", "cache"}
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_during_a_load_ends_with_its_own_code(model: Path, tmp_path: Path, name: str, code: int) -> None:
+    """A load that a signal cancels ends with 128 and the signal's number, whatever the load itself raises."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = start("run", model, "Hello", "--chat-template", fifo)
+    other_end = wait_for_reader(fifo)
+    process.send_signal(signal.Signals[name])
+    os.close(other_end)  # the load goes on with an empty template, and sees that it was cancelled
+    finish(process).failed(code, "terminated")
+
+
+def test_a_second_signal_decides_the_code_of_what_hangs(model: Path, tmp_path: Path) -> None:
+    """SIGTERM while work that Ctrl-C could not stop goes on ends the process at once with 143."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = start("run", model, "Hello", "--chat-template", fifo)
+    other_end = wait_for_reader(fifo)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert b"Ctrl-C again" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    result = finish(process)
+    os.close(other_end)
+    assert (result.code, result.out, result.err) == (143, b"", "")
 
 
 def test_an_ignored_ctrl_c_stays_ignored(model: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from support.command_line import run_here, run_process
 from support.gguf_writer import tiny_text_model, write_gguf
 from support.rights import as_anybody
 
-from edgedec_apps.cli import INTERNAL_ERROR
+from edgedec_apps.cli.exit_codes import INTERNAL
 
 
 @pytest.mark.parametrize("command", [("run", "MODEL", "hi"), ("chat", "MODEL"), ("info", "MODEL")])
@@ -240,7 +240,7 @@ def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError("the bug")
 
     monkeypatch.setattr("edgedec_apps.cli.models.print_models", fail)
-    run_here("list").failed(INTERNAL_ERROR, "internal error", "ZeroDivisionError: the bug", "EDGEDEC_DEBUG")
+    run_here("list").failed(INTERNAL, "internal error", "ZeroDivisionError: the bug", "EDGEDEC_DEBUG")
     with pytest.raises(ZeroDivisionError):
         run_here("list", env={"EDGEDEC_DEBUG": "1"})
 

@@ -78,7 +78,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(model: Path) -> None:
     with Terminal("run", model, "Hello", *ENDLESS) as person:
         person.expect("\r\n")
         person.send("\x03")
-        assert person.end() == 53
+        assert person.end() == 130
         assert person.settings() == person.before
     assert person.cursor_shown
     assert "(cancelled)" in person.shown.decode()
@@ -94,7 +94,7 @@ def test_a_second_ctrl_c_leaves_the_terminal_as_it_was(model: Path, tmp_path: Pa
         person.send("\x03")
         person.expect("edgedec: stopping; Ctrl-C again ends at once")
         person.send("\x03")
-        assert person.end() == 53
+        assert person.end() == 130
         os.close(other_end)
         assert person.settings() == person.before
     assert person.cursor_shown
@@ -109,7 +109,7 @@ def test_a_long_prefill_shows_progress_that_ctrl_c_clears(model: Path) -> None:
         person.expect("prefill")
         person.expect("tokens")
         person.send("\x03")
-        assert person.end() == 53
+        assert person.end() == 130
         assert person.settings() == person.before
     assert person.cursor_shown
     summary = f"0 tokens (cancelled) · nothing drafted · {TOO_LONG}"
@@ -217,14 +217,14 @@ def test_ctrl_c_in_a_chat_stops_the_answer_only(model: Path, tmp_path: Path) -> 
 
 
 def test_sigterm_at_the_prompt_restores_the_terminal(model: Path) -> None:
-    """SIGTERM while a person types ends the chat with 53 and the terminal's settings from before."""
+    """SIGTERM while a person types ends the chat with 143 and the terminal's settings from before."""
     with Terminal("chat", model) as person:
         person.expect(">>> ")
         person.send("half a li")
         person.expect("half a li")
         person.settle()
         person.process.terminate()
-        assert person.end() == 53
+        assert person.end() == 143
         assert person.settings() == person.before
 
 

@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(
     with pytest.raises(RequestError, match="the model to export itself"):
         requantize(floats, floats, "Q8_0", force=True)
     monkeypatch.setattr(module, "installed", lambda: False)
-    with pytest.raises(RuntimeUnavailableError, match=r"pip install \"edgedec\[llamacpp\]\""):
+    with pytest.raises(RuntimeUnavailableError, match=r'pip install "llama-cpp-python<0.3.37,>=0.3.36"'):
         requantize(floats, tmp_path / "m.gguf", "Q8_0")
     assert set(TYPES) <= set(FILE_TYPE_NAMES.values())
 

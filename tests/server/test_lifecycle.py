@@ -178,4 +178,4 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "starlette", None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    run_here("serve", "no-such-model").failed(30, "edgedec[server]")
+    run_here("serve", "no-such-model").failed(30, 'pip install "starlette>=0.40" "uvicorn>=0.30"')

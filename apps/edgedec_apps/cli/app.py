@@ -6,10 +6,11 @@ import typer
 
 import edgedec
 from edgedec_apps.cli import commands, commands_models
+from edgedec_apps.cli.exit_codes import of_signal
 from edgedec_apps.cli.help_text import Command, Group
 from edgedec_apps.cli.options import flattened
 
-_TYPERS_INTERRUPTED = 130
+_TYPERS_INTERRUPTED = of_signal(2)
 
 app = typer.Typer(
     name="edgedec",

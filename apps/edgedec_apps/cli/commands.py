@@ -221,7 +221,7 @@ def evaluate(
         Path | None,
         option(
             "--plot-out",
-            help="Also draw quality against speed as a picture (needs edgedec[plot]).",
+            help="Also draw quality against speed as a picture (needs matplotlib).",
             metavar="FILE.png",
             panel=_EVAL,
         ),

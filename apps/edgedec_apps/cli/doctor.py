@@ -10,24 +10,15 @@ from edgedec import plugins, system_memory
 from edgedec.errors import EdgedecError
 from edgedec.memory import format_bytes
 from edgedec.model import RuntimeReport
+from edgedec_apps.clash import clash
 from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.cpu_count import usable_cores
 
 _PACKAGES = (
-    *(
-        "numpy",
-        "llama-cpp-python",
-        "onnxruntime",
-        "onnxruntime-qnn",
-        "onnx",
-        "gguf",
-        "llguidance",
-        "starlette",
-        "uvicorn",
-    ),
-    *("huggingface_hub", "typer", "rich", "jinja2", "starlette", "uvicorn"),
+    *("numpy", "onnxruntime", "onnxruntime-qnn", "onnx", "llama-cpp-python", "gguf", "llguidance"),
+    *("starlette", "uvicorn", "huggingface_hub", "typer", "rich", "jinja2"),
 )
 _FEATURES = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8"),
@@ -36,9 +27,11 @@ _FEATURES = (
 
 
 def print_report(*, as_json: bool) -> None:
-    """Print CPU features, memory, runtimes, devices, plug-ins and versions."""
+    """Print CPU features, memory, runtimes, devices, plug-ins and versions; and what else is installed in our place."""
+    told = clash()
     document = {
-        "edgedec": edgedec.__version__,
+        "edgedec": getattr(edgedec, "__version__", "of unknown version"),
+        **({"clash": told} if told else {}),
         "python": f"{platform.python_version()} on {platform.platform()}",
         "cpu": _cpu(),
         "memory": _memory(),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.exit_codes import of_signal
 from edgedec_apps.cli.terminal import say
 
 T = TypeVar("T")
@@ -22,12 +23,20 @@ _INTERRUPT = (signal.SIGINT,)
 _TERMINATE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 
 
+class TerminatedError(CancelledError):
+    """The process was asked to end, by SIGTERM or its like, and the work was cancelled."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("terminated")
+        self.exit_code = of_signal(number)
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
     """Let SIGTERM end the block as an exception would, so that files are cleaned up and the terminal is restored."""
 
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(CancelledError.exit_code)
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(of_signal(number))
 
     with _handling(_TERMINATE, on_signal):
         yield
@@ -39,7 +48,7 @@ def interruptible(work: Callable[[CancelToken], T]) -> T:
     The first Ctrl-C cancels, and `work` returns what it has; a second one ends the process at once.
 
     Raises:
-        CancelledError: The process was asked to end (SIGTERM); the work was cancelled.
+        TerminatedError: The process was asked to end (SIGTERM); the work was cancelled.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -58,10 +67,12 @@ def interruptible(work: Callable[[CancelToken], T]) -> T:
         while thread.is_alive():
             thread.join(0.2)  # a limit, so that Windows sees Ctrl-C too
             watch.insist()
+    if errors and not isinstance(errors[0], CancelledError):
+        raise errors[0]
+    if watch.terminated is not None:
+        raise TerminatedError(watch.terminated)
     if errors:
         raise errors[0]
-    if watch.terminated:
-        raise CancelledError("terminated")
     return results[0]
 
 
@@ -72,16 +83,16 @@ class _Watch:
         self._cancel = cancel
         self._since: float | None = None
         self._told = False
-        self.terminated = False
+        self.terminated: int | None = None
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Cancel the work; the second time, end the process."""
         if self._since is not None:
             if sys.stderr.isatty():
                 os.write(2, _SHOW_CURSOR)  # a progress bar may have hidden it
-            os._exit(CancelledError.exit_code)
+            os._exit(of_signal(number))
         self._since = time.monotonic()
-        self.terminated = number in _TERMINATE
+        self.terminated = number if number in _TERMINATE else None
         self._cancel.cancel()
 
     def insist(self) -> None:

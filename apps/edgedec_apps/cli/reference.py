@@ -8,8 +8,8 @@ from typing import Any
 import typer
 
 from edgedec import errors
-from edgedec_apps.cli import INTERNAL_ERROR, USAGE_ERROR
 from edgedec_apps.cli.app import app
+from edgedec_apps.cli.exit_codes import OWN
 from edgedec_apps.cli.help_text import describe, flags_of, name_of, param_group, usage_pieces, visible_commands
 
 _STREAMS = """# The command line
@@ -26,8 +26,8 @@ This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`), a
   files get the text as it is, in UTF-8 unless PYTHONIOENCODING says otherwise.
 - A prompt from a file or a pipe is UTF-8; a byte order mark at its start and one line end at its end don't count.
 - A reader that closes the pipe ends the command, with exit code 0.
-- Ctrl-C stops the generation, reports what there is and ends with exit code 53; in a chat it stops the answer. A second
-  Ctrl-C ends at once. SIGTERM ends with exit code 53 too.
+- Ctrl-C stops the work, reports what there is and ends every command with exit code 130; in a chat at a terminal it
+  stops the answer. A second Ctrl-C ends at once. SIGTERM ends with exit code 143; a server is ended by it in order, with 0.
 - Files (`--json-out`, `--prompt-cache`, pulled models) are written whole or not at all.
 """
 
@@ -94,11 +94,7 @@ def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
 
 
 def _exit_codes() -> str:
-    rows = [
-        (0, "success", "also when the reader closes the pipe"),
-        (USAGE_ERROR, "usage", "an unknown command or option, or a value of the wrong type"),
-        (INTERNAL_ERROR, "internal", "a bug in edgedec or a plug-in; EDGEDEC_DEBUG=1 shows where"),
-    ]
+    rows = list(OWN)
     for error in _all_errors(errors.EdgedecError):
         rows.append((error.exit_code, error.__name__, (error.__doc__ or "").split("\n")[0]))
     table = "\n".join(f"| {code} | {name} | {meaning} |" for code, name, meaning in sorted(rows))

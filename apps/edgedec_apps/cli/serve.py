@@ -4,25 +4,25 @@ from importlib.util import find_spec
 
 from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RuntimeUnavailableError
+from edgedec.extras import install_command
 from edgedec.loading import resolve
 from edgedec.memory import parse_size
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
 from edgedec.trained_context import described
-from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.interrupts import TerminatedError, interruptible
 from edgedec_apps.cli.opening import open_model, restore_prompt_cache, store_prompt_cache
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.serve_options import ServeFlags
 from edgedec_apps.cli.terminal import one_line, say
 from edgedec_apps.texts import read_text
 
-INTERRUPTED = 130
-
 
 def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
-    """Serve until Ctrl-C (exit code 130) or SIGTERM (0).
+    """Serve until Ctrl-C or SIGTERM, which ends a server in order: to a service manager that is a success.
 
     Raises:
+        CancelledError: Ctrl-C ended it.
         RuntimeUnavailableError: starlette or uvicorn is not installed.
         EdgedecError: A setting makes no sense, the port is in use, or the model does not load.
     """
@@ -33,7 +33,7 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
     except ModuleNotFoundError as error:
         raise RuntimeUnavailableError(
             f"edgedec serve needs the package {error.name!r}, which is not installed; get it with: "
-            "pip install 'edgedec[server]'"
+            f"{install_command('server')}"
         ) from error
     output = OutputFlags(quiet=flags.quiet, verbose=flags.verbose)
     settings = Settings(
@@ -85,6 +85,7 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
         say(f"edgedec: listening on {address}; the model is loading")
     try:
         interrupted = interruptible(work)
-    except CancelledError:  # SIGTERM: what a service manager sends, and a success to it
-        raise SystemExit(0) from None
-    raise SystemExit(INTERRUPTED if interrupted else 0)
+    except TerminatedError:
+        return
+    if interrupted:
+        raise CancelledError("interrupted")

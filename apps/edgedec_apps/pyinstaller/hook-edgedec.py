@@ -4,6 +4,8 @@ from importlib.util import find_spec
 
 from PyInstaller.utils.hooks import collect_data_files, collect_dynamic_libs, collect_submodules, copy_metadata
 
+from edgedec.extras import DISTRIBUTION
+
 _llama_cpp = ("llama_cpp",) if find_spec("llama_cpp") else ()  # the extra [llamacpp]
 _server = ("edgedec_apps.server",) if find_spec("starlette") and find_spec("uvicorn") else ()  # the extra [server]
 hiddenimports = [
@@ -11,5 +13,5 @@ hiddenimports = [
     for package in ("edgedec", "edgedec_runtimes", "edgedec_models", *_llama_cpp, *_server)
     for name in collect_submodules(package, filter=lambda name: not name.startswith("llama_cpp.server"))
 ]
-datas = collect_data_files("edgedec_models") + collect_data_files("edgedec_apps") + copy_metadata("edgedec")
+datas = collect_data_files("edgedec_models") + collect_data_files("edgedec_apps") + copy_metadata(DISTRIBUTION)
 binaries = [lib for package in ("edgedec_runtimes", *_llama_cpp) for lib in collect_dynamic_libs(package)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
+from edgedec.extras import DISTRIBUTION
 
 ABI_VERSION = 3
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE = range(5)
@@ -144,7 +145,7 @@ def _find() -> Path:
     if beside.exists():
         return beside
     try:
-        installed = Path(str(metadata.distribution("edgedec").locate_file(f"edgedec_runtimes/cpu/{_NAME}")))
+        installed = Path(str(metadata.distribution(DISTRIBUTION).locate_file(f"edgedec_runtimes/cpu/{_NAME}")))
     except metadata.PackageNotFoundError:
         installed = beside
     if not installed.exists():

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.extras import install_command
 from edgedec.grammar import Grammar
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.grammar.limits import require_modest
@@ -175,7 +176,7 @@ def _library() -> Any:
     except ImportError as error:
         raise RuntimeUnavailableError(
             "structured output (JSON schemas, regular expressions, grammars) needs llguidance: "
-            'pip install "edgedec[grammar]"'
+            f"{install_command('grammar')}"
         ) from error
     return llguidance
 

@@ -19,7 +19,7 @@ from edgedec.remembered import cpu_name
 from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.invariance import will_probe
-from edgedec_runtimes.llamacpp.library import INSTALL, installed, llama, version
+from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
 
@@ -45,7 +45,7 @@ class LlamaCpp:
     def accepts(self, path: Path) -> str | None:
         """Return None when llama.cpp is installed and may run the model, else the reason why not."""
         if not installed():
-            return f"it needs llama-cpp-python, which is not installed; {INSTALL}"
+            return f"it needs llama-cpp-python, which is not installed; {how_to_install()}"
         try:
             _read_runnable(path)
         except EdgedecError as error:

@@ -15,12 +15,12 @@ from types import ModuleType
 from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
+from edgedec.extras import install_command
 
 logger = logging.getLogger("edgedec.llamacpp")
 logger.addHandler(logging.NullHandler())  # without one, `logging` would print warnings itself
 
 TESTED = "0.3.36"
-INSTALL = 'install it with: pip install "edgedec[llamacpp]"'
 # ggml's levels; the binding's own comment lists an older numbering.
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _WARNING, _ERROR, _CONTINUED = 3, 4, 5
@@ -41,6 +41,11 @@ def installed() -> bool:
     return importlib.util.find_spec("llama_cpp") is not None
 
 
+def how_to_install() -> str:
+    """Return the words that say how to install it."""
+    return f"install it with: {install_command('llamacpp')}"
+
+
 @cache
 def llama() -> ModuleType:
     """Return llama_cpp's low-level module, checked and initialised.
@@ -54,7 +59,7 @@ def llama() -> ModuleType:
     except Exception as error:  # a missing package, or a library that does not load on this machine
         raise RuntimeUnavailableError(
             f"the llamacpp runtime needs llama-cpp-python {TESTED}, which does not import here "
-            f"({type(error).__name__}: {error}); {INSTALL}"
+            f"({type(error).__name__}: {error}); {how_to_install()}"
         ) from error
     _check_layout(api, llama_cpp.__version__)
     callback = api.llama_log_callback(_on_log)
@@ -81,7 +86,8 @@ def _check_layout(api: ModuleType, found: str) -> None:
         wrong = {name: value for name, value in wrong.items() if value != expected[name]}
         if wrong:
             raise RuntimeUnavailableError(
-                f"llama-cpp-python {found} lays its structs out unlike the tested {TESTED} (found {wrong}); {INSTALL}"
+                f"llama-cpp-python {found} lays its structs out unlike the tested {TESTED} (found {wrong}); "
+                f"{how_to_install()}"
             )
 
 
