@@ -9,6 +9,7 @@ from functools import partial
 from time import perf_counter
 
 from edgedec.batching import BatchedSession
+from edgedec.counted import counted
 from edgedec.curve import CostCurve
 from edgedec.decode import Decoder, step
 from edgedec.drafters.forced import ForcedDrafts
@@ -151,7 +152,7 @@ def _check_request(request: Request, session: Session, constraint: Constraint | 
         raise RequestError("a grammar decides where the text ends, so ignore_end can't be kept: leave one of them out")
     if n_prompt >= (most := text_limit(session)):
         raise PromptTooLongError(
-            f"the prompt takes {n_prompt} tokens; the context of {most} leaves room for {most - 1}. "
+            f"the prompt takes {counted(n_prompt, 'token')}; the context of {most} leaves room for {most - 1}. "
             f"Shorten it, or load the model with a longer context, or one that slides (--slide, slide=True)"
         )
 

@@ -29,6 +29,7 @@ class MemoryTerm:
         detail: How it comes about, for a person; may be empty.
         base: Held by the process already, before a model is loaded (interpreter, libraries, the application).
         partial: There is more, of unknown size, as there was no room to find out; no plan with it fits.
+        grows: Held only as texts fill it (a KV cache in pages, what drafters keep), or only kept free.
     """
 
     name: str
@@ -36,6 +37,7 @@ class MemoryTerm:
     detail: str = ""
     base: bool = False
     partial: bool = False
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ class MemoryPlan:
     def total_bytes(self) -> int:
         """Sum of the terms."""
         return sum(term.n_bytes for term in self.terms)
+
+    @property
+    def start_bytes(self) -> int:
+        """What is held with a short text: the terms that don't grow with texts."""
+        return sum(term.n_bytes for term in self.terms if not term.grows)
 
     @property
     def own_bytes(self) -> int:
@@ -85,7 +92,7 @@ class MemoryPlan:
         rows.append(("total", format_bytes(self.total_bytes), "and more" if self.partial else ""))
         if self.cap_bytes is not None:
             over = self.total_bytes - self.cap_bytes
-            unknown = "more than the system has is needed to find out whether it fits" if self.partial else ""
+            unknown = "to find out whether it fits takes more than the system has" if self.partial else ""
             what = f"over by {format_bytes(over)}" if over > 0 else unknown
             rows.append((self.cap_name, format_bytes(self.cap_bytes), what))
         width = max(len(name) for name, _, _ in rows)
@@ -99,12 +106,12 @@ class MemoryPlan:
                 needed = f"more than {needed}"
             elif self.given_up:
                 needed += " at the least"
-            without = f" ({', '.join(self.given_up)})" if self.given_up else ""
+            without = f", even with {', '.join(self.given_up)}" if self.given_up else ""
             advice = "close programs, or take" if self.total_bytes <= (self.cap_bytes or 0) else "allow more, or take"
             raise MemoryCapError(
                 f"the model needs {needed}{without}; {self.cap_name}: "
                 f"{format_bytes(self.cap_bytes or 0)}\n{self.table()}\n"
-                f"{advice} a smaller model; edgedec plan MODEL shows what fits into what"
+                f"{advice} a smaller model; edgedec plan MODEL shows what would fit"
             )
 
 

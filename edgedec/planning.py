@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from edgedec.choosing import Choice, told_with_others
+from edgedec.counted import counted
 from edgedec.draft import STORE_BYTES
 from edgedec.draft_loading import (
     CASCADE,
@@ -161,7 +162,9 @@ def with_peak(planned: Planned, cap: Cap) -> Planned:
     peak = peak_resident_bytes() or 0
     if peak <= max(cap.n_bytes, plan.total_bytes):
         return planned
-    term = MemoryTerm("planning", peak - plan.total_bytes, "what was held for a while, before anything is loaded")
+    term = MemoryTerm(
+        "planning", peak - plan.total_bytes, "held for a while to make this plan, before anything is loaded"
+    )
     return replace(planned, plan=replace(plan, terms=(*plan.terms, term)))
 
 
@@ -205,7 +208,7 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     if cap.whole_process:  # what the first one left behind, such as its library
         return_free_memory()
         cap = replace(cap, base_bytes=max(_beside(cap), resident_bytes() or 0))
-    smaller = _settings(instead, replace(wishes, given_up={"runtime": f"{second} in place of {first}"}), cap)
+    smaller = _settings(instead, replace(wishes, given_up={"runtime": f"runtime {second} in place of {first}"}), cap)
     return min(settings, smaller, key=lambda found: chosen_of(found).plan.total_bytes)
 
 
@@ -267,7 +270,10 @@ def _terms(choice: Choice, wishes: Setting, options: LoadOptions) -> tuple[Memor
     if not wishes.grammars:
         return found
     n_vocab = describe(read_gguf(header_path(choice.path))).n_vocab
-    return (*found, MemoryTerm("grammars", n_vocab * _GRAMMAR_BYTES_PER_TOKEN, f"a second vocabulary of {n_vocab}"))
+    return (
+        *found,
+        MemoryTerm("grammars", n_vocab * _GRAMMAR_BYTES_PER_TOKEN, f"a second vocabulary, {n_vocab} tokens"),
+    )
 
 
 def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
@@ -282,22 +288,34 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
         found += draft_model_terms(setting.draft_model, options, overlap=setting.draft_overlap)
     if setting.small_model is not None:
         found += small_model_terms(setting.small_model, options)
-    stores = store_bytes(setting)
-    if n_bytes := drafter_bytes(setting, options.n_ctx or 0) - stores:
-        names = " + ".join(name for name in setting.drafters if name not in (MODEL, CASCADE))
-        found.append(MemoryTerm("drafters", n_bytes, names))
-    if stores:
-        found.append(MemoryTerm(STORES, stores, "texts kept between requests, when full"))
+    found += _drafting_terms(setting, options.n_ctx or 0)
     if setting.prompt_cache:
         n_kv = sum(term.n_bytes for term in found if term.name == "KV cache")
-        found.append(MemoryTerm("prompt cache", 2 * n_kv, "while it is read or saved"))
+        found.append(MemoryTerm("prompt cache", 2 * n_kv, "while it is read or saved", grows=True))
     if options.n_parallel > 1:
         n_rows = sum(term.n_bytes for term in found if term.name == "logits")
         found.append(MemoryTerm("shared forwards", 2 * options.n_parallel * n_rows, "logits of parallel requests"))
-    found.append(MemoryTerm("working memory", _WORKING_BYTES, "of Python, while text is made"))
+    found.append(MemoryTerm("working memory", _WORKING_BYTES, "of Python, while text is generated"))
     if cap.n_bytes is not None:
-        found.append(MemoryTerm("reserve", margin_bytes(cap.n_bytes), "kept free by shedding, where need be"))
+        found.append(
+            MemoryTerm(
+                "reserve",
+                margin_bytes(cap.n_bytes),
+                "kept free: drafters shrink near the cap",
+                grows=True,
+            )
+        )
     return MemoryPlan(tuple(found), cap.n_bytes, tuple(setting.given_up.values()), cap.name)
+
+
+def _drafting_terms(setting: Setting, n_ctx: int) -> Iterator[MemoryTerm]:
+    """Yield what the drafters hold, a draft model apart."""
+    if COMMON in setting.drafters:
+        yield MemoryTerm("common text", _COMMON_BYTES, "for the first drafts")
+    if n_bytes := _index_bytes(setting, n_ctx):
+        yield MemoryTerm("index of the text", n_bytes, f"for drafts, {counted(n_ctx, 'token')}", grows=True)
+    if n_bytes := store_bytes(setting):
+        yield MemoryTerm(STORES, n_bytes, "texts kept between requests, where full", grows=True)
 
 
 def store_bytes(setting: Setting) -> int:
@@ -307,10 +325,13 @@ def store_bytes(setting: Setting) -> int:
 
 def drafter_bytes(setting: Setting, n_ctx: int) -> int:
     """Return the most that the drafters hold, a draft model apart."""
-    total = store_bytes(setting)
-    if any(name in _OF_TEXT for name in setting.drafters):
-        total += int(n_ctx * setting.options.n_parallel * _STATES_PER_TOKEN * STATE_BYTES)
-    return total + (_COMMON_BYTES if COMMON in setting.drafters else 0)
+    return sum(term.n_bytes for term in _drafting_terms(setting, n_ctx))
+
+
+def _index_bytes(setting: Setting, n_ctx: int) -> int:
+    if not any(name in _OF_TEXT for name in setting.drafters):
+        return 0
+    return int(n_ctx * setting.options.n_parallel * _STATES_PER_TOKEN * STATE_BYTES)
 
 
 def _definite(wishes: Setting, choice: Choice) -> Setting:
@@ -381,7 +402,7 @@ def _without_draft_model(setting: Setting) -> Setting | None:
     if setting.draft_model is None:
         return None
     names = tuple(name for name in setting.drafters if name not in (MODEL, CASCADE))
-    return replace(setting.less("draft model", "no draft model"), draft_model=None, drafters=names)
+    return replace(setting.less("draft model", "draft model left out"), draft_model=None, drafters=names)
 
 
 def without_draft_model(planned: Planned) -> Planned:
@@ -396,18 +417,18 @@ def without_draft_model(planned: Planned) -> Planned:
 def _with_stores(n_bytes: int, setting: Setting) -> Setting | None:
     if not _has_store(setting) or setting.store_bytes <= n_bytes:
         return None
-    less = setting.less("store", f"drafters keep {format_bytes(n_bytes)} between requests")
+    less = setting.less("store", f"draft stores cut to {format_bytes(n_bytes)}")
     return replace(less, store_bytes=n_bytes)
 
 
 def _with_kv(kv_type: str, setting: Setting) -> Setting:
-    return setting.less("kv", f"KV cache as {kv_type}", kv_type=kv_type)
+    return setting.less("kv", f"KV cache kept as {kv_type}", kv_type=kv_type)
 
 
 def _with_context(n_ctx: int, setting: Setting) -> Setting | None:
     if n_ctx >= (setting.options.n_ctx or 0):
         return None
-    return setting.less("context", f"a context of {n_ctx} tokens", n_ctx=n_ctx)
+    return setting.less("context", f"context cut to {n_ctx} tokens", n_ctx=n_ctx)
 
 
 def _with_rows(n_rows: int, setting: Setting) -> Setting | None:
@@ -415,21 +436,21 @@ def _with_rows(n_rows: int, setting: Setting) -> Setting | None:
         return None
     if EXIT in setting.drafters and n_rows < EXITS:  # it looks at as many rows to find its exit
         return None
-    return setting.less("rows", f"drafts of at most {n_rows - 1} tokens", max_rows=n_rows)
+    return setting.less("rows", f"drafts cut to {n_rows - 1} tokens", max_rows=n_rows)
 
 
 def _without_common(setting: Setting) -> Setting | None:
     if COMMON not in setting.drafters:
         return None
     names = tuple(name for name in setting.drafters if name != COMMON)
-    return replace(setting.less("common", "no text to draft from at first"), drafters=names)
+    return replace(setting.less("common", "common text left out"), drafters=names)
 
 
 def _without_drafting(setting: Setting) -> Setting | None:
     if not setting.drafters:
         return None
     n_rows = setting.options.max_rows if setting.keep_rows else 1
-    return replace(setting.without("rows").less("drafting", "no drafting", max_rows=n_rows), drafters=())
+    return replace(setting.without("rows").less("drafting", "drafting turned off", max_rows=n_rows), drafters=())
 
 
 def _with_more_rows(wishes: Setting, setting: Setting) -> Setting:

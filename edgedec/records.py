@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edgedec.calibration import Calibration
+from edgedec.counted import counted
 from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
 
 Cost = Callable[[int], float]  # seconds of a forward by the nodes in it
@@ -129,14 +130,14 @@ class Verdict:
     def text(self) -> str:
         """Return it as a sentence."""
         n_against = self.n_steps - self.n_drafted - self.n_empty
-        parts = [f"drafted in {self.n_drafted} of {self.n_steps} steps"]
+        parts = [f"drafted in {self.n_drafted} of {counted(self.n_steps, 'step')}"]
         if self.n_empty:
             parts.append(f"nothing to propose in {self.n_empty}")
         if n_against:
             nodes, price = self.nodes / n_against, self.price / n_against
             parts.append(
-                f"not worth it in {n_against}: verifying {nodes:.0f} more tokens costs {price:.2f} steps and promised "
-                f"{1 + self.promised / n_against:.2f} tokens"
+                f"not worth it in {n_against}: verifying {counted(round(nodes), 'token')} more costs {price:.2f} steps "
+                f"and promised {1 + self.promised / n_against:.2f} tokens"
             )
         return ", ".join(parts)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.counted import counted
 from edgedec.errors import CapabilityError, RequestError, SessionError
 from edgedec.item_session import ItemSession
 from edgedec.model import Forward, ForwardItem, Rows, Session
@@ -268,9 +269,10 @@ def count_writers(session: Session, stats: DecodeStats, n_generated: int) -> Non
         "entropy_bits": mean,
     }
     large, small = map(_name, session.sessions)
-    stats.add_reason(f"lossy: {small} wrote {n_small} of {len(written)} tokens")
+    stats.add_reason(f"lossy: {small} wrote {n_small} of {counted(len(written), 'token')}")
     stats.explanation += [
-        f"switching: {len(written) - n_small} tokens by {large}, {n_small} by {small}, {n_switches} switches; "
+        f"switching: {counted(len(written) - n_small, 'token')} by {large}, {n_small} by {small}, "
+        f"{counted(n_switches, 'change')} of the writer; "
         f"entropy {mean:.2f} bits on the average, below {session.entropy:g} the small model writes",
         "drafting off: two models write in turn",
     ]

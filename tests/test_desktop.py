@@ -88,7 +88,7 @@ def test_it_loads_streams_and_remembers(window: Any) -> None:
     pieces: list[str] = []
     pane.worker.said.connect(pieces.append)
     assert not pane.send_button.isEnabled()
-    assert "2048 tokens of context; given up to fit: nothing" in load(pane)
+    assert "2048 tokens of context; changed to fit: nothing" in load(pane)
     say(pane, "Hello")
     assert not pane.send_button.isEnabled()
     assert "tokens/s" in finish(pane)

@@ -323,7 +323,7 @@ def test_who_writes_what_is_explained(paths: tuple[Path, Path]) -> None:
     assert large + small == 30
     assert f"lossy: tiny llama 2 wrote {small} of 30 tokens" in result.err
     assert (
-        f"switching: {large} tokens by tiny llama 1, {small} by tiny llama 2, {n} switches; "
+        f"switching: {large} tokens by tiny llama 1, {small} by tiny llama 2, {n} changes of the writer; "
         f"entropy {switching['entropy_bits']:.2f} bits on the average, below 5.5 the small model writes\n"
     ) in result.err
     assert "drafting off: two models write in turn" in result.err

@@ -43,7 +43,7 @@ class Worker(QObject):
             self.ended.emit(False, str(error))
             return
         given_up = ", ".join(self._engine.plan.given_up) or "nothing"
-        self.ended.emit(True, f"{name}: {self._engine.n_ctx} tokens of context; given up to fit: {given_up}")
+        self.ended.emit(True, f"{name}: {self._engine.n_ctx} tokens of context; changed to fit: {given_up}")
 
     @Slot(list, object)
     def answer(self, messages: Messages, cancel: edgedec.CancelToken) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgedec.counted import counted
 from edgedec.engine import Engine
 from edgedec.errors import PromptTooLongError, RequestError
 from edgedec_apps.texts import read_text
@@ -81,8 +82,9 @@ def prepare(engine: Engine, prompts: list[BenchPrompt], max_tokens: int) -> list
         token_ids = tuple(_token_ids(engine, prompt.text))
         if len(token_ids) + max_tokens > engine.n_ctx:
             raise PromptTooLongError(
-                f"the prompt {prompt.id} takes {len(token_ids)} tokens and its answer up to {max_tokens}; the context "
-                f"has {engine.n_ctx}. Use a longer one (--context {len(token_ids) + max_tokens}) or fewer --max-tokens"
+                f"the prompt {prompt.id} takes {counted(len(token_ids), 'token')} and its answer up to {max_tokens}; "
+                f"the context has {engine.n_ctx}. Use a longer one (--context {len(token_ids) + max_tokens}), "
+                "or fewer --max-tokens"
             )
         requests.append(BenchRequest(prompt.id, prompt.task, token_ids, zlib.crc32(prompt.id.encode())))
     return requests

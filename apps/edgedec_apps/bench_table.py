@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from edgedec.counted import counted
 from edgedec_apps.bench_summary import Figures
 
 _HEADINGS = ("task", "tok/s", "plain", "speedup", "same text", "accepted/step", "first token", "rounds")
@@ -47,7 +48,7 @@ def _heading(document: Figures) -> str:
         str(document["model"]),
         str(document["runtime"]),
         f"draft {document['draft']}",
-        f"{document['threads']} thread{'' if document['threads'] == 1 else 's'}",
+        counted(document["threads"], "thread"),
         sampling,
         f"at most {document['max_tokens']} tokens",
     ]

@@ -19,6 +19,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.counted import counted
 from edgedec.errors import CancelledError, RequestError
 from edgedec.model import LayerSet, Session
 from edgedec.progress import CancelToken, OnProgress, Progress
@@ -143,12 +144,14 @@ def cut_windows(token_ids: Sequence[int], leading: Sequence[int], n_window: int)
     """
     n_own = n_window - len(leading)
     if n_own < 1 or n_window < 2:
-        raise RequestError(f"a window of {n_window} tokens predicts nothing; it must hold at least {len(leading) + 2}")
+        raise RequestError(
+            f"a window of {counted(n_window, 'token')} predicts nothing; it must hold at least {len(leading) + 2}"
+        )
     parts = [[*leading, *token_ids[start : start + n_own]] for start in range(0, len(token_ids), n_own)]
     windows = [np.array(part, dtype=np.int32) for part in parts if len(part) >= 2]
     if not windows:
         raise RequestError(
-            f"the text is too short: it has {len(token_ids)} token{'' if len(token_ids) == 1 else 's'}, and a "
+            f"the text is too short: it has {counted(len(token_ids), 'token')}, and a "
             "prediction takes at least 2; give a longer text (some thousand tokens make sound figures)"
         )
     return windows

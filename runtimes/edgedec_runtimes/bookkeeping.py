@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.counted import counted
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, RequestError, SessionError
 from edgedec.model import Capabilities, ForwardItem, LayerSet, Rows, Session
 
@@ -397,10 +398,10 @@ def _check_past(n_past: int, n: int, state: SessionState) -> None:
         raise RequestError(f"n_past is {n_past}; it must be from 0")
     if n_past > state.n_cached:
         branched = " (the last forward was a tree: call keep, or go back)" if state.is_branched else ""
-        raise SessionError(f"n_past is {n_past}; the session holds {state.n_cached} tokens{branched}")
+        raise SessionError(f"n_past is {n_past}; the session holds {counted(state.n_cached, 'token')}{branched}")
     if n_past + n > state.n_ctx:
         raise ContextFullError(
-            f"{n_past} cached tokens and {n} new ones are over the session's {state.n_ctx}; open a longer one"
+            f"{counted(n_past, 'cached token')} and {n} new are over the session's {state.n_ctx}; open a longer one"
         )
 
 

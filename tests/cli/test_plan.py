@@ -90,14 +90,43 @@ def test_lossy_kv_only_where_the_type_is_left_open(tiny: Path) -> None:
     phrases = [p for other in document(tiny)["alternatives"] for p in other["given_up"]]
     assert not any("KV cache" in phrase for phrase in phrases)
     phrases = [p for other in document(tiny, "--kv-type", "auto")["alternatives"] for p in other["given_up"]]
-    assert "KV cache as q8_0" in phrases
+    assert "KV cache kept as q8_0" in phrases
+
+
+def test_the_plan_is_that_of_a_run(tiny: Path) -> None:
+    """Under a cap, what `edgedec run` planned for one prompt is to the byte what `edgedec plan` said before."""
+    cap = document(tiny)["total_bytes"] + 40 * MB
+    said = document(tiny, "--memory", cap)
+    ran = run_here("run", tiny, "Hello", "--raw", "--runtime", "cpu", "-n", "2", "--memory", str(cap), "--json", "-q")
+    memory = json.loads(ran.out)["memory"]
+    assert {name: memory[name] for name in ("terms", "total_bytes", "start_bytes")} == {
+        name: said[name] for name in ("terms", "total_bytes", "start_bytes")
+    }
+
+
+def test_a_server_is_planned_with_its_requests(tiny: Path) -> None:
+    """--parallel N counts N contexts and what a server keeps between requests, which one prompt does not need."""
+    alone, served, twice = document(tiny), document(tiny, "--parallel", 1), document(tiny, "--parallel", 2)
+    assert (n_bytes(alone, "draft stores"), n_bytes(served, "draft stores")) == (4 * MB, 32 * MB)
+    assert 2 * n_bytes(served, "KV cache") == n_bytes(twice, "KV cache") == 2 * 4096 * 512
+    refused = plan(tiny, "--parallel", 0)
+    assert (refused.code, refused.out) == (40, b"")
+    assert "--parallel is 0; it must be at least 1" in refused.err
+
+
+def test_it_says_what_is_held_with_a_short_text(tiny: Path) -> None:
+    """What grows with texts is not held at first: the KV cache, the index of the text and what is kept of texts."""
+    found = document(tiny)
+    grows = ("KV cache", "index of the text", "draft stores")
+    assert found["total_bytes"] - found["start_bytes"] == sum(n_bytes(found, name) for name in grows)
+    assert "with a short text, " in plan(tiny).text
 
 
 def test_a_table_for_people(tiny: Path) -> None:
     """The terms, the setting, and the order of sacrifice with its mark at what is chosen."""
     result = plan(tiny)
     assert (result.code, result.err) == (0, "")
-    for words in ("KV cache", "context", "given up", "In the order in which things are given up:", "-> "):
+    for words in ("KV cache", "context", "changed to fit", "What is changed to fit, in this order", "-> "):
         assert words in result.text
 
 

@@ -25,14 +25,24 @@ def test_reports_come_as_text_and_as_json(own_models: Path, args: tuple[str, ...
     assert isinstance(json.loads(as_json.out), dict)
 
 
+@pytest.mark.usefixtures("drafting")
+def test_info_has_the_memory_of_the_plan(own_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each context, and with a short text, info says to the byte what `edgedec plan` says."""
+    monkeypatch.delenv("EDGEDEC_RUNTIME")
+    told = json.loads(run_here("info", "tiny", "--json").out)
+    assert list(told["memory_bytes"]) == ["512", "2048"]
+    for n_ctx, n_bytes in told["memory_bytes"].items():
+        planned = json.loads(run_here("plan", "tiny", "--context", n_ctx, "--json").out)
+        assert (n_bytes, told["memory_start_bytes"]) == (planned["total_bytes"], planned["start_bytes"])
+    assert planned["total_bytes"] == json.loads(run_here("plan", "tiny", "--json").out)["total_bytes"]
+
+
 def test_info_tells_what_the_header_says(own_models: Path) -> None:
-    """Shape, context, memory and defaults are the file's; both runtimes take it."""
+    """Shape, context and defaults are the file's; both runtimes take it."""
     found = json.loads(run_here("info", "tiny", "--json").out)
     assert (found["name"], found["architecture"]) == ("tiny llama 0", "llama")
     assert (found["n_layer"], found["n_embd"], found["n_vocab"]) == (2, 64, 261)
     assert (found["n_ctx_train"], found["n_ctx_default"]) == (2048, 2048)
-    n_kv_bytes = 2 * 2 * (2 * 16) * 2 * 2048  # keys and values, layers, KV heads by length, f16, tokens
-    assert found["memory_bytes"]["2048"] == found["size_bytes"] + n_kv_bytes
     defaults = found["sampling_defaults"]
     assert (defaults["temperature"], defaults["top_p"], found["sampling_defaults_from"]) == (0.7, 0.95, "edgedec")
     assert {name: found["runtimes"][name] for name in ("llamacpp", "reference")} == {

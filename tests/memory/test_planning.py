@@ -97,7 +97,7 @@ def test_the_wishes_are_kept_where_they_fit(choice: Choice) -> None:
     exactly = found.plan.total_bytes
     assert plan_within(choice, WISHES, Cap(exactly, whole_process=False)).setting.given_up == {}
     less = plan_within(choice, WISHES, Cap(exactly - 1, whole_process=False))
-    assert less.setting.given_up == {"store": "drafters keep 8.0 MB between requests"}
+    assert less.setting.given_up == {"store": "draft stores cut to 8.0 MB"}
 
 
 def test_things_are_given_up_in_order(choice: Choice) -> None:
@@ -127,7 +127,7 @@ def test_rows_that_were_asked_for_by_name_are_not_given_up(choice: Choice) -> No
     assert found.setting.options.max_rows == 16
     assert not any(plan.setting.options.max_rows != 16 for plan in plan_settings(choice, WISHES_KEPT, share(530)))
     many = replace(WISHES, options=LoadOptions(max_rows=200))
-    assert planned(choice, 600, many).setting.given_up["rows"] == "drafts of at most 15 tokens"
+    assert planned(choice, 600, many).setting.given_up["rows"] == "drafts cut to 15 tokens"
     assert planned(choice, 500, many).setting.options.max_rows == 16
     least = min(n_mb for n_mb in range(120, 200) if planned(choice, n_mb, many).setting.drafters)
     assert planned(choice, least, many).setting.options.max_rows == 4
@@ -136,7 +136,7 @@ def test_rows_that_were_asked_for_by_name_are_not_given_up(choice: Choice) -> No
 def test_what_was_given_up_in_vain_comes_back(choice: Choice) -> None:
     """Where a shorter context makes the room, the drafters keep all that still fits."""
     found = planned(choice, 670)
-    assert found.setting.given_up == {"context": "a context of 2048 tokens"}
+    assert found.setting.given_up == {"context": "context cut to 2048 tokens"}
     assert found.setting.store_bytes == 32 * MB
 
 
@@ -160,7 +160,7 @@ def test_a_runtime_that_needs_all_weights_refuses(tmp_path: Path) -> None:
     found = planned(choice, 400)
     assert not found.plan.fits
     assert found.setting.drafters == ()
-    with pytest.raises(MemoryCapError, match=r"no drafting\); allowed: 400\.0 MB"):
+    with pytest.raises(MemoryCapError, match=r"at the least, even with .*, drafting turned off; allowed: 400\.0 MB"):
         found.plan.require()
 
 
@@ -169,7 +169,7 @@ def test_what_was_asked_for_by_name_is_not_given_up(choice: Choice) -> None:
     wishes = Setting(LoadOptions(max_rows=16, n_ctx=4096), ("suffix", "common"), pinned=True)
     found = planned(choice, 700, wishes)
     assert (found.setting.options.n_ctx, found.setting.drafters) == (4096, ("suffix", "common"))
-    assert found.setting.given_up == {"store": "drafters keep 2.0 MB between requests"} or found.plan.fits
+    assert found.setting.given_up == {"store": "draft stores cut to 2.0 MB"} or found.plan.fits
 
 
 @pytest.mark.parametrize(("n_mb", "kv_type", "n_ctx"), [(737, "f16", 4096), (670, "q8_0", 4096), (590, "q8_0", 2048)])
@@ -246,7 +246,7 @@ def test_the_slower_of_two_runtimes_where_the_faster_does_not_fit(choice: Choice
         assert (found.choice.runtime.name, found.choice.reason) == (name, reason)
         if name == "sized":
             assert found.plan.terms == planned(choice, n_mb).plan.terms
-            assert found.plan.given_up[0] == "sized in place of large"
+            assert found.plan.given_up[0] == "runtime sized in place of large"
     assert not planned(replace(fast, slower=None), 1030).plan.fits
     assert plan_within(fast, WISHES, Cap(None)).choice is fast
     assert planned(replace(choice, slower=Large()), 700).choice.runtime is choice.runtime
@@ -373,3 +373,26 @@ def test_an_engine_within_a_cap_says_what_it_gave_up(tmp_path: Path) -> None:
     with edgedec.load(path, **options) as first, edgedec.load(path, memory="40MB", **options) as second:
         terms = {term.name: term.n_bytes for term in second.plan.terms}
         assert terms["other models"] == sum(term.n_bytes for term in first.model.memory(4096, 16) if not term.base)
+
+
+def test_each_change_reads_as_what_was_done(choice: Choice) -> None:
+    """A phrase tells what a thing was changed to, and never calls what is left the thing that was given up."""
+    wishes = replace(WISHES, options=replace(WISHES.options, kv_type="auto", max_rows=20))
+    first, *changed = plan_settings(choice, wishes, Cap())
+    assert first.plan.given_up == ()
+    last = [next(reversed(entry.setting.given_up.values())) for entry in changed]
+    assert last == [
+        "draft stores cut to 8.0 MB",
+        "draft stores cut to 2.0 MB",
+        "drafts cut to 15 tokens",
+        "drafts cut to 7 tokens",
+        "KV cache kept as q8_0",
+        "context cut to 2048 tokens",
+        "context cut to 1024 tokens",
+        "context cut to 512 tokens",
+        "KV cache kept as gear",
+        "KV cache kept as q4_0",
+        "common text left out",
+        "drafts cut to 3 tokens",
+        "drafting turned off",
+    ]

@@ -46,7 +46,7 @@ def test_slots_are_passed_on_in_order() -> None:
         tasks = {name: asyncio.create_task(request(name)) for name in "abcd"}
         await asyncio.sleep(0)
         assert (slots.n_running, slots.n_waiting) == (1, 3)
-        with pytest.raises(ApiError, match="1 requests run and 3 wait") as refused:
+        with pytest.raises(ApiError, match="1 request at work and 3 waiting: no more may wait") as refused:
             slots.require_room()
         assert (refused.value.status, refused.value.retry_after_s) == (429, 4)
         tasks["b"].cancel()

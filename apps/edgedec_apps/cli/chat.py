@@ -182,8 +182,8 @@ def _make_room(conversation: Conversation) -> None:
     if n_dropped:
         with suppress(PromptTooLongError):  # which the last message is, where it takes more than half
             messages, n_dropped = engine.fit_messages(conversation.messages, engine.n_ctx // 2)
-        s = "" if n_dropped == 1 else "s"
-        say(f"(the context of {engine.n_ctx} tokens is full: the oldest {n_dropped} message{s} left out)")
+        gone = "message" if n_dropped == 1 else f"{n_dropped} messages"
+        say(f"(the context of {engine.n_ctx} tokens is full: the oldest {gone} left out)")
     conversation.messages = messages
 
 

@@ -21,6 +21,7 @@ from edgedec_apps.cli.options import (
     SamplingFlags,
     System,
     Threads,
+    model_option,
     option,
     prompt_option,
     sampling_option,
@@ -266,8 +267,22 @@ def evaluate(
     )
 
 
-def plan(model: ModelName, *, load: LoadFlags, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Show what a model will hold in memory, what is given up to keep within --memory, and what else would fit."""
-    from edgedec_apps.cli.plan import print_plan
+def plan(
+    model: ModelName,
+    *,
+    load: LoadFlags,
+    parallel: Annotated[
+        int | None,
+        model_option("--parallel", help="As edgedec serve, with N requests at once (default: as run).", metavar="N"),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what a model will hold in memory, what is given up to keep within --memory, and what else would fit.
 
-    print_plan(model, load, as_json=as_json, quiet=quiet)
+    It plans for the one prompt of edgedec run: what is held with a short text, and where the context is full. A chat
+    keeps more of earlier texts to draft from, as edgedec serve with --parallel 1 does.
+    """
+    from edgedec_apps.cli.plan import Wanted, print_plan
+
+    print_plan(model, Wanted(load, parallel), as_json=as_json, quiet=quiet)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.choosing import choose_runtime
+from edgedec.counted import counted
 from edgedec.errors import CancelledError, RequestError
 from edgedec.layer_sets import Half, left_out
 from edgedec.layer_skip import require_speedup
@@ -246,9 +247,9 @@ def _heading(document: dict[str, Any]) -> str:
         str(settings["model"]),
         str(settings["runtime"]),
         str(document["text"] or "the default text"),
-        f"{document['rows'][0]['n_positions']} predictions in {n_windows} window{'' if n_windows == 1 else 's'} "
+        f"{counted(document['rows'][0]['n_positions'], 'prediction')} in {counted(n_windows, 'window')} "
         f"of at most {settings['window']} tokens",
-        f"{threads} thread{'' if threads == 1 else 's'}",
+        counted(threads, "thread"),
     ]
     if document["interrupted"]:
         parts.append("INTERRUPTED")

@@ -1,5 +1,6 @@
 """What a generation's statistics say about drafting, for a person."""
 
+from edgedec.counted import counted
 from edgedec.stats import DecodeStats
 
 
@@ -13,13 +14,17 @@ def explanation(stats: DecodeStats) -> list[str]:
     for name, counts in stats.drafters.items():
         right, tried = counts["right"], counts["tried"]
         share = f"{right / tried:.0%} of the {tried:.0f} that could be judged were right" if tried else "none judged"
-        lines.append(f"{name}: {counts['nodes']:.0f} tokens proposed in {counts['draft_s']:.3f} s, {share}")
+        lines.append(
+            f"{name}: {counted(round(counts['nodes']), 'token')} proposed in {counts['draft_s']:.3f} s, {share}"
+        )
         if "ahead" in counts:
             ahead, used = counts["ahead"], counts["used"]
-            lines.append(f"{name}: {ahead:.0f} tokens drafted while the target verified, {used:.0f} of them used")
+            lines.append(
+                f"{name}: {counted(round(ahead), 'token')} drafted while the target verified, {used:.0f} of them used"
+            )
     if stats.n_drafts:
         lines.append(
-            f"verified: {stats.n_drafts} drafts of {stats.n_draft_tokens / stats.n_drafts:.1f} tokens, "
+            f"verified: {counted(stats.n_drafts, 'draft')} of {stats.n_draft_tokens / stats.n_drafts:.1f} tokens, "
             f"{stats.mean_accepted:.2f} accepted of each; by position {stats.accepted_by_position}"
         )
     lines += stats.explanation

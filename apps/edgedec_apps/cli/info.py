@@ -1,24 +1,27 @@
-"""edgedec info: what a model file says about itself; reads only its header."""
+"""edgedec info: what a model file says about itself, by its header, and what it takes; see plan.py.
+
+What not every model needs is imported where it is used: what is imported counts in the memory.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgedec.choosing import choose_runtime
+from edgedec.choosing import Choice
 from edgedec.errors import EdgedecError, ModelFormatError, OfflineError
 from edgedec.file_kinds import header_path, is_onnx
 from edgedec.gguf import GGUF, read_gguf
-from edgedec.loading import resolve
+from edgedec.loading import choose, resolve
 from edgedec.memory import format_bytes
-from edgedec.model import LoadOptions, default_n_ctx
-from edgedec.model_info import ModelInfo, describe, kv_cache_bytes
+from edgedec.model import default_n_ctx
+from edgedec.model_info import ModelInfo, describe
+from edgedec.planning import Cap, base_bytes, chosen_of, plan_settings
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
+from edgedec_apps.cli.options import LoadFlags
+from edgedec_apps.cli.plan import Wanted, planning_options, wishes
 from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json
-from edgedec_export.folder import read_manifest
-from edgedec_models.catalogue import load_catalogue
-from edgedec_models.folders import cache_folder
 
 _CONTEXTS = (512, 2048, 4096, 8192, 32768)
 _ALWAYS_SHOWN = ("temperature", "top_p")
@@ -26,6 +29,7 @@ _ALWAYS_SHOWN = ("temperature", "top_p")
 
 def print_info(model: str, *, as_json: bool) -> None:
     """Print what the file says; a catalogue model that is not on this machine is described by the catalogue."""
+    base_bytes()  # before anything else, as the plans of all commands have it
     try:
         path = resolve(model, ResolveOptions(offline=True))
     except OfflineError:
@@ -37,6 +41,8 @@ def print_info(model: str, *, as_json: bool) -> None:
 
 
 def _catalogue_entry(name: str) -> dict[str, Any]:
+    from edgedec_models.catalogue import load_catalogue
+
     entry = load_catalogue().get(name)
     if entry is None:
         raise OfflineError(f"{name} is not on this machine; fetch it with: edgedec pull {name}")
@@ -65,23 +71,23 @@ def _catalogue_facts(entry: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _of_export(path: Path) -> dict[str, Any]:
     """Return what an export's folder says otherwise than the header it carries, which has no tensors."""
-    folder = header_path(path).parent
     if not is_onnx(path):
         return {}
+    from edgedec_export.folder import read_manifest
+
+    folder = header_path(path).parent
     try:
         facts = read_manifest(folder) or {}
         n_bytes = sum(int(file["bytes"]) for file in facts["files"].values())
         label = f"ONNX export for {facts['target']}, {facts['quant']}, KV cache {facts['kv']}"
-        found, per_f16 = describe(read_gguf(header_path(path))), {"f32": 2.0, "int8": 0.5}[facts["kv"]]
-        memory = {str(n): n_bytes + int(per_f16 * kv_cache_bytes(found, n)) for n in _contexts(found)}
-        return {"size_bytes": n_bytes, "n_params": None, "quantization": label, "memory_bytes": memory}
+        return {"size_bytes": n_bytes, "n_params": None, "quantization": label}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelFormatError(f"{folder}: its edgedec.json can't be read ({error}); export the model again") from error
 
 
 def _document(path: Path) -> dict[str, Any]:
     gguf = read_gguf(header_path(path))
-    found = describe(gguf)
+    found, choice = describe(gguf), _chosen(path)
     return {
         "name": found.name,
         "path": str(path),
@@ -98,18 +104,27 @@ def _document(path: Path) -> dict[str, Any]:
         "n_vocab": found.n_vocab,
         "n_ctx_train": found.n_ctx_train,
         "n_ctx_default": default_n_ctx(found.n_ctx_train or 0),
-        "memory_bytes": _memory(found),
+        **_memory(choice, _contexts(found)),
         "sampling_defaults": asdict(SamplingParams(**found.sampling_defaults)),
         "sampling_defaults_from": "the model file" if found.sampling_defaults else "edgedec",
         "has_chat_template": found.has_chat_template,
         "license": found.license,
         "runtimes": {name: _without_path(reason, gguf) for name, reason in _runtimes(path).items()},
-    } | _chosen(path)
+        "runtime_chosen": None if choice is None else choice.runtime.name,
+        "runtime_reason": "" if choice is None else choice.reason,
+    }
 
 
-def _memory(found: ModelInfo) -> dict[str, int]:
-    """Return the bytes of the weights and an f16 KV cache at several contexts."""
-    return {str(n): found.n_bytes + kv_cache_bytes(found, n) for n in _contexts(found)}
+def _memory(choice: Choice | None, contexts: list[int]) -> dict[str, Any]:
+    """Return the memory that `edgedec plan` plans for the model, by context; nothing where no runtime takes it."""
+    if choice is None:
+        return {"memory_bytes": {}, "memory_start_bytes": None}
+    plans = {}
+    for n in contexts:
+        wanted = Wanted(LoadFlags(context=n))
+        plans[str(n)] = chosen_of(plan_settings(choice, wishes(wanted, planning_options(wanted)), Cap())).plan
+    most = {n: plan.total_bytes for n, plan in plans.items()}
+    return {"memory_bytes": most, "memory_start_bytes": min(plan.start_bytes for plan in plans.values())}
 
 
 def _contexts(found: ModelInfo) -> list[int]:
@@ -128,13 +143,12 @@ def _without_path(reason: str | None, gguf: GGUF) -> str | None:
     return None if reason is None else reason.removeprefix(f"{gguf.paths[0]}: ")
 
 
-def _chosen(path: Path) -> dict[str, str | None]:
-    """Return what auto takes by default, and what it knows of the two best runtimes' speed."""
+def _chosen(path: Path) -> Choice | None:
+    """Return what auto takes by default, with what it knows of the two best runtimes' speed; None where none does."""
     try:
-        choice = choose_runtime(path, "auto", LoadOptions(cache_dir=cache_folder()))
+        return choose(path, "auto", planning_options(Wanted(LoadFlags())), measure=False)
     except EdgedecError:
-        return {"runtime_chosen": None, "runtime_reason": ""}
-    return {"runtime_chosen": choice.runtime.name, "runtime_reason": choice.reason}
+        return None
 
 
 def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -150,7 +164,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
             "context",
             f"{document['n_ctx_default']} tokens by default, trained for {'unknown' if trained is None else trained}",
         ),
-        ("memory", ", ".join(f"{format_bytes(size)} at {n} tokens" for n, size in document["memory_bytes"].items())),
+        ("memory", _held(document)),
         ("sampling", f"{_sampling(document['sampling_defaults'])} (from {document['sampling_defaults_from']})"),
         ("chat template", "yes" if document["has_chat_template"] else "none: it continues text"),
         ("license", document["license"] or "-"),
@@ -160,6 +174,15 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         chosen = f" (chosen by auto{why})" if name == document["runtime_chosen"] else ""
         rows.append((f"on {name}", f"yes{chosen}" if reason is None else f"no: {reason}"))
     return rows
+
+
+def _held(document: dict[str, Any]) -> str:
+    """Return what is held, with a short text and where a context is full."""
+    if not document["memory_bytes"]:
+        return "unknown: no installed runtime takes it"
+    full = ", ".join(f"{n}: {format_bytes(size)}" for n, size in document["memory_bytes"].items())
+    start = format_bytes(document["memory_start_bytes"])
+    return f"{start} with a short text; by tokens of context, where it is full: {full} (edgedec plan has the terms)"
 
 
 def _size(document: dict[str, Any]) -> str:

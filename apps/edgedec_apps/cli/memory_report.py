@@ -13,6 +13,7 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
         "partial": plan.partial,
         "cap_bytes": plan.cap_bytes,
         "total_bytes": plan.total_bytes,
+        "start_bytes": plan.start_bytes,
         "terms": [{"name": term.name, "n_bytes": term.n_bytes, "detail": term.detail} for term in plan.terms],
         "given_up": list(plan.given_up),
     }
@@ -30,4 +31,12 @@ def held_line(plan: MemoryPlan) -> str:
     if not plan.terms:
         return f"memory held at the peak: {held}"
     cap = "" if plan.cap_bytes is None else f", {plan.cap_name}: {format_bytes(plan.cap_bytes)}"
-    return f"memory held at the peak: {held}, planned: {format_bytes(plan.total_bytes)}{cap}"
+    return f"memory held at the peak: {held}; planned: {planned_range(plan)}{cap}"
+
+
+def planned_range(plan: MemoryPlan) -> str:
+    """Return what is held with a short text, and at the most, for a person."""
+    most = format_bytes(plan.total_bytes)
+    if plan.start_bytes == plan.total_bytes:
+        return most
+    return f"{format_bytes(plan.start_bytes)} with a short text, {most} where all is full"

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def open_model(
             switching=switching,
             layer_skip=flags.layer_skip,
             layer_skip_force=flags.layer_skip_force,
-            store_bytes=ONE_REQUEST_BYTES if one_request and draft_store is None else STORE_BYTES,
+            store_bytes=store_bytes_of(one_request, flags),
         )
     if not output.quiet and not output.verbose:
         for warning in warnings:
@@ -83,6 +84,16 @@ def open_model(
     if engine.plan.given_up and not output.quiet:
         say(f"edgedec: to keep within {format_bytes(engine.plan.cap_bytes or 0)}: {', '.join(engine.plan.given_up)}")
     return engine
+
+
+def store_bytes_of(one_request: bool, flags: LoadFlags) -> int:
+    """Return the most that each drafter keeps: less where there is only one request, and no file to keep it in."""
+    return ONE_REQUEST_BYTES if one_request and flags.draft_store is None else STORE_BYTES
+
+
+def serves_grammars() -> bool:
+    """Return whether a server must be ready to keep texts to grammars, which any request may ask for."""
+    return find_spec("llguidance") is not None
 
 
 def choose_pair(flags: LoadFlags, options: LoadOptions) -> Switching | None:
@@ -101,7 +112,7 @@ def choose_models(name: str, flags: LoadFlags, options: LoadOptions, *, measure:
     return choose(path, flags.runtime, options, measure=measure, with_layers=with_layers), draft_model
 
 
-def load_options(flags: LoadFlags, on_progress: OnProgress, cancel: CancelToken) -> LoadOptions:
+def load_options(flags: LoadFlags, on_progress: OnProgress | None, cancel: CancelToken | None) -> LoadOptions:
     """Return what the flags say to the runtime (RequestError where --draft-max is out of range)."""
     require_draft_max(flags.draft_max)
     return LoadOptions(

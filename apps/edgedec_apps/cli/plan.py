@@ -1,34 +1,54 @@
 """edgedec plan: what a model would hold, what was chosen under a cap and why, and what else would fit or not."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from edgedec.counted import counted
 from edgedec.draft_loading import drafter_factories, used_draft_model
-from edgedec.errors import MemoryCapError
+from edgedec.errors import MemoryCapError, RequestError
 from edgedec.memory import MemoryPlan, format_bytes, parse_size
+from edgedec.model import LoadOptions
 from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, with_peak
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, OnProgress
 from edgedec.small_model import for_pair, require_alone
 from edgedec.system_memory import available_bytes
 from edgedec.trained_context import context_note
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.memory_report import plan_document
-from edgedec_apps.cli.opening import choose_models, choose_pair, load_options
+from edgedec_apps.cli.memory_report import plan_document, planned_range
+from edgedec_apps.cli.opening import choose_models, choose_pair, load_options, serves_grammars, store_bytes_of
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, write_facts, write_json, write_line
 
 
-def print_plan(model: str, flags: LoadFlags, *, as_json: bool, quiet: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a model is planned for.
+
+    Attributes:
+        flags: How it is loaded.
+        n_parallel: Requests at once, as `edgedec serve` takes them; None for the one prompt of `edgedec run`.
+    """
+
+    flags: LoadFlags
+    n_parallel: int | None = None
+
+
+def print_plan(model: str, wanted: Wanted, *, as_json: bool, quiet: bool) -> None:
     """Print the plan of a model.
 
     Raises:
+        RequestError: The number of requests is out of range.
         MemoryCapError: Even the smallest setting is over the cap; it is printed all the same.
         EdgedecError: As edgedec.load.
     """
-    cap = Cap(None if flags.memory is None else parse_size(flags.memory))
+    if wanted.n_parallel is not None and wanted.n_parallel < 1:
+        raise RequestError(f"--parallel is {wanted.n_parallel}; it must be at least 1")
+    memory = wanted.flags.memory
+    cap = Cap(None if memory is None else parse_size(memory))
     base_bytes()
-    planned = interruptible(lambda cancel: _settings(model, flags, cap, cancel, quiet=quiet or as_json))
+    planned = interruptible(lambda cancel: _settings(model, wanted, cap, cancel, quiet=quiet or as_json))
     chosen = with_peak(found := chosen_of(planned), cap)
     planned = [chosen if other is found else other for other in planned]
     document = _document(model, chosen, planned)
@@ -39,34 +59,53 @@ def print_plan(model: str, flags: LoadFlags, *, as_json: bool, quiet: bool) -> N
     if not chosen.plan.fits:
         raise MemoryCapError(
             f"even the smallest setting needs {'more than ' if chosen.plan.partial else ''}"
-            f"{format_bytes(chosen.plan.total_bytes)} of the "
-            f"{format_bytes(chosen.plan.cap_bytes or 0)} allowed; allow more, or take a smaller model"
+            f"{format_bytes(chosen.plan.total_bytes)}, and {format_bytes(chosen.plan.cap_bytes or 0)} are allowed; "
+            "allow more, or take a smaller model"
         )
 
 
-def _settings(model: str, flags: LoadFlags, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
+def _settings(model: str, wanted: Wanted, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
+    flags = wanted.flags
     with ProgressLine(quiet=quiet) as on_progress:
-        # As much as there is, not as is allowed: what fits into less is what is asked here.
-        options = replace(load_options(flags, on_progress, cancel), planning_bytes=available_bytes())
+        options = planning_options(wanted, on_progress, cancel)
         switching = choose_pair(flags, options)
         choice, draft_model = choose_models(model, flags, options, measure=False)
-        prompt_cache = flags.prompt_cache is not None
-        draft, small_model = flags.draft, None if switching is None else switching.small_model
-        if small_model is not None:
-            require_alone(draft, draft_model, slide=flags.slide, prompt_cache=prompt_cache)
-            draft, options = "off", for_pair(options)
-        factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
-        used, _ = used_draft_model(draft_model, factories)
-        wishes = Setting(
-            options,
-            tuple(factories),
-            pinned,
-            used,
-            prompt_cache=prompt_cache,
-            small_model=small_model,
-            draft_overlap=flags.draft_overlap,
-        )
-        return plan_settings(choice, wishes, cap)
+        if switching is not None:
+            prompt_cache = flags.prompt_cache is not None
+            require_alone(flags.draft, draft_model, slide=flags.slide, prompt_cache=prompt_cache)
+            options = for_pair(options)
+        small_model = None if switching is None else switching.small_model
+        return plan_settings(choice, wishes(wanted, options, draft_model, small_model), cap)
+
+
+def planning_options(
+    wanted: Wanted, on_progress: OnProgress | None = None, cancel: CancelToken | None = None
+) -> LoadOptions:
+    """Return the runtime's options for a plan."""
+    options = load_options(wanted.flags, on_progress, cancel)
+    # As much as there is, not as is allowed: what fits into less is what is asked here.
+    return replace(options, n_parallel=wanted.n_parallel or 1, planning_bytes=available_bytes())
+
+
+def wishes(
+    wanted: Wanted, options: LoadOptions, draft_model: Path | None = None, small_model: Path | None = None
+) -> Setting:
+    """Return the setting that `edgedec run`, or `edgedec serve`, begins its plan with."""
+    flags, alone = wanted.flags, wanted.n_parallel is None
+    draft = flags.draft if small_model is None else "off"
+    factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
+    used, _ = used_draft_model(draft_model, factories)
+    return Setting(
+        options,
+        tuple(factories),
+        pinned,
+        used,
+        store_bytes_of(alone, flags),
+        prompt_cache=flags.prompt_cache is not None,
+        grammars=not alone and serves_grammars(),
+        small_model=small_model,
+        draft_overlap=flags.draft_overlap,
+    )
 
 
 def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, Any]:
@@ -122,23 +161,28 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
     setting = document["setting"]
     why = f"; {setting['runtime_reason']}" if setting["runtime_reason"] else ""
     n_most = setting["max_rows"] - 1
-    drafters = f"{' + '.join(setting['drafters'])}, at most {n_most} tokens" if setting["drafters"] else "off"
+    drafters = (
+        f"{' + '.join(setting['drafters'])}, at most {counted(n_most, 'token')}" if setting["drafters"] else "off"
+    )
     write_line("")
     write_facts(
         [
             ("runtime", setting["runtime"] + why),
-            ("context", f"{setting['context']} tokens, KV cache as {setting['kv_type']}"),
+            ("context", f"{counted(setting['context'], 'token')}, KV cache as {setting['kv_type']}"),
             ("drafting", drafters),
-            ("given up", ", ".join(document["given_up"]) or "nothing"),
+            ("held", planned_range(plan)),
+            ("changed to fit", ", ".join(document["given_up"]) or "nothing"),
             *(("note", note) for note in document["notes"]),
             ("free here", "unknown" if document["free_bytes"] is None else format_bytes(document["free_bytes"])),
         ]
     )
     if plan.partial:
-        write_line("\nThere is no memory to find out what else is needed; close programs, or ask on a larger machine.")
+        write_line(
+            "\nThere is not enough memory to find out what else is needed; close programs, or ask on a larger machine."
+        )
         return
     if len(planned) > 1:
-        write_line("\nIn the order in which things are given up:")
+        write_line("\nWhat is changed to fit, in this order, each beside what stands above it:")
     for other in planned if len(planned) > 1 else ():
         mark = "->" if other is chosen else "  "
         verdict = "" if plan.cap_bytes is None else ("  fits" if other.plan.fits else "  too much")

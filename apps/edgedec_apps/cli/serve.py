@@ -1,7 +1,5 @@
 """edgedec serve: from its options to a server, and what a person sees of it."""
 
-from importlib.util import find_spec
-
 from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RuntimeUnavailableError
 from edgedec.extras import install_command
@@ -11,7 +9,7 @@ from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
 from edgedec.trained_context import described
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
-from edgedec_apps.cli.opening import open_model, restore_prompt_cache, store_prompt_cache
+from edgedec_apps.cli.opening import open_model, restore_prompt_cache, serves_grammars, store_prompt_cache
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.serve_options import ServeFlags
 from edgedec_apps.cli.terminal import one_line, say
@@ -57,8 +55,7 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
         return engine.card.chat_template if load.chat_template is None else read_text(load.chat_template)
 
     def loaded(cancel: CancelToken) -> Loaded:
-        grammars = find_spec("llguidance") is not None  # any request may ask for one
-        engine = open_model(model, load, output, cancel, n_parallel=settings.n_parallel, grammars=grammars)
+        engine = open_model(model, load, output, cancel, n_parallel=settings.n_parallel, grammars=serves_grammars())
         try:
             restore_prompt_cache(engine, load.prompt_cache)
             path = resolve(model, ResolveOptions(offline=True))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgedec.counted import counted
 from edgedec.curve import CostCurve
 from edgedec.errors import RequestError, StorageError
 from edgedec.recording import Evaluated, Replay, replay
@@ -243,7 +244,7 @@ def _by_task(document: Mapping[str, Any], *, tasks: bool) -> list[str]:
         for task, found in {**named, "all": document["all"]}.items()
     ]
     n = document["n_forwards"]
-    return [*columns([_HEADINGS, *rows]), *([f"at most {n} forwards of drafting a step"] if n else [])]
+    return [*columns([_HEADINGS, *rows]), *([f"at most {counted(n, 'forward')} of drafting a step"] if n else [])]
 
 
 def _compared(document: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import textwrap
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from edgedec.counted import counted
 from edgedec_apps.cli.explain import explanation
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def summary(generation: "Generation") -> str:
     parts = [f"first token {stats.first_token_s:.2f} s"] if stats.first_token_s else []
     if stats.tokens_per_s:
         parts.append(f"{stats.tokens_per_s:.1f} tokens/s")
-    parts.append(f"{n} token{'' if n == 1 else 's'} ({generation.finish_reason})")
+    parts.append(f"{counted(n, 'token')} ({generation.finish_reason})")
     drafted = f"drafted {stats.n_draft_tokens}, accepted {stats.n_accepted_tokens}"
     parts.append(drafted if stats.n_drafts else "nothing drafted")
     if stats.n_reused_tokens:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.choosing import choose_runtime
+from edgedec.counted import counted
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft_loading import SKIP_GAIN, promised_gain
 from edgedec.drafters.common_text import common_text
@@ -181,8 +182,8 @@ def _tuned(
     seconds = monotonic() - started
     if not left_out(found.layers):
         raise RequestError(
-            f"nothing to leave out was found in {seconds:.0f} s among {sizes.n_layer} layers; allow more --seconds, or "
-            "take a deeper model"
+            f"nothing to leave out was found in {seconds:.0f} s among {counted(sizes.n_layer, 'layer')}; "
+            "allow more --seconds, or take a deeper model"
         )
     scores: dict[str, tuple[LayerSet, Score]] = {}
     tell = _told(options.on_progress, "comparing", "sets")
@@ -233,7 +234,9 @@ def _texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
     blocks = [[*leading, *ids[start : start + n_own]] for start in range(0, len(ids) - n_own + 1, n_own)]
     if len(blocks) < 2:
         name = job.text or "our own text, which this model's tokenizer may not take,"
-        raise RequestError(f"{name} has {len(ids)} tokens; a search takes at least {2 * n_own}: give a longer --text")
+        raise RequestError(
+            f"{name} has {counted(len(ids), 'token')}; a search takes at least {2 * n_own}: give a longer --text"
+        )
     n_searched = min(max(1, effort.n_tokens // _SEARCHED), len(blocks) // 2)
     n_held_back = -(-job.n_positions // (_BLOCK - SKIPPED_ROWS))
     order = np.random.default_rng(job.seed).permutation(len(blocks)).tolist()
@@ -304,8 +307,9 @@ def lines(document: dict[str, Any]) -> list[str]:
     if run["ended_by_limit"]:
         notes.append("--seconds ended the search: another run may find another set; allow more for the same set again")
     head = (
-        f"{document['model']} · {run['n_scored']} sets scored on {run['n_positions']} positions in "
-        f"{run['seconds']:.0f} s · compared on {n_positions} others"
+        f"{document['model']} · {counted(run['n_scored'], 'set')} scored "
+        f"on {counted(run['n_positions'], 'position')} in {run['seconds']:.0f} s · "
+        f"compared on {counted(n_positions, 'other')}"
     )
     return [one_line(line) for line in [head, "", *columns([_HEADINGS, *rows]), "", *notes]]
 

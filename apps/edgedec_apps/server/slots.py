@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
 
+from edgedec.counted import counted
 from edgedec_apps.server.errors import ApiError
 
 _MOST_RETRY_S = 60
@@ -39,7 +40,8 @@ class Slots:
         if self.n_running >= self.n_parallel and self.n_waiting >= self.n_queue:
             ahead = (self.n_waiting + self.n_running) / self.n_parallel
             raise ApiError(
-                f"{self.n_running} requests run and {self.n_waiting} wait, which is as many as may; ask again later",
+                f"{counted(self.n_running, 'request')} at work and {self.n_waiting} waiting: no more may wait; "
+                "ask again later",
                 status=429,
                 code="queue_full",
                 retry_after_s=min(_MOST_RETRY_S, max(1, math.ceil(ahead * self._usual_s))),

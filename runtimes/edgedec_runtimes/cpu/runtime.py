@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
+from edgedec.counted import counted
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.gguf import GGUF, read_gguf
 from edgedec.memory import MemoryTerm
@@ -161,8 +162,10 @@ def _terms(
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
         held,
         MemoryTerm("vocabulary", _VOCABULARY_BYTES + n.n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n.n_vocab} tokens"),
-        MemoryTerm("KV cache", kv_bytes * options.n_parallel, f"{n_ctx} tokens × {options.n_parallel}"),
-        MemoryTerm("logits", n_rows * n.n_vocab * 4, f"{n_rows} rows"),
+        MemoryTerm(
+            "KV cache", kv_bytes * options.n_parallel, f"{counted(n_ctx, 'token')} × {options.n_parallel}", grows=True
+        ),
+        MemoryTerm("logits", n_rows * n.n_vocab * 4, counted(n_rows, "row")),
         MemoryTerm("activations", _scratch_bytes(n), f"{weights.MAX_ROWS} rows"),
     )
 

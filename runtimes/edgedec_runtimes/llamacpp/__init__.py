@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from edgedec.counted import counted
 from edgedec.errors import EdgedecError
 from edgedec.ggml_types import GGMLType
 from edgedec.gguf import GGUF, GGUFArray, read_gguf
@@ -144,8 +145,8 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         _weights_term(gguf, options),
         MemoryTerm("weights (repacked)", _repacked_bytes(gguf) if sizes.repacks else 0, "a private copy"),
         MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),
-        MemoryTerm("KV cache", sizes.kv_bytes, f"{n_ctx} tokens × {options.n_parallel}, {options.kv_type}"),
-        MemoryTerm("logits", sizes.output_bytes, f"{options.max_rows} rows"),
+        MemoryTerm("KV cache", sizes.kv_bytes, f"{counted(n_ctx, 'token')} × {options.n_parallel}, {options.kv_type}"),
+        MemoryTerm("logits", sizes.output_bytes, counted(options.max_rows, "row")),
         MemoryTerm("activations", sizes.compute_bytes + _GRAPH_BYTES, "compute buffer and graph"),
         MemoryTerm("first run", _PROBE_BYTES if probes else 0, "what finding out which rows are bit-equal leaves"),
     ]

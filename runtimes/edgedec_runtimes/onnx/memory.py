@@ -1,5 +1,6 @@
 """The memory plan of the onnx runtime, from what an export says of itself."""
 
+from edgedec.counted import counted
 from edgedec.file_kinds import GRAPH
 from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions
@@ -33,7 +34,7 @@ def memory_terms(
         MemoryTerm("weights", int(_WEIGHTS * e.data_bytes), f"{e.quant}, packed by onnxruntime"),
         MemoryTerm("graph", _GRAPH * e.files[GRAPH].n_bytes, "nodes and kernels"),
         MemoryTerm("vocabulary", n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n_vocab} tokens"),
-        MemoryTerm("KV cache", kv_bytes, f"{n_ctx} tokens × {options.n_parallel}, {e.kv}"),
-        MemoryTerm("logits", (n_rows + SPARE_ROWS) * n_vocab * 4, f"{n_rows} rows"),
+        MemoryTerm("KV cache", kv_bytes, f"{counted(n_ctx, 'token')} × {options.n_parallel}, {e.kv}", grows=True),
+        MemoryTerm("logits", (n_rows + SPARE_ROWS) * n_vocab * 4, counted(n_rows, "row")),
         MemoryTerm("activations", activations, f"{CHUNK} rows"),
     )

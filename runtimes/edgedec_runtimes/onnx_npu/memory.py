@@ -1,5 +1,6 @@
 """The memory plan of the npu runtime, from the manifest."""
 
+from edgedec.counted import counted
 from edgedec.file_kinds import DATA
 from edgedec.memory import MemoryTerm
 from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS
@@ -27,6 +28,6 @@ def memory_terms(facts: Facts, n_ctx: int, n_rows: int, base_bytes: int, n_paral
         MemoryTerm("graphs", n_graphs * n_data, f"weights of {n_graphs} graphs"),
         MemoryTerm("embedding (mapped)", facts.files[EMBEDDING].n_bytes, "float16"),
         MemoryTerm("vocabulary", facts.n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{facts.n_vocab} tokens"),
-        MemoryTerm("KV cache", kv_bytes, f"{context} tokens × {n_parallel}, twice 8 bits"),
-        MemoryTerm("logits", n_rows * facts.n_vocab * 4, f"{n_rows} rows"),
+        MemoryTerm("KV cache", kv_bytes, f"{counted(context, 'token')} × {n_parallel}, twice 8 bits"),
+        MemoryTerm("logits", n_rows * facts.n_vocab * 4, counted(n_rows, "row")),
     )

@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 import numpy as np
 
+from edgedec.counted import counted
 from edgedec.errors import MemoryCapError, RequestError, SessionError
 from edgedec.memory import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Session
@@ -192,8 +193,10 @@ def memory_terms(needs: Needs, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...
         MemoryTerm("interpreter and libraries", needs.base_bytes, "measured", base=True),
         MemoryTerm("weights", needs.weight_bytes, "float32"),
         MemoryTerm("vocabulary", n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n_vocab} tokens"),
-        MemoryTerm("KV cache", kv_bytes * needs.n_parallel, f"{n_ctx} tokens × {needs.n_parallel}, {needs.kv_dtype}"),
-        MemoryTerm("logits", n_rows * n_vocab * 4, f"{n_rows} rows"),
+        MemoryTerm(
+            "KV cache", kv_bytes * needs.n_parallel, f"{counted(n_ctx, 'token')} × {needs.n_parallel}, {needs.kv_dtype}"
+        ),
+        MemoryTerm("logits", n_rows * n_vocab * 4, counted(n_rows, "row")),
     )
 
 

@@ -1,0 +1,63 @@
+"""What `edgedec plan` and `edgedec info` say of a model is what a process that runs it holds, within 5 % or 16 MB."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import run_process
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory"),
+]
+
+CPU = ("--runtime", "cpu")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A cache of its own in which the tiles are made already, as for every run but a model's first."""
+    return {"EDGEDEC_CACHE": str(tmp_path_factory.mktemp("held"))}
+
+
+def document(settings: dict[str, str], *args: Any) -> dict[str, Any]:
+    """Return what a command in a process of its own prints with --json."""
+    result = run_process(*args, "--json", env=settings)
+    assert result.code == 0, result
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+def is_near(held: int, planned: int) -> bool:
+    """Return whether it is within what docs/memory.md promises."""
+    return abs(held - planned) <= max(16_000_000, planned * 0.05)
+
+
+@pytest.mark.parametrize(
+    ("n_context", "prompt", "n_tokens", "part"),
+    [(4096, "Why is the sky blue?", 64, "start_bytes"), (1024, "river " * 800, 200, "total_bytes")],
+    ids=["a short text", "a full context"],
+)
+def test_the_plan_of_a_run_is_what_it_holds(
+    smollm_path: Path, settings: dict[str, str], n_context: int, prompt: str, n_tokens: int, part: str
+) -> None:
+    """Without a cap: `plan` tells what is held with a short text, and where the context is full."""
+    options = ("-c", str(n_context), *CPU)
+    planned = document(settings, "plan", smollm_path, *options)
+    run = ("run", smollm_path, prompt, *options, "--raw", "--ignore-end", "-t", "0", "-n", str(n_tokens), "-q")
+    document(settings, *run)  # makes the tiles, and measures
+    held = document(settings, *run)["memory"]["peak_bytes"]
+    stores = sum(term["n_bytes"] for term in planned["terms"] if term["name"] == "draft stores")
+    expected = planned[part] - (stores if part == "total_bytes" else 0)  # which one text does not fill
+    assert is_near(held, expected), (held, expected)
+
+
+def test_info_and_plan_say_the_same(smollm_path: Path, settings: dict[str, str]) -> None:
+    """The memory of `info` is that of `plan`; processes differ a little in what an interpreter takes."""
+    told, planned = (document(settings, command, smollm_path) for command in ("info", "plan"))
+    assert told["n_ctx_default"] == planned["setting"]["context"] == 4096
+    assert is_near(told["memory_bytes"]["4096"], planned["total_bytes"])
+    assert is_near(told["memory_start_bytes"], planned["start_bytes"])
+    assert told["memory_bytes"]["4096"] - told["memory_start_bytes"] == planned["total_bytes"] - planned["start_bytes"]
