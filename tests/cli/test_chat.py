@@ -42,10 +42,27 @@ def test_the_system_message_can_be_taken_back(model: Path) -> None:
     assert result.err.startswith("(forgotten; no system message)\n")
 
 
-def test_a_slash_of_no_command_is_a_message_from_a_pipe(model: Path) -> None:
-    """A script's text may begin with a slash; only a person is told that there is no such command."""
-    result = run_here("chat", model, *SHORT, stdin=b"/etc/passwd\n")
-    assert result.out == run_here("run", model, "/etc/passwd", *SHORT, "-q").out
+def test_a_mistyped_command_never_reaches_the_model(model: Path) -> None:
+    """From a pipe it is refused with those there are, and ends the conversation; earlier answers stand."""
+    result = run_here("chat", model, *SHORT, "-q", stdin=b"one\n/hlep\nhi\n")
+    assert (result.code, result.out) == (40, run_here("run", model, "one", *SHORT, "-q").out)
+    assert result.err == (
+        "edgedec: no such command: /hlep; known: /help, /clear, /system, /stats, /regen, /bye "
+        "(write // to begin a text with a slash)\n"
+    )
+
+
+def test_two_slashes_begin_a_text_with_one(model: Path) -> None:
+    """What a script sends may begin with a slash, and may hold more of them."""
+    result = run_here("chat", model, *SHORT, stdin=b"//etc//passwd\n")
+    assert result.code == 0
+    assert result.out == run_here("run", model, "/etc//passwd", *SHORT, "-q").out
+
+
+def test_leaving_takes_no_more_words_than_the_command(model: Path) -> None:
+    """Words behind /bye change nothing, as behind the other commands."""
+    result = run_here("chat", model, *SHORT, stdin=b"/bye now\none\n")
+    assert (result.code, result.out, result.err) == (0, b"", "")
 
 
 def test_a_message_that_cannot_be_answered_ends_a_script(model: Path) -> None:

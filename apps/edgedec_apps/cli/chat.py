@@ -28,6 +28,7 @@ _HELP = """/clear          forget the conversation
 /stats          what the last answer did and cost
 /help           this list
 /bye            leave (so does Ctrl-D)
+//TEXT          send a text that begins with a slash: /TEXT
 \"\"\"             begin and end a message of several lines
 Ctrl-C          stop the answer"""
 _LEAVE = ("/bye", "/exit", "/quit")
@@ -95,13 +96,13 @@ def _messages(conversation: Conversation, model: str) -> Iterator[str]:
     if conversation.typed and not conversation.quiet:
         say(f"{one_line(engine.card.name or model)} · {engine.n_ctx} tokens of context · /help for help")
     for text in typed_messages() if conversation.typed else piped_lines():
-        if text.strip() in _LEAVE:
+        if text.split(maxsplit=1)[0] in _LEAVE:
             return
         yield text
 
 
 def _handle(conversation: Conversation, text: str) -> None:
-    """Do what a line asks for: a command, or an answer."""
+    """Do what a line asks for: a command, or an answer. What begins with a slash is a command, or refused."""
     command, _, rest = text.strip().partition(" ")
     commands: dict[str, Callable[[], None]] = {
         "/help": lambda: say(_HELP),
@@ -112,10 +113,20 @@ def _handle(conversation: Conversation, text: str) -> None:
     }
     if command in commands:
         commands[command]()
-    elif command.startswith("/") and conversation.typed:
-        say(f"no such command: {one_line(command)} (/help lists them)")
+    elif command.startswith("//"):
+        _ask(conversation, text.replace("//", "/", 1))
+    elif command.startswith("/"):
+        _refuse(conversation, command, [*commands, _LEAVE[0]])
     else:
         _ask(conversation, text)
+
+
+def _refuse(conversation: Conversation, command: str, known: list[str]) -> None:
+    """Say that there is no such command; from a pipe, that ends the conversation, as every mistake does."""
+    told = f"no such command: {one_line(command)}; known: {', '.join(known)} (write // to begin a text with a slash)"
+    if not conversation.typed:
+        raise RequestError(told)
+    say(told)
 
 
 def _clear(conversation: Conversation, system: str | None) -> None:

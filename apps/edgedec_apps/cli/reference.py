@@ -31,8 +31,9 @@ This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`), a
 - Files (`--json-out`, `--prompt-cache`, pulled models) are written whole or not at all.
 """
 
-_CHAT = """In a chat, `/help` lists the commands; they work from a pipe as well. When the context is full, the oldest
-turns are left out and the chat says so.
+_CHAT = """In a chat, `/help` lists the commands; they work from a pipe as well. What begins with a slash and is no command is
+refused (from a pipe with exit code 40) and never reaches the model; `//` at the start sends a text that begins with one
+slash. When the context is full, the oldest turns are left out and the chat says so.
 """
 
 _VARIABLES = """## Environment variables
