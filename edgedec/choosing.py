@@ -12,6 +12,7 @@ from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.file_kinds import is_onnx
 from edgedec.gguf import read_gguf
 from edgedec.model import LoadOptions, Runtime
+from edgedec.progress import stage
 from edgedec.remembered import machine_key, recall, remember
 
 _PREFERRED = ("cpu", "llamacpp")
@@ -20,6 +21,7 @@ _NEVER_CHOSEN = ("reference",)
 _KIND = "runtimes"
 _TRIES, _MOST_TRIES = "tries", 3
 _NO_GPUS = ("CPU", "BLAS")
+_COMPARING = "comparing the runtimes' speed:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +221,14 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
     known = recall(options.cache_dir, _KIND, key)
     found = known if isinstance(known, dict) and as_measured(known.get(first.name)) is not None else {}
     if not found or (measure and _unfinished(found, rival.name)):
-        other = _taking(rival, choice.path, options, choice.refusals) if measure else None
-        if other is None:
+        if not measure:
             return choice
         n_tries = _n_tries(found) + 1
-        measured = compare(choice.path, first, other, options)
+        with stage(options.on_progress, _COMPARING, f"{first.name} with {rival.name}"):
+            other = _taking(rival, choice.path, options, choice.refusals)
+            if other is None:
+                return choice
+            measured = compare(choice.path, first, other, options)
         found = {name: one and one.as_dict() for name, one in measured.items()} | {_TRIES: n_tries}
         remember(options.cache_dir, _KIND, key, found)
     ours, theirs = as_measured(found.get(first.name)), as_measured(found.get(rival.name))

@@ -25,7 +25,7 @@ from edgedec.memory import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
 from edgedec.opening_drafts import DraftWishes, Numerics, open_drafting
 from edgedec.planning import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
-from edgedec.progress import CancelToken, OnProgress
+from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
 from edgedec.shedding import memory_watch
@@ -192,7 +192,8 @@ def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool, wit
     if free is not None:
         room = free if options.planning_bytes is None else min(free, options.planning_bytes)
         measure, options = False, replace(options, planning_bytes=room)
-    return choose_runtime(path, runtime, with_kv_type(options), measure=measure)
+    with stage(options.on_progress, "choosing a runtime"):
+        return choose_runtime(path, runtime, with_kv_type(options), measure=measure)
 
 
 def open_engine(
@@ -236,14 +237,15 @@ def open_engine(
     wishes = Setting(options, tuple(factories), pinned, used, store_bytes, prompt_cache, grammars)
     wishes = replace(wishes, small_model=None if switching is None else switching.small_model)
     wishes = replace(wishes, draft_overlap=draft_overlap, keep_rows=keep_rows)
-    planned = plan_within(choice, wishes, cap)
+    with stage(options.on_progress, "planning the memory"):
+        planned = plan_within(choice, wishes, cap)
     choice = planned.choice
     planned.plan.require()
     setting = planned.setting
     options = setting.options
     drafting = DraftWishes(factories, n_draft_max, draft_numerics, draft_store, notes)
     with ExitStack() as undo:
-        with told_with_others(choice):
+        with told_with_others(choice), stage(options.on_progress, "load", choice.path.name):
             loaded = choice.runtime.load(choice.path, options)
         undo.callback(loaded.close)
         if planned.plan.terms:
@@ -303,7 +305,8 @@ def _tell(targets: Sequence[Target], notes: Sequence[str]) -> None:
 def _pair(target: Target, switching: Switching, options: LoadOptions, undo: ExitStack) -> Model:
     """Load the small model, let it write in turn with the target's, and return it."""
     large = target.session
-    small = open_small_model(switching.small_model, large.model, options)
+    with stage(options.on_progress, "load", switching.small_model.name):
+        small = open_small_model(switching.small_model, large.model, options)
     undo.callback(small.close)
     target.session = SwitchingSession(large, small.session(large.n_ctx), switching.entropy)
     return small

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from edgedec.curve import CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.model import LayerSet, LoadOptions, Session
+from edgedec.progress import Progress, stage
 from edgedec.remembered import machine_key, recall, remember
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -15,6 +16,7 @@ MOST_ROWS = _ROWS[-1]
 _BETWEEN = (3, 6, 12, 24)  # when there is time left
 _N_PAST = 32
 _REPEATS = 3
+_PHASE, _WHAT = "measuring", "what a forward of several tokens costs"
 _TURNS = 9  # of two forwards that are compared
 
 
@@ -31,7 +33,8 @@ def cost_curve(
     known = _as_curve(recall(options.cache_dir, "curve", key))
     if known is not None:
         return known
-    measured = _measure(session, limit_s, options, most_rows)
+    with stage(options.on_progress, _PHASE, _WHAT):
+        measured = _measure(session, limit_s, options, most_rows)
     if len(measured) > 1:  # one n alone says nothing of drafts
         remember(options.cache_dir, "curve", key, {str(n): seconds for n, seconds in measured.items()})
     return CostCurve(measured)
@@ -85,6 +88,9 @@ def _measure(session: Session, limit_s: float, options: LoadOptions, most_rows: 
                 continue  # one of fewer rows may still fit
             if options.cancel is not None:
                 options.cancel.check("measuring the model's speed")
+            if options.on_progress is not None:
+                spent = 1 - (until - monotonic()) / limit_s
+                options.on_progress(Progress(_PHASE, min(99, max(0, int(100 * spent))), 100, "%", _WHAT))
             started = perf_counter()
             session.forward(tokens[n_past : n_past + n], n_past=n_past, rows="all")
             seconds = perf_counter() - started

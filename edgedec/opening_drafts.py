@@ -33,6 +33,7 @@ from edgedec.lossy_layers import variant
 from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.model import LoadOptions, Model
 from edgedec.planning import Planned, drafter_bytes, without_draft_model
+from edgedec.progress import stage
 from edgedec.sliding import holder
 
 Numerics = Literal["strict", "loose"]
@@ -76,14 +77,17 @@ def open_drafting(
     if not factories:
         return planned
     max_rows = options.max_rows if planned.plan.terms else None
-    n_max = _draft_limit(model, wishes.n_max if max_rows is None else min(wishes.n_max, max_rows - 1), wishes.numerics)
+    n_most = wishes.n_max if max_rows is None else min(wishes.n_max, max_rows - 1)
+    with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
+        n_max = _draft_limit(model, n_most, wishes.numerics)
     if n_max >= 1 and (EXIT in factories or not pinned):  # it decides by cost, whoever asked for it
         _share_curve(targets, cost_curve(first.session, options, most_rows=max_rows or MOST_ROWS))
     notes = list(wishes.notes)
     if setting.draft_model is not None:
         why = None if pinned else _why_not(setting.draft_model, planned, model, first.curve, n_max)
         if why is None:
-            source = open_draft_model(setting.draft_model, model, options, overlap=setting.draft_overlap)
+            with stage(options.on_progress, "load", setting.draft_model.name):
+                source = open_draft_model(setting.draft_model, model, options, overlap=setting.draft_overlap)
             undo.callback(source.close)
             factories = with_draft_model(factories, source, pinned=pinned)
         else:

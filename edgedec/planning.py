@@ -212,15 +212,22 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     return min(settings, smaller, key=lambda found: chosen_of(found).plan.total_bytes)
 
 
+def plan_wishes(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
+    """Return the wishes with their plan, whether that fits or not (raises what Runtime.plan raises)."""
+    return _planner(choice, wishes, cap)(_definite(wishes, choice))
+
+
+def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
+    """Return what plans a setting, and asks the runtime once for each of its options."""
+    terms: RuntimeTerms = lru_cache(lambda options: _terms(choice, wishes, options))
+    return lambda setting: Planned(setting, _plan_of(terms, setting, cap), choice)
+
+
 def _settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     definite = _definite(wishes, choice)
     if cap.n_bytes is not None and not (definite.drafters or definite.keep_rows):
         definite = replace(definite, options=replace(definite.options, max_rows=1))
-    terms: RuntimeTerms = lru_cache(lambda options: _terms(choice, wishes, options))
-
-    def plan(setting: Setting) -> Planned:
-        return Planned(setting, _plan_of(terms, setting, cap), choice)
-
+    plan = _planner(choice, wishes, cap)
     settings = [plan(definite)]
     rungs: list[Rung] = []
     for rung in _rungs(choice, wishes):

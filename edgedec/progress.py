@@ -17,10 +17,10 @@ class Progress:
     """One report of a long piece of work.
 
     Attributes:
-        phase: What is being done, for a person ("download", "verify", "load", "prefill").
+        phase: What is being done, for a person ("download", "verify", "load", "measuring", "prefill").
         done: Units finished.
-        total: Units in all, or None where it is not known.
-        unit: What is counted: "bytes", "tokens" or "%".
+        total: Units in all, or None where it is not known. The last report of a phase has done == total.
+        unit: What is counted: "bytes", "tokens" or "%"; empty where nothing can be counted.
         detail: The thing worked on, such as a file name; may be empty.
     """
 
@@ -32,6 +32,18 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+
+
+@contextmanager
+def stage(on_progress: OnProgress | None, phase: str, detail: str = "") -> Iterator[None]:
+    """Report that the work of the block begins, and that it is over: for work in which nothing can be counted."""
+    if on_progress is not None:
+        on_progress(Progress(phase, 0, None, "", detail))
+    try:
+        yield
+    finally:
+        if on_progress is not None:
+            on_progress(Progress(phase, 1, 1, "", detail))
 
 
 class CancelToken:

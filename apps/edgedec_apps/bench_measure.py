@@ -7,6 +7,7 @@ speculative one, the plain one, and the plain one again, whose difference from t
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import ceil
 
 from edgedec.engine import Engine, SamplingOptions
@@ -148,10 +149,22 @@ def order(ways: Sequence[str], turn: int) -> list[str]:
     return rotated[::-1] if turn // n % 2 else rotated
 
 
-def warm_up(requests: Sequence[BenchRequest], runners: Mapping[str, Runner], cancel: CancelToken) -> bool:
+def warm_up(
+    requests: Sequence[BenchRequest],
+    runners: Mapping[str, Runner],
+    cancel: CancelToken,
+    *,
+    on_progress: OnProgress | None = None,
+) -> bool:
     """Run the longest prompt in every way, not measured; return False where that was cancelled."""
     longest = max(requests, key=lambda request: len(request.token_ids))
-    return all(runner(longest, cancel) is not None for runner in dict.fromkeys(runners.values()))
+    ways = list(dict.fromkeys(runners.values()))
+    tell = _told(on_progress, "warming up", len(ways))
+    for runner in ways:
+        if runner(longest, cancel) is None:
+            return False
+        tell()
+    return True
 
 
 def measure(
@@ -164,24 +177,34 @@ def measure(
 ) -> list[Trial]:
     """Return the trials of all prompts; where it is cancelled, those that are whole.
 
-    A round goes over all tasks that need it, so that a task's repetitions lie apart in time.
+    A round goes over all tasks that need it, so that a task's repetitions lie apart in time. The first round tells how
+    many each task needs, so progress has two phases, each with an end that stays.
     """
     rounds = rounds or Rounds()
     trials: list[Trial] = []
+    tell = _told(on_progress, "measuring, the first round", len(requests) * len(runners))
     for number in range(rounds.n_rounds):
         due = _due(trials, requests, rounds)
+        if number == 1:
+            n_more = sum(due[request.task] - 1 for request in requests)
+            tell = _told(on_progress, f"measuring, up to {max(due.values())} rounds", n_more * len(runners))
         for place, request in enumerate(requests):
             if number >= due[request.task]:
                 continue
-            runs = _run_all(request, runners, order(list(runners), number + place), cancel)
+            runs = _run_all(request, runners, order(list(runners), number + place), cancel, tell)
             if runs is None:
                 return trials
             trials.append(Trial(request, number, runs))
-            if on_progress is not None:
-                expected = _due(trials, requests, rounds)
-                n_expected = sum(expected[request.task] for request in requests)
-                on_progress(Progress("measuring", len(trials), n_expected, "prompts"))
     return trials
+
+
+def _told(on_progress: OnProgress | None, phase: str, n_runs: int) -> Callable[[], None]:
+    """Report a phase of some runs, and return what reports each of them that is over."""
+    done = count(1)
+    if on_progress is None or not n_runs:
+        return lambda: None
+    on_progress(Progress(phase, 0, n_runs, "runs"))
+    return lambda: on_progress(Progress(phase, next(done), n_runs, "runs"))
 
 
 def n_due(trials: Sequence[Trial], n_prompts: int, rounds: Rounds) -> int:
@@ -211,7 +234,11 @@ def _due(trials: Sequence[Trial], requests: Sequence[BenchRequest], rounds: Roun
 
 
 def _run_all(
-    request: BenchRequest, runners: Mapping[str, Runner], ways: Sequence[str], cancel: CancelToken
+    request: BenchRequest,
+    runners: Mapping[str, Runner],
+    ways: Sequence[str],
+    cancel: CancelToken,
+    tell: Callable[[], None],
 ) -> dict[str, Run] | None:
     runs: dict[str, Run] = {}
     for way in ways:
@@ -219,4 +246,5 @@ def _run_all(
         if run is None:
             return None
         runs[way] = run
+        tell()
     return {way: runs[way] for way in runners}

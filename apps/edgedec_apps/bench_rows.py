@@ -1,7 +1,7 @@
 """Recorded drafts as a file: a head, then one JSON object a prompt."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from edgedec.gguf import read_gguf
 from edgedec.layer_sets import layer_bytes
 from edgedec.model import LayerSet
 from edgedec.model_info import describe
+from edgedec.progress import OnProgress, Progress
 from edgedec.recording import Evaluated, Proposals
 from edgedec_apps.bench_measure import RunOptions
 from edgedec_apps.bench_prompts import BenchRequest
@@ -83,14 +84,21 @@ def _size(path: Path) -> ModelSize:
 
 
 def record(
-    engine: Engine, requests: Iterable[BenchRequest], options: RunOptions, path: Path
+    engine: Engine,
+    requests: Sequence[BenchRequest],
+    options: RunOptions,
+    path: Path,
+    *,
+    on_progress: OnProgress | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Decode every prompt plainly, and yield what drafters would propose; each starts with nothing learned or cached.
 
     `path` is the model's, for the bytes of its layers.
     """
     share = _shares(path)
-    for request in requests:
+    for i, request in enumerate(requests):
+        if on_progress is not None:
+            on_progress(Progress("recording drafts", i, len(requests), "prompts"))
         other = int(request.token_ids[0] == 0)  # another first token: nothing is proposed before the text's first
         engine.generate([other], max_tokens=1, temperature=0.0, draft=False)
         engine.forget()
@@ -102,6 +110,8 @@ def record(
             "tokens": list(found.token_ids),
             "proposals": [row.as_dict() for row in found.proposals],
         }
+    if on_progress is not None:
+        on_progress(Progress("recording drafts", len(requests), len(requests), "prompts"))
 
 
 def _shares(path: Path) -> Callable[[LayerSet], float]:

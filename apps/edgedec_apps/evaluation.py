@@ -209,6 +209,8 @@ def evaluate(
         for lane in lanes:
             stack.enter_context(cancel.calling(lane.session.cancel))
         evaluation = _Evaluation(lanes, n_rows, n_steps)
+        if on_progress is not None:
+            on_progress(Progress("evaluating", 0, total, "tokens"))
         for window in windows:
             found = [Samples() for _ in lanes]
             try:

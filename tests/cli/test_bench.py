@@ -107,7 +107,12 @@ def test_tasks_end_on_their_own() -> None:
         requests, logged([], {"long": 700, "short": 10}), CancelToken(), on_progress=told.append, rounds=Rounds()
     )
     assert rounds_of(trials) == {"long": 1, "short": 5}
-    assert [(one.done, one.total) for one in told] == [(1, 2), (2, 6), (3, 6), (4, 6), (5, 6), (6, 6)]
+    ways = len(logged([], {}))
+    n_first, n_more = 2 * ways, 4 * ways  # the short task's, from the second round on
+    assert [(one.phase, one.done, one.total) for one in told] == [
+        *(("measuring, the first round", n, n_first) for n in range(n_first + 1)),
+        *(("measuring, up to 5 rounds", n, n_more) for n in range(n_more + 1)),
+    ]
 
 
 def test_a_cancelled_trial_does_not_count() -> None:
@@ -278,7 +283,8 @@ def test_against_llamacpp(model: Path, prompts: Path) -> None:
 
 def test_ctrl_c_prints_what_was_measured(model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the first prompt ends with its figures, which say that they are not all, and exit code 130."""
-    interrupt_after(monkeypatch, lambda progress: progress.phase == "measuring")
+    n_ways = 3  # with drafts, plainly, and plainly again
+    interrupt_after(monkeypatch, lambda one: (one.phase, one.done) == ("measuring, the first round", n_ways))
     result = run_here("bench", model, "--prompts", prompts, "-n", "4", "--json")
     assert result.code == 130
     assert result.err == "edgedec: interrupted\n"

@@ -13,7 +13,7 @@ from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RequestError, StorageError
 from edgedec.loading import resolve
 from edgedec.memory import parse_size
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
 from edgedec.system_memory import peak_resident_bytes
@@ -34,6 +34,7 @@ from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu_count import usable_cores
 
 _OTHERS = ("llamacpp",)
+_READING = "measuring how fast memory is read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,29 +132,32 @@ def _check(job: BenchJob) -> None:
 
 def _work(job: BenchJob, prompts: list[BenchPrompt], cancel: CancelToken) -> Outcome:
     cap_bytes = None if job.load.memory is None else parse_size(job.load.memory)
-    bandwidth = bandwidths(job.n_threads, cap_bytes) if forget_peak() else []
-    forget_peak()  # the buffer that was read counts for nothing
-    outcome = _measured(job, prompts, cancel)
-    outcome.bandwidth = bandwidth if outcome.interrupted else bandwidth + bandwidths(job.n_threads, cap_bytes)
-    return outcome
+    with ProgressLine(quiet=job.output.quiet) as on_progress:
+        with stage(on_progress, _READING):
+            bandwidth = bandwidths(job.n_threads, cap_bytes) if forget_peak() else []
+        forget_peak()  # the buffer that was read counts for nothing
+        outcome = _measured(job, prompts, cancel, on_progress)
+        with stage(on_progress, _READING):
+            again = [] if outcome.interrupted else bandwidths(job.n_threads, cap_bytes)
+        outcome.bandwidth = bandwidth + again
+        return outcome
 
 
-def _measured(job: BenchJob, prompts: list[BenchPrompt], cancel: CancelToken) -> Outcome:
+def _measured(job: BenchJob, prompts: list[BenchPrompt], cancel: CancelToken, on_progress: OnProgress) -> Outcome:
     with ExitStack() as stack:
         engine = stack.enter_context(open_model(job.model, job.load, job.output, cancel))
         requests = prepare(engine, prompts, job.max_tokens)
         outcome = Outcome([], True, engine.card.runtime, {}, None, None, [])
         runners = engine_runners(engine, job.options)
-        if not warm_up(requests, runners, cancel):
+        if not warm_up(requests, runners, cancel, on_progress=on_progress):
             return outcome
         if job.against is not None:
             outcome.peak_bytes = peak_resident_bytes()
             others, outcome.lookup_reason = _open_others(job, engine, requests, stack, cancel)
-            if not warm_up(requests, others, cancel):
+            if not warm_up(requests, others, cancel, on_progress=on_progress):
                 return outcome
             runners |= others
-        with ProgressLine(quiet=job.output.quiet) as on_progress:
-            outcome.trials = measure(requests, runners, cancel, on_progress=on_progress)
+        outcome.trials = measure(requests, runners, cancel, on_progress=on_progress)
         outcome.interrupted = cancel.cancelled
         outcome.curve = engine.curve.table()
         if job.rows is not None and not outcome.interrupted:
@@ -161,7 +165,8 @@ def _measured(job: BenchJob, prompts: list[BenchPrompt], cancel: CancelToken) ->
             path = resolve(job.model, resolving)
             drafts = None if job.load.draft_model is None else resolve(job.load.draft_model, resolving)
             head = head_of(job.model, path, drafts)
-            write_rows(job.rows, chain([head], record(engine, requests, job.options, path)))
+            rows = record(engine, requests, job.options, path, on_progress=on_progress)
+            write_rows(job.rows, chain([head], rows))
         if job.against is None:
             outcome.peak_bytes = peak_resident_bytes()
         return outcome

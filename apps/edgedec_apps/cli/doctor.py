@@ -4,6 +4,7 @@ import platform
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import edgedec
 from edgedec import plugins, system_memory
@@ -11,6 +12,7 @@ from edgedec.errors import EdgedecError
 from edgedec.memory import format_bytes
 from edgedec.model import RuntimeReport
 from edgedec_apps.clash import clash
+from edgedec_apps.cli.progress import shown_at_a_terminal
 from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
@@ -28,8 +30,21 @@ _FEATURES = (
 
 def print_report(*, as_json: bool) -> None:
     """Print CPU features, memory, runtimes, devices, plug-ins and versions; and what else is installed in our place."""
+    with shown_at_a_terminal("asking the runtimes"):
+        document = _document()
+    if as_json:
+        write_json(document)
+        return
+    write_facts([(name, value) for name, value in document.items() if isinstance(value, str)])
+    for name, value in document.items():
+        if isinstance(value, dict):
+            write_line(f"\n{name}")
+            write_facts(list(value.items()), indent="  ")
+
+
+def _document() -> dict[str, Any]:
     told = clash()
-    document = {
+    return {
         "edgedec": getattr(edgedec, "__version__", "of unknown version"),
         **({"clash": told} if told else {}),
         "python": f"{platform.python_version()} on {platform.platform()}",
@@ -40,14 +55,6 @@ def print_report(*, as_json: bool) -> None:
         "plug-ins": _plugins(),
         "packages": _packages(),
     }
-    if as_json:
-        write_json(document)
-        return
-    write_facts([(name, value) for name, value in document.items() if isinstance(value, str)])
-    for name, value in document.items():
-        if isinstance(value, dict):
-            write_line(f"\n{name}")
-            write_facts(list(value.items()), indent="  ")
 
 
 def _cpu() -> dict[str, str]:

@@ -13,7 +13,7 @@ from edgedec.layer_sets import Half, left_out
 from edgedec.layer_skip import require_speedup
 from edgedec.loading import resolve
 from edgedec.model import LoadOptions
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, stage
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench_machine import versions
 from edgedec_apps.bench_table import columns, shown
@@ -154,8 +154,10 @@ def _work(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
             on_progress=on_progress,
             cancel=cancel,
         )
-        settings, asked = _settings(job, options, ResolveOptions(root, job.offline, on_progress, cancel))
-        lanes, model = open_lanes(settings, options, job.window, stack)
+        with stage(on_progress, "choosing a runtime"):
+            settings, asked = _settings(job, options, ResolveOptions(root, job.offline, on_progress, cancel))
+        with stage(on_progress, "load", settings[0].path.name):
+            lanes, model = open_lanes(settings, options, job.window, stack)
         token_ids = model.tokenizer.encode(text, add_special=False)[: job.max_tokens]
         windows = cut_windows(token_ids, leading_tokens(model.tokenizer), job.window)
         reading = evaluate(lanes, windows, cancel, on_progress=on_progress)

@@ -10,7 +10,7 @@ from typing import Any
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.loading import resolve
 from edgedec.memory import format_bytes
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, stage
 from edgedec.resolver import ResolveOptions
 from edgedec.system_memory import peak_resident_bytes
 from edgedec_apps.bench_table import columns
@@ -162,10 +162,12 @@ def _report(
         "export_s": export_s,
         "peak_bytes": peak_resident_bytes(),
     }
-    if not job.quiet:
-        say("measuring the export; --no-report leaves that out")
     try:
-        report = cost | measured_apart(source, folder, cancel)
+        with (
+            ProgressLine(quiet=job.quiet) as on_progress,
+            stage(on_progress, "measuring the export (--no-report leaves that out)"),
+        ):
+            report = cost | measured_apart(source, folder, cancel)
     except RuntimeUnavailableError as error:
         say(one_line(f"edgedec: {in_options(str(error))}"))
         return None

@@ -15,11 +15,12 @@ from edgedec.loading import choose, resolve
 from edgedec.memory import format_bytes
 from edgedec.model import default_n_ctx
 from edgedec.model_info import ModelInfo, describe
-from edgedec.planning import Cap, base_bytes, chosen_of, plan_settings
+from edgedec.planning import Cap, base_bytes, plan_wishes
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.plan import Wanted, planning_options, wishes
+from edgedec_apps.cli.progress import shown_at_a_terminal
 from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json
 
@@ -36,7 +37,8 @@ def print_info(model: str, *, as_json: bool) -> None:
         entry = _catalogue_entry(model)
         write_json(entry) if as_json else write_facts(_catalogue_facts(entry))
         return
-    document = _document(path) | _of_export(path)
+    with shown_at_a_terminal("reading the header, planning the memory"):
+        document = _document(path) | _of_export(path)
     write_json(document) if as_json else write_facts(_facts(document))
 
 
@@ -122,7 +124,7 @@ def _memory(choice: Choice | None, contexts: list[int]) -> dict[str, Any]:
     plans = {}
     for n in contexts:
         wanted = Wanted(LoadFlags(context=n))
-        plans[str(n)] = chosen_of(plan_settings(choice, wishes(wanted, planning_options(wanted)), Cap())).plan
+        plans[str(n)] = plan_wishes(choice, wishes(wanted, planning_options(wanted)), Cap()).plan
     most = {n: plan.total_bytes for n, plan in plans.items()}
     return {"memory_bytes": most, "memory_start_bytes": min(plan.start_bytes for plan in plans.values())}
 

@@ -10,7 +10,7 @@ from edgedec.errors import MemoryCapError, RequestError
 from edgedec.memory import MemoryPlan, format_bytes, parse_size
 from edgedec.model import LoadOptions
 from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, with_peak
-from edgedec.progress import CancelToken, OnProgress
+from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.small_model import for_pair, require_alone
 from edgedec.system_memory import available_bytes
 from edgedec.trained_context import context_note
@@ -75,7 +75,8 @@ def _settings(model: str, wanted: Wanted, cap: Cap, cancel: CancelToken, *, quie
             require_alone(flags.draft, draft_model, slide=flags.slide, prompt_cache=prompt_cache)
             options = for_pair(options)
         small_model = None if switching is None else switching.small_model
-        return plan_settings(choice, wishes(wanted, options, draft_model, small_model), cap)
+        with stage(on_progress, "planning the memory"):
+            return plan_settings(choice, wishes(wanted, options, draft_model, small_model), cap)
 
 
 def planning_options(

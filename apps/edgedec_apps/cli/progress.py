@@ -1,15 +1,38 @@
-"""Progress on standard error: a bar at a terminal, a line every tenth of a download elsewhere."""
+"""Progress on standard error: a bar at a terminal, lines elsewhere; work that reports nothing is shown by the clock."""
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from edgedec.progress import OnProgress, Progress
+from edgedec.progress import OnProgress, Progress, stage
 from edgedec_apps.cli.terminal import neutral, one_line, say
 
-_PATIENCE_S = 0.5
+_PATIENCE_S = 0.5  # of a person at a terminal, before work is shown
+_LINE_PATIENCE_S = 1.0  # elsewhere
+_LINE_EVERY_S = 10.0  # between two lines on work that tells nothing new
+_TICK_S = 0.25
 
 Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Work:
+    """Work that has begun: its latest report, when it began, and what of it was shown."""
+
+    latest: Progress
+    started: float
+    task: Any = None
+    tenth: int = -1
+    said_at: float | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is, on one line."""
+        return one_line(f"{self.latest.phase} {self.latest.detail}".strip())
 
 
 class ProgressLine:
@@ -18,9 +41,9 @@ class ProgressLine:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._bar: Any = None
-        self._started: dict[Key, float] = {}
-        self._tasks: dict[Key, Any] = {}
-        self._told: dict[Key, int] = {}
+        self._works: dict[Key, _Work] = {}
+        self._lock = threading.Lock()  # reports, and the clock's thread
+        self._ended: threading.Event | None = None
 
     def __enter__(self) -> OnProgress:
         return self._report
@@ -30,39 +53,107 @@ class ProgressLine:
 
     def stop(self) -> None:
         """Take the bar away; calling it again does nothing."""
+        with self._lock:
+            if self._ended is not None:
+                self._ended.set()
+                self._ended = None
+            self._take_bar_away()
+            self._works.clear()
+
+    def _take_bar_away(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-            self._tasks.clear()
 
     def _report(self, progress: Progress) -> None:
         if self._quiet:
             return
-        if sys.stderr.isatty():
-            self._draw(progress)
-        elif progress.unit == "bytes" and progress.total:  # long enough to be worth lines in a log
-            key = (progress.phase, progress.detail)
-            tenth = progress.done * 10 // progress.total
-            if tenth > self._told.get(key, -1):
-                self._told[key] = tenth
-                say(f"{progress.phase} {progress.detail}: {tenth * 10} % of {progress.total / 1e6:.0f} MB")
-
-    def _draw(self, progress: Progress) -> None:
         key, now = (progress.phase, progress.detail), time.monotonic()
-        started = self._started.setdefault(key, now)
-        ended = progress.total is not None and progress.done >= progress.total
-        if key in self._tasks:
-            self._bar.update(self._tasks[key], completed=progress.done, total=progress.total)
-            if ended:
-                self._bar.update(self._tasks.pop(key), visible=False)
-        elif now - started >= _PATIENCE_S and not ended:
+        with self._lock:
+            work = self._works.setdefault(key, _Work(progress, now))
+            work.latest = progress
+            self._show(work, now)
+            if _is_over(progress):
+                del self._works[key]
+                if work.task is not None:
+                    self._bar.update(work.task, visible=False)
+                if not self._works:
+                    self._take_bar_away()  # another line's may come
+            if self._ended is None and self._works:
+                self._ended = threading.Event()
+                threading.Thread(target=self._watch, args=(self._ended,), name="edgedec-progress", daemon=True).start()
+
+    def _watch(self, ended: threading.Event) -> None:
+        """Show what goes on without a report, until the end."""
+        while not ended.wait(_TICK_S):
+            with self._lock:
+                for work in () if ended.is_set() else self._works.values():
+                    self._show(work, time.monotonic())
+
+    def _show(self, work: _Work, now: float) -> None:
+        if sys.stderr.isatty():
+            self._draw(work, now)
+        elif work.latest.unit == "bytes" and work.latest.total:  # long enough to be worth lines in a log
+            self._say_bytes(work)
+        elif now - work.started >= _LINE_PATIENCE_S:
+            self._say(work, now)
+
+    def _draw(self, work: _Work, now: float) -> None:
+        latest = work.latest
+        if work.task is not None:
+            self._bar.update(work.task, completed=latest.done, total=latest.total, unit=latest.unit)
+        elif now - work.started >= _PATIENCE_S and not _is_over(latest):
             if self._bar is None:
                 self._bar = _bar()
                 self._bar.start()
-            label = neutral(one_line(f"{progress.phase} {progress.detail}".strip()))
-            self._tasks[key] = self._bar.add_task(
-                label, completed=progress.done, total=progress.total, unit=progress.unit
-            )
+            label = neutral(work.label)
+            work.task = self._bar.add_task(label, completed=latest.done, total=latest.total, unit=latest.unit)
+
+    def _say_bytes(self, work: _Work) -> None:
+        """Say each tenth of a download."""
+        latest, total = work.latest, work.latest.total or 0
+        tenth = latest.done * 10 // total
+        if tenth > work.tenth:
+            work.tenth = tenth
+            say(f"{work.label}: {tenth * 10} % of {total / 1e6:.0f} MB")
+
+    def _say(self, work: _Work, now: float) -> None:
+        """Say that work goes on, each tenth of what can be counted and at times, and then how long it took."""
+        latest, said_at, seconds = work.latest, work.said_at, now - work.started
+        if _is_over(latest):
+            if said_at is not None:
+                say(f"{work.label}: done in {seconds:.0f} s")
+            return
+        tenth = -1 if latest.total is None else latest.done * 10 // max(latest.total, 1)
+        patience = _LINE_PATIENCE_S if tenth > work.tenth else _LINE_EVERY_S
+        if said_at is None or now - said_at >= patience:
+            work.tenth, work.said_at = tenth, now
+            say(f"{work.label}: {_amount(latest) or f'{seconds:.0f} s so far'}")
+
+
+@contextmanager
+def shown_at_a_terminal(what: str) -> Iterator[None]:
+    """Show that a report is being made; elsewhere than at a terminal it is quick enough to say nothing."""
+    with ProgressLine(quiet=not sys.stderr.isatty()) as on_progress, stage(on_progress, what):
+        yield
+
+
+def _is_over(progress: Progress) -> bool:
+    return progress.total is not None and progress.done >= progress.total
+
+
+def _amount(progress: Progress) -> str:
+    """Return how much is done, in what is counted.
+
+    >>> _amount(Progress("measuring", 3, 20, "runs")), _amount(Progress("searching", 3, None, "sets"))
+    ('3 of 20 runs', '3 sets')
+    >>> _amount(Progress("load", 40, 100, "%")), _amount(Progress("load", 0, None, ""))
+    ('40 %', '')
+    """
+    if not progress.unit:
+        return ""
+    of = "" if progress.total is None or progress.unit == "%" else f" of {progress.total}"
+    return f"{progress.done}{of} {progress.unit}"
 
 
 def _bar() -> Any:
@@ -74,14 +165,17 @@ def _bar() -> Any:
     from rich.text import Text
 
     class Amount(ProgressColumn):
-        """How much is done: MB and speed of a download, tokens of a prefill."""
+        """How much is done: MB and speed of a download, tokens of a prefill, seconds of what can't be counted."""
 
         def render(self, task: Any) -> Text:
-            unit = task.fields["unit"]
+            unit, total = task.fields["unit"], None if task.total is None else round(task.total)
             if unit == "bytes":
                 speed = f" {task.speed / 1e6:5.1f} MB/s" if task.speed else ""
-                return Text(f"{task.completed / 1e6:.0f} of {(task.total or 0) / 1e6:.0f} MB{speed}")
-            return Text("" if unit == "%" else f"{task.completed:.0f} of {task.total or 0:.0f} {unit}")
+                return Text(f"{task.completed / 1e6:.0f} of {(total or 0) / 1e6:.0f} MB{speed}")
+            if unit == "%":
+                return Text("")
+            seconds = f"{task.elapsed or 0:.0f} s"
+            return Text(_amount(Progress("", round(task.completed), total, unit)) or seconds)
 
     # The label gives way where the terminal is narrow, as a line that wraps could not be drawn over.
     text = TextColumn(

@@ -1,13 +1,14 @@
 """edgedec run: a prompt in, text out."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RequestError
 from edgedec.generate import TokenStream
 from edgedec.memory import MemoryPlan
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, Progress, stage
 from edgedec.sequence import Generation
 from edgedec_apps.cli.grammar_options import grammar_options
 from edgedec_apps.cli.interrupts import interruptible
@@ -49,7 +50,7 @@ def run_prompt(job: Job) -> None:
             progress = ProgressLine(quiet=job.output.quiet)
             with progress as on_progress:
                 stream = _stream(engine, job, options | {"cancel": cancel, "on_progress": on_progress})
-                print_stream(stream, progress, show=not job.output.as_json)
+                print_stream(stream, progress, n_most=options.get("max_tokens"), show=not job.output.as_json)
             store_prompt_cache(engine, job.load.prompt_cache)
             return stream.generation, engine.plan
 
@@ -59,15 +60,20 @@ def run_prompt(job: Job) -> None:
         raise CancelledError("interrupted")
 
 
-def print_stream(stream: TokenStream, progress: ProgressLine, *, show: bool) -> None:
-    """Print the text as it comes, a line end after it, and close the stream."""
+def print_stream(stream: TokenStream, progress: ProgressLine, *, n_most: int | None = None, show: bool) -> None:
+    """Print the text as it comes, a line end after it, and close the stream; text that is not shown is counted."""
     last = ""
     try:
-        for token in stream:
-            if show and token.text:
-                progress.stop()
-                write_text(token.text)
-                last = token.text
+        with progress as on_progress:
+            with stage(on_progress, "prefill"):
+                first = next(stream, None)
+            for n, token in enumerate(chain([] if first is None else [first], stream), start=1):
+                if not show:
+                    on_progress(Progress("generating", n, n_most, "tokens"))
+                elif token.text:
+                    progress.stop()
+                    write_text(token.text)
+                    last = token.text
     finally:
         stream.close()
     if last and not last.endswith("\n"):

@@ -32,7 +32,7 @@ from edgedec.layer_skip import choose_layers, require_layer_skip
 from edgedec.loading import resolve
 from edgedec.measuring import cost_curve, part_cost
 from edgedec.model import LayerSet, LoadOptions, Model, Session
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, Progress, stage
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench_table import columns
 from edgedec_apps.cli.interrupts import interruptible
@@ -136,9 +136,10 @@ def _work(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
             cancel=cancel,
         )
         path = resolve(job.model, ResolveOptions(root, job.offline, on_progress, cancel))
-        sizes = layer_bytes(path)
-        runtime = choose_runtime(path, job.runtime, options).runtime
-        model = stack.enter_context(runtime.load(path, options))
+        with stage(on_progress, "load", path.name):
+            sizes = layer_bytes(path)
+            runtime = choose_runtime(path, job.runtime, options).runtime
+            model = stack.enter_context(runtime.load(path, options))
         session = model.session(2 * _BLOCK)
         stack.enter_context(cancel.calling(session.cancel))
         effort = effort_for(sizes.total)
@@ -177,7 +178,7 @@ def _tuned(
             effort=effort,
             least_saved=job.least_saved,
             is_over=lambda: monotonic() - started > job.seconds,
-            on_scored=_told(options.on_progress, "searching", "sets"),
+            on_scored=_told(options.on_progress, f"searching, at most {job.seconds:.0f} s:", "sets"),
         )
     seconds = monotonic() - started
     if not left_out(found.layers):
@@ -186,26 +187,29 @@ def _tuned(
             "allow more --seconds, or take a deeper model"
         )
     scores: dict[str, tuple[LayerSet, Score]] = {}
-    tell = _told(options.on_progress, "comparing", "sets")
+    compared = {"found": found.layers, **rivals(sizes, sizes.share(found.layers))}
+    tell = _told(options.on_progress, "comparing", "sets", len(compared))
     with (
         closing(Judge(session, texts.held_back, check, as_drafts=not job.lossy)) as judge,
         cancel.calling(judge.cancel),
     ):
-        for name, layers in {"found": found.layers, **rivals(sizes, sizes.share(found.layers))}.items():
+        for name, layers in compared.items():
             scores[name] = (layers, judge.score(layers))
             tell(len(scores))
     own = scores["found"][1]
-    cost = part_cost(session, found.layers)
+    with stage(options.on_progress, "measuring", "what a token through the set costs"):
+        cost = part_cost(session, found.layers)
     tuned = TunedSet(found.layers, sizes.share(found.layers), cost, own.agreement, own.n_positions)
     gain = None if job.lossy else promised_gain(tuned, cost_curve(session, options), N_DRAFT_MAX)
     return Outcome(found, seconds, scores, tuned, gain)
 
 
-def _told(on_progress: OnProgress | None, what: str, unit: str) -> Callable[[int], None]:
+def _told(on_progress: OnProgress | None, what: str, unit: str, total: int | None = None) -> Callable[[int], None]:
     def tell(n: int) -> None:
         if on_progress is not None:
-            on_progress(Progress(what, n, None, unit))
+            on_progress(Progress(what, n, total, unit))
 
+    tell(0)
     return tell
 
 
