@@ -30,7 +30,7 @@ def run(model: Path, cap: int, out: Path, cache: Path | str) -> Result:
     ("n_mb", "given_up"),
     [
         (130, {"weights read from storage as needed"}),
-        (192, {"common text left out"}),
+        (196, {"common text left out"}),
         (260, set()),
     ],
 )

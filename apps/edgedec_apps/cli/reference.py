@@ -21,7 +21,8 @@ This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`), a
 - Standard output gets the generated text and nothing else; with `--json` one JSON object in ASCII instead. `info`,
   `list` and `doctor` print their reports there.
 - Standard error gets the rest: progress, the summary after a reply, what went wrong. `-q` leaves out progress and
-  summary.
+  summary. Work that takes more than half a second (elsewhere than at a terminal: one second) says what it is and how
+  far: a bar at a terminal, lines without control codes elsewhere.
 - At a terminal, control characters and direction overrides in texts from models and files are made visible; pipes and
   files get the text as it is, in UTF-8 unless PYTHONIOENCODING says otherwise.
 - A prompt from a file or a pipe is UTF-8; a byte order mark at its start and one line end at its end don't count.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
-from edgedec.extras import install_command
 from edgedec.file_kinds import GRAPH
 from edgedec.remembered import cpu_name
 from edgedec_runtimes.onnx.library import session_options, translated
@@ -134,9 +133,7 @@ def npu_devices(ort: Any) -> list[Any]:
     try:
         provider = choose_provider(ort, "qnn").provider
     except RuntimeUnavailableError as error:
-        raise RuntimeUnavailableError(
-            f"{error}; {install_command('npu')}, or try the export with --device {CPU}"
-        ) from error
+        raise RuntimeUnavailableError(f"{error}; or try the export with --device {CPU}") from error
     found = [device for device in ort.get_ep_devices() if device.ep_name == provider.name]
     npu = ort.OrtHardwareDeviceType.NPU
     return sorted(found, key=lambda device: device.device.type != npu)[:1]  # the emulator's is a CPU
