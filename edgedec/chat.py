@@ -58,7 +58,7 @@ def drop_oldest_turns(
         droppable = [i for i, message in enumerate(kept[:-1]) if message.get("role") != "system"]
         if not droppable:
             raise PromptTooLongError(
-                f"the last message takes {counted(n, 'token')} where the context leaves room for {n_max}; "
+                f"the last message takes at least {counted(n, 'token')} where the context leaves room for {n_max}; "
                 f"shorten it, or load the model with a longer context"
             )
         start = droppable[0]

@@ -14,7 +14,8 @@ import numpy as np
 
 from edgedec import aio
 from edgedec.batching import BatchedSession
-from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
+from edgedec.chat import ChatTemplate, Message
+from edgedec.chat_prompt import ChatPrompts
 from edgedec.curve import CostCurve
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, SessionError, TemplateError
 from edgedec.generate import Target, TokenStream
@@ -23,10 +24,11 @@ from edgedec.memory import MemoryPlan, release
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache
+from edgedec.prompt_length import encode_prompt
 from edgedec.recording import share_of_halves
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation, Request
-from edgedec.sliding import holder
+from edgedec.sliding import holder, text_limit
 from edgedec.tokenizer import Tokenizer
 from edgedec.turns import Turns
 from edgedec.verification import RULES
@@ -116,6 +118,11 @@ class Engine:
         """The measured cost of forwards."""
         return self._target.curve
 
+    @property
+    def n_prompt_max(self) -> int:
+        """Most tokens of a prompt: one fewer than the context has, or than a text may have where the context slides."""
+        return text_limit(self._target.session) - 1
+
     def forget(self) -> None:
         """Empty what drafters keep between requests, and what is known of their acceptance."""
         if self._target.drafting is not None:
@@ -183,7 +190,7 @@ class Engine:
             PromptTooLongError: The prompt does not fit the context.
             RequestError: An option is out of range, the prompt is empty, or the grammar is invalid or not supported.
         """
-        token_ids = self._token_ids(prompt)
+        token_ids = self.prompt_ids(prompt)
         sampling = self.sampling(**options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         require_rule(verify)
@@ -192,10 +199,15 @@ class Engine:
         constraint = None if chosen is None else self._grammars.open(chosen)
         return TokenStream(self._turns, request, cancel, on_progress, constraint)
 
-    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return a prompt's tokens; RequestError where it is neither text nor whole numbers (bytes would be ids)."""
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return a prompt's tokens.
+
+        Raises:
+            PromptTooLongError: The prompt is a text that does not fit the context.
+            RequestError: It is neither text nor whole numbers (bytes would be ids).
+        """
         if isinstance(prompt, str):
-            return tuple(self.tokenizer.encode(prompt))
+            return tuple(encode_prompt(self.tokenizer, prompt, self.n_prompt_max))
         try:
             if not isinstance(prompt, bytes | bytearray):
                 return tuple(map(index, prompt))
@@ -237,17 +249,34 @@ class Engine:
     ) -> list[int]:
         """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids.
 
-        Raises CancelledError where `cancel` ends the rendering, TemplateError where there is no template or it fails.
+        Raises:
+            CancelledError: `cancel` ended the rendering.
+            TemplateError: The model has no chat template, or it fails.
+            PromptTooLongError: The conversation does not fit the context.
         """
+        return self.rendered_ids(self.render(messages, tools=tools, cancel=cancel))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        cancel: CancelToken | None = None,
+    ) -> str:
+        """Return the prompt that the chat template makes of `messages` as text; raises what chat_ids raises."""
+        return self._chats().render(messages, tools, cancel)
+
+    def rendered_ids(self, text: str) -> list[int]:
+        """Return what render() returned as token ids (PromptTooLongError where it does not fit the context)."""
+        return self._chats().ids(text)
+
+    def _chats(self) -> ChatPrompts:
         if self._template is None:
             raise TemplateError(
                 f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
                 f"use generate() (--raw), or load it with chat_template=..."
             )
-        text = self._template.render(messages, add_generation_prompt=True, tools=tools, cancel=cancel)
-        bos = self.tokenizer.bos_token
-        has_bos = bool(bos) and text.startswith(bos)
-        return self.tokenizer.encode(text, add_special=not has_bos, parse_special=True)
+        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max)
 
     @property
     def can_chat(self) -> bool:
@@ -256,7 +285,7 @@ class Engine:
 
     def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
         """Leave out the oldest turns until `n_reserved` tokens are free for the answer; also return how many."""
-        return drop_oldest_turns(messages, lambda kept: len(self.chat_ids(kept)), self.n_ctx - 1 - n_reserved)
+        return self._chats().fit(messages, self.n_ctx - 1 - n_reserved)
 
     def record(
         self,
@@ -270,7 +299,7 @@ class Engine:
         The forwards that drafting takes are noted, too. `share` says what share of a token's bytes half-layers of the
         model read, its head included.
         """
-        token_ids = self._token_ids(prompt)
+        token_ids = self.prompt_ids(prompt)
         sampling = self.sampling(**options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         request = Request(token_ids, sampling, seed, record=share)

@@ -9,12 +9,11 @@ from functools import partial
 from time import perf_counter
 
 from edgedec.batching import BatchedSession
-from edgedec.counted import counted
 from edgedec.curve import CostCurve
 from edgedec.decode import Decoder, step
 from edgedec.drafters.forced import ForcedDrafts
 from edgedec.drafting import Drafting, open_policy
-from edgedec.errors import CancelledError, ContextFullError, PromptTooLongError, RequestError, SessionError
+from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
 from edgedec.grammar import Constraint
 from edgedec.lossy_layers import lossy_note
 from edgedec.memory_watch import Watch
@@ -23,6 +22,7 @@ from edgedec.noise import Noise
 from edgedec.one_reader import OneReader
 from edgedec.policy import Policy
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.prompt_length import too_long
 from edgedec.sequence import Generation, Request, Sequence, TokenOutput
 from edgedec.sliding import holder, text_limit
 from edgedec.switching import begin_text, count_writers
@@ -151,10 +151,7 @@ def _check_request(request: Request, session: Session, constraint: Constraint | 
     if constraint is not None and request.sampling.ignore_end:
         raise RequestError("a grammar decides where the text ends, so ignore_end can't be kept: leave one of them out")
     if n_prompt >= (most := text_limit(session)):
-        raise PromptTooLongError(
-            f"the prompt takes {counted(n_prompt, 'token')}; the context of {most} leaves room for {most - 1}. "
-            f"Shorten it, or load the model with a longer context, or one that slides (--slide, slide=True)"
-        )
+        raise too_long(n_prompt, most - 1)
 
 
 def _run(

@@ -25,7 +25,13 @@ class Spelled:
     n_vocab = property(lambda self: len(self.pieces))
     bos_token = eos_token = ""
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def least_tokens(self, text: str) -> int:
+        """Say nothing."""
+        return 0
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
+    ) -> list[int]:
         """Return the tokens."""
         ids: list[int] = []
         while text:

@@ -108,7 +108,13 @@ class Letters:
     n_vocab = 3
     bos_token = eos_token = ""
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def least_tokens(self, text: str) -> int:
+        """Say nothing."""
+        return 0
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
+    ) -> list[int]:
         """Return the tokens of those letters."""
         return ["ab".index(letter) for letter in text if letter in "ab"]
 

@@ -27,7 +27,13 @@ class Spaced:
     def __init__(self, *, joined: bool = False) -> None:
         self._joined = joined
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def least_tokens(self, text: str) -> int:
+        """Say nothing."""
+        return 0
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
+    ) -> list[int]:
         """Return the tokens of a text, with a space before it unless it begins with a line end."""
         rest = text if text.startswith("\n") and not self._joined else " " + text
         ids = []

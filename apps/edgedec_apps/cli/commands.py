@@ -57,7 +57,7 @@ def run(
     from edgedec_apps.cli.prompt import argument_text, find_prompt
     from edgedec_apps.cli.run import Job, run_prompt
 
-    text, system = find_prompt(prompt, file), argument_text(system, "--system")
+    text, system = find_prompt(prompt, file, load.memory), argument_text(system, "--system")
     if text is None:
         converse(model, raw, system, load, sampling, output)
     else:

@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgedec.errors import RequestError
+from edgedec.memory import parse_size
 from edgedec_apps import texts
 from edgedec_apps.texts import decoded, read_text
 
 _STANDARD_INPUT = "standard input"
 
 
-def find_prompt(prompt: str | None, file: Path | None) -> str | None:
+def find_prompt(prompt: str | None, file: Path | None, memory: str | None = None) -> str | None:
     """Return the prompt, or None where a chat is meant.
 
-    Of a file or a pipe, a mark of UTF-8 at the start and one line end at the end don't count.
+    Of a file or a pipe, a mark of UTF-8 at the start and one line end at the end don't count. `memory` is what the
+    process may hold: a text has four copies of up to four bytes a character while it becomes a prompt, so a 64th of
+    the memory is the most that is read.
 
     Raises:
         RequestError: Both were given, or it is not UTF-8, or has no end in sight.
@@ -25,11 +28,12 @@ def find_prompt(prompt: str | None, file: Path | None) -> str | None:
         if file is not None and os.environ.get("EDGEDEC_FILE") != str(file):  # the argument wins over the environment
             raise RequestError("give the prompt as an argument or with --file, not both")
         return argument_text(prompt, "the prompt")
+    most_bytes = texts.MOST_BYTES if memory is None else min(texts.MOST_BYTES, parse_size(memory) // 64)
     if file is not None and str(file) != "-":
-        return _without_line_end(read_text(file))
+        return _without_line_end(read_text(file, most_bytes))
     if file is None and sys.stdin.isatty():
         return None
-    return _without_line_end(decoded(sys.stdin.buffer.read(texts.MOST_BYTES + 1), _STANDARD_INPUT))
+    return _without_line_end(decoded(sys.stdin.buffer.read(most_bytes + 1), _STANDARD_INPUT, most_bytes))
 
 
 def piped_lines() -> Iterator[str]:

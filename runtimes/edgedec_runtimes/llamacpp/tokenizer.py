@@ -1,13 +1,16 @@
 """The vocabulary of a GGUF, through llama.cpp."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from edgedec.errors import ModelFormatError, RequestError
 from edgedec_runtimes.llamacpp.library import llama
+from edgedec_runtimes.token_bound import TokenBound
 
 _PIECE_BYTES = 256
+_WHITE_SPACE = b" \t\n\v\f\r"
 
 
 class LlamaCppTokenizer:
@@ -35,8 +38,13 @@ class LlamaCppTokenizer:
         """Text of the end-of-sequence token."""
         return self._text(self._api.llama_vocab_eos(self._handle()))
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Return the token ids of `text` (RequestError for lone surrogates, which no UTF-8 text holds)."""
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
+    ) -> list[int]:
+        """Return the token ids of `text` (RequestError for lone surrogates, which no UTF-8 text holds).
+
+        llama.cpp tokenizes all of it in one call, so `most` changes nothing here; `least_tokens` tells before.
+        """
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -53,16 +61,39 @@ class LlamaCppTokenizer:
             size = -n
         raise ModelFormatError("llama.cpp could not tokenize the text with this model's vocabulary")
 
+    def least_tokens(self, text: str) -> int:
+        """Return how many tokens `text` takes at the least, without tokenizing it; 0 where that is not known."""
+        return 0 if self._bound is None else self._bound.least_tokens(text)
+
+    @cached_property
+    def _bound(self) -> TokenBound | None:
+        """The bound of BPE and SentencePiece; other kinds may normalise a text, and leave out what they like."""
+        api, vocabulary = self._api, self._handle()
+        kind = api.llama_vocab_type(vocabulary)
+        if kind not in (api.LLAMA_VOCAB_TYPE_SPM, api.LLAMA_VOCAB_TYPE_BPE):
+            return None
+        vanishing = b""
+        if kind == api.LLAMA_VOCAB_TYPE_BPE:  # a byte without a token is dropped there
+            there = {piece for piece in map(self._spelled, range(self.n_vocab)) if len(piece) == 1}
+            vanishing = bytes(byte for byte in range(256) if bytes([byte]) not in there)
+        strips = api.LLAMA_TOKEN_ATTR_LSTRIP | api.LLAMA_TOKEN_ATTR_RSTRIP
+        if any(api.llama_vocab_get_attr(vocabulary, i) & strips for i in range(self.n_vocab)):
+            vanishing += _WHITE_SPACE
+        return TokenBound(self._all_spelled(), vanishing)
+
+    def _all_spelled(self) -> Iterator[bytes]:
+        """Yield what each token can stand for in a text: its text as the file has it, too, as U+2581 may be typed."""
+        spm = self._api.llama_vocab_type(self._handle()) == self._api.LLAMA_VOCAB_TYPE_SPM
+        for token_id in range(self.n_vocab):
+            yield self._spelled(token_id)
+            if spm:
+                yield self._api.llama_vocab_get_text(self._handle(), token_id) or b""
+
     def piece(self, token_id: int) -> bytes:
         """Return the bytes a token adds to the text; control tokens add none."""
         if not 0 <= token_id < self.n_vocab:
             raise RequestError(f"token {token_id} is outside the vocabulary of {self.n_vocab}")
-        buffer: Any = ctypes.create_string_buffer(_PIECE_BYTES)
-        n = self._api.llama_token_to_piece(self._handle(), token_id, buffer, _PIECE_BYTES, 0, False)
-        if n < 0:
-            buffer = ctypes.create_string_buffer(-n)
-            n = self._api.llama_token_to_piece(self._handle(), token_id, buffer, -n, 0, False)
-        return bytes(buffer.raw[: max(n, 0)])
+        return self._spelled(token_id, special=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of the ids, with U+FFFD where the bytes are not UTF-8."""
@@ -71,6 +102,15 @@ class LlamaCppTokenizer:
     def is_end(self, token_id: int) -> bool:
         """Return whether the token ends a generation."""
         return bool(self._api.llama_vocab_is_eog(self._handle(), token_id))
+
+    def _spelled(self, token_id: int, *, special: bool = True) -> bytes:
+        """Return the bytes of a token, of one with a role only where `special`."""
+        buffer: Any = ctypes.create_string_buffer(_PIECE_BYTES)
+        n = self._api.llama_token_to_piece(self._handle(), token_id, buffer, _PIECE_BYTES, 0, special)
+        if n < 0:
+            buffer = ctypes.create_string_buffer(-n)
+            n = self._api.llama_token_to_piece(self._handle(), token_id, buffer, -n, 0, special)
+        return bytes(buffer.raw[: max(n, 0)])
 
     def _text(self, token_id: int) -> str:
         if token_id < 0:

@@ -52,8 +52,15 @@ class ReferenceTokenizer:
         """Text of the end-of-sequence token."""
         return "" if self._eos is None else self._texts[self._eos]
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Return the token ids of `text`.
+    def least_tokens(self, text: str) -> int:
+        """Return how many tokens `text` takes at the least, without tokenizing it."""
+        longest = max(map(len, self._controls), default=1)
+        return -(-len(text) // max(1, longest))
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
+    ) -> list[int]:
+        """Return the token ids of `text`; beyond `most` ids the rest of the text is not looked at.
 
         Raises:
             RequestError: It has a lone surrogate, which no Unicode text holds.
@@ -66,7 +73,7 @@ class ReferenceTokenizer:
             )
         ids = [self._bos] if add_special and self._add_bos and self._bos is not None else []
         position = 0
-        while position < len(text):
+        while position < len(text) and (most is None or len(ids) <= most):
             control = self._control_at(text, position) if parse_special else ""
             if control:
                 ids.append(self._controls[control])

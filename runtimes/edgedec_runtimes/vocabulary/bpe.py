@@ -1,5 +1,6 @@
 """Byte-level byte-pair encoding (GPT-2's): words of bytes, merged in the order of a list."""
 
+from collections.abc import Iterator
 from functools import cache, lru_cache
 
 import numpy as np
@@ -26,8 +27,8 @@ class BytePairs:
         self._remembered_rank = lru_cache(_N_REMEMBERED_PAIRS)(self._rank)
         _check_utf8(gguf, vocabulary)
 
-    def words(self, text: str, *, after_special: bool) -> list[str]:
-        """Return the parts of a text that are encoded each by itself."""
+    def words(self, text: str, *, after_special: bool) -> Iterator[str]:
+        """Yield the parts of a text that are encoded each by itself."""
         return self._pre_tokenizer.split(text)
 
     def encode_word(self, word: str) -> tuple[int, ...]:
@@ -63,6 +64,17 @@ class BytePairs:
                 else b"[UNK_BYTE_0x" + letter.encode().hex().encode() + token + b"]"
                 for letter in text
             )
+
+    def spelled(self) -> Iterator[bytes]:
+        """Yield what each token can stand for in a text."""
+        return (self.piece(self._tokens[i]) for i in range(self._tokens.n))
+
+    def vanishing(self) -> bytes | None:
+        """Return the bytes that texts lose, as no token has them; None where merges make what is no token, too."""
+        merges = (self._merges[i].partition(b" ") for i in range(self._merges.n))
+        if any(self._tokens.find(left + right) < 0 for left, _, right in merges):
+            return None
+        return bytes(byte for byte, letter in enumerate(_letters()) if self._tokens.find(letter) < 0)
 
 
 def _exists(token_id: int) -> bool:

@@ -4,11 +4,18 @@ Sennrich et al. 2016, arXiv:1508.07909; Kudo and Richardson 2018, arXiv:1808.062
 """
 
 import heapq
+from array import array
 from collections.abc import Callable
 
+_BITS = 32
+_MASK = (1 << _BITS) - 1
 
-def merge(symbols: list[bytes], priority: Callable[[bytes, bytes], float | None]) -> list[bytes]:
+
+def merge(symbols: list[bytes], priority: Callable[[bytes, bytes], int | None]) -> list[bytes]:
     """Join neighbours until no pair has a priority: the smallest number first, the leftmost among equals.
+
+    Priorities are 0 or more. A word may be a whole text (of a script without spaces), so little is kept for each
+    symbol: its neighbours, and a pair in the queue as one number.
 
     >>> ranks = {(b"l", b"o"): 0, (b"lo", b"w"): 1, (b"w", b"e"): 2}
     >>> merge([b"l", b"o", b"w", b"e"], lambda left, right: ranks.get((left, right)))
@@ -16,15 +23,16 @@ def merge(symbols: list[bytes], priority: Callable[[bytes, bytes], float | None]
     """
     n = len(symbols)
     symbols = symbols.copy()
-    before, after = list(range(-1, n - 1)), list(range(1, n + 1))
-    queue: list[tuple[float, int, int]] = []  # priority, left symbol, length of the two
+    before, after = array("q", range(-1, n - 1)), array("q", range(1, n + 1))
+    queue: list[int] = []  # priority, left symbol, length of the two
     for i in range(n - 1):
         found = priority(symbols[i], symbols[i + 1])
         if found is not None:
-            queue.append((found, i, len(symbols[i]) + len(symbols[i + 1])))
+            queue.append(_pair(found, i, len(symbols[i]) + len(symbols[i + 1])))
     heapq.heapify(queue)
     while queue:
-        _, i, length = heapq.heappop(queue)
+        pair = heapq.heappop(queue)
+        i, length = pair >> _BITS & _MASK, pair & _MASK
         j = after[i]
         # A symbol only ever grows, so that the length tells whether the pair is still what was put in the queue.
         if not symbols[i] or j == n or len(symbols[i]) + len(symbols[j]) != length:
@@ -36,10 +44,15 @@ def merge(symbols: list[bytes], priority: Callable[[bytes, bytes], float | None]
             before[j] = i
             found = priority(symbols[i], symbols[j])
             if found is not None:
-                heapq.heappush(queue, (found, i, len(symbols[i]) + len(symbols[j])))
+                heapq.heappush(queue, _pair(found, i, len(symbols[i]) + len(symbols[j])))
         h = before[i]
         if h >= 0:
             found = priority(symbols[h], symbols[i])
             if found is not None:
-                heapq.heappush(queue, (found, h, len(symbols[h]) + len(symbols[i])))
+                heapq.heappush(queue, _pair(found, h, len(symbols[h]) + len(symbols[i])))
     return [symbol for symbol in symbols if symbol]
+
+
+def _pair(priority: int, left: int, length: int) -> int:
+    """Return a pair as a number that sorts by priority, then from the left."""
+    return (priority << _BITS | left) << _BITS | length

@@ -5,8 +5,8 @@ each piece by itself, as if nothing were around it. Expressions in bytes run on 
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from edgedec_runtimes.vocabulary.unicode_classes import LETTER, MARK, NUMBER, PUNCTUATION, SYMBOL, collapse
 
@@ -117,13 +117,14 @@ class PreTokenizer:
     add_bos: bool
     has_bos: bool
 
-    def split(self, text: str) -> list[str]:
-        """Return the pieces of a text, which together are the text."""
+    def split(self, text: str) -> Iterator[str]:
+        """Yield the pieces of a text, which together are the text; each is found when it is asked for."""
         collapsed = collapse(text)
-        cuts = [0, len(text)] if text else [0]
+        spans = iter([(0, len(text))] if text else [])
         for stage in self.stages:
-            cuts = _cut(stage, text, collapsed, cuts)
-        return [text[start:end] for start, end in pairwise(cuts)]
+            spans = _cut(stage, text, collapsed, spans)
+        for start, end in spans:
+            yield text[start:end]
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
@@ -140,10 +141,9 @@ def _compile(expression: str) -> Stage:
     return re.compile(expression.encode("ascii"))
 
 
-def _cut(stage: Stage, text: str, collapsed: bytes, cuts: list[int]) -> list[int]:
-    """Add the borders of a stage's matches to the sorted borders that there are."""
-    borders = [cuts[0]]
-    for start, end in pairwise(cuts):
+def _cut(stage: Stage, text: str, collapsed: bytes, spans: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the spans cut at the borders of a stage's matches in each."""
+    for start, end in spans:
         matches = (
             stage.finditer(collapsed, start, end)
             if isinstance(stage.pattern, bytes)
@@ -153,9 +153,8 @@ def _cut(stage: Stage, text: str, collapsed: bytes, cuts: list[int]) -> list[int
         for match in matches:
             first, last_end = match.span()
             if first > last:
-                borders.append(first)
-            borders.append(last_end)
+                yield last, first
+            yield first, last_end
             last = last_end
         if last < end:
-            borders.append(end)
-    return borders
+            yield last, end

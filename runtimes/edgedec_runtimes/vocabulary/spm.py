@@ -1,6 +1,7 @@
 """SentencePiece's merging by score: any two neighbours that together are a token, the best score first."""
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -18,33 +19,51 @@ class SentencePieces:
 
     def __init__(self, gguf: GGUF, vocabulary: Vocabulary) -> None:
         self._tokens = vocabulary.tokens
-        self._scores = read_scores(gguf, self._tokens.n).data
+        # The best score is rank 0; equal scores have equal ranks. Read one at a time, which a memoryview does faster.
+        ranks = np.unique(-read_scores(gguf, self._tokens.n), return_inverse=True)[1]
+        self._ranks = ranks.astype(np.int32).data
         self._space_first = flag(gguf, "add_space_prefix", default=True)
         self._bytes = [byte_token(self._tokens, byte) for byte in range(256)]
         # No token goes from another character on to a space, but for these, so that no merge crosses there.
         joined = "".join(re.escape(character) for character in _before_spaces(self._tokens))
         self._border = re.compile(f"(?<![{SPACE}{joined}])(?={SPACE})")
 
-    def words(self, text: str, *, after_special: bool) -> list[str]:
-        """Return the parts of a text that are encoded each by itself."""
-        text = " " + text if after_special and self._space_first else text
-        return [word for word in self._border.split(text.replace(" ", SPACE)) if word]
+    def words(self, text: str, *, after_special: bool) -> Iterator[str]:
+        """Yield the parts of a text that are encoded each by itself."""
+        text = (" " + text if after_special and self._space_first else text).replace(" ", SPACE)
+        start = 0
+        for border in self._border.finditer(text):
+            if border.start() > start:
+                yield text[start : border.start()]
+                start = border.start()
+        if start < len(text):
+            yield text[start:]
 
     def encode_word(self, word: str) -> tuple[int, ...]:
         """Return the token ids of a word."""
         ids: list[int] = []
-        for symbol in merge([character.encode() for character in word], self._loss):
+        for symbol in merge([character.encode() for character in word], self._rank):
             token_id = self._tokens.find(symbol)
             ids += [token_id] if token_id >= 0 else [self._bytes[byte] for byte in symbol]
         return tuple(ids)
 
-    def _loss(self, left: bytes, right: bytes) -> float | None:
+    def _rank(self, left: bytes, right: bytes) -> int | None:
         token_id = self._tokens.find(left + right)
-        return -self._scores[token_id] if token_id >= 0 else None
+        return self._ranks[token_id] if token_id >= 0 else None
 
     def piece(self, token: bytes) -> bytes:
         """Return the bytes that a normal token stands for."""
         return token.replace(_SPACE_BYTES, b" ")
+
+    def spelled(self) -> Iterator[bytes]:
+        """Yield what each token can stand for in a text, in which a space may be one or be written as U+2581."""
+        for i in range(self._tokens.n):
+            yield self._tokens[i]
+            yield self.piece(self._tokens[i])
+
+    def vanishing(self) -> bytes:
+        """Return the bytes that texts lose: none, as what is no token becomes byte tokens."""
+        return b""
 
 
 def _before_spaces(tokens: StringTable) -> set[str]:

@@ -1,10 +1,12 @@
 """The tokenizer of a GGUF's vocabulary: special tokens, BOS and EOS around BPE or SentencePiece."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import chain
 
 from edgedec.errors import RequestError
 from edgedec.gguf import GGUF
+from edgedec_runtimes.token_bound import TokenBound
 from edgedec_runtimes.vocabulary.bpe import BytePairs
 from edgedec_runtimes.vocabulary.metadata import (
     BPE,
@@ -44,6 +46,7 @@ class VocabularyTokenizer:
         self._first = _added(gguf, "bos", self._bos, default=cuts.add_bos if cuts is not None else True)
         self._last = _added(gguf, "eos", self._eos, default=False)
         shown = {i: text for i, text in vocabulary.special.items() if not self._kinds[i] & _HIDDEN}
+        self._special = vocabulary.special
         self._spelled = SpecialTokens(vocabulary.special)
         self._always_spelled = SpecialTokens(shown)
 
@@ -62,8 +65,13 @@ class VocabularyTokenizer:
         """Text of the end-of-sequence token."""
         return "" if self._eos is None else self._tokens[self._eos].decode(errors="replace")
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Return the token ids of `text` (RequestError for lone surrogates, which no UTF-8 text holds)."""
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
+    ) -> list[int]:
+        """Return the token ids of `text` (RequestError for lone surrogates, which no UTF-8 text holds).
+
+        Beyond `most` ids the rest of the text is not looked at: the ids returned are those of its beginning.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -80,8 +88,22 @@ class VocabularyTokenizer:
                 for word in self._method.words(fragment, after_special=after_special):
                     short = len(word) <= _MAX_REMEMBERED_CHARACTERS
                     ids += self._encode_word(word) if short else self._method.encode_word(word)
+                    if most is not None and len(ids) > most:
+                        return ids
             after_special = isinstance(fragment, int)
         return ids + list(self._last) if add_special else ids
+
+    def least_tokens(self, text: str) -> int:
+        """Return how many tokens `text` takes at the least, without tokenizing it; 0 where that is not known."""
+        return 0 if self._bound is None else self._bound.least_tokens(text)
+
+    @cached_property
+    def _bound(self) -> TokenBound | None:
+        vanishing = self._method.vanishing()
+        if vanishing is None:
+            return None
+        special = (text.encode() for text in self._special.values())
+        return TokenBound(chain(self._method.spelled(), special), vanishing)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes a token adds to the text; control tokens add none."""

@@ -1,0 +1,52 @@
+"""From a chat's messages to a prompt's tokens: the model's chat template, then its tokenizer, within what fits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
+from edgedec.progress import CancelToken
+from edgedec.prompt_length import count_tokens, encode_prompt, require_messages
+from edgedec.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompts:
+    """A model's chats.
+
+    Attributes:
+        template: Its chat template.
+        tokenizer: Its tokenizer.
+        n_most: Most tokens of a prompt.
+    """
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    n_most: int
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        cancel: CancelToken | None = None,
+    ) -> str:
+        """Return the text that the template makes of a chat (PromptTooLongError where it has too many messages)."""
+        require_messages(len(messages), self.n_most)
+        return self.template.render(messages, add_generation_prompt=True, tools=tools, cancel=cancel)
+
+    def ids(self, text: str) -> list[int]:
+        """Return the tokens of a rendered text (PromptTooLongError where there are too many)."""
+        add_special = not self._has_bos(text)
+        return encode_prompt(self.tokenizer, text, self.n_most, add_special=add_special, parse_special=True)
+
+    def fit(self, messages: Sequence[Message], n_most: int) -> tuple[list[Message], int]:
+        """Leave out the oldest turns until a chat takes `n_most` tokens; also return how many messages that are."""
+
+        def count(kept: Sequence[Message]) -> int:
+            text = self.template.render(kept, add_generation_prompt=True)
+            return count_tokens(self.tokenizer, text, n_most, add_special=not self._has_bos(text), parse_special=True)
+
+        return drop_oldest_turns(messages, count, n_most)
+
+    def _has_bos(self, text: str) -> bool:
+        bos = self.tokenizer.bos_token
+        return bool(bos) and text.startswith(bos)

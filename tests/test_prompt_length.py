@@ -1,0 +1,84 @@
+"""A prompt that can't fit is refused before it is tokenized, and one that fits never is."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_models import tiny_llama
+
+import edgedec
+from edgedec.errors import PromptTooLongError
+
+MB = 1_000_000
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module", params=["cpu", "llamacpp", "reference"])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[edgedec.Engine]:
+    """A tiny model, whose tokens are single bytes, with a context of 256 tokens."""
+    path = tiny_llama(tmp_path_factory.mktemp("length") / "tiny.gguf", n_layer=1, chat_template=CHAT)
+    with edgedec.load(path, runtime=request.param, n_ctx=256, draft="off", offline=True) as engine:
+        yield engine
+
+
+def chat_of(content: str) -> list[dict[str, Any]]:
+    """Return a chat of one message."""
+    return [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize("text", ["中" * 500_000, "a b " * 500_000], ids=["one word", "many words"])
+@pytest.mark.parametrize("ask", ["generate", "chat"])
+def test_what_can_not_fit_is_not_tokenized(tiny: edgedec.Engine, ask: str, text: str) -> None:
+    """A text of 1.5 or 2 MB is refused within a few copies of it; to tokenize it took hundreds of MB."""
+    prompt: Any = text if ask == "generate" else chat_of(text)
+    call: Callable[[Any], object] = getattr(tiny, ask)
+    with pytest.raises(PromptTooLongError):
+        call(prompt)  # what is made once is made now
+    tracemalloc.start()
+    try:
+        with pytest.raises(PromptTooLongError, match=r"the prompt takes at least \d+ tokens; the context of 256 "):
+            call(prompt)
+        assert tracemalloc.get_traced_memory()[1] < 16 * MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_fits_exactly(tiny: edgedec.Engine) -> None:
+    """A prompt of one token less than the context is taken, one of as many is refused with its exact length."""
+    n_extra = len(tiny.prompt_ids("a")) - 1
+    fitting = "a" * (255 - n_extra)
+    assert len(tiny.prompt_ids(fitting)) == 255
+    assert len(tiny.generate(fitting, max_tokens=1).token_ids) == 1
+    with pytest.raises(PromptTooLongError, match="the prompt takes 256 tokens; the context of 256 "):
+        tiny.generate(fitting + "a", max_tokens=1)
+
+
+def test_a_chat_of_too_many_messages_is_not_rendered(tiny: edgedec.Engine) -> None:
+    """More messages than the context has tokens, and than 4,096, are refused before the template sees them."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(PromptTooLongError, match=r"the chat has 4097 messages; .* it may have 4096"):
+            tiny.chat(chat_of("") * 4097)
+        assert tracemalloc.get_traced_memory()[1] < MB
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(PromptTooLongError, match="the prompt takes at least "):
+        tiny.chat(chat_of("") * 4096)
+
+
+def test_turns_are_left_out_of_a_chat_that_is_much_too_long(tiny: edgedec.Engine) -> None:
+    """What is much too long to be tokenized whole is still cut to what fits, turn by turn."""
+    turns = [
+        message for i in range(20) for message in (*chat_of(f"{i} " * 5000), {"role": "assistant", "content": "x"})
+    ]
+    kept, n_dropped = tiny.fit_messages([*turns, *chat_of("short")], 32)
+    assert (kept, n_dropped) == (chat_of("short"), 40)
+
+
+def test_a_context_that_slides_takes_longer_prompts(tmp_path: Path) -> None:
+    """Where the context slides a prompt may be longer than it."""
+    path = tiny_llama(tmp_path / "tiny.gguf", n_layer=1)
+    with edgedec.load(path, runtime="cpu", n_ctx=64, slide=True, draft="off", offline=True) as engine:
+        assert len(engine.generate("a" * 2000, max_tokens=3, ignore_end=True).token_ids) == 3
