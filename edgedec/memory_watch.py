@@ -49,8 +49,8 @@ class Watch:
     It sheds when the process comes within `margin_bytes` of its cap, at the next reading again if it is still there;
     and when the system is short (`shortage`), looked at every two seconds and for ten seconds not again after shedding,
     as its figure is an average of ten seconds. What holds less than `worth_bytes` is not shed: it would slow down
-    the text for nothing. Freed memory is given back to the system at once, and at the next reading what the step
-    between let go of.
+    the text for nothing. Freed memory is given back to the system before shedding, which may be enough, once more when
+    something was shed, and at the next reading what the step between let go of.
 
     Args:
         cap_bytes: Most that the process may hold, resident memory; None to look at the system only.
@@ -87,9 +87,12 @@ class Watch:
             return []
         self._next_s = now + _EVERY_S
         if self._has_shed:
-            _give_back()
+            give_back()
             self._has_shed = False
         why = self._too_much()
+        if why is not None and self._worth_shedding() is not None:
+            give_back()  # what a request's text took, and was freed since, is no reason to shed
+            why = self._too_much()
         if why is not None:
             sentence = self._shed(why)
             if sentence is None and not self._told:
@@ -118,17 +121,25 @@ class Watch:
 
     def _shed(self, why: str) -> str | None:
         """Drop the first thing that is worth it, and say so; None where there is none."""
+        found = self._worth_shedding()
+        if found is None:
+            return None
+        shedder, held = found
+        shedder.shed()
+        give_back()
+        self._has_shed = True
+        return f"shed {shedder.name} ({format_bytes(held)}): {why}"
+
+    def _worth_shedding(self) -> tuple[Shedder, int] | None:
+        """Return the first thing that holds enough, and how much; None where there is none."""
         for shedder in self._shedders:
             held = shedder.held()
             if held >= max(1, self._worth_bytes):
-                shedder.shed()
-                _give_back()
-                self._has_shed = True
-                return f"shed {shedder.name} ({format_bytes(held)}): {why}"
+                return shedder, held
         return None
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Give freed memory back to the system.
 
     Python keeps some freed dictionaries for later until a collection, and each keeps a piece of 1 MB from going: of the

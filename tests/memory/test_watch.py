@@ -192,7 +192,7 @@ def test_freed_memory_is_given_back_at_once_and_at_the_next_reading(monkeypatch:
     for _ in range(8):
         watch.check()
         world.pass_time(0.125)
-    assert given == [1000, 1000.25]
+    assert given == [1000, 1000, 1000.25]  # before and after shedding, and at the next reading
 
 
 @pytest.mark.parametrize(
@@ -219,3 +219,33 @@ def test_what_was_shed_leaves_the_process() -> None:
     before, full, after = json.loads(child.stdout)
     assert full - before > 15 * MB
     assert after - before < (full - before) // 2
+
+
+# Of many pieces all but the last are freed, so that the allocator keeps what the system could have.
+_FREES = """
+import json, ctypes
+from edgedec.memory_watch import Shedder, Watch
+from edgedec.system_memory import resident_bytes
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+before = resident_bytes()
+pieces = [libc.malloc(60_000) for _ in range(1000)]
+for piece in pieces:
+    ctypes.memset(piece, 1, 60_000)
+for piece in pieces[:-1]:
+    libc.free(piece)
+shed = []
+cap = before + 30_000_000
+told = Watch(cap, [Shedder("the suffix store", lambda: 10_000_000, lambda: shed.append(1))]).check()
+print(json.dumps([told, shed, resident_bytes() - before]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' allocators keep what they like")
+def test_what_was_freed_is_no_reason_to_shed() -> None:
+    """Memory that a request's text took, freed by now and kept by the allocator, goes back instead of a drafter."""
+    child = subprocess.run([sys.executable, "-c", _FREES], capture_output=True, text=True, check=True)
+    told, shed, grown = json.loads(child.stdout)
+    assert (told, shed) == ([], [])
+    assert grown < 20 * MB
