@@ -216,10 +216,12 @@ def open_engine(
     layer_skip: float | None = None,
     layer_skip_force: bool = False,
     keep_rows: bool = False,
+    request_bytes: int = 0,
 ) -> Engine:
     """Plan, and load what choose chose and the draft model where there is one (raises what load raises).
 
-    `draft_store` is what require_draft_store returned; `keep_rows` says that options.max_rows was asked for by name.
+    `draft_store` is what require_draft_store returned; `keep_rows` says that options.max_rows was asked for by name;
+    `request_bytes` is what a server keeps for requests.
     """
     require_draft_max(n_draft_max)
     if slide and prompt_cache:
@@ -236,7 +238,7 @@ def open_engine(
     used, notes = used_draft_model(draft_model, factories)
     wishes = Setting(options, tuple(factories), pinned, used, store_bytes, prompt_cache, grammars)
     wishes = replace(wishes, small_model=None if switching is None else switching.small_model)
-    wishes = replace(wishes, draft_overlap=draft_overlap, keep_rows=keep_rows)
+    wishes = replace(wishes, draft_overlap=draft_overlap, keep_rows=keep_rows, request_bytes=request_bytes)
     with stage(options.on_progress, "planning the memory"):
         planned = plan_within(choice, wishes, cap)
     choice = planned.choice

@@ -43,10 +43,14 @@ AUTO_KV = "auto"
 ONE_REQUEST_BYTES = 4_000_000
 """The same where there is one request only: its own text is kept as well."""
 
+REQUESTS = "requests"
+"""The term of what a server keeps for requests."""
+
 STORES = "draft stores"
 """The term of what drafters keep between requests: it fills as texts are made."""
 
 _SMALLER_STORES = (8_000_000, 2_000_000)
+_FEWER_REQUEST_BYTES = (4_000_000, 2_000_000)
 _SHORTER_CONTEXTS = (2048, 1024, 512)
 _FEWER_ROWS = (16, 8, 4)
 _LOSSY = ("q8_0", "gear", "q4_0")
@@ -79,6 +83,7 @@ class Setting:
         small_model: The file of a model that writes in turn with this one, or None.
         draft_overlap: Whether the draft model drafts while this one verifies, on the CPU.
         keep_rows: Whether the options' max_rows was asked for by name, and is not given up.
+        request_bytes: What a server keeps for requests: their bodies, and what is made of them until they are answered.
     """
 
     options: LoadOptions
@@ -92,6 +97,7 @@ class Setting:
     small_model: Path | None = None
     draft_overlap: bool = False
     keep_rows: bool = False
+    request_bytes: int = 0
 
     def less(self, kind: str, what: str, **options: object) -> "Setting":
         """Return it with other options for the runtime, and a phrase for what is given up, in place of its kind's."""
@@ -302,6 +308,9 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
     if options.n_parallel > 1:
         n_rows = sum(term.n_bytes for term in found if term.name == "logits")
         found.append(MemoryTerm("shared forwards", 2 * options.n_parallel * n_rows, "logits of parallel requests"))
+    if setting.request_bytes:
+        detail = "their bodies and prompts, until they are answered"
+        found.append(MemoryTerm(REQUESTS, setting.request_bytes, detail, grows=True))
     found.append(MemoryTerm("working memory", _WORKING_BYTES, "of Python, while text is generated"))
     if cap.n_bytes is not None:
         found.append(
@@ -383,6 +392,8 @@ def _rungs(choice: Choice, wishes: Setting) -> Iterator[Rung]:
         yield _without_draft_model
     for n_bytes in _SMALLER_STORES:
         yield partial(_with_stores, n_bytes)
+    for n_bytes in _FEWER_REQUEST_BYTES:
+        yield partial(_with_requests, n_bytes)
     *first, fewest = _FEWER_ROWS
     for n_rows in first:
         yield partial(_with_rows, n_rows)
@@ -426,6 +437,13 @@ def _with_stores(n_bytes: int, setting: Setting) -> Setting | None:
         return None
     less = setting.less("store", f"draft stores cut to {format_bytes(n_bytes)}")
     return replace(less, store_bytes=n_bytes)
+
+
+def _with_requests(n_bytes: int, setting: Setting) -> Setting | None:
+    if setting.request_bytes <= n_bytes:
+        return None
+    less = setting.less("requests", f"{format_bytes(n_bytes)} for all requests together")
+    return replace(less, request_bytes=n_bytes)
 
 
 def _with_kv(kv_type: str, setting: Setting) -> Setting:

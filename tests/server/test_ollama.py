@@ -43,6 +43,7 @@ def test_a_chat_is_the_engines(client: Any, server: Running) -> None:
     assert "".join(part.message.content for part in parts) == own.text
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1].eval_count == 12
+    assert (whole.load_duration, parts[-1].load_duration) == (0, 0)  # the model was there before
 
 
 def test_generate_uses_the_template_unless_raw(client: Any, server: Running) -> None:

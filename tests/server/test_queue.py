@@ -20,6 +20,7 @@ from edgedec_apps.server.generation import Asked, run_in_thread
 from edgedec_apps.server.openai_forms import ChatForm, Frame
 from edgedec_apps.server.reply import Reply
 from edgedec_apps.server.requests import Wanted
+from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.settings import Settings
 from edgedec_apps.server.slots import Slots
@@ -46,7 +47,7 @@ def test_slots_are_passed_on_in_order() -> None:
         tasks = {name: asyncio.create_task(request(name)) for name in "abcd"}
         await asyncio.sleep(0)
         assert (slots.n_running, slots.n_waiting) == (1, 3)
-        with pytest.raises(ApiError, match="1 request at work and 3 waiting: no more may wait") as refused:
+        with pytest.raises(ApiError, match="1 request is running and 3 are waiting, ") as refused:
             slots.require_room()
         assert (refused.value.status, refused.value.retry_after_s) == (429, 4)
         tasks["b"].cancel()
@@ -167,7 +168,8 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
         async def receive() -> Any:
             await asyncio.Event().wait()
 
-        reply = asyncio.create_task(Reply(service, server.engine, asked, form)({"path": "/"}, receive, send))
+        scope = {"path": "/", SHARE: Share(service.room, PATIENCE_S)}
+        reply = asyncio.create_task(Reply(service, server.engine, asked, form)(scope, receive, send))
         while len(sent) < 2 or service.slots.n_running:
             await asyncio.sleep(0.01)
         n_sent = len(sent)

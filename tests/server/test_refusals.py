@@ -165,11 +165,42 @@ def test_pages_of_other_sites(guarded: Running, server: Running) -> None:
     assert guarded.client.options("/v1/chat/completions", headers=evil | asked).status_code == 403
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[", ""])
+_NOT_HERE = (
+    *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "[", ""),
+    *("evil.example@localhost", "evil.example:80@localhost:80", "localhost@evil.example", "localhost/evil.example"),
+    *("evil.example?@localhost", "evil.example#@127.0.0.1", "localhost, evil.example", "localhost evil.example"),
+    *("[localhost]", "[127.0.0.1]", "[::1", "::1", "[::1]evil.example", "[::1].evil.example", "[[::1]]"),
+    *("localhost:http", "localhost:80:80", "localhost:", "localhost:123456", "localhost..", ".localhost", "localhost%"),
+)
+
+
+@pytest.mark.parametrize("host", _NOT_HERE)
 def test_a_host_that_is_not_this_machine(server: Running, host: str) -> None:
     """On loopback a Host header that names another machine is refused: names can be pointed here (DNS rebinding)."""
     assert server.client.get("/v1/models", headers={"host": host}).status_code == 403
-    assert server.client.get("/v1/models", headers={"host": "localhost:1234"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost:1234", "LocalHost", "localhost.", "127.0.0.1", "127.9.9.9:1", "[::1]:80"])
+def test_a_host_that_is_this_machine(server: Running, host: str) -> None:
+    """Names and addresses of loopback are let in, with any port."""
+    assert server.client.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("null", "https://evil.example", "http://evil.example@127.0.0.1:PORT", "http://127.0.0.1:PORT@evil.example"),
+        *("http://127.0.0.1", "http://127.0.0.1:PORT.evil.example", "http://127.0.0.1:PORT/evil", "127.0.0.1:PORT"),
+        *("ftp://127.0.0.1:PORT", "http://localhost:PORT", "http://127.0.0.1.:PORT", "evil://127.0.0.1:PORT", ""),
+    ],
+)
+def test_an_origin_that_is_not_the_servers(server: Running, origin: str) -> None:
+    """An origin is the server's own only where it is the very address that the request was sent to."""
+    port = server.url.rpartition(":")[2]
+    reply = server.client.get("/v1/models", headers={"origin": origin.replace("PORT", port)})
+    assert reply.status_code == 403
+    own = server.client.get("/v1/models", headers={"origin": server.url.upper().replace("HTTP", "http")})
+    assert own.status_code == 200
 
 
 def test_unknown_addresses_and_methods(server: Running) -> None:

@@ -27,6 +27,7 @@ from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import say
 from edgedec_apps.cli.wording import in_options
+from edgedec_apps.server.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 
@@ -40,10 +41,12 @@ def open_model(
     one_request: bool = False,
     n_parallel: int = 1,
     grammars: bool = False,
+    request_bytes: int = 0,
 ) -> Engine:
     """Resolve, plan and load, for `n_parallel` requests at once; shows progress. Raises what edgedec.load raises.
 
-    `grammars` says whether texts may be kept to grammars, which takes memory; `one_request` that there is only one.
+    `grammars` says whether texts may be kept to grammars, which takes memory; `one_request` that there is only one;
+    `request_bytes` what a server keeps for requests.
     """
     if output.verbose:
         show_log()
@@ -76,6 +79,7 @@ def open_model(
             switching=switching,
             layer_skip=flags.layer_skip,
             layer_skip_force=flags.layer_skip_force,
+            request_bytes=request_bytes,
             store_bytes=store_bytes_of(one_request, flags),
         )
     if not output.quiet and not output.verbose:
@@ -89,6 +93,11 @@ def open_model(
 def store_bytes_of(one_request: bool, flags: LoadFlags) -> int:
     """Return the most that each drafter keeps: less where there is only one request, and no file to keep it in."""
     return ONE_REQUEST_BYTES if one_request and flags.draft_store is None else STORE_BYTES
+
+
+def room_bytes_of(flags: LoadFlags) -> int:
+    """Return what a server wishes for all its requests together: of a cap, a sixteenth at the most."""
+    return ROOM_BYTES if flags.memory is None else min(ROOM_BYTES, parse_size(flags.memory) // 16)
 
 
 def serves_grammars() -> bool:

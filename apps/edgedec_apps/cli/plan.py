@@ -16,7 +16,14 @@ from edgedec.system_memory import available_bytes
 from edgedec.trained_context import context_note
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import plan_document, planned_range
-from edgedec_apps.cli.opening import choose_models, choose_pair, load_options, serves_grammars, store_bytes_of
+from edgedec_apps.cli.opening import (
+    choose_models,
+    choose_pair,
+    load_options,
+    room_bytes_of,
+    serves_grammars,
+    store_bytes_of,
+)
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, write_facts, write_json, write_line
@@ -106,6 +113,7 @@ def wishes(
         grammars=not alone and serves_grammars(),
         small_model=small_model,
         draft_overlap=flags.draft_overlap,
+        request_bytes=0 if alone or flags.memory is None else room_bytes_of(flags),
     )
 
 

@@ -5,11 +5,18 @@ from edgedec.errors import CancelledError, RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec.loading import resolve
 from edgedec.memory import parse_size
+from edgedec.planning import REQUESTS
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
 from edgedec.trained_context import described
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
-from edgedec_apps.cli.opening import open_model, restore_prompt_cache, serves_grammars, store_prompt_cache
+from edgedec_apps.cli.opening import (
+    open_model,
+    restore_prompt_cache,
+    room_bytes_of,
+    serves_grammars,
+    store_prompt_cache,
+)
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.serve_options import ServeFlags
 from edgedec_apps.cli.terminal import one_line, say
@@ -27,7 +34,7 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
     try:
         from edgedec_apps.server.service import Loaded, ModelFile, Service
         from edgedec_apps.server.serving import address_of, open_socket, serve
-        from edgedec_apps.server.settings import Settings
+        from edgedec_apps.server.settings import ROOM_BYTES, Settings
     except ModuleNotFoundError as error:
         raise RuntimeUnavailableError(
             f"edgedec serve needs the package {error.name!r}, which is not installed; get it with: "
@@ -45,7 +52,12 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
         n_parallel=flags.parallel,
         n_queue=flags.queue,
         timeout_s=flags.timeout,
+        header_timeout_s=flags.header_timeout,
+        body_timeout_s=flags.body_timeout,
         max_body_bytes=parse_size(flags.max_body),
+        n_connections=flags.connections,
+        n_per_address=flags.per_address,
+        room_bytes=room_bytes_of(load),
         offline=load.offline,
     )
     listener = open_socket(settings)
@@ -55,7 +67,15 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
         return engine.card.chat_template if load.chat_template is None else read_text(load.chat_template)
 
     def loaded(cancel: CancelToken) -> Loaded:
-        engine = open_model(model, load, output, cancel, n_parallel=settings.n_parallel, grammars=serves_grammars())
+        engine = open_model(
+            model,
+            load,
+            output,
+            cancel,
+            n_parallel=settings.n_parallel,
+            grammars=serves_grammars(),
+            request_bytes=0 if load.memory is None else settings.room_bytes,
+        )
         try:
             restore_prompt_cache(engine, load.prompt_cache)
             path = resolve(model, ResolveOptions(offline=True))
@@ -68,7 +88,8 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
             store_prompt_cache(engine, load.prompt_cache)
             engine.close()
 
-        return Loaded(engine, file, close)
+        planned = [term.n_bytes for term in engine.plan.terms if term.name == REQUESTS]
+        return Loaded(engine, file, close, room_bytes=planned[0] if planned else None)
 
     def ready(service: Service) -> None:
         if not flags.quiet:

@@ -46,6 +46,24 @@ class ServeFlags:
     max_body: Annotated[
         str, option("--max-body", help="Most bytes of a request's body.", metavar="SIZE", panel=_SERVER)
     ] = "8MB"
+    header_timeout: Annotated[
+        float, option("--header-timeout", help="Most seconds for a request's header.", metavar="X", panel=_SERVER)
+    ] = 10.0
+    body_timeout: Annotated[
+        float, option("--body-timeout", help="Most seconds for a request's body.", metavar="X", panel=_SERVER)
+    ] = 30.0
+    connections: Annotated[
+        int,
+        option(
+            "--connections",
+            help="Connections at once; beyond them, those that ask nothing are closed.",
+            metavar="N",
+            panel=_SERVER,
+        ),
+    ] = 512
+    per_address: Annotated[
+        int, option("--per-address", help="The same, of one address.", metavar="N", panel=_SERVER)
+    ] = 256
     quiet: Quiet = False
     verbose: Annotated[
         bool, output_option("--verbose", "-v", help="Show requests (never their texts) and the runtimes' log.")

@@ -1,49 +1,73 @@
-"""A request's body: JSON of bounded size that comes within bounded time."""
+"""A request's body: JSON of bounded size that comes within bounded time, and takes bounded memory."""
 
 import asyncio
 import json
+import re
 from typing import Any, NoReturn
 
 from starlette.requests import Request
 
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.fields import Fields
+from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.settings import Settings
 
 _DISCARD_TIMES = 8  # that many times the limit is read and dropped, so that the refusal arrives
+_COPIES = 3  # of the texts in a body: decoded, read, and rendered by a chat template
+# What a value of a body takes besides its text, by what separates it from others: as measured, and some more.
+_VALUE_BYTES = {b",": 64, b":": 200, b"{": 300, b"[": 300}
+_STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # once escaped quotes are out
+_UP_TO_FOUR_BYTES = re.compile(rb"[\xf0-\xf7]|\\u[dD]")  # of a character, in Python's strings
+_UP_TO_TWO_BYTES = re.compile(rb"[\xc4-\xef]|\\u")
 
 
 async def read_fields(request: Request, settings: Settings) -> Fields:
-    """Return the fields of a request's JSON object.
+    """Return the fields of a request's JSON object; its scope's share grows by what that takes.
 
     Raises:
-        ApiError: It is too large (413), too slow (408), or no JSON object in UTF-8 (400).
+        ApiError: It is too large (413), too slow (408), no JSON object in UTF-8 (400), or there is no room (503).
     """
+    share: Share = request.scope[SHARE]
+    given = request.headers.get("content-length", "")
+    length = int(given) if given.isdecimal() else None
+    if length is not None and length <= settings.max_body_bytes:
+        await share.grow((1 + _COPIES) * length)
     try:
         async with asyncio.timeout(settings.body_timeout_s):
-            data = await _read(request, settings.max_body_bytes)
+            data = await _read(request, settings.max_body_bytes, share if length is None else None)
     except TimeoutError:
         raise ApiError(
             f"the request's body did not come within {settings.body_timeout_s:g} s", status=408, code="timeout"
         ) from None
+    await share.grow(_more_bytes(data))
     return Fields(parse_object(data))
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    chunks: list[bytes] = []
+async def _read(request: Request, limit: int, share: Share | None) -> bytearray:
+    data = bytearray()
     n_bytes = 0
     async for chunk in request.stream():
         n_bytes += len(chunk)
         if n_bytes > _DISCARD_TIMES * limit:
             break
         if n_bytes <= limit:
-            chunks.append(chunk)
+            if share is not None:
+                await share.grow((1 + _COPIES) * len(chunk))
+            data += chunk
     if n_bytes > limit:
         raise ApiError(f"the request's body has more than the {limit} bytes allowed", status=413, code="too_large")
-    return b"".join(chunks)
+    return data
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
+def _more_bytes(data: bytes | bytearray) -> int:
+    """Return what a body takes when it is read, beyond itself and texts of one byte a character."""
+    width = 4 if _UP_TO_FOUR_BYTES.search(data) else 2 if _UP_TO_TWO_BYTES.search(data) else 1
+    without_strings = _STRING.sub(b"", data.replace(rb"\\", b"").replace(rb"\"", b""))
+    n_values = sum(without_strings.count(mark) * n_bytes for mark, n_bytes in _VALUE_BYTES.items())
+    return _COPIES * (width - 1) * len(data) + n_values
+
+
+def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     """Return the object that some JSON holds.
 
     >>> parse_object(b'{"n": 1}')
@@ -54,7 +78,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     """
     try:
         value = json.loads(data, parse_constant=_refuse)
-        if b"\\ud" in data.lower():
+        if b"\\ud" in data or b"\\uD" in data:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the request's body is no valid JSON: {error}", code="invalid_json") from error

@@ -5,18 +5,24 @@ prompt is drawn with seed + k, so that the first is the one that the seed gives 
 """
 
 import asyncio
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgedec.engine import Engine, Reuse
 from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken
+from edgedec.prompt_length import require_may_fit
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec.verify import COUPLED
+from edgedec_apps.server.room import Share
 from edgedec_apps.server.tools import Tools
+
+_TOKENIZER_BYTES = 96  # for each byte of the longest word, as measured
+_WORD = re.compile(r"\s+|\S+")
 
 Prompt = str | tuple[int, ...] | list[dict[str, Any]]
 """Text to continue, token ids to continue, or the messages of a chat."""
@@ -87,24 +93,49 @@ class Begun:
 Event = Begun | Piece | Finished
 
 
-def prompt_ids(engine: Engine, prompt: Prompt, tools: Tools) -> tuple[int, ...]:
-    """Return a prompt's token ids: a chat by the model's template, a text as it is (what Engine.stream raises)."""
-    if isinstance(prompt, tuple):
-        return prompt
-    if isinstance(prompt, str):
-        return tuple(engine.tokenizer.encode(prompt))
-    return tuple(engine.chat_ids(prompt, tools=tools or None))
+async def read_prompts(engine: Engine, asked: Asked, share: Share) -> list[tuple[int, ...]]:
+    """Return the token ids of each prompt: a chat by the model's template, a text as it is.
+
+    That is done in threads, before the request has its place: a client that leaves meanwhile holds up nobody.
+
+    Raises:
+        EdgedecError: As Engine.stream.
+        ApiError: There is no room for the tokenizer's work.
+    """
+    found: list[tuple[int, ...]] = []
+    for prompt in asked.prompts:
+        if isinstance(prompt, tuple):
+            found.append(prompt)
+            continue
+        text = await asyncio.to_thread(_as_text, engine, prompt, asked.tools)
+        encode: Callable[[str], Sequence[int]] = engine.prompt_ids if isinstance(prompt, str) else engine.rendered_ids
+        async with share.more(_TOKENIZER_BYTES * await asyncio.to_thread(_longest_word_bytes, text)):
+            found.append(tuple(await asyncio.to_thread(encode, text)))
+    return found
 
 
-def events(engine: Engine, asked: Asked, cancel: CancelToken) -> Iterator[Event]:
+def _longest_word_bytes(text: str) -> int:
+    """Return the size of the longest part of a text that a tokenizer may take as one word."""
+    return max((len(word[0]) for word in _WORD.finditer(text)), default=0) * (1 if text.isascii() else 3)
+
+
+def _as_text(engine: Engine, prompt: str | list[dict[str, Any]], tools: Tools) -> str:
+    """Return a prompt as the text to tokenize (PromptTooLongError where it certainly does not fit)."""
+    text = prompt if isinstance(prompt, str) else engine.render(prompt, tools=tools or None)
+    require_may_fit(engine.tokenizer, text, engine.n_prompt_max)
+    return text
+
+
+def events(engine: Engine, asked: Asked, prompts: Sequence[tuple[int, ...]], cancel: CancelToken) -> Iterator[Event]:
     """Generate what is asked for, in this thread; ends after the text in which `cancel` came.
+
+    `prompts` are what read_prompts returned.
 
     Raises:
         EdgedecError: As Engine.stream.
     """
     index = 0
-    for prompt in asked.prompts:
-        token_ids = prompt_ids(engine, prompt, asked.tools)
+    for token_ids in prompts:
         for k in range(asked.n):
             yield from _one(engine, asked, token_ids, k, index, cancel)
             if cancel.cancelled:

@@ -7,15 +7,16 @@
 """
 
 import hmac
+import re
 from collections.abc import Iterable
 from logging import getLogger
 from time import perf_counter
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgedec_apps.server.errors import ApiError, problem_of
+from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.settings import is_loopback
 from edgedec_apps.server.web import refusal
@@ -27,6 +28,8 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
+# RFC 9110, section 7.2; a name has no character that a domain name can't have.
+_HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9.-]+)|\[(?P<address>[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\])(?::[0-9]{1,5})?")
 _LOG = getLogger("edgedec.server")
 
 
@@ -51,6 +54,7 @@ class Guard:
             return
         path, begun = scope["path"], perf_counter()
         status = 0
+        share = scope[SHARE] = Share(self._service.room, self._service.settings.body_timeout_s)
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -69,6 +73,7 @@ class Guard:
             else:
                 await self._app(scope, receive, sending)
         finally:
+            share.close()
             self._service.metrics.count_request(path if path in self._paths else "other", status)
             _LOG.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * (perf_counter() - begun))
 
@@ -78,7 +83,8 @@ class Guard:
         if settings.on_loopback and not _names_this_machine(host):
             raise ApiError(f"the Host header is {host!r:.100}; on loopback it must name this machine", status=403)
         origin = headers.get("origin")
-        if origin is not None and origin not in settings.origins and not _is_own(origin, host):
+        own = (f"http://{host}", f"https://{host}")  # https where a proxy has the certificate
+        if origin is not None and origin not in settings.origins and origin.lower() not in map(str.lower, own):
             raise ApiError(f"pages of {origin!r:.100} may not ask this server (--cors allows them)", status=403)
         if origin is None and headers.get("sec-fetch-site") in ("cross-site", "same-site") and path not in _OPEN:
             raise ApiError("pages of other sites may not ask this server", status=403)
@@ -94,19 +100,12 @@ class Guard:
 def _names_this_machine(host: str) -> bool:
     """Return whether a Host header names loopback, whatever the port.
 
+    It is a name or an address and a port, nothing else: what stands before an @ or behind a slash names no machine.
+
     >>> _names_this_machine("localhost:8080"), _names_this_machine("[::1]"), _names_this_machine("evil.example:8080")
     (True, True, False)
+    >>> _names_this_machine("evil.example@localhost"), _names_this_machine("[localhost]")
+    (False, False)
     """
-    try:
-        name = urlsplit(f"//{host}").hostname
-    except ValueError:
-        return False
-    return name is not None and is_loopback(name)
-
-
-def _is_own(origin: str, host: str) -> bool:
-    """Return whether an Origin is that of a page which this server sent."""
-    try:
-        return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
-    except ValueError:
-        return False
+    found = _HOST.fullmatch(host)
+    return found is not None and is_loopback(found["name"] or found["address"])

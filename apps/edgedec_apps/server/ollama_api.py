@@ -65,7 +65,7 @@ async def _answer(request: Request, service: Service, kind: Kind) -> Response:
     else:
         asked, wanted = ollama_requests.read_generate(fields, engine)
     names = None if asked is None else asked.tool_names
-    form = OllamaForm(kind, name, wanted, engine.tokenizer, service.load_s, names)
+    form = OllamaForm(kind, name, wanted, engine.tokenizer, names)
     if asked is None:
         return JSONResponse(form.loaded())
     service.slots.require_room()

@@ -28,7 +28,6 @@ class OllamaForm:
         model: The model's name.
         wanted: How it is to be sent.
         tokenizer: The model's.
-        load_s: What loading the model took.
         tool_names: The tools that it may call, or None.
     """
 
@@ -40,14 +39,12 @@ class OllamaForm:
         model: str,
         wanted: OllamaWanted,
         tokenizer: Tokenizer,
-        load_s: float,
         tool_names: frozenset[str] | None = None,
     ) -> None:
         self._kind = kind
         self._model = model
         self._wanted = wanted
         self._tokenizer = tokenizer
-        self._load_s = load_s
         self._splitter = Splitter(tool_names)
         self.streams = wanted.stream
 
@@ -94,7 +91,7 @@ class OllamaForm:
         return {
             "done_reason": generation.finish_reason,
             "total_duration": _ns(queued_s + stats.total_s),
-            "load_duration": _ns(self._load_s),
+            "load_duration": 0,  # the model was there before the request came
             "prompt_eval_count": stats.n_prompt_tokens,
             "prompt_eval_duration": _ns(stats.prefill_s),
             "eval_count": stats.n_generated_tokens,

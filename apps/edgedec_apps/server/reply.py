@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from logging import getLogger
@@ -15,7 +15,8 @@ from edgedec.errors import EdgedecError
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
 from edgedec_apps.server.errors import problem_of
-from edgedec_apps.server.generation import Asked, Begun, Event, Finished, Piece, events, run_in_thread
+from edgedec_apps.server.generation import Asked, Begun, Event, Finished, Piece, events, read_prompts, run_in_thread
+from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.service import Service, closing_error
 
 _LAST_WORD_S = 5.0
@@ -59,7 +60,7 @@ class Reply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send; a client that goes away stops the generation at its next step."""
         cancel = CancelToken()
-        work = asyncio.create_task(self._answer(_Sender(scope["path"], send), cancel))
+        work = asyncio.create_task(self._answer(_Sender(scope["path"], send), scope[SHARE], cancel))
         gone = asyncio.create_task(_wait_until_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -71,11 +72,11 @@ class Reply:
             with suppress(asyncio.CancelledError):
                 await work
 
-    async def _answer(self, sender: "_Sender", cancel: CancelToken) -> None:
+    async def _answer(self, sender: "_Sender", share: Share, cancel: CancelToken) -> None:
         try:
             with self.service.running(cancel):
                 async with asyncio.timeout(self.service.settings.timeout_s):
-                    await self._generate(sender, cancel)
+                    await self._generate(sender, share, cancel)
         except Exception as error:
             if not isinstance(error, EdgedecError | TimeoutError):
                 _LOG.exception("an answer failed")
@@ -83,10 +84,10 @@ class Reply:
                 async with asyncio.timeout(_LAST_WORD_S):
                     await sender.fail(error, self.dialect)
 
-    async def _generate(self, sender: "_Sender", cancel: CancelToken) -> None:
+    async def _generate(self, sender: "_Sender", share: Share, cancel: CancelToken) -> None:
         """Send what comes; the producer's place is free as soon as the text is there, however slowly it is read."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        producer = asyncio.create_task(self._produce(queue, cancel))
+        producer = asyncio.create_task(self._produce(queue, share, cancel))
         producer.add_done_callback(lambda _: queue.put_nowait(None))
         generations: list[Generation] = []
         queued_s = 0.0
@@ -118,14 +119,16 @@ class Reply:
         else:
             await sender.whole(200, self.dialect.whole(generations, queued_s))
 
-    async def _produce(self, queue: "asyncio.Queue[Event | None]", cancel: CancelToken) -> None:
+    async def _produce(self, queue: "asyncio.Queue[Event | None]", share: Share, cancel: CancelToken) -> None:
+        with self.service.slots.preparing():
+            prompts = await read_prompts(self.engine, self.asked, share)
         async with self.service.slots.slot() as queued_s:
             self.service.metrics.count_waiting(queued_s)
             queue.put_nowait(Begun(queued_s))
-            await run_in_thread(lambda: self._counted(cancel), queue.put_nowait, cancel)
+            await run_in_thread(lambda: self._counted(prompts, cancel), queue.put_nowait, cancel)
 
-    def _counted(self, cancel: CancelToken) -> Iterator[Event]:
-        for event in events(self.engine, self.asked, cancel):
+    def _counted(self, prompts: Sequence[tuple[int, ...]], cancel: CancelToken) -> Iterator[Event]:
+        for event in events(self.engine, self.asked, prompts, cancel):
             if isinstance(event, Finished):
                 self.service.metrics.count_generation(event.generation)
             yield event

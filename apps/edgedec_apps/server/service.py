@@ -12,6 +12,7 @@ from edgedec.model_info import ModelInfo
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.metrics import Gauge, Metrics
+from edgedec_apps.server.room import Room
 from edgedec_apps.server.settings import Settings
 from edgedec_apps.server.slots import Slots
 
@@ -35,11 +36,19 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that is there, its file, and what frees it (which may save something first)."""
+    """A model that is there.
+
+    Attributes:
+        engine: The model.
+        file: Its file.
+        close: Frees it, and may save something first.
+        room_bytes: What the memory plan keeps for requests; None where nothing was planned.
+    """
 
     engine: Engine
     file: ModelFile
     close: Callable[[], None]
+    room_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -52,9 +61,11 @@ class Service:
         failure: Why it could not be loaded.
         closing: Set once, when the server ends.
         slots: Who is worked on and who waits.
+        room: Memory for requests.
         metrics: What was counted.
         created: When the server began, in seconds since 1970.
         load_s: What loading took.
+        n_connections: Connections that there are.
     """
 
     settings: Settings
@@ -62,13 +73,16 @@ class Service:
     failure: EdgedecError | None = None
     closing: bool = False
     slots: Slots = field(init=False)
+    room: Room = field(init=False)
     metrics: Metrics = field(default_factory=Metrics)
     created: int = field(default_factory=lambda: int(time.time()))
     load_s: float = 0.0
+    n_connections: int = 0
     _running: set[CancelToken] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.settings.n_parallel, self.settings.n_queue)
+        self.room = Room(self.settings.room_bytes)
 
     @property
     def name(self) -> str:
@@ -133,6 +147,9 @@ class Service:
             Gauge("requests_waiting", "Requests that wait.", self.slots.n_waiting),
             Gauge("parallel_limit", "Requests that may be worked on at once.", self.slots.n_parallel),
             Gauge("queue_limit", "Requests that may wait.", self.slots.n_queue),
+            Gauge("connections", "Connections.", self.n_connections),
+            Gauge("request_bytes", "Memory that requests take until they are answered.", self.room.n_taken),
+            Gauge("request_bytes_limit", "Most memory that they may take.", self.room.n_bytes),
             Gauge("memory_cap_bytes", "What the process may hold.", None if plan is None else plan.cap_bytes),
             Gauge("memory_planned_bytes", "What it was planned to hold at the most.", planned),
             Gauge("load_seconds", "What loading the model took.", self.load_s or None),

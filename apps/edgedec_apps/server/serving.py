@@ -5,19 +5,21 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
+from typing import cast
 
 import uvicorn
 
 from edgedec.errors import CancelledError, EdgedecError, RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.server.app import build_app
+from edgedec_apps.server.connections import Connection
 from edgedec_apps.server.service import Loaded, Service
 from edgedec_apps.server.settings import Settings
 
 _GRACE_S = 5
 _BACKLOG = 128
-_MOST_CONNECTIONS = 512
 _IDLE_S = 15
 _POLL_S = 0.05
 Load = Callable[[CancelToken], Loaded]
@@ -85,6 +87,7 @@ def serve(
     server = uvicorn.Server(
         uvicorn.Config(
             build_app(service),
+            http=cast(type[asyncio.Protocol], partial(Connection, service)),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -93,7 +96,6 @@ def serve(
             proxy_headers=False,
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=_GRACE_S,
-            limit_concurrency=_MOST_CONNECTIONS,
         )
     )
     loader.start()
@@ -130,6 +132,8 @@ def _load(service: Service, load: Load, cancel: CancelToken, on_ready: Callable[
         service.failure = EdgedecError(f"the model could not be loaded: {type(error).__name__}: {error}")
         return
     service.load_s = perf_counter() - begun
+    if loaded.room_bytes is not None:
+        service.room.n_bytes = loaded.room_bytes
     service.loaded = loaded
     if not cancel.cancelled:
         on_ready(service)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from edgedec.errors import RequestError
 
 _MOST_PORT = 65535
+ROOM_BYTES = 512_000_000
+"""Memory for requests where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,12 @@ class Settings:
         n_parallel: Requests that are worked on at once.
         n_queue: Requests that may wait for that; beyond them the answer is 429.
         timeout_s: Most seconds that a request may take, waiting included.
+        header_timeout_s: Most seconds that its header may take to come.
         body_timeout_s: Most seconds that its body may take to come.
         max_body_bytes: Most bytes of a request's body.
+        n_connections: Connections at once; beyond them a new one takes the place of one that waits for its client.
+        n_per_address: The same, of one address.
+        room_bytes: Most memory for all requests together, from their bodies to their answers.
         offline: Never fetch a model.
     """
 
@@ -38,15 +44,23 @@ class Settings:
     n_parallel: int = 1
     n_queue: int = 16
     timeout_s: float = 600.0
+    header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     max_body_bytes: int = 8_000_000
+    n_connections: int = 512
+    n_per_address: int = 256
+    room_bytes: int = ROOM_BYTES
     offline: bool = False
 
     def __post_init__(self) -> None:
         _require("--port", self.port, 0 <= self.port <= _MOST_PORT, f"0 to {_MOST_PORT}")
         _require("--parallel", self.n_parallel, 1 <= self.n_parallel <= 256, "1 to 256")
         _require("--queue", self.n_queue, 0 <= self.n_queue <= 10_000, "0 to 10000")
-        _require("--timeout", self.timeout_s, 0 < self.timeout_s < float("inf"), "above 0, in seconds")
+        for option in ("timeout", "header_timeout", "body_timeout"):
+            seconds = getattr(self, f"{option}_s")
+            _require(f"--{option.replace('_', '-')}", seconds, 0 < seconds < float("inf"), "above 0, in seconds")
+        _require("--connections", self.n_connections, 1 <= self.n_connections <= 65_536, "1 to 65536")
+        _require("--per-address", self.n_per_address, 1 <= self.n_per_address <= 65_536, "1 to 65536")
         for origin in self.origins:
             plain = origin == origin.strip().rstrip("/") and origin.count("/") == 2 and "://" in origin
             _require("--cors", origin, plain, "an origin, such as https://example.org")
@@ -71,7 +85,7 @@ def is_loopback(host: str) -> bool:
     >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("[::1]"), is_loopback("0.0.0.0")
     (True, True, True, False)
     """
-    if host.lower().rstrip(".") == "localhost":
+    if host.lower().removesuffix(".") == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback

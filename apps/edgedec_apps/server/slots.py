@@ -3,11 +3,10 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from time import monotonic
 
-from edgedec.counted import counted
 from edgedec_apps.server.errors import ApiError
 
 _MOST_RETRY_S = 60
@@ -21,36 +20,48 @@ class Slots:
         n_parallel: Places to work in.
         n_queue: Places to wait in.
         n_running: Places taken.
+        n_preparing: Requests whose prompts are being read; each is going to take a place, or wait for one.
     """
 
     def __init__(self, n_parallel: int, n_queue: int) -> None:
         self.n_parallel = n_parallel
         self.n_queue = n_queue
-        self.n_running = 0
+        self.n_running = self.n_preparing = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._usual_s = 1.0
 
     @property
     def n_waiting(self) -> int:
-        """How many wait."""
-        return len(self._waiting)
+        """How many wait for a place, or prepare."""
+        return len(self._waiting) + self.n_preparing
 
     def require_room(self) -> None:
         """Raise ApiError (429, with the seconds after which asking again is worth it) where nobody more may wait."""
-        if self.n_running >= self.n_parallel and self.n_waiting >= self.n_queue:
-            ahead = (self.n_waiting + self.n_running) / self.n_parallel
+        n_there = self.n_waiting + self.n_running
+        if n_there >= self.n_parallel + self.n_queue:
+            running = "1 request is running" if self.n_running == 1 else f"{self.n_running} requests are running"
+            waiting = f"{self.n_waiting} {'is' if self.n_waiting == 1 else 'are'} waiting"
             raise ApiError(
-                f"{counted(self.n_running, 'request')} at work and {self.n_waiting} waiting: no more may wait; "
-                "ask again later",
+                f"{running} and {waiting}, and the server takes no more (--parallel {self.n_parallel}, --queue "
+                f"{self.n_queue}); ask again later",
                 status=429,
                 code="queue_full",
-                retry_after_s=min(_MOST_RETRY_S, max(1, math.ceil(ahead * self._usual_s))),
+                retry_after_s=min(_MOST_RETRY_S, max(1, math.ceil(n_there / self.n_parallel * self._usual_s))),
             )
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Count as one who waits while a prompt is read inside the block (ApiError as require_room)."""
+        self.require_room()
+        self.n_preparing += 1
+        try:
+            yield
+        finally:
+            self.n_preparing -= 1
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[float]:
-        """Wait for a place and hold it inside the block; yields the seconds waited (ApiError as require_room)."""
-        self.require_room()
+        """Wait for a place and hold it inside the block; yields the seconds waited."""
         asked = monotonic()
         if self.n_running < self.n_parallel:
             self.n_running += 1

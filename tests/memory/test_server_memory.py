@@ -1,0 +1,85 @@
+"""A server keeps to its cap whatever it is sent, and does not shed drafts for what a request's text took."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from support.command_line import PATIENCE_S, finish, start
+
+MB = 1_000_000
+CAP_MB = 260
+ASKED = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 24, "temperature": 0}
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory"),
+]
+
+
+@contextmanager
+def serving(model: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Start `edgedec serve` under the cap and wait until it is ready."""
+    options = ("-c", "1024", "--parallel", "2", "--runtime", "cpu", "--port", "0", "--memory", f"{CAP_MB}MB")
+    child = start("serve", model, *options)
+    try:
+        assert child.stderr is not None
+        for line in iter(child.stderr.readline, b""):
+            if match := re.search(rb"is ready at (http://\S+)", line):
+                yield match[1].decode(), child
+                break
+        else:
+            raise AssertionError(finish(child))
+    finally:
+        child.terminate()
+        finish(child)
+
+
+def held_mb(child: "subprocess.Popen[bytes]", name: str) -> float:
+    """Return what the system counts for a process, in MB."""
+    found = re.search(rf"{name}:\s+([0-9]+) kB", Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8"))
+    assert found is not None
+    return int(found[1]) * 1024 / MB
+
+
+def bodies() -> Iterator[tuple[str, bytes]]:
+    """Yield requests that took hundreds of MB: an address and a body each."""
+    chat, completion = "/v1/chat/completions", "/v1/completions"
+    for n in (2_000, 10_000, 270_000):
+        yield chat, b'{"messages":[' + b",".join([b'{"role":"user","content":""}'] * n) + b"]}"
+    for n in (30_000, 150_000, 900_000):
+        yield completion, b'{"prompt":"' + b"a b c d " * n + b'"}'
+        yield chat, json.dumps({"messages": [{"role": "user", "content": "a b c d " * n}]}).encode()
+    for n in (5_000, 100_000, 2_600_000):
+        yield completion, '{{"prompt":"{}"}}'.format("中" * n).encode()
+    yield chat, b'{"messages":[' + b",".join([b"{}"] * 2_600_000) + b"]}"
+
+
+def test_a_server_keeps_to_its_cap_whatever_it_is_sent(smollm_path: Path) -> None:
+    """Long prompts, many messages and unfinished bodies are refused within the cap, and drafts are as they were."""
+    with serving(smollm_path) as (url, child), httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        first = client.post("/v1/chat/completions", json=ASKED).json()
+        for path, body in bodies():
+            reply = client.post(path, content=body)
+            assert reply.json()["error"]["code"] in ("context_length_exceeded", "too_large"), body[:60]
+        host, port = url.removeprefix("http://").split(":")
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 7900000\r\n\r\n"
+        with ExitStack() as connections:
+            for _ in range(40):
+                connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+                connection.sendall(head)
+                connection.settimeout(0.05)
+                with suppress(TimeoutError, ConnectionError):
+                    connection.sendall(b" " * 7_800_000)
+            last = client.post("/v1/chat/completions", json=ASKED).json()
+        assert held_mb(child, "VmHWM") <= CAP_MB
+    assert last["choices"][0]["message"] == first["choices"][0]["message"]
+    told = last["edgedec"]["generations"][0]
+    assert not [reason for reason in told["reasons"] if "shed" in reason]
+    assert told["drafters"].keys() == first["edgedec"]["generations"][0]["drafters"].keys() != set()
