@@ -4,8 +4,10 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,22 @@ def test_bodies_in_flight_stay_within_the_room(narrow: Running, chunked: bool) -
         assert narrow.client.post("/v1/chat/completions", json=SMALL).status_code == 200
         assert narrow.service.room.n_taken <= ROOM_BYTES
     wait_until(lambda: narrow.service.room.n_taken == 0, "it is not given back")
+
+
+def test_bodies_that_do_not_come_give_way(narrow: Running) -> None:
+    """Where all the room is taken for bodies that do not come, a small request has it within some seconds."""
+    narrow.service.settings = replace(narrow.service.settings, body_timeout_s=PATIENCE_S)
+    host, port = narrow.url.removeprefix("http://").split(":")
+    with ExitStack() as connections:
+        for size in (800_000, 60_000, *[10_000] * 60, *[100] * 5):
+            connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+            connection.sendall(head.encode())
+        wait_until(lambda: narrow.service.room.n_taken > ROOM_BYTES - 1000, "it is not taken")
+        begun = time.monotonic()
+        assert narrow.client.post("/v1/chat/completions", json=SMALL | {"user": "u" * 1000}).status_code == 200
+        assert time.monotonic() - begun < PATIENCE_S / 2
+    narrow.service.settings = replace(narrow.service.settings, body_timeout_s=3.0)
 
 
 def test_a_request_takes_its_share_until_it_is_answered(endless: Running) -> None:

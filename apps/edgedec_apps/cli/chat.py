@@ -95,7 +95,7 @@ def _messages(conversation: Conversation, model: str) -> Iterator[str]:
     engine = conversation.engine
     if conversation.typed and not conversation.quiet:
         say(f"{one_line(engine.card.name or model)} · {engine.n_ctx} tokens of context · /help for help")
-    for text in typed_messages() if conversation.typed else piped_lines():
+    for text in typed_messages() if conversation.typed else piped_lines(engine.plan.process_cap_bytes):
         if text.split(maxsplit=1)[0] in _LEAVE:
             return
         yield text

@@ -34,7 +34,7 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
     try:
         from edgedec_apps.server.service import Loaded, ModelFile, Service
         from edgedec_apps.server.serving import address_of, open_socket, serve
-        from edgedec_apps.server.settings import ROOM_BYTES, Settings
+        from edgedec_apps.server.settings import Settings
     except ModuleNotFoundError as error:
         raise RuntimeUnavailableError(
             f"edgedec serve needs the package {error.name!r}, which is not installed; get it with: "

@@ -33,11 +33,15 @@ async def read_fields(request: Request, settings: Settings) -> Fields:
     if length is not None and length <= settings.max_body_bytes:
         await share.grow((1 + _COPIES) * length)
     try:
-        async with asyncio.timeout(settings.body_timeout_s):
-            data = await _read(request, settings.max_body_bytes, share if length is None else None)
+        async with asyncio.timeout(settings.body_timeout_s) as clock:
+            with share.reading(clock):
+                data = await _read(request, settings.max_body_bytes, share if length is None else None)
     except TimeoutError:
         raise ApiError(
-            f"the request's body did not come within {settings.body_timeout_s:g} s", status=408, code="timeout"
+            f"the request's body did not come within {settings.body_timeout_s:g} s, or within 2 s while others waited "
+            "for the memory that it takes",
+            status=408,
+            code="timeout",
         ) from None
     await share.grow(_more_bytes(data))
     return Fields(parse_object(data))

@@ -1,12 +1,13 @@
 """Memory for requests: their bodies while they come, and what is made of them until they are answered.
 
 A request takes its share before it makes anything. Where there is no room it waits, unread: the system holds back what
-its client sends. A part is kept for small requests, so that a few large ones that come slowly keep nobody else out.
+its client sends. So that bodies that come slowly keep nobody out, a part of the room is kept for small requests, the
+smallest that waits comes first, and while somebody waits a body has two seconds to come.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
 from edgedec.memory import format_bytes
 from edgedec.memory_watch import give_back
@@ -16,6 +17,8 @@ SHARE = "edgedec.share"
 """Where a request's scope has its Share."""
 
 _WORTH_GIVING_BACK_BYTES = 1_000_000
+_HURRIED_S = 2.0
+_LOOK_S = 0.25
 
 
 class Room:
@@ -30,6 +33,7 @@ class Room:
         self.n_bytes = n_bytes
         self.n_taken = 0
         self._waiting: list[tuple[Share, int, asyncio.Future[None]]] = []
+        self._reading: dict[Share, tuple[float, asyncio.Timeout]] = {}
 
     @property
     def n_most(self) -> int:
@@ -47,18 +51,36 @@ class Room:
             entry = (share, n_bytes, there)
             self._waiting.append(entry)
             try:
-                await there
+                while not there.done():
+                    self._hurry()
+                    await asyncio.wait({there}, timeout=_LOOK_S)
             finally:
                 self._waiting.remove(entry)
         self.n_taken += n_bytes
         share.n_bytes += n_bytes
 
+    @contextmanager
+    def reading(self, share: "Share", clock: asyncio.Timeout) -> Iterator[None]:
+        """Let those who wait for room stop `clock`, which is over the block that reads a body."""
+        self._reading[share] = asyncio.get_running_loop().time(), clock
+        try:
+            yield
+        finally:
+            del self._reading[share]
+
+    def _hurry(self) -> None:
+        """Stop the reading that has gone on for the longest, where that is too long."""
+        now = asyncio.get_running_loop().time()
+        begun_s, clock = min(self._reading.values(), key=lambda each: each[0], default=(now, None))
+        if clock is not None and now - begun_s > _HURRIED_S and not clock.expired():
+            clock.reschedule(now)
+
     def leave(self, share: "Share", n_bytes: int) -> None:
-        """Give bytes of a request back, and wake who waits for them."""
+        """Give bytes of a request back, and wake who waits for them, the smallest first."""
         share.n_bytes -= n_bytes
         self.n_taken -= n_bytes
         n_promised = 0
-        for waiting, n_wanted, there in self._waiting:
+        for waiting, n_wanted, there in sorted(self._waiting, key=lambda entry: entry[1]):
             if there.done() or self._has(waiting, n_promised + n_wanted):
                 n_promised += n_wanted
                 if not there.done():
@@ -103,6 +125,10 @@ class Share:
                 retry_after_s=5,
             ) from None
         self._n_peak = max(self._n_peak, self.n_bytes)
+
+    def reading(self, clock: asyncio.Timeout) -> AbstractContextManager[None]:
+        """Let those who wait for room stop `clock`, which is over the block that reads the request's body."""
+        return self._room.reading(self, clock)
 
     @asynccontextmanager
     async def more(self, n_bytes: int) -> AsyncIterator[None]:
