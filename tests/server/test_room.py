@@ -56,6 +56,30 @@ def test_a_share_waits_until_there_is_room() -> None:
     asyncio.run(scene())
 
 
+def test_what_was_given_to_one_who_just_left_goes_on() -> None:
+    """Room is never given twice, and what a request gets in the moment in which it is cancelled goes to the next."""
+
+    async def scene() -> None:
+        room = Room(1600)
+        shares = [Share(room, PATIENCE_S) for _ in range(4)]
+        await shares[0].grow(1400)
+        tasks = [asyncio.create_task(share.grow(800)) for share in shares[1:]]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        shares[0].close()
+        assert [share.n_bytes for share in shares] == [0, 800, 0, 0]  # before it knows
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        assert [share.n_bytes for share in shares] == [0, 0, 800, 0]
+        await tasks[1]
+        shares[2].close()
+        assert [share.n_bytes for share in shares] == [0, 0, 0, 800]
+        await tasks[2]
+        assert room.n_taken == 800
+
+    asyncio.run(scene())
+
+
 def test_a_share_that_is_too_large_or_too_late_is_refused() -> None:
     """More than one request may have is refused at once (413), and what has waited too long with 503."""
 

@@ -46,16 +46,24 @@ class Room:
 
     async def take(self, share: "Share", n_bytes: int) -> None:
         """Take bytes for a request, as soon as there are so many."""
-        if not self._has(share, n_bytes):
-            there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = (share, n_bytes, there)
-            self._waiting.append(entry)
-            try:
-                while not there.done():
-                    self._hurry()
-                    await asyncio.wait({there}, timeout=_LOOK_S)
-            finally:
-                self._waiting.remove(entry)
+        if self._has(share, n_bytes):
+            self._give(share, n_bytes)
+            return
+        there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (share, n_bytes, there)
+        self._waiting.append(entry)
+        try:
+            while not there.done():
+                self._hurry()
+                await asyncio.wait({there}, timeout=_LOOK_S)
+        except asyncio.CancelledError:
+            if there.done():  # they were given in the same moment
+                self.leave(share, n_bytes)
+            raise
+        finally:
+            self._waiting.remove(entry)
+
+    def _give(self, share: "Share", n_bytes: int) -> None:
         self.n_taken += n_bytes
         share.n_bytes += n_bytes
 
@@ -77,14 +85,11 @@ class Room:
 
     def leave(self, share: "Share", n_bytes: int) -> None:
         """Give bytes of a request back, and wake who waits for them, the smallest first."""
-        share.n_bytes -= n_bytes
-        self.n_taken -= n_bytes
-        n_promised = 0
+        self._give(share, -n_bytes)
         for waiting, n_wanted, there in sorted(self._waiting, key=lambda entry: entry[1]):
-            if there.done() or self._has(waiting, n_promised + n_wanted):
-                n_promised += n_wanted
-                if not there.done():
-                    there.set_result(None)
+            if not there.done() and self._has(waiting, n_wanted):
+                self._give(waiting, n_wanted)
+                there.set_result(None)
 
 
 class Share:
