@@ -15,6 +15,7 @@ import httpx
 import pytest
 from server.running import PATIENCE_S, Running, messages, started, wait_until
 
+from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.room import Room, Share
 
@@ -181,8 +182,10 @@ class _Held:
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
+        self.cancel: CancelToken | None = None
 
-    def render(self, messages: Any, **options: Any) -> str:
+    def render(self, messages: Any, *, cancel: CancelToken | None = None, **options: Any) -> str:
+        self.cancel = cancel
         self.begun.set()
         assert self.go.wait(PATIENCE_S)
         return "x"
@@ -205,6 +208,8 @@ def test_a_client_that_leaves_while_its_template_runs_holds_nothing(chat_path: P
                 text = running.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
                 assert text.status_code == 200
             wait_until(lambda: slots.n_waiting == 0, "it counts as one who waits")
+            assert template.cancel is not None
+            assert template.cancel.cancelled  # a real template ends here
         finally:
             template.go.set()
         assert running.client.post("/v1/chat/completions", json=SMALL).status_code == 200

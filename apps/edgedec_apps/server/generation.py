@@ -93,10 +93,11 @@ class Begun:
 Event = Begun | Piece | Finished
 
 
-async def read_prompts(engine: Engine, asked: Asked, share: Share) -> list[tuple[int, ...]]:
+async def read_prompts(engine: Engine, asked: Asked, share: Share, cancel: CancelToken) -> list[tuple[int, ...]]:
     """Return the token ids of each prompt: a chat by the model's template, a text as it is.
 
-    That is done in threads, before the request has its place: a client that leaves meanwhile holds up nobody.
+    That is done in threads, before the request has its place: a client that leaves meanwhile holds up nobody. Where the
+    task that waits is cancelled, `cancel` is as well, which ends the rendering.
 
     Raises:
         EdgedecError: As Engine.stream.
@@ -107,7 +108,11 @@ async def read_prompts(engine: Engine, asked: Asked, share: Share) -> list[tuple
         if isinstance(prompt, tuple):
             found.append(prompt)
             continue
-        text = await asyncio.to_thread(_as_text, engine, prompt, asked.tools)
+        try:
+            text = await asyncio.to_thread(_as_text, engine, prompt, asked.tools, cancel)
+        except asyncio.CancelledError:
+            cancel.cancel()
+            raise
         encode: Callable[[str], Sequence[int]] = engine.prompt_ids if isinstance(prompt, str) else engine.rendered_ids
         async with share.more(_TOKENIZER_BYTES * await asyncio.to_thread(_longest_word_bytes, text)):
             found.append(tuple(await asyncio.to_thread(encode, text)))
@@ -119,9 +124,9 @@ def _longest_word_bytes(text: str) -> int:
     return max((len(word[0]) for word in _WORD.finditer(text)), default=0) * (1 if text.isascii() else 3)
 
 
-def _as_text(engine: Engine, prompt: str | list[dict[str, Any]], tools: Tools) -> str:
+def _as_text(engine: Engine, prompt: str | list[dict[str, Any]], tools: Tools, cancel: CancelToken) -> str:
     """Return a prompt as the text to tokenize (PromptTooLongError where it certainly does not fit)."""
-    text = prompt if isinstance(prompt, str) else engine.render(prompt, tools=tools or None)
+    text = prompt if isinstance(prompt, str) else engine.render(prompt, tools=tools or None, cancel=cancel)
     require_may_fit(engine.tokenizer, text, engine.n_prompt_max)
     return text
 

@@ -121,7 +121,7 @@ class Reply:
 
     async def _produce(self, queue: "asyncio.Queue[Event | None]", share: Share, cancel: CancelToken) -> None:
         with self.service.slots.preparing():
-            prompts = await read_prompts(self.engine, self.asked, share)
+            prompts = await read_prompts(self.engine, self.asked, share, cancel)
         async with self.service.slots.slot() as queued_s:
             self.service.metrics.count_waiting(queued_s)
             queue.put_nowait(Begun(queued_s))
