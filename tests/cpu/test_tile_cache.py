@@ -19,6 +19,7 @@ from edgedec.gguf import read_gguf
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.cpu.tile_cache import TileTensor, open_tiles, tile_cache_note, tiles_n_bytes
 from edgedec_runtimes.cpu.tile_file import map_tiles, place
+from edgedec_runtimes.cpu.tile_listing import list_tiles
 
 
 def test_made_once_and_mapped_afterwards(maker: Maker) -> None:
@@ -75,7 +76,7 @@ def test_what_it_takes_is_said_first(maker: Maker, caplog: pytest.LogCaptureFixt
     note = tile_cache_note(gguf, tensors, layout=LAYOUT, cache_dir=maker.root)
     assert note == f"tiles: 20.5 kB on disk in {folder}"
     maker.open().close()
-    assert caplog.messages == [f"m.gguf: {note}"]
+    assert caplog.messages == [f"m.gguf: {note}", f"m.gguf: 20.5 kB kept in {folder}, so that its next start is fast"]
     total = maker.tile_file().stat().st_size
     assert maker.reports[0] == Progress("tiles", 0, total, "bytes", f"m.gguf, kept in {folder}")
     assert {(report.phase, report.total, report.detail) for report in maker.reports} == {
@@ -223,8 +224,10 @@ def test_every_cut_and_every_flip_in_the_head_is_found(maker: Maker) -> None:
         copies.append(data[:i] + bytes([data[i] ^ (1 << i % 8)]) + data[i + 1 :])
     for copy in copies:
         path.write_bytes(copy)
-        with pytest.raises(ModelFormatError, match="delete it"):
-            map_tiles(path)
+        with pytest.raises(
+            ModelFormatError, match=r"^the tiles of mine .*; they are made anew when the model is loaded$"
+        ):
+            map_tiles(path, "mine")
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "zeros", "version", "longer"])
@@ -243,19 +246,76 @@ def test_a_damaged_file_is_made_anew(maker: Maker, damage: str) -> None:
     assert len(maker.files()) == 2
 
 
-def test_verify_finds_a_changed_tile(maker: Maker) -> None:
-    """A bit that changed inside the tiles is not noticed at the start, but by verify, which names the tensor."""
-    tiles = maker.open()
-    offset = tiles.head.offsets()[2]
-    name = list(tiles)[2]
-    tiles.close()
-    data = bytearray(maker.tile_file().read_bytes())
+def change_a_tile(maker: Maker) -> tuple[str, os.stat_result]:
+    """Make the tiles and flip a bit of one; return its tensor, and what the file was before."""
+    with maker.open() as tiles:
+        offset, name = tiles.head.offsets()[2], list(tiles)[2]
+    path = maker.tile_file()
+    before = path.stat()
+    data = bytearray(path.read_bytes())
     data[offset] ^= 4
-    maker.tile_file().write_bytes(data)
+    until_seen(path, lambda: path.write_bytes(data))
+    return name, before
+
+
+def test_a_tile_that_was_written_to_is_found_at_the_start(maker: Maker, caplog: pytest.LogCaptureFixture) -> None:
+    """A file with another time than when it was made is read whole; a damaged one is made anew, and that is said."""
+    name, _ = change_a_tile(maker)
+    with maker.open() as tiles:
+        assert contents(tiles) == maker.expected()
+    assert maker.phases() == ["verify", "tiles"]
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warning.startswith(f"the tiles of m.gguf are damaged: of '{name}' they have the CRC-32 ")
+    maker.open().close()
+    assert (maker.filled, maker.phases()) == ([], [])
+
+
+def test_a_touched_tile_file_is_read_once(maker: Maker) -> None:
+    """New times, same bytes: the tiles are read once to find out; so they are where it is not known what they were."""
+    maker.open().close()
+    path = maker.tile_file()
+    os.utime(path, ns=(1, 1))
+    for phases in (["verify"], []):
+        maker.open().close()
+        assert (maker.filled, maker.phases()) == ([], phases)
+
+
+def test_verify_finds_a_changed_tile(maker: Maker) -> None:
+    """A bit that a disk lost, which leaves no trace in the times, is found by verify, which names the tensor."""
+    name, before = change_a_tile(maker)
+    os.utime(maker.tile_file(), ns=(before.st_atime_ns, before.st_mtime_ns))
     with maker.open() as tiles:
         assert maker.filled == []
-        with pytest.raises(ModelFormatError, match=f"the tiles of '{name}' are damaged"):
+        with pytest.raises(
+            ModelFormatError, match=f"the tiles of m.gguf are damaged: of '{name}' they have the CRC-32"
+        ):
             tiles.verify()
+
+
+def test_tiles_copied_to_memory_are_checked(maker: Maker) -> None:
+    """With mapped=False the tiles are copied to private memory; a changed bit is found although the times are kept."""
+    with maker.open() as tiles:
+        expected = contents(tiles)
+    for _ in range(2):
+        with maker.open(mapped=False) as tiles:
+            assert (tiles.mapped, contents(tiles)) == (False, expected)
+        assert (maker.filled, maker.phases()) == ([], ["load"])
+    _, before = change_a_tile(maker)
+    os.utime(maker.tile_file(), ns=(before.st_atime_ns, before.st_mtime_ns))
+    with maker.open(mapped=False) as tiles:
+        assert (tiles.mapped, contents(tiles)) == (False, expected)
+    assert maker.phases() == ["load", "tiles"]
+
+
+def test_tiles_of_models_that_are_gone_go_when_others_are_made(maker: Maker, tmp_path: Path) -> None:
+    """Making tiles frees what those of a deleted model take, and says so; tiles of models that are there stay."""
+    others = [Maker(tiny_llama(tmp_path / f"{i}.gguf", seed=i + 1, n_layer=1), maker.root) for i in range(2)]
+    for each in others:
+        each.open().close()
+    others[0].path.unlink()
+    with maker.open() as tiles:
+        assert contents(tiles) == maker.expected()
+    assert sorted(entry.models[0] for entry in list_tiles(maker.root)) == sorted([others[1].path, maker.path])
 
 
 def test_a_deleted_file_stays_valid_for_its_users(maker: Maker) -> None:

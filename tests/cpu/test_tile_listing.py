@@ -166,7 +166,7 @@ def test_cache_verify(maker: Maker) -> None:
     data[-4] ^= 1
     path.write_bytes(data)
     stderr = command(maker, "cache", "verify").stderr.decode()
-    assert "the tiles of 'output.weight' are damaged (CRC-32 " in stderr
+    assert "the tiles of m.gguf are damaged: of 'output.weight' they have the CRC-32 " in stderr
     assert stderr.endswith("20.5 kB freed\n0 of 1 tile files are sound\n")
     assert maker.files() == []
 
@@ -182,3 +182,52 @@ def test_rm_removes_the_tiles(maker: Maker) -> None:
     assert result.returncode == 0
     assert result.stderr.decode() == f"mine: {freed} freed, 20.5 kB of them tiles\n"
     assert maker.files() == []
+
+
+def test_rm_removes_the_tiles_of_models_that_are_gone(maker: Maker, tmp_path: Path) -> None:
+    """`edgedec rm` also frees what the tiles of models take that somebody deleted by hand."""
+    other = Maker(tiny_llama(tmp_path / "other.gguf", seed=5, n_layer=1), maker.root)
+    other.open().close()
+    other.path.unlink()
+    folder = maker.root / "models"
+    folder.mkdir(parents=True)
+    maker.path.replace(folder / "mine.gguf")
+    assert command(maker, "rm", "mine").stderr.decode().endswith(" freed, 282.9 kB of them tiles\n")
+    assert maker.files() == []
+
+
+def test_list_says_what_tiles_take(maker: Maker) -> None:
+    """`edgedec list` has the tiles of each model, and in a line of its own those of models that it does not list."""
+    maker.open().close()
+    assert b"tiles of other models: 20.5 kB (edgedec cache list shows them)\n" in command(maker, "list").stdout
+    folder = maker.root / "models"
+    folder.mkdir(parents=True)
+    maker.path = maker.path.replace(folder / "mine.gguf")
+    maker.open().close()
+    (line,) = [line for line in command(maker, "list").stdout.decode().splitlines() if line.startswith("mine ")]
+    assert line.endswith("  in the cache, and 20.5 kB of tiles, which make starts fast")
+    (entry,) = json.loads(command(maker, "list", "--json").stdout)["models"]
+    assert (entry["name"], entry["tiles_bytes"]) == ("mine", maker.tile_file().stat().st_size)
+
+
+def test_models_are_called_by_their_names(maker: Maker) -> None:
+    """What the commands say of tiles has the name that `edgedec list` shows, and never the tile file's own."""
+    folder = maker.root / "models"
+    folder.mkdir(parents=True)
+    maker.path = maker.path.replace(folder / "mine.gguf")
+    maker.open().close()
+    path = maker.tile_file()
+    shown = [command(maker, "cache", "list").stdout, command(maker, "cache", "verify").stderr]
+    data = bytearray(path.read_bytes())
+    data[-4] ^= 1
+    path.write_bytes(data)
+    shown.append(command(maker, "cache", "verify").stderr)
+    maker.open().close()
+    path.write_bytes(b"edgedec")
+    shown += [command(maker, "cache", "list").stdout, command(maker, "cache", "verify").stderr]
+    maker.open().close()
+    path.with_suffix(".json").unlink()
+    shown += [command(maker, "cache", "list").stdout, command(maker, "cache", "prune").stderr]
+    assert [b"mine" in text for text in shown] == [True, True, True, True, True, False, False]
+    assert all(path.stem.split(".")[0].encode() not in text for text in shown)
+    assert b"an unknown model (the model is gone)\n" in shown[-2]

@@ -1,4 +1,4 @@
-"""The library's log, as far as a person sees it: all of it with --verbose, else the warnings that one can act on."""
+"""The library's log, as far as a person sees it: all of it with --verbose, else what a person should know."""
 
 import logging
 from collections.abc import Iterator
@@ -16,15 +16,16 @@ class _SayingHandler(logging.Handler):
 
 
 class _KeepingHandler(logging.Handler):
-    """Keeps the messages of warnings, each once."""
+    """Keeps the messages of warnings, and of records with a true attribute `tell`, each once."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self.messages: dict[str, None] = {}  # in order
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one message."""
-        self.messages[record.getMessage()] = None
+        if record.levelno >= logging.WARNING or getattr(record, "tell", False):
+            self.messages[record.getMessage()] = None
 
 
 def show_log() -> None:
@@ -37,13 +38,17 @@ def show_log() -> None:
 
 @contextmanager
 def warnings_of(*names: str) -> Iterator[list[str]]:
-    """Yield a list that holds, after the block, what loggers warned of in it, each message once."""
+    """Yield a list that holds, after the block, what loggers warned of or told a person in it, each message once."""
     handler, found = _KeepingHandler(), list[str]()
-    for name in names:
-        logging.getLogger(name).addHandler(handler)
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     try:
         yield found
     finally:
-        for name in names:
-            logging.getLogger(name).removeHandler(handler)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
         found += handler.messages

@@ -12,8 +12,8 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.extras import DISTRIBUTION
 
-ABI_VERSION = 3
-OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE = range(5)
+ABI_VERSION = 4
+OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE, NOT_FINITE = range(6)
 OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "head", "other")
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
 
@@ -72,6 +72,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_last_error": (c_char_p, ()),
     "ec_instruction_sets": (c_char_p, ()),
     "ec_read_bandwidth": (c_double, (c_int32, c_uint64)),
+    "ec_mapping_open": (c_int32, (c_void_p, c_uint64, c_int64, POINTER(c_void_p))),
+    "ec_mapping_check": (c_int32, (c_void_p,)),
+    "ec_mapping_close": (None, (c_void_p,)),
     "ec_tile_bytes": (c_uint64, (c_int32, c_int64, c_int64)),
     "ec_tile_pack": (
         c_int32,
@@ -80,6 +83,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_tile_unpack": (c_int32, (c_int32, c_int64, c_int64, c_void_p, c_uint64, c_void_p, c_uint64)),
     "ec_model_create": (c_int32, (POINTER(Config), c_int32, c_int32, c_char_p, POINTER(c_void_p))),
     "ec_model_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
+    "ec_model_set_mapping": (None, (c_void_p, c_void_p)),
     "ec_model_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "ec_model_finish": (c_int32, (c_void_p,)),
     "ec_model_instruction_set": (c_char_p, (c_void_p,)),
@@ -155,11 +159,16 @@ def _find() -> Path:
     return installed
 
 
+def last_error() -> str:
+    """Return what the native library said of the last call in this thread that failed."""
+    return str(native().ec_last_error().decode(errors="replace"))
+
+
 def check(code: int, what: str) -> None:
     """Raise the error that a call's code stands for."""
     if code == OK:
         return
-    reason = native().ec_last_error().decode(errors="replace")
+    reason = last_error()
     if code == NO_MEMORY:
         raise MemoryCapError(f"{what}: {reason}; close programs, or use a shorter context or a smaller model")
     if code == CANCELLED:
@@ -167,6 +176,15 @@ def check(code: int, what: str) -> None:
     if code == UNREADABLE:
         raise StorageError(f"{what}: {reason}; check the disk, and load the model again: damaged tiles are made anew")
     raise SessionError(f"{what}: {reason}; this should have been refused earlier, please report it")
+
+
+def native_handle(fd: int) -> int:
+    """Return what the native library reads an open file by."""
+    if sys.platform != "win32":
+        return fd
+    import msvcrt
+
+    return msvcrt.get_osfhandle(fd)
 
 
 def instruction_sets() -> tuple[str, ...]:

@@ -7,18 +7,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
+from edgedec.errors import CapabilityError, EdgedecError, MemoryCapError, RequestError, SessionError
 from edgedec.memory import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items, check_step
-from edgedec_runtimes.cpu.library import CANCELLED, OPERATIONS, Item, address, check, native
+from edgedec_runtimes.cpu.damage import explain
+from edgedec_runtimes.cpu.library import (
+    CANCELLED,
+    NOT_FINITE,
+    OPERATIONS,
+    UNREADABLE,
+    Item,
+    address,
+    check,
+    last_error,
+    native,
+)
 from edgedec_runtimes.cpu.row_ops import NativeRowOps
 from edgedec_runtimes.cpu.session import CpuSession
 from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
@@ -66,6 +77,8 @@ class CpuModel:
             n_kept_rows: Rows of logits that have their place between forwards; one that wants more gets its own.
         """
         self._handle = handle
+        self._tiles = tiles
+        self._failure: EdgedecError | None = None
         self._tokenizer = tokenizer
         self._card = card
         self._kv_type = kv_type
@@ -180,9 +193,7 @@ class CpuModel:
                 step.token[0] = tokens[0]
                 code = native().ec_forward(self._handle, step.pointer, 1, self._logits_address, self._flag_address)
                 if code:
-                    if code == CANCELLED:
-                        self.stop.check()
-                    check(code, "a forward")
+                    self._refuse(code)
                 state.advance_step()
             finally:
                 self.stop.leave(outer)
@@ -223,9 +234,8 @@ class CpuModel:
         n_wanted = sum(piece.n_wanted for piece in pieces)
         logits = np.empty((n_wanted, self._card.n_vocab), np.float32) if len(pieces) > 1 else pieces[0].logits
         code = native().ec_forward(self._handle, items, len(pieces), address(logits), self._flag_address)
-        if code == CANCELLED:
-            self.stop.check()
-        check(code, "a forward")
+        if code:
+            self._refuse(code)
         first = 0
         for piece in pieces:
             if len(pieces) > 1:
@@ -234,12 +244,23 @@ class CpuModel:
             piece.finish()
         return sum(end - begin for _, begin, end in group)
 
+    def _refuse(self, code: int) -> NoReturn:
+        """Raise the error of a forward; with weights that are of no use it is that of every later one, too."""
+        if code == CANCELLED:
+            self.stop.check()
+        if code == NOT_FINITE or (code == UNREADABLE and isinstance(self._tiles, Tiles)):
+            self._failure = explain(code, last_error(), self._tiles)
+            raise self._failure
+        check(code, "a forward")
+        raise AssertionError("a forward that failed has an error")
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Let nobody else use the native model and its sessions.
 
         Raises:
             SessionError: The model is closed, or of the process that this one is a fork of.
+            StorageError, ModelFormatError: Its weights were found to be damaged, in an earlier forward.
         """
         with self.lock:
             self._check_alive()
@@ -249,6 +270,8 @@ class CpuModel:
         self.lock.check_process()
         if not self._finalizer.alive:
             raise SessionError("the model is closed; load it again")
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure))
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""

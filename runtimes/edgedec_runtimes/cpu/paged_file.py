@@ -12,7 +12,7 @@ import numpy as np
 
 from edgedec.errors import MemoryCapError, StorageError
 from edgedec.memory import format_bytes
-from edgedec_runtimes.cpu.library import address, check, native
+from edgedec_runtimes.cpu.library import address, check, native, native_handle
 from edgedec_runtimes.cpu.tile_file import U8
 
 PAGE_BYTES = 4096
@@ -76,15 +76,6 @@ class PagedFile:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
-
-
-def native_handle(fd: int) -> int:
-    """Return what the native library reads an open file by."""
-    if sys.platform != "win32":
-        return fd
-    import msvcrt
-
-    return msvcrt.get_osfhandle(fd)
 
 
 def page_buffer(n_bytes: int) -> U8:

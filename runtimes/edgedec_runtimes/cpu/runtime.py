@@ -12,6 +12,7 @@ from edgedec.gguf import GGUF, read_gguf
 from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_info import require_text_decoder
+from edgedec.progress import Progress
 from edgedec.system_memory import resident_bytes, return_free_memory
 from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu import kv_types, weights
@@ -61,6 +62,7 @@ class Cpu:
         """Load the weights: map their tiles, or make them first."""
         _check_options(options)
         before = resident_bytes() or 0
+        _report(path, options, 0)
         gguf, network = _read(path)
         _check_kv(path, network, options)
         tokenizer = open_tokenizer(gguf)  # before the tiles: it may refuse
@@ -89,6 +91,7 @@ class Cpu:
 
             model = CpuModel(handle, tiles, tokenizer, card, KV_TYPES[options.kv_type], terms, options.max_rows)
             undo.pop_all()
+        _report(path, options, 100)
         return model
 
     def report(self) -> RuntimeReport:
@@ -96,6 +99,12 @@ class Cpu:
         from edgedec import __version__
 
         return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(instruction_sets())}",))
+
+
+def _report(path: Path, options: LoadOptions, percent: int) -> None:
+    """Report that a load begins or ends; what takes long in between reports itself."""
+    if options.on_progress is not None:
+        options.on_progress(Progress("load", percent, 100, "%", path.name))
 
 
 def _read(path: Path) -> tuple[GGUF, Network]:

@@ -17,6 +17,7 @@ class StreamedTiles:
 
     Attributes:
         head: What the tiles are.
+        label: The model's name, for errors and progress.
         path: The tile file, which stays open: deleting or replacing it changes nothing.
         n_bytes: Most that is in memory of them.
         plan: Which parts stay.
@@ -25,6 +26,7 @@ class StreamedTiles:
     def __init__(
         self,
         path: Path,
+        label: str,
         plan: StreamPlan,
         *,
         on_progress: OnProgress | None = None,
@@ -38,10 +40,10 @@ class StreamedTiles:
             MemoryCapError: The system has no memory for what stays.
             CancelledError: Cancelled, between two parts.
         """
-        self.path, self.plan, self.n_bytes = path, plan, plan.resident_bytes
+        self.path, self.label, self.plan, self.n_bytes = path, label, plan, plan.resident_bytes
         self._file = PagedFile(path)
         try:
-            self.head: TileHead = read_tile_head(path)
+            self.head: TileHead = read_tile_head(path, label)
             self._memory = page_buffer(plan.staying_bytes)
             self._addresses = self._read_staying(on_progress, cancel)
         except BaseException:
@@ -58,12 +60,12 @@ class StreamedTiles:
                 addresses.append(None)
                 continue
             if cancel is not None:
-                cancel.check(f"loading {self.path.name}")
+                cancel.check(f"loading {self.label}")
             out = self._memory[begin : begin + part.held_bytes]
             addresses.append(address(out) + self._file.read(part.offset, part.n_bytes, out))
             begin, done = begin + part.held_bytes, done + part.n_bytes
             if on_progress is not None:
-                on_progress(Progress("weights", done, total, "bytes", f"{self.path.name}, those that stay in memory"))
+                on_progress(Progress("weights", done, total, "bytes", f"{self.label}, those that stay in memory"))
         return addresses
 
     def attach(self, handle: object, network: Network) -> None:
@@ -84,7 +86,7 @@ class StreamedTiles:
         code = library.ec_model_stream(
             handle, self._file.handle, self._file.n_bytes, parts, len(parts), self.plan.ring_bytes
         )
-        check(code, f"streaming {self.path}")
+        check(code, f"streaming {self.label}")
 
     def close(self) -> None:
         """Close the file and give the memory back; the native model must be gone."""

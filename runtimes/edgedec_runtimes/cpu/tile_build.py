@@ -19,7 +19,7 @@ from edgedec.gguf import GGUF
 from edgedec.memory import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.shared_files import publish
-from edgedec_runtimes.cpu.tile_file import U8, TileHead, Tiles, TileTensor, blocks
+from edgedec_runtimes.cpu.tile_file import U8, TileHead, Tiles, TileTensor, blocks, read_tiles
 from edgedec_runtimes.cpu.tile_sources import Source, model_sha256, source_of
 
 Fill = Callable[[str, U8, int], None]
@@ -39,6 +39,7 @@ class Job:
     Attributes:
         head: The head of the file but for what is known when the tiles are made: SHA-256 and CRCs.
         fill: Writes a tensor's tiles, or of one that has units those from a byte on.
+        mapped: Whether a tile file is mapped; else what it holds is copied to private memory.
     """
 
     gguf: GGUF
@@ -46,6 +47,7 @@ class Job:
     fill: Fill
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
+    mapped: bool = True
     sha256: str = ""
 
     @property
@@ -92,7 +94,26 @@ def make_in_memory(job: Job) -> Tiles:
     for tensor, offset in zip(job.head.tensors, job.head.offsets(), strict=False):
         job.fill(tensor.name, whole[offset : offset + tensor.n_bytes], 0)
         job.report("tiles", offset + tensor.n_bytes, total, detail)
-    return Tiles(buffer, job.head, None)
+    return Tiles(buffer, job.head, job.label)
+
+
+def copy_to_memory(job: Job, tiles: Tiles) -> Tiles:
+    """Read the file of mapped tiles to memory of our own, and check it on the way; those that are mapped stay so.
+
+    Raises:
+        ModelFormatError: They are damaged.
+        CancelledError, MemoryCapError.
+    """
+    assert tiles.file is not None, "they are mapped"
+    buffer, places = _anonymous(tiles.n_bytes), tiles.head.places()
+    whole: U8 = np.frombuffer(buffer, np.uint8)
+
+    def place(name: str, start: int, n_bytes: int) -> U8:
+        begin = places[name] + start
+        return whole[begin : begin + n_bytes]
+
+    read_tiles(tiles.file, tiles.head, job.label, place, phase="load", on_progress=job.on_progress, cancel=job.cancel)
+    return Tiles(buffer, tiles.head, job.label)
 
 
 def make_file(job: Job, partial_path: Path, source: Source) -> Path:

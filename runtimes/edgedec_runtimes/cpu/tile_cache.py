@@ -6,8 +6,9 @@
 The file is found by the model's header and size and the layout, and taken when path, size and times of the model's
 files are those it was made from; else the model is read once and its SHA-256 compared (tile_sources). So the tiles
 of a model that was moved, copied or touched are used on, and models that differ in nothing but weights never mix.
-What is not noticed: weights changed in place with size and both times of the file kept, and damage inside the tiles
-(`Tiles.verify` finds that).
+What is not noticed: weights changed in place with size and both times of the file kept. A tile file that was written
+to after it was made is read whole, and made anew where it is damaged; damage that leaves no trace in the file's times
+(a failing disk) is found by `Tiles.verify`.
 
 Without a disk that takes the file, the tiles are made in private memory at each start, and the log says why.
 """
@@ -19,7 +20,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,13 +34,25 @@ from edgedec_runtimes.cpu.tile_build import (
     Fill,
     Job,
     cache_errors,
+    copy_to_memory,
     make_file,
     make_in_memory,
     require_unchanged,
 )
 from edgedec_runtimes.cpu.tile_file import TileHead, Tiles, TileTensor, map_tiles
-from edgedec_runtimes.cpu.tile_listing import remove_outdated, tile_paths, tiles_folder
-from edgedec_runtimes.cpu.tile_sources import Source, add_source, model_sha256, read_sources, source_of, sources_path
+from edgedec_runtimes.cpu.tile_listing import remove_missing, remove_outdated, tile_paths, tiles_folder
+from edgedec_runtimes.cpu.tile_sources import (
+    Source,
+    Stamp,
+    add_source,
+    model_sha256,
+    read_sources,
+    read_stamp,
+    source_of,
+    sources_path,
+    stamp_of,
+    write_sources,
+)
 
 __all__ = [
     "Fill",
@@ -67,6 +80,7 @@ def open_tiles(
     cache_dir: Path | None,
     use_cache: bool = True,
     in_memory: bool = True,
+    mapped: bool = True,
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> Tiles:
@@ -84,8 +98,9 @@ def open_tiles(
         cache_dir: The cache's root; None for private memory.
         use_cache: False for private memory as well.
         in_memory: False to raise StorageError where only private memory would be left.
-        on_progress: Gets the phases "tiles", "wait" (for another process that makes them) and "verify" (a model that
-            may have changed is read).
+        mapped: False to copy what the file holds to private memory, and check all of it.
+        on_progress: Gets the phases "tiles", "wait" (for another process that makes them), "verify" (a model or a tile
+            file that may have changed is read) and "load" (tiles are copied).
         cancel: Stops it, between two tensors at the latest; nothing is left on the disk.
 
     Raises:
@@ -93,7 +108,7 @@ def open_tiles(
         ModelNotFoundError, StorageError: The model's files are gone, can't be read or change while they are read.
         MemoryCapError: The system has no memory for the tiles.
     """
-    job = Job(gguf, _draft_head(gguf, tensors, layout), fill, on_progress, cancel)
+    job = Job(gguf, _draft_head(gguf, tensors, layout), fill, on_progress, cancel, mapped)
     if cache_dir is not None and use_cache:
         try:
             return _from_cache(job, cache_dir)
@@ -174,14 +189,11 @@ def _from_cache(job: Job, cache_dir: Path) -> Tiles:
     if tiles is None:
         with _locked(job, folder):
             tiles = _find(job, folder, source, discard=True) or _build(job, cache_dir, source)
-    if tiles.path is not None:
-        with suppress(OSError):  # the folder may be read-only; then the time of the last use is not known
-            os.utime(sources_path(tiles.path))
     return tiles
 
 
 def _find(job: Job, folder: Path, source: Source, *, discard: bool = False) -> Tiles | None:
-    """Return the tiles of this very model, if they are there.
+    """Return the tiles of this very model, if they are there and sound; with `discard`, delete damaged ones.
 
     Where they may be, but were made from other paths or times, the model is read to find out.
     """
@@ -194,7 +206,50 @@ def _find(job: Job, folder: Path, source: Source, *, discard: bool = False) -> T
         for tiles in found:
             if tiles is not chosen:
                 tiles.close()
-    return chosen
+    try:
+        return None if chosen is None else _opened(job, chosen)
+    except ModelFormatError as error:
+        if discard and chosen is not None and chosen.path is not None:
+            _discard(chosen.path, error)
+    return None
+
+
+def _opened(job: Job, tiles: Tiles) -> Tiles:
+    """Return mapped tiles as they are wanted, mapped or copied; raise ModelFormatError where they are damaged."""
+    assert tiles.path is not None, "they are in a file"
+    with ExitStack() as undo:
+        undo.enter_context(tiles)
+        opened = tiles
+        if job.mapped:
+            _require_sound(job, tiles)
+            undo.pop_all()
+        else:
+            opened = copy_to_memory(job, tiles)
+    with suppress(OSError):  # the folder may be read-only; then the time of the last use is not known
+        os.utime(sources_path(tiles.path))
+    return opened
+
+
+def _require_sound(job: Job, tiles: Tiles) -> None:
+    """Read tiles whose file was written to since they were found to be sound, or may have been (ModelFormatError)."""
+    assert tiles.path is not None, "they are in a file"
+    assert tiles.file is not None, "it is open"
+    now = os.fstat(tiles.file.fileno())
+    stamp = Stamp(now.st_size, now.st_mtime_ns)
+    if read_stamp(tiles.path) == stamp:
+        return
+    logger.info("%s: its tiles may have changed since they were made; they are read to see whether they did", job.label)
+    tiles.verify(on_progress=job.on_progress, cancel=job.cancel)
+    try:
+        write_sources(tiles.path, read_sources(tiles.path), stamp)
+    except OSError as error:
+        logger.info("%s: that its tiles are sound can't be written down (%s); each start reads them", job.label, error)
+
+
+def _discard(path: Path, error: ModelFormatError) -> None:
+    logger.warning("%s", error)
+    with cache_errors():
+        path.unlink(missing_ok=True)
 
 
 def _candidates(job: Job, folder: Path, *, discard: bool = False) -> list[Tiles]:
@@ -205,18 +260,17 @@ def _candidates(job: Job, folder: Path, *, discard: bool = False) -> list[Tiles]
             if not path.name.startswith(start):
                 continue
             try:
-                tiles = map_tiles(path)
+                tiles = map_tiles(path, job.label)
             except FileNotFoundError:
                 continue  # deleted meanwhile
             except ModelFormatError as error:
-                logger.info("%s; the tiles are made anew", error)
                 if discard:
-                    path.unlink(missing_ok=True)
+                    _discard(path, error)
                 continue
             if replace(tiles.head, model_sha256=job.head.model_sha256, crcs=job.head.crcs) == job.head:
                 found.append(tiles)
             else:
-                logger.info("%s holds other tensors than expected; the tiles are made anew", path)
+                logger.info("%s: its tiles are other ones than expected; they are made anew", job.label)
                 tiles.close()
     return found
 
@@ -231,15 +285,15 @@ def _equal_model(job: Job, found: list[Tiles], source: Source) -> Tiles | None:
         job.sha256 = sha256
     chosen = next((tiles for tiles in found if tiles.head.model_sha256 == job.sha256), None)
     if chosen is not None and chosen.path is not None:
-        _remember(chosen.path, source)
+        _remember(job, chosen.path, source)
     return chosen
 
 
-def _remember(path: Path, source: Source) -> None:
+def _remember(job: Job, path: Path, source: Source, stamp: Stamp | None = None) -> None:
     try:
-        add_source(path, source)
+        add_source(path, source, stamp)
     except OSError as error:
-        logger.info("%s: its sources can't be written (%s); each start will read the model", path, error)
+        logger.info("%s: what its tiles were made from can't be written (%s); each start reads it", job.label, error)
 
 
 def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
@@ -254,13 +308,22 @@ def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
             "make room, or name another folder (EDGEDEC_CACHE)"
         )
     path = make_file(job, _partial_path(job, folder), source)
-    _remember(path, source)
+    with cache_errors():
+        _remember(job, path, source, stamp_of(path))
+    _tell("%s: %s kept in %s, so that its next start is fast", job.label, format_bytes(job.n_bytes), folder)
     try:
         remove_outdated(cache_dir, source)
+        if n_bytes := remove_missing(cache_dir):
+            _tell("%s of tiles deleted, whose models are gone", format_bytes(n_bytes))
     except StorageError as error:
         logger.info("%s", error)
     with cache_errors():
-        return map_tiles(path)
+        return _opened(job, map_tiles(path, job.label))
+
+
+def _tell(message: str, *values: object) -> None:
+    """Log what a person should know although nothing is wrong; the command line prints it."""
+    logger.info(message, *values, extra={"tell": True})
 
 
 def _partial_path(job: Job, folder: Path) -> Path:

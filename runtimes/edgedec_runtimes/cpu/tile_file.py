@@ -6,7 +6,8 @@ spaces; the tiles in that order, each at the next multiple of 64 bytes. The file
 any page size will do.
 
 Each start checks the head and the size of the file, so that every cut and every change of the head is found. A change
-inside the tiles is found by `Tiles.verify` only, which reads all of them.
+inside the tiles is found by `Tiles.verify`, which reads all of them. Where a file is cut short or changed while it is
+mapped, a forward that uses it fails (mapping).
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
 from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec_runtimes.cpu.mapping import Mapping
 
 ALIGNMENT = 64
 VERSION = 1
@@ -34,6 +36,7 @@ _FIXED = struct.Struct("<16sIIQ32s")
 _N_SIGNED = _FIXED.size - 32
 _MAX_HEAD_BYTES = 1 << 27
 _BLOCK_BYTES = 1 << 24
+_REMEDY = "they are made anew when the model is loaded"
 
 U8 = NDArray[np.uint8]
 
@@ -113,31 +116,90 @@ def place(tensors: Sequence[TileTensor], start: int = 0) -> tuple[int, ...]:
     return (*offsets, end)
 
 
-def read_tile_head(path: Path) -> TileHead:
+def read_tile_head(path: Path, label: str = "") -> TileHead:
     """Read and check the head of a tile file, and that the file is as long as it says.
+
+    Args:
+        path: The file.
+        label: The model's name, for errors; "" for the file's.
 
     Raises:
         ModelFormatError: It is no tile file, of another version, cut short or damaged.
         OSError: It can't be read.
     """
     with path.open("rb") as file:
-        return _read_head(file, path)
+        return _read_head(file, label or path.name)
 
 
-def map_tiles(path: Path) -> "Tiles":
+def map_tiles(path: Path, label: str = "") -> "Tiles":
     """Map a tile file whose head is sound, to be read only and shared with other processes.
 
     Raises:
         ModelFormatError: As read_tile_head.
         OSError: It can't be read or mapped.
     """
+    label = label or path.name
     with ExitStack() as undo:
         file = undo.enter_context(path.open("rb"))
-        head = _read_head(file, path)
+        head = _read_head(file, label)
         n_bytes = os.fstat(file.fileno()).st_size
-        tiles = Tiles(mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ), head, path, file)
+        buffer = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ)
+        tiles = Tiles(buffer, head, label, path, file)
         undo.pop_all()
         return tiles
+
+
+def read_tiles(
+    file: BinaryIO,
+    head: TileHead,
+    label: str,
+    place: Callable[[str, int, int], U8],
+    *,
+    phase: str = "verify",
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> None:
+    """Read all tiles of a file to where `place` says and compare them with their CRCs.
+
+    Args:
+        file: The file.
+        head: Its head.
+        label: The model's name, for errors and progress.
+        place: Called with a tensor's name, a byte within it and a number of bytes; returns memory for them.
+        phase: For the progress.
+        on_progress, cancel: As everywhere.
+
+    Raises:
+        ModelFormatError: They are damaged, or can't be read.
+        CancelledError: Cancelled.
+    """
+    done, total = 0, sum(tensor.n_bytes for tensor in head.tensors)
+    for tensor, offset, expected in zip(head.tensors, head.offsets(), head.crcs, strict=False):
+        crc = 0
+        for start in range(0, tensor.n_bytes, _BLOCK_BYTES):
+            if cancel is not None:
+                cancel.check(f"{phase} {label}")
+            out = place(tensor.name, start, min(_BLOCK_BYTES, tensor.n_bytes - start))
+            _read_into(file, offset + start, out, label)
+            crc = zlib.crc32(out.data, crc)
+            done += len(out)
+            if on_progress is not None:
+                on_progress(Progress(phase, done, total, "bytes", label))
+        if crc != expected:
+            raise _damaged(label, f"of {tensor.name!r} they have the CRC-32 {crc:08x}, expected {expected:08x}")
+
+
+def _read_into(file: BinaryIO, offset: int, out: U8, label: str) -> None:
+    rest = out.data
+    try:
+        file.seek(offset)
+        while rest:
+            n = file.readinto(rest)  # type: ignore[attr-defined]  # a binary file
+            if not n:
+                raise _damaged(label, f"their file ends at {offset} bytes")
+            offset, rest = offset + n, rest[n:]
+    except OSError as error:
+        raise _damaged(label, f"reading them failed ({error.strerror or error})") from error
 
 
 class Tiles:
@@ -147,22 +209,28 @@ class Tiles:
 
     Attributes:
         head: What they are.
+        label: The model's name, for errors.
         path: The mapped file; None for private memory.
         file: It, open until close().
+        mapping: Where it is mapped; None for private memory.
         n_bytes: What they take, head and padding included.
     """
 
     def __init__(
-        self, buffer: mmap.mmap, head: TileHead, path: Path | None = None, file: BinaryIO | None = None
+        self, buffer: mmap.mmap, head: TileHead, label: str, path: Path | None = None, file: BinaryIO | None = None
     ) -> None:
         """Take over a buffer that holds the tiles where the head's offsets say, and the file that it maps."""
         self.head = head
+        self.label = label
         self.path = path
         self.file = file
+        self.mapping: Mapping | None = None
         self.n_bytes = len(buffer)
         self._buffer = buffer
         whole: U8 = np.frombuffer(buffer, np.uint8)
         whole.flags.writeable = False
+        if file is not None:
+            self.mapping = Mapping(whole.ctypes.data, len(buffer), file.fileno())
         self._views = {
             tensor.name: whole[offset : offset + tensor.n_bytes]
             for tensor, offset in zip(head.tensors, head.offsets(), strict=False)
@@ -200,31 +268,24 @@ class Tiles:
     def verify(self, *, on_progress: OnProgress | None = None, cancel: CancelToken | None = None) -> None:
         """Read all tiles of a mapped file and compare them with the CRCs written when they were made.
 
+        The file is read, not what is mapped of it: that takes no memory.
+
         Raises:
-            ModelFormatError: They are damaged; the message names the first such tensor.
+            ModelFormatError: They are damaged, or can't be read; the message names the first such tensor.
             CancelledError: Cancelled.
         """
-        if self.path is None:
+        if self.file is None:
             return
-        done, total = 0, sum(tensor.n_bytes for tensor in self.head.tensors)
-        for tensor, expected in zip(self.head.tensors, self.head.crcs, strict=True):
-            crc = 0
-            for block in blocks(self._views[tensor.name]):
-                if cancel is not None:
-                    cancel.check(f"verify {self.path.name}")
-                crc = zlib.crc32(block, crc)
-                done += len(block)
-            if on_progress is not None:
-                on_progress(Progress("verify", done, total, "bytes", self.path.name))
-            if crc != expected:
-                raise ModelFormatError(
-                    f"{self.path}: the tiles of {tensor.name!r} are damaged (CRC-32 {crc:08x}, expected "
-                    f"{expected:08x}); delete the file, and the next start writes it anew"
-                )
+        block = np.empty(_BLOCK_BYTES, np.uint8)
+        read_tiles(
+            self.file, self.head, self.label, lambda name, start, n: block[:n], on_progress=on_progress, cancel=cancel
+        )
 
     def close(self) -> None:
         """Give the memory back; no array and no address taken from here may be used any more."""
         self._views = {}
+        if self.mapping is not None:
+            self.mapping.close()
         if self.file is not None:
             self.file.close()
         with suppress(BufferError):  # an array is still held somewhere; the memory goes with it
@@ -237,27 +298,31 @@ def blocks(data: U8) -> Iterator[memoryview]:
         yield data[start : start + _BLOCK_BYTES].data
 
 
-def _read_head(file: BinaryIO, path: Path) -> TileHead:
+def _damaged(label: str, what: str) -> ModelFormatError:
+    return ModelFormatError(f"the tiles of {label} are damaged: {what}; {_REMEDY}")
+
+
+def _read_head(file: BinaryIO, label: str) -> TileHead:
     n_file_bytes = os.fstat(file.fileno()).st_size
     fixed = file.read(_FIXED.size)
     if len(fixed) < _FIXED.size or not fixed.startswith(_MAGIC):
-        raise ModelFormatError(f"{path} is no tile file; delete it")
+        raise _damaged(label, "their file does not begin as one")
     _, version, n_head, n_bytes, digest = _FIXED.unpack(fixed)
     if version != VERSION:
-        raise ModelFormatError(f"{path} is a tile file of version {version}, expected {VERSION}; delete it")
+        raise ModelFormatError(f"the tiles of {label} have the version {version}, expected {VERSION}; {_REMEDY}")
     if n_bytes != n_file_bytes:
-        raise ModelFormatError(f"{path} has {n_file_bytes} bytes, expected {n_bytes}; delete it")
+        raise _damaged(label, f"their file has {n_file_bytes} bytes, expected {n_bytes}")
     if not _FIXED.size <= n_head <= min(n_file_bytes, _MAX_HEAD_BYTES):
-        raise ModelFormatError(f"{path}: the head is damaged (length {n_head}); delete it")
+        raise _damaged(label, f"the length of their file's head is {n_head}")
     text = file.read(n_head - _FIXED.size)
     if hashlib.sha256(fixed[:_N_SIGNED] + text).digest() != digest:
-        raise ModelFormatError(f"{path}: the head is damaged; delete it")
+        raise _damaged(label, "their file's head has another checksum")
     try:
         head = _decode(text)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelFormatError(f"{path}: the head is damaged ({error}); delete it") from error
+        raise _damaged(label, f"their file's head can't be read ({error})") from error
     if head.offsets()[-1] != n_file_bytes:
-        raise ModelFormatError(f"{path} has {n_file_bytes} bytes, its tensors take {head.offsets()[-1]}; delete it")
+        raise _damaged(label, f"their file has {n_file_bytes} bytes, expected {head.offsets()[-1]}")
     return head
 
 

@@ -130,6 +130,16 @@ def remove_outdated(cache_dir: Path, source: Source) -> int:
     return _remove_where(cache_dir, lambda other: other != source and [file.path for file in other] == paths)
 
 
+def remove_missing(cache_dir: Path) -> int:
+    """Delete the tiles whose models are gone, and return the bytes freed; where it is not known of which, they stay.
+
+    Raises:
+        StorageError: A file can't be deleted.
+    """
+    gone = [entry for entry in list_tiles(cache_dir) if entry.state == "missing" and entry.models]
+    return sum(delete_tile_file(entry.path) for entry in gone)
+
+
 def delete_tile_file(path: Path) -> int:
     """Delete a tile file with its sources and return the bytes freed; 0 where it is gone, or in use on Windows.
 

@@ -1,9 +1,12 @@
-"""Which model files a tile file was made from: X.json beside X.tiles.
+"""What is known of a tile file without reading it, in X.json beside X.tiles: which model files it was made from.
 
 A model is known again by path, size and times of all its files, without being read. A file whose times changed, or a
 copy at another path, is read once: when its SHA-256 is the one in the head, it joins the sources. So a lost or damaged
 X.json costs one reading of the model. The time of the last status change is compared, too, as a copy that keeps the
 date of its original (cp -p, tar, rsync) does not keep that one. (On Windows it is the time of creation.)
+
+A tile file whose size and time of modification are those written down has not been written to since it was found to be
+sound. With others, or where they are lost, it is read whole once.
 """
 
 import hashlib
@@ -30,6 +33,14 @@ class SourceFile:
 
 
 Source = tuple[SourceFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A tile file's size and time of modification."""
+
+    n_bytes: int
+    mtime_ns: int
 
 
 def source_of(paths: Iterable[Path]) -> Source:
@@ -70,30 +81,51 @@ def read_sources(tile_path: Path) -> tuple[Source, ...]:
         return ()
 
 
-def write_sources(tile_path: Path, sources: Iterable[Source]) -> None:
-    """Write the sources of a tile file, whole or not at all.
+def read_stamp(tile_path: Path) -> Stamp | None:
+    """Return the stamp that a tile file had when it was found to be sound; None where that is not known."""
+    try:
+        n_bytes, mtime_ns = json.loads(sources_path(tile_path).read_text(encoding="ascii"))["stamp"]
+        return Stamp(int(n_bytes), int(mtime_ns))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def stamp_of(tile_path: Path) -> Stamp:
+    """Return the stamp of a tile file as it is now.
+
+    Raises:
+        OSError: It can't be looked at.
+    """
+    found = tile_path.stat()
+    return Stamp(found.st_size, found.st_mtime_ns)
+
+
+def write_sources(tile_path: Path, sources: Iterable[Source], stamp: Stamp | None = None) -> None:
+    """Write the sources of a tile file, whole or not at all; `stamp` is that of the sound file, None keeps the old one.
 
     Raises:
         OSError: They can't be written.
     """
     path = sources_path(tile_path)
+    stamp = stamp or read_stamp(tile_path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     rows = [[astuple(file) for file in source] for source in sources]
     try:
-        temporary.write_text(json.dumps({"sources": rows}), encoding="ascii")
+        known = {"sources": rows, "stamp": None if stamp is None else astuple(stamp)}
+        temporary.write_text(json.dumps(known), encoding="ascii")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def add_source(tile_path: Path, source: Source) -> None:
-    """Add a source to those of a tile file that are still current.
+def add_source(tile_path: Path, source: Source, stamp: Stamp | None = None) -> None:
+    """Add a source to those of a tile file that are still current; `stamp` as for write_sources.
 
     Raises:
         OSError: They can't be written.
     """
     others = [other for other in read_sources(tile_path) if other != source and is_current(other)]
-    write_sources(tile_path, [source, *others])
+    write_sources(tile_path, [source, *others], stamp)
 
 
 def model_sha256(paths: Iterable[Path], on_bytes: Callable[[int], None]) -> str:

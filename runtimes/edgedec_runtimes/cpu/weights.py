@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,9 +15,8 @@ from edgedec.gguf import GGUF, TensorInfo
 from edgedec.memory import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec.remembered import cache_folder
-from edgedec_runtimes.cpu.library import Config, address, check, forced_instruction_set, native
+from edgedec_runtimes.cpu.library import Config, address, check, forced_instruction_set, native, native_handle
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
-from edgedec_runtimes.cpu.paged_file import native_handle
 from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.streaming import StreamPlan, plan_streaming, remembered_rate
 from edgedec_runtimes.cpu.tile_cache import (
@@ -65,7 +65,7 @@ def stream_plan(gguf: GGUF, network: Network, options: LoadOptions) -> StreamPla
     """
     if options.resident_bytes is None or options.resident_bytes >= tile_bytes(gguf, network):
         return None
-    if not are_mapped(gguf, network, options):
+    if not has_tile_file(gguf, network, options):
         raise RequestError(
             "resident_bytes is less than the weights take, and there is no tile file to read the rest from, nor can "
             "one be made (tile_cache is off, or its folder can't be written or is full); allow all, or make room"
@@ -88,13 +88,14 @@ def stream_tiles(gguf: GGUF, network: Network, options: LoadOptions, plan: Strea
         StorageError: They can't be kept on the disk, or read.
         CancelledError, MemoryCapError, ModelFormatError.
     """
-    with load_tiles(gguf, network, options, in_memory=False) as tiles:  # mapped, but not read: that takes no memory
+    mapped = replace(options, mmap=True)  # but not read: that takes no memory
+    with load_tiles(gguf, network, mapped, in_memory=False) as tiles:
         assert tiles.path is not None, "they are in a file"
-        return StreamedTiles(tiles.path, plan, on_progress=options.on_progress, cancel=options.cancel)
+        return StreamedTiles(tiles.path, tiles.label, plan, on_progress=options.on_progress, cancel=options.cancel)
 
 
 def load_tiles(gguf: GGUF, network: Network, options: LoadOptions, *, in_memory: bool = True) -> Tiles:
-    """Map the tiles from the cache, or make them; `in_memory=False` refuses to make them anywhere else."""
+    """Map the tiles from the cache, or copy them; made first if need be, with `in_memory=False` nowhere else."""
     return open_tiles(
         gguf,
         tile_tensors(network),
@@ -102,6 +103,7 @@ def load_tiles(gguf: GGUF, network: Network, options: LoadOptions, *, in_memory:
         layout=LAYOUT,
         cache_dir=cache_folder(options.cache_dir) if options.tile_cache else None,
         in_memory=in_memory,
+        mapped=options.mmap,
         on_progress=options.on_progress,
         cancel=options.cancel,
     )
@@ -187,6 +189,11 @@ def mapped_bytes(gguf: GGUF, network: Network) -> int:
 
 def are_mapped(gguf: GGUF, network: Network, options: LoadOptions) -> bool:
     """Tell whether load_tiles will map a file."""
+    return options.mmap and has_tile_file(gguf, network, options)
+
+
+def has_tile_file(gguf: GGUF, network: Network, options: LoadOptions) -> bool:
+    """Tell whether load_tiles will have a file of tiles: there is one, or one can be made."""
     tensors, folder = tile_tensors(network), cache_folder(options.cache_dir)
     return options.tile_cache and can_be_mapped(gguf, tensors, layout=LAYOUT, cache_dir=folder)
 
@@ -199,6 +206,8 @@ def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> No
             *(address(data), len(data)),
         )
         check(code, tensor.name)
+    if tiles.mapping is not None:
+        native().ec_model_set_mapping(handle, tiles.mapping.handle)
     rare = rarely_read(network)
     if rare is not None and tiles.file is not None:
         fd, place = tiles.file.fileno(), tiles.head.places()[rare.name]

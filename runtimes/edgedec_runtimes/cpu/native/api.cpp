@@ -92,6 +92,23 @@ int32_t ec_file_read(int64_t file, uint64_t file_bytes, uint64_t offset, uint64_
   });
 }
 
+int32_t ec_mapping_open(const void *data, uint64_t n_bytes, int64_t file, ec_mapping **mapping) {
+  return guarded([&] {
+    require(data != nullptr && n_bytes > 0, "a mapping is empty");
+    *mapping = new ec_mapping(data, n_bytes, file);
+    return EC_OK;
+  });
+}
+
+int32_t ec_mapping_check(const ec_mapping *mapping) {
+  return guarded([&] {
+    mapping->check();
+    return EC_OK;
+  });
+}
+
+void ec_mapping_close(ec_mapping *mapping) { delete mapping; }
+
 uint64_t ec_tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols) { return tile_bytes(type, n_rows, n_cols); }
 
 int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_begin, int64_t row_end,
@@ -149,6 +166,8 @@ int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32
     return EC_OK;
   });
 }
+
+void ec_model_set_mapping(ec_model *model, const ec_mapping *mapping) { model->mapping = mapping; }
 
 int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_bytes, uint64_t offset) {
   return guarded([&] {
@@ -298,9 +317,12 @@ int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float
                    const volatile int32_t *cancel) {
   return guarded([&]() -> int32_t {
     require(n_items >= 1, "a forward has no items");
-    if (forward(*model, items, n_items, logits, cancel)) return EC_OK;
-    last_error = "the forward was cancelled";
-    return EC_CANCELLED;
+    if (model->mapping != nullptr) model->mapping->check();
+    const Outcome outcome = forward(*model, items, n_items, logits, cancel);
+    if (model->mapping != nullptr) model->mapping->check();
+    if (outcome == Outcome::done) return EC_OK;
+    last_error = outcome == Outcome::cancelled ? "the forward was cancelled" : "the model's logits are not finite";
+    return outcome == Outcome::cancelled ? EC_CANCELLED : EC_NOT_FINITE;
   });
 }
 

@@ -20,9 +20,9 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 3
+#define EC_ABI_VERSION 4
 
-enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4 };
+enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
 /* Tensor types have ggml's numbers. */
 
@@ -101,6 +101,7 @@ typedef struct ec_part {
 typedef struct ec_model ec_model;
 typedef struct ec_session ec_session;
 typedef struct ec_kernels ec_kernels;
+typedef struct ec_mapping ec_mapping;
 
 /* One session's rows of a forward. */
 typedef struct ec_item {
@@ -134,6 +135,16 @@ EC_API double ec_read_bandwidth(int32_t n_threads, uint64_t n_bytes);
  * page-aligned memory at `pages`. */
 EC_API int32_t ec_file_read(int64_t file, uint64_t file_bytes, uint64_t offset, uint64_t n_bytes, void *pages);
 
+/* A mapped file that may be cut short, or on a disk that fails: POSIX systems send SIGBUS then, which ends the process.
+ * While an ec_mapping is open, a fault inside [data, data + n_bytes), whole pages, is caught: zeros are mapped over all of it,
+ * and every check returns EC_UNREADABLE from then on. Other faults go to the handler that was there before; one that is
+ * installed later is called as well, as each check puts ours on top again. `file` is the descriptor, which stays open: a
+ * change of its size or time of modification is EC_UNREADABLE, too; negative: none. On Windows all of this does nothing, as
+ * a mapped file can't be cut short there. Close it before the memory is unmapped. */
+EC_API int32_t ec_mapping_open(const void *data, uint64_t n_bytes, int64_t file, ec_mapping **mapping);
+EC_API int32_t ec_mapping_check(const ec_mapping *mapping);
+EC_API void ec_mapping_close(ec_mapping *mapping);
+
 /* Bytes of the tiles of a matrix, 0 where the type or shape is not supported. */
 EC_API uint64_t ec_tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
 /* Rearrange rows [row_begin, row_end) of a matrix (GGUF's bytes, starting with row_begin) into the whole matrix's tiles;
@@ -150,6 +161,8 @@ EC_API int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32
 /* The tiles are borrowed and must outlive the model. */
 EC_API int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
                                    int64_t n_cols, const void *tiles, uint64_t tile_bytes);
+/* Where the tiles are mapped: forwards check it (borrowed) before and after. */
+EC_API void ec_model_set_mapping(ec_model *model, const ec_mapping *mapping);
 /* Read rows of the embedding matrix, set before, from the file of its tiles at `offset`: what is mapped of it is not touched.
  * `file` is a descriptor (on Windows a handle) that stays open. */
 EC_API int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_bytes, uint64_t offset);
@@ -186,7 +199,8 @@ EC_API int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void
 EC_API void ec_session_close(ec_session *session);
 
 /* Evaluate rows of several sessions; logits is [sum of n_wanted][n_vocab]. *cancel other than 0 stops it between two
- * layers with EC_CANCELLED. */
+ * layers with EC_CANCELLED. EC_UNREADABLE: weights can't be read, or the mapping is broken. EC_NOT_FINITE: a logit is
+ * infinite or no number, as happens with damaged weights. Results are then of no use. */
 EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits,
                           const volatile int32_t *cancel);
 

@@ -1,9 +1,11 @@
 // Norms, activations, rotations and int8 quantization. Included by kernels.cpp, once per instruction set.
 // Lengths that are no multiple of LANES end in scalar code; a value's lane depends on its index only.
 
+// What is no number stays none in all of these, so that a damaged weight shows in the logits (forward.cpp).
+
 // e to the power of x for x <= 0 (down to 0 below -87): x = n ln 2 + r, a polynomial of degree 6 in r.
 inline Floats exp_of(Floats x) {
-  x = max(x, set(-87.0f));
+  x = max(set(-87.0f), x);  // in this order, as x86 returns the second where one is no number
   const Floats n = round_even(mul(x, set(1.44269504f)));
   const Floats r = fnma(n, set(-2.12194440e-4f), fnma(n, set(0.693359375f), x));
   Floats p = set(1.0f / 720);
@@ -33,10 +35,20 @@ inline float max_lanes(Floats x) {
   return lanes[0];
 }
 
+// The same of lanes that are not negative, as max_magnitude.
+inline float max_magnitude_lanes(Floats x) {
+  float lanes[LANES];
+  store(lanes, x);
+  for (int step = LANES / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i)
+      lanes[i] = lanes[i] > lanes[i + step] || lanes[i] != lanes[i] ? lanes[i] : lanes[i + step];
+  return lanes[0];
+}
+
 void quantize_block(ActivationBlock &block, int row, const float *x) {
   Floats most = zero();
-  for (int i = 0; i < 32; i += LANES) most = max(most, abs(load(x + i)));
-  const float peak = max_lanes(most), scale = peak / 127.0f;
+  for (int i = 0; i < 32; i += LANES) most = max_magnitude(most, abs(load(x + i)));
+  const float peak = max_magnitude_lanes(most), scale = peak / 127.0f;
   const float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;
   int8_t *q = block.q[row];
   for (int i = 0; i < 32; i += LANES)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 
 #include "model.h"
@@ -121,6 +122,17 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
   return plan;
 }
 
+// Whether no value is infinite or no number: the exponent's bits are not all ones.
+bool all_finite(const float *values, int64_t n) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    memcpy(&bits, values + i, sizeof bits);
+    found |= (uint32_t)((bits & 0x7f800000u) == 0x7f800000u);
+  }
+  return found == 0;
+}
+
 // --- the stages; every thread calls them ----------------------------------------------------------------------------
 
 class Run {
@@ -145,6 +157,7 @@ class Run {
   }
 
   bool stopped = false;
+  std::atomic<bool> finite{true};  // all logits
 
  private:
   // End a stage: everybody waits, and the counter of pieces starts anew.
@@ -226,6 +239,7 @@ class Run {
         const float *from = memory + (r - begin) * PANEL_ROWS;
         const int64_t row = add_to != nullptr ? (*add_to)[(size_t)r] : r;
         float *to = target->out + row * target->stride + panel * PANEL_ROWS;
+        if (operation == EC_OP_HEAD && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
         if (add_to != nullptr) k_.add(to, from, columns);
         else memcpy(to, from, (size_t)columns * sizeof(float));
       }
@@ -503,7 +517,7 @@ void read_rows(ec_model &model, const Plan &plan) {
 
 }  // namespace
 
-bool forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, const volatile int32_t *cancel) {
+Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, const volatile int32_t *cancel) {
   if (!model.finished) throw Invalid("the model is not finished");
   const Plan plan = make_plan(model, items, n_items);
   if (plan.n_wanted > model.max_rows) throw Invalid("too many rows of logits are wanted");
@@ -517,9 +531,12 @@ bool forward(ec_model &model, const ec_item *items, int32_t n_items, float *logi
   Run run(model, plan, logits, cancel);
   if (model.streamer.started()) begin_streaming(model, plan);
   if (model.streamer.started() || model.row_file.is_open()) read_rows(model, plan);
-  model.pool.run([&](int thread) { run(thread); });
-  if (model.streamer.started() && !model.streamer.end()) return false;
-  return !run.stopped;
+  {
+    const FaultsUnblocked unblocked;
+    model.pool.run([&](int thread) { run(thread); });
+  }
+  if ((model.streamer.started() && !model.streamer.end()) || run.stopped) return Outcome::cancelled;
+  return run.finite ? Outcome::done : Outcome::not_finite;
 }
 
 }  // namespace edgedec

@@ -7,8 +7,13 @@
 #include "edgedec_cpu.h"
 #include "kernels.h"
 #include "kv_cache.h"
+#include "mapping.h"
 #include "pool.h"
 #include "streaming.h"
+
+struct ec_mapping : edgedec::Mapping {
+  using Mapping::Mapping;
+};
 
 struct ec_session {
   ec_session(ec_model *owner, edgedec::KVCache &&kv) : model(owner), cache(std::move(kv)) {}
@@ -59,6 +64,7 @@ struct ec_model {
   bool finished = false;
   edgedec::Streamer streamer;  // of weights that are read in each forward
   edgedec::RowFile row_file;   // where rows of token_embd are read instead of looked up in memory
+  const ec_mapping *mapping = nullptr;  // of the tiles, where they are a file's
   double seconds[EC_N_OPERATIONS] = {};  // of forwards so far, by operation
 
   // --- memory of a forward, for up to max_rows rows ---
@@ -78,7 +84,9 @@ struct ec_model {
 
 namespace edgedec {
 
-// Throws Invalid, std::bad_alloc; returns false when *cancel stopped it.
-bool forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, const volatile int32_t *cancel);
+enum class Outcome { done, cancelled, not_finite };
+
+// Throws Invalid, std::bad_alloc, Unreadable.
+Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, const volatile int32_t *cancel);
 
 }  // namespace edgedec

@@ -11,6 +11,8 @@
 #include <immintrin.h>
 #endif
 
+#include "mapping.h"
+
 namespace edgedec {
 namespace {
 
@@ -91,6 +93,7 @@ void Pool::run(const std::function<void(int)> &job) {
 }
 
 void Pool::work(int thread) {
+  unblock_faults();
   for (unsigned seen = 0;; ++seen) {
     if (!wait_for_change(generation_, seen, IDLE_YIELDS)) {
       std::unique_lock<std::mutex> asleep(sleep_);

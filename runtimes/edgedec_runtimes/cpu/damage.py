@@ -1,0 +1,49 @@
+"""What is wrong with a model's tiles, looked for when a forward can't use them: they are read whole."""
+
+from contextlib import suppress
+
+from edgedec.errors import EdgedecError, ModelFormatError, StorageError
+from edgedec_runtimes.cpu.library import NOT_FINITE
+from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
+from edgedec_runtimes.cpu.tile_cache import Tiles
+from edgedec_runtimes.cpu.tile_file import map_tiles
+from edgedec_runtimes.cpu.tile_listing import delete_tile_file
+
+
+def explain(code: int, reason: str, tiles: Tiles | StreamedTiles) -> EdgedecError:
+    """Return the error of a forward that can't read its weights, or whose logits are not finite.
+
+    Damaged tiles are deleted, so that the next load of the model makes them anew.
+
+    Args:
+        code: UNREADABLE or NOT_FINITE.
+        reason: What the native library said.
+        tiles: The model's.
+    """
+    damage = _delete_if_damaged(tiles)
+    if code == NOT_FINITE:
+        if damage:
+            return ModelFormatError(f"{reason}: {damage}")
+        return ModelFormatError(
+            f"{reason}, and the tiles of {tiles.label} are as they were made from it: the model's file is damaged, or "
+            "holds what is no working model; download it again"
+        )
+    found = damage or f"the tiles of {tiles.label} are sound now; load the model again"
+    return StorageError(f"{reason}: {found}")
+
+
+def _delete_if_damaged(tiles: Tiles | StreamedTiles) -> str:
+    """Read the tile file and delete it where it is damaged; return what was found and done, "" where it is sound."""
+    path = tiles.path
+    if path is None:
+        return ""
+    try:
+        with map_tiles(path, tiles.label) as found:
+            found.verify()
+    except ModelFormatError as error:
+        with suppress(StorageError):  # then the next load finds it damaged
+            delete_tile_file(path)
+        return f"{error}. Load it again"
+    except OSError as error:
+        return f"the tiles of {tiles.label} can't be opened any more ({error.strerror or error}); load the model again"
+    return ""
