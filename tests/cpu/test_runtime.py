@@ -323,3 +323,12 @@ def test_every_operation_of_a_forward_is_counted(path: Path) -> None:
         first = model.operation_seconds()
         assert all(seconds > 0 for seconds in first.values())
         assert model.operation_seconds() == first
+
+
+def test_a_load_reports_its_begin_and_its_end(path: Path, tmp_path: Path) -> None:
+    """Also where the tiles exist already, and nothing takes long."""
+    for phases in (["load", "tiles"], ["load"]):
+        reports: list[Progress] = []
+        load(path, tile_cache=True, cache_dir=tmp_path, on_progress=reports.append).close()
+        assert (reports[0], reports[-1]) == tuple(Progress("load", n, 100, "%", path.name) for n in (0, 100))
+        assert list(dict.fromkeys(report.phase for report in reports)) == phases

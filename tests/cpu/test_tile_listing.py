@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -194,6 +195,25 @@ def test_rm_removes_the_tiles_of_models_that_are_gone(maker: Maker, tmp_path: Pa
     maker.path.replace(folder / "mine.gguf")
     assert command(maker, "rm", "mine").stderr.decode().endswith(" freed, 282.9 kB of them tiles\n")
     assert maker.files() == []
+
+
+def test_a_run_says_what_it_keeps_and_what_it_makes_anew(maker: Maker) -> None:
+    """The run that makes the tiles says once what they take and where; damaged ones are made anew, and that is said."""
+    line = ("run", str(maker.path), "Hello", "-n", "1", "--draft", "off", "--runtime", "cpu")
+    tiny_llama(maker.path)  # one that runs
+    first = command(maker, *line)
+    assert first.returncode == 0
+    kept = re.findall(
+        r"(?m)^edgedec: m.gguf: (\S+ kB) kept in (.*), so that its next start is fast$", first.stderr.decode()
+    )
+    assert kept == [(format_bytes(maker.tile_file().stat().st_size), str(maker.root / "tiles"))]
+    assert b"tiles" not in command(maker, *line).stderr
+    maker.tile_file().write_bytes(b"edgedec")
+    again = command(maker, *line).stderr.decode()
+    assert (
+        "edgedec: the tiles of m.gguf are damaged: their file does not begin as one; they are made anew when" in again
+    )
+    assert " kept in " in again
 
 
 def test_list_says_what_tiles_take(maker: Maker) -> None:

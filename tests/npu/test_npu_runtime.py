@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.cut_files import cut_in_a_forward
 from support.tiny_quantized import ARCHITECTURES, write_tiny
 from support.tiny_runs import extend, one_by_one
 
@@ -241,3 +243,13 @@ def test_other_paths_are_not_accepted(exported: Path, source: Path, tmp_path: Pa
         told = f"{path}: no exported model, expected a folder that `edgedec export MODEL --target npu` wrote"
         assert Npu().accepts(path) == told
     assert "expected" in (Npu().accepts(folder) or "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows lets nobody cut a mapped file short")
+def test_embeddings_cut_short_in_a_forward_are_an_error(exported: Path, tmp_path: Path) -> None:
+    """The embedding matrix is mapped: a forward that meets missing pages fails, and so do all later ones."""
+    folder = tmp_path / "copy"
+    shutil.copytree(exported, folder)
+    first, second = cut_in_a_forward("npu", folder, folder / "embedding.f16")
+    assert first == second
+    assert first.startswith(f"{folder / 'embedding.f16'} was cut short or written to since it was loaded; ")

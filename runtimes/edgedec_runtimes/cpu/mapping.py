@@ -18,13 +18,15 @@ class Mapping:
     """
 
     def __init__(self, address: int, n_bytes: int, fd: int) -> None:
-        """Watch [address, address + n_bytes), whole pages that map the file with the descriptor `fd`.
+        """Watch [address, address + n_bytes), pages that map the file with the descriptor `fd` (-1: only faults count).
 
         Raises:
             StorageError: The file can't be looked at.
         """
         self.handle = ctypes.c_void_p()
-        code = native().ec_mapping_open(address, n_bytes, native_handle(fd), ctypes.byref(self.handle))
+        code = native().ec_mapping_open(
+            address, n_bytes, native_handle(fd) if fd >= 0 else -1, ctypes.byref(self.handle)
+        )
         check(code, "mapping a file")
         self._finalizer = weakref.finalize(self, native().ec_mapping_close, self.handle)
         self._finalizer.atexit = False  # a daemon thread may be reading then

@@ -19,10 +19,12 @@ from edgedec.model_info import describe, require_text_decoder
 from edgedec.remembered import cpu_name
 from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.file_mappings import with_mappings
 from edgedec_runtimes.invariance import will_probe
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
+from edgedec_runtimes.mapped_files import MappedFiles
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
@@ -71,7 +73,7 @@ class LlamaCpp:
         gguf = _read_runnable(path)
         llama()
         before = resident_bytes() or 0
-        handle = load(path, options)
+        handle, mapped = with_mappings(gguf.paths, lambda: load(path, options))
         card = _card(handle, gguf, options)
         n_ctx = options.n_ctx or default_n_ctx(card.n_ctx_train)
 
@@ -82,7 +84,8 @@ class LlamaCpp:
         if options.planning_bytes is not None:
             terms(n_ctx, options.max_rows)  # known from the plan; to ask later takes memory
         chosen = context_options(handle, options, n_ctx)
-        return LlamaCppModel(handle, path, card, chosen, options.n_parallel, terms, options.cache_dir)
+        files = MappedFiles(gguf.paths, mapped) if options.mmap else None
+        return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, options.cache_dir)
 
     def report(self) -> RuntimeReport:
         """Describe llama.cpp on this machine."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, ModelFormatError, RequestError, SessionError
+from edgedec.errors import CapabilityError, RequestError, SessionError
 from edgedec.memory import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Rows
 from edgedec.progress import OnProgress, Progress
@@ -22,6 +22,7 @@ from edgedec_runtimes.llamacpp.context import N_UBATCH, Context, ContextOptions,
 from edgedec_runtimes.llamacpp.library import llama
 from edgedec_runtimes.llamacpp.session import LlamaCppSession, prefill_chunks
 from edgedec_runtimes.llamacpp.tokenizer import LlamaCppTokenizer
+from edgedec_runtimes.mapped_files import MappedFiles
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class LlamaCppModel:
     def __init__(
         self,
         handle: Any,
-        path: Path,
+        files: MappedFiles | None,
         card: ModelCard,
         options: ContextOptions,
         n_parallel: int,
@@ -69,9 +70,8 @@ class LlamaCppModel:
         self.stop = Stop()
         self._sessions: weakref.WeakSet[LlamaCppSession] = weakref.WeakSet()
         self._tokenizer = LlamaCppTokenizer(self._vocabulary)
-        self._file = path.open("rb")
-        self._n_file_bytes = os.fstat(self._file.fileno()).st_size
-        self._finalizer = weakref.finalize(self, _free, handle, self._pools, self._file, os.getpid())
+        self._files = files
+        self._finalizer = weakref.finalize(self, _free, handle, self._pools, files, os.getpid())
 
     @property
     def card(self) -> ModelCard:
@@ -197,7 +197,7 @@ class LlamaCppModel:
             else:
                 parts.append(work.session.tree_part(tokens, parents, wanted))
         try:
-            results = context.decode(parts)
+            results = self._decode(context, parts)
             for (work, start, stop), logits in zip(group, results, strict=True):
                 work.logits.append(logits if last else logits.copy())
                 if work.item.parents is None:
@@ -208,12 +208,21 @@ class LlamaCppModel:
             raise
         return _n_rows(group)
 
+    def _decode(self, context: Context, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
+        """Evaluate parts (ModelFormatError where a mapped file changed meanwhile: the results are of no use then)."""
+        results = context.decode(parts)
+        if self._files is not None:
+            self._files.check()
+        return results
+
     def evaluate_again(self, session: LlamaCppSession, tokens: NDArray[np.int32]) -> None:
         """Evaluate tokens as a chain, without logits, in single steps: their bits are always a chain's."""
         nothing = np.zeros(1, dtype=np.bool_)
         for start in range(len(tokens)):
             try:
-                session.context.decode([session.chain_part(tokens[start : start + 1], session.n_cached, nothing)])
+                self._decode(
+                    session.context, [session.chain_part(tokens[start : start + 1], session.n_cached, nothing)]
+                )
                 session.advance(1)
             except BaseException:
                 session.abandon()
@@ -260,11 +269,8 @@ class LlamaCppModel:
         if not self._finalizer.alive:
             raise SessionError("the model is closed; load it again")
         self.lock.check_process()
-        if os.fstat(self._file.fileno()).st_size < self._n_file_bytes:
-            raise ModelFormatError(
-                f"{self._file.name} has become shorter since it was loaded; its weights are mapped from there, "
-                f"so load the model again once the file is whole"
-            )
+        if self._files is not None:
+            self._files.check()
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
@@ -283,9 +289,10 @@ class LlamaCppModel:
         self.close()
 
 
-def _free(handle: Any, pools: list[Pool], file: Any, pid: int) -> None:
+def _free(handle: Any, pools: list[Pool], files: MappedFiles | None, pid: int) -> None:
     """Free native memory; a forked child leaves the parent's alone."""
-    file.close()
+    if files is not None:
+        files.close()
     if os.getpid() == pid:
         for pool in pools:
             pool.context.close()

@@ -15,11 +15,12 @@ from edgedec.remembered import cpu_name
 from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.file_mappings import with_mappings
+from edgedec_runtimes.mapped_files import MappedFiles
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
 from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms
 from edgedec_runtimes.onnx.foreign.model import ForeignModel, check_n_ctx
 from edgedec_runtimes.onnx.graph_model import Opened
-from edgedec_runtimes.onnx.letting_go import with_mappings
 from edgedec_runtimes.onnx.library import is_imported, load_library, open_graph, read_foreign
 from edgedec_runtimes.onnx.memory import memory_terms
 from edgedec_runtimes.onnx.model import OnnxModel
@@ -63,7 +64,7 @@ class Onnx:
         if options.cancel is not None:
             options.cancel.check(f"loading {path.name}")
         n_threads = options.n_threads or usable_cores()
-        graph, mapped = with_mappings(export.folder / DATA, lambda: open_graph(ort, export, chosen, n_threads))
+        graph, mapped = with_mappings([export.folder / DATA], lambda: open_graph(ort, export, chosen, n_threads))
         if options.cancel is not None:
             options.cancel.check(f"loading {path.name}")
         card = _card(export, f"{ort.__version__} {chosen.provider.device} {cpu_name()}")
@@ -73,7 +74,8 @@ class Onnx:
         def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
             return planned(export, options, n_ctx, n_rows, before, with_library=with_library)
 
-        opened = Opened(ort, graph, export, mapped)
+        files = MappedFiles([export.folder / DATA] if DATA in export.files else [], mapped)
+        opened = Opened(ort, graph, export, mapped, files)
         if export.kind == OPTIMUM:
             contract = read_foreign(graph, export)
             return ForeignModel(opened, contract, tokenizer, card, terms, options.cache_dir)

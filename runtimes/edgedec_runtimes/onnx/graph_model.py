@@ -11,6 +11,7 @@ from edgedec.model import ModelCard, Session
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked
 from edgedec_runtimes.held_model import HeldModel
+from edgedec_runtimes.mapped_files import MappedFiles
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.library import run_options, translated
@@ -30,12 +31,14 @@ class Opened:
         graph: Its InferenceSession.
         export: What it was opened from.
         mapped: Its mappings of the weights' file.
+        files: That file, watched while it is mapped.
     """
 
     ort: Any
     graph: Any
     export: Export
     mapped: list[tuple[int, int]]
+    files: MappedFiles
 
 
 S = TypeVar("S", bound=Session)
@@ -69,13 +72,18 @@ class GraphModel(HeldModel[Opened, S]):
                 self._running = outer
 
     def _run_graph(self, opened: Opened, binding: Any) -> None:
-        """Run the graph once (CancelledError where it was stopped)."""
+        """Run the graph once (CancelledError where it was stopped, ModelFormatError where its mapped file changed)."""
+        opened.files.check()
         try:
             with translated("a forward"):
                 opened.graph.run_with_iobinding(binding, self._running)
         except Exception:
             self.stop.check()  # what was cancelled says so
             raise
+        opened.files.check()
+
+    def _free(self, held: Opened) -> None:
+        held.files.close()
 
     def cancel(self, session: S) -> None:
         """Stop the forward that the session is in, also in the middle of a run."""

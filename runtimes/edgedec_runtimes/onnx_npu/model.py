@@ -13,6 +13,7 @@ from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked, check_items, require_capable
 from edgedec_runtimes.held_model import HeldModel
+from edgedec_runtimes.mapped_files import MappedFiles
 from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS, Block, blocks
 from edgedec_runtimes.onnx_npu.facts import LOGIT_ROWS, Facts
 from edgedec_runtimes.onnx_npu.graphs import Graphs
@@ -39,6 +40,7 @@ class NpuModel(HeldModel[Graphs, NpuSession]):
         self,
         graphs: Graphs,
         embedding: NDArray[np.float16],
+        files: MappedFiles,
         tokenizer: Tokenizer,
         card: ModelCard,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
@@ -48,13 +50,14 @@ class NpuModel(HeldModel[Graphs, NpuSession]):
         Args:
             graphs: Of the export.
             embedding: f16[n_vocab, n_embd], mapped.
+            files: Where it is mapped from.
             tokenizer: The vocabulary.
             card: The facts that the engine needs.
             terms: Makes the memory plan for a context and a number of rows.
         """
         super().__init__(graphs, tokenizer, card, terms, MAX_ROWS)
         self.facts: Facts = graphs.facts
-        self._embedding = embedding
+        self._embedding, self._files = embedding, files
 
     @property
     def capabilities(self) -> Capabilities:
@@ -126,6 +129,7 @@ class NpuModel(HeldModel[Graphs, NpuSession]):
         tokens[:n] = session.tokens[block.start : block.stop]
         inputs = position_inputs(facts, block.start, block.n_rows, context) | cache.inputs()
         inputs["hidden"] = quantized(facts, self._embedding[tokens])
+        self._files.check()
         names = list(cache.names())
         for at in range(0, max(1, len(wanted)), LOGIT_ROWS):
             rows = wanted[at : at + LOGIT_ROWS]
@@ -136,3 +140,4 @@ class NpuModel(HeldModel[Graphs, NpuSession]):
 
     def _free(self, held: Graphs) -> None:
         held.close()
+        self._files.close()

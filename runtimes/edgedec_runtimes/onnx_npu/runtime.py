@@ -17,6 +17,7 @@ from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
 from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.mapped_files import MappedFiles
 from edgedec_runtimes.onnx.exported import Export, verify_files
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.onnx_npu.facts import EMBEDDING, KV, ROWS, Facts, folder_of, read_facts
@@ -70,7 +71,9 @@ class Npu:
             return memory_terms(facts, n_ctx, n_rows, before)
 
         card = _card(gguf, facts, f"{ort.__version__} {device}")
-        return NpuModel(graphs, _embedding(folder, facts), tokenizer, card, terms)
+        embedding = _embedding(folder, facts)
+        files = MappedFiles([folder / EMBEDDING], [(embedding.ctypes.data, embedding.nbytes)])
+        return NpuModel(graphs, embedding, files, tokenizer, card, terms)
 
     def report(self) -> RuntimeReport:
         """Name the version and the devices, and why there is no NPU where there is none."""
