@@ -75,7 +75,9 @@ def test_damaged_tiles_are_deleted_and_made_anew(path: Path, tmp_path: Path, nam
             assert session.n_cached == 0
     (message,) = messages
     assert message.startswith(f"the model's logits are not finite: the tiles of m.gguf are damaged: of '{name}' they")
-    assert message.endswith("; they are made anew when the model is loaded. Load it again")
+    assert message.endswith(
+        "; they are made anew when the model is loaded. Their file was deleted: load the model again"
+    )
     assert tile_files(tmp_path) == []
     with load(path, tmp_path) as model:
         assert bits(model) == expected
@@ -88,7 +90,10 @@ def test_an_engine_says_it_too(path: Path, tmp_path: Path) -> None:
     for draft in ("auto", "off", "suffix"):
         damage(tmp_path, "blk.1.ffn_down.weight")
         with (
-            pytest.raises(ModelFormatError, match=r"made anew when the model is loaded. Load it again$"),
+            pytest.raises(
+                ModelFormatError,
+                match=r"made anew when the model is loaded. Their file was deleted: load the model again$",
+            ),
             edgedec.load(path, runtime="cpu", cache_dir=tmp_path, n_ctx=64, draft=draft) as engine,
         ):
             engine.generate("Hello", max_tokens=8, temperature=0)

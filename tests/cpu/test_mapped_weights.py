@@ -131,7 +131,7 @@ def test_a_file_cut_short_under_load_is_an_error(path: Path, tmp_path: Path, n_b
         """,
     )
     assert "the tiles of m.gguf are damaged: " in output
-    assert output.endswith("Load it again True\nTrue\n")
+    assert output.endswith("Their file was deleted: load the model again True\nTrue\n")
 
 
 @pytest.mark.parametrize("change", ["os.truncate(path, 0); path.write_bytes(data)", "path.open('r+b').write(data[:1])"])
@@ -171,7 +171,7 @@ def test_a_thread_that_blocks_all_signals_is_safe(path: Path, tmp_path: Path) ->
         print(signal.SIGBUS in signal.pthread_sigmask(signal.SIG_BLOCK, []))
         """,
     )
-    assert output.endswith("Load it again\nTrue\n")
+    assert output.endswith("Their file was deleted: load the model again\nTrue\n")
 
 
 def test_another_fault_ends_the_process_as_without_us(path: Path, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_fault_handler_of_python_works(path: Path, tmp_path: Path, order: st
     output = succeeds(
         path, tmp_path, f"{order}\nsession = model.session(512)\nbits(session)\nprint(cut_while_busy(session))"
     )
-    assert output.endswith("Load it again\n")
+    assert output.endswith("Their file was deleted: load the model again\n")
 
 
 @pytest.mark.parametrize("chains", [False, True], ids=["alone", "calls ours"])
@@ -223,7 +223,7 @@ def test_the_handler_of_an_application_works(path: Path, tmp_path: Path, first: 
         """
     code, output, _ = run(path, tmp_path, lines)
     assert code == (43 if chains and not first else 42)
-    assert "Load it again\n" in output
+    assert "Their file was deleted: load the model again\n" in output
 
 
 def test_handlers_that_call_each_other_come_to_an_end(path: Path, tmp_path: Path) -> None:

@@ -76,7 +76,10 @@ def test_what_it_takes_is_said_first(maker: Maker, caplog: pytest.LogCaptureFixt
     note = tile_cache_note(gguf, tensors, layout=LAYOUT, cache_dir=maker.root)
     assert note == f"tiles: 20.5 kB on disk in {folder}"
     maker.open().close()
-    assert caplog.messages == [f"m.gguf: {note}", f"m.gguf: 20.5 kB kept in {folder}, so that its next start is fast"]
+    assert caplog.messages == [
+        f"m.gguf: {note}",
+        f"m.gguf: 20.5 kB kept in {folder}, so that its next start is fast (edgedec cache prune --all deletes it)",
+    ]
     total = maker.tile_file().stat().st_size
     assert maker.reports[0] == Progress("tiles", 0, total, "bytes", f"m.gguf, kept in {folder}")
     assert {(report.phase, report.total, report.detail) for report in maker.reports} == {

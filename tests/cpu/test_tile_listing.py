@@ -204,7 +204,7 @@ def test_a_run_says_what_it_keeps_and_what_it_makes_anew(maker: Maker) -> None:
     first = command(maker, *line)
     assert first.returncode == 0
     kept = re.findall(
-        r"(?m)^edgedec: m.gguf: (\S+ kB) kept in (.*), so that its next start is fast$", first.stderr.decode()
+        r"(?m)^edgedec: m.gguf: (\S+ kB) kept in (.*), so that its next start is fast \(edgedec ", first.stderr.decode()
     )
     assert kept == [(format_bytes(maker.tile_file().stat().st_size), str(maker.root / "tiles"))]
     assert b"tiles" not in command(maker, *line).stderr

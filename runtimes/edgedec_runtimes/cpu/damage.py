@@ -43,7 +43,7 @@ def _delete_if_damaged(tiles: Tiles | StreamedTiles) -> str:
     except ModelFormatError as error:
         with suppress(StorageError):  # then the next load finds it damaged
             delete_tile_file(path)
-        return f"{error}. Load it again"
+        return f"{error}. Their file was deleted: load the model again"
     except OSError as error:
         return f"the tiles of {tiles.label} can't be opened any more ({error.strerror or error}); load the model again"
     return ""

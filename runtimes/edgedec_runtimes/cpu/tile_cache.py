@@ -310,7 +310,12 @@ def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
     path = make_file(job, _partial_path(job, folder), source)
     with cache_errors():
         _remember(job, path, source, stamp_of(path))
-    _tell("%s: %s kept in %s, so that its next start is fast", job.label, format_bytes(job.n_bytes), folder)
+    _tell(
+        "%s: %s kept in %s, so that its next start is fast (edgedec cache prune --all deletes it)",
+        job.label,
+        format_bytes(job.n_bytes),
+        folder,
+    )
     try:
         remove_outdated(cache_dir, source)
         if n_bytes := remove_missing(cache_dir):

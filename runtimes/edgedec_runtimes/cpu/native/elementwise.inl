@@ -35,13 +35,15 @@ inline float max_lanes(Floats x) {
   return lanes[0];
 }
 
-// The same of lanes that are not negative, as max_magnitude.
+// The same of lanes that are not negative, as max_magnitude: their order is that of their bits, as integers.
 inline float max_magnitude_lanes(Floats x) {
   float lanes[LANES];
+  int32_t bits[LANES];
   store(lanes, x);
+  memcpy(bits, lanes, sizeof bits);
   for (int step = LANES / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i)
-      lanes[i] = lanes[i] > lanes[i + step] || lanes[i] != lanes[i] ? lanes[i] : lanes[i + step];
+    for (int i = 0; i < step; ++i) bits[i] = bits[i + step] > bits[i] ? bits[i + step] : bits[i];
+  memcpy(lanes, bits, sizeof(float));
   return lanes[0];
 }
 

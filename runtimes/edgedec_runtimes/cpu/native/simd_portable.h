@@ -77,7 +77,14 @@ inline Floats max(Floats a, Floats b) { EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]) 
 inline Floats min(Floats a, Floats b) { EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]) }
 inline Floats abs(Floats a) { EACH(fabsf(a.v[i])) }
 // The greater of two that are not negative; what is no number is greater than all numbers.
-inline Floats max_magnitude(Floats a, Floats b) { EACH(a.v[i] > b.v[i] || a.v[i] != a.v[i] ? a.v[i] : b.v[i]) }
+inline Floats max_magnitude(Floats a, Floats b) {
+  int32_t x[LANES], y[LANES];  // their order is that of their bits, as integers
+  memcpy(x, a.v, sizeof x);
+  memcpy(y, b.v, sizeof y);
+  for (int i = 0; i < LANES; ++i) x[i] = x[i] > y[i] ? x[i] : y[i];
+  memcpy(a.v, x, sizeof x);
+  return a;
+}
 inline Floats fma(Floats a, Floats b, Floats c) { EACH(a.v[i] * b.v[i] + c.v[i]) }
 inline Floats fnma(Floats a, Floats b, Floats c) { EACH(c.v[i] - a.v[i] * b.v[i]) }
 inline Floats round_even(Floats x) { EACH(nearbyintf(x.v[i])) }
