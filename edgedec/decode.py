@@ -7,10 +7,10 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.constraint import Constraint
 from edgedec.curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.drafters.forced import ForcedDrafts
-from edgedec.grammar import Constraint
 from edgedec.model import Forward, Session
 from edgedec.noise import Noise
 from edgedec.progress import OnProgress
@@ -183,11 +183,14 @@ def _until_end(verification: Verification, tokenizer: Tokenizer) -> Verification
 
 
 def _until_complete(verification: Verification, constraint: Constraint) -> Verification:
-    """Tell the grammar what the text gets, and leave out what comes after the token that makes it whole."""
+    """Tell the grammar what the text gets.
+
+    What follows the token that makes it whole is left out, and what follows one that takes another's place.
+    """
     for i, token_id in enumerate(verification.token_ids):
-        constraint.commit(token_id)
-        if constraint.is_complete:
-            return Verification(verification.path[:i], verification.token_ids[: i + 1])
+        taken = constraint.commit(token_id)
+        if taken != token_id or constraint.is_complete:
+            return Verification(verification.path[:i], (*verification.token_ids[:i], taken))
     return verification
 
 
@@ -201,7 +204,8 @@ def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: RowOps) -> 
 def _propose(sequence: Sequence, decoder: Decoder, proposer: Proposer) -> Draft:
     """Ask for as many nodes as are useful, have room in the context, and are verified with the bits of single steps."""
     session = decoder.session
-    room = min(room_after(session, len(sequence.token_ids)), session.model.capabilities.max_rows - 1)
+    n_context = room_after(session, len(sequence.token_ids)) - 1  # one is the token behind the draft
+    room = min(n_context, session.model.capabilities.max_rows - 1)
     if decoder.max_rows is not None:
         room = min(room, decoder.max_rows - 1)
     max_tokens = sequence.request.sampling.max_tokens

@@ -19,7 +19,7 @@ from edgedec.chat_prompt import ChatPrompts
 from edgedec.curve import CostCurve
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, SessionError, TemplateError
 from edgedec.generate import Target, TokenStream
-from edgedec.grammar import Grammar, Grammars, JsonSchema, chosen_grammar
+from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar
 from edgedec.memory import MemoryPlan, release
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
@@ -65,6 +65,7 @@ class RequestOptions(SamplingOptions, total=False):
     verify: str
     grammar: Grammar | None
     json_schema: JsonSchema | None
+    json_close: bool
     on_progress: OnProgress | None
 
 
@@ -84,13 +85,14 @@ class Engine:
         template: ChatTemplate | None,
         plan: MemoryPlan,
         small_model: Model | None = None,
+        grammar_bytes: int = GRAMMAR_BYTES,
     ) -> None:
         self._model = model
         self._small_model = small_model
         self._turns = Turns(targets)
         self._target = targets[0]
         self._template = template
-        self._grammars = Grammars(model.tokenizer)
+        self._grammars = Grammars(model.tokenizer, grammar_bytes)
         self.plan = plan
 
     @property
@@ -168,6 +170,7 @@ class Engine:
         verify: str = COUPLED,
         grammar: Grammar | None = None,
         json_schema: JsonSchema | None = None,
+        json_close: bool = False,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[SamplingOptions],
@@ -182,21 +185,24 @@ class Engine:
                 a text of the same distribution, not the same text.
             grammar: What the text keeps to; it ends where the grammar does. Needs the extra `grammar`.
             json_schema: The same for JSON under a schema (an object, or its text): Grammar.json_schema(...).
+            json_close: Keep the last of max_tokens, or of what the context has left, to make the JSON (or any grammar's
+                text) whole: the text goes on as it would without, as long as the shortest end found still fits.
             cancel: Stops the generation, from any thread.
             on_progress: Called while the prompt is read.
             options: Those of SamplingParams.
 
         Raises:
             PromptTooLongError: The prompt does not fit the context.
-            RequestError: An option is out of range, the prompt is empty, or the grammar is invalid or not supported.
+            RequestError: An option is out of range, the prompt is empty, or the grammar is invalid or not supported, or
+                with json_close no text of it is as short as max_tokens.
         """
         token_ids = self.prompt_ids(prompt)
         sampling = self.sampling(**options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         require_rule(verify)
         request = Request(token_ids, sampling, seed, reuse, draft, verify)
-        chosen = chosen_grammar(grammar, json_schema)
-        constraint = None if chosen is None else self._grammars.open(chosen)
+        chosen = chosen_grammar(grammar, json_schema, close=json_close)
+        constraint = None if chosen is None else self._grammars.open(chosen, sampling.logit_bias, close=json_close)
         return TokenStream(self._turns, request, cancel, on_progress, constraint)
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:

@@ -13,7 +13,8 @@ EdgedecError
 │   ├── PromptTooLongError     the prompt does not fit the context
 │   ├── ContextFullError       the context is full in the middle of a generation
 │   ├── TemplateError          the chat template fails, loops or reaches outside its sandbox
-│   └── BusyError              this thread is already in the middle of a generation
+│   ├── BusyError              this thread is already in the middle of a generation
+│   └── CutTextError           a text that keeps to a grammar was cut before it was whole (the command line's)
 ├── MemoryCapError             the plan is over the memory allowed, or the system refused memory
 ├── CapabilityError            the runtime says it cannot do this (trees, layers, fork, ...)
 ├── SessionError               a session is used after close, out of order, or after a fork()
@@ -109,6 +110,12 @@ class BusyError(RequestError):
     """This thread is in the middle of another generation on the same model."""
 
     exit_code = 44
+
+
+class CutTextError(RequestError):
+    """A text that keeps to a grammar was cut, by max_tokens or a full context, before it was whole."""
+
+    exit_code = 45
 
 
 class MemoryCapError(EdgedecError):

@@ -9,12 +9,12 @@ from functools import partial
 from time import perf_counter
 
 from edgedec.batching import BatchedSession
+from edgedec.constraint import Constraint
 from edgedec.curve import CostCurve
 from edgedec.decode import Decoder, step
 from edgedec.drafters.forced import ForcedDrafts
 from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
-from edgedec.grammar import Constraint
 from edgedec.lossy_layers import lossy_note
 from edgedec.memory_watch import Watch
 from edgedec.model import Session
@@ -83,11 +83,14 @@ class TokenStream(Iterator[TokenOutput]):
             _check_request(request, target.session, constraint)
         self._reader = OneReader()
         self._stop = CancelToken()  # of this stream alone; `cancel` may be shared with others
+        if constraint is not None:
+            constraint.begin(_most_tokens(request, target.session))
         self._sequence = Sequence(request, list(request.prompt_ids))
         self._sequence.stats.seed = request.seed
         self._sequence.stats.runtime = target.session.model.card.runtime
         self._sequence.stats.runtime_reason = target.runtime_reason
         self._sequence.stats.n_prompt_tokens = len(request.prompt_ids)
+        self._sequence.is_whole = None if constraint is None else False
         if note := lossy_note(target.session.model.card):
             self._sequence.stats.lossy = note
             self._sequence.stats.add_reason(note)
@@ -136,6 +139,7 @@ class TokenStream(Iterator[TokenOutput]):
             text="".join(output.text for output in self._outputs),
             token_ids=tuple(sequence.token_ids[n_prompt:]),
             finish_reason=sequence.finish_reason or "cancelled",
+            is_whole=sequence.is_whole,
             stats=sequence.stats,
             outputs=tuple(self._outputs),
             proposals=tuple(sequence.proposals),
@@ -152,6 +156,12 @@ def _check_request(request: Request, session: Session, constraint: Constraint | 
         raise RequestError("a grammar decides where the text ends, so ignore_end can't be kept: leave one of them out")
     if n_prompt >= (most := text_limit(session)):
         raise too_long(n_prompt, most - 1)
+
+
+def _most_tokens(request: Request, session: Session) -> int:
+    """Return the most tokens that a text may have: max_tokens, or what the prompt leaves of the context."""
+    room = text_limit(session) - len(request.prompt_ids)
+    return room if request.sampling.max_tokens is None else min(room, request.sampling.max_tokens)
 
 
 def _run(
@@ -204,6 +214,8 @@ def _decode(
     try:
         yield from _steps(target, sequence, decoder, text, cancel, started)
     finally:
+        if decoder.constraint is not None:
+            decoder.constraint.close()
         _remember_cached(target, sequence)
         if isinstance(decoder.proposer, Policy):
             sequence.stats.curve = target.curve.table()
@@ -237,6 +249,7 @@ def _steps(
                 raise
             sequence.stats.add_reason("the text ends because the KV cache is full")
             sequence.finish_reason = "length"
+            _tell_whole(sequence, decoder.constraint)
             break
         if n_before == len(sequence.request.prompt_ids):
             sequence.stats.first_token_s = perf_counter() - started
@@ -259,8 +272,10 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
     for index, token_id in enumerate(added):
         logprobs = decoder.logprobs[index] if decoder.logprobs else None
         at_end = tokenizer.is_end(token_id) and not sampling.ignore_end
+        is_last = index == len(added) - 1  # which the constraint has taken, and nothing beyond
         if at_end:
             sequence.finish_reason = "stop"
+            _tell_whole(sequence, decoder.constraint)
             new_text = text.finish()
         else:
             sequence.token_ids.append(token_id)
@@ -268,11 +283,14 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
             n_generated = len(sequence.token_ids) - n_prompt
             if text.stopped is not None:
                 sequence.finish_reason = "stop"
-            elif decoder.constraint is not None and index == len(added) - 1 and decoder.constraint.is_complete:
+            elif decoder.constraint is not None and is_last and decoder.constraint.is_complete:
                 sequence.finish_reason = "stop"
+                _tell_whole(sequence, decoder.constraint)
                 new_text += text.finish()
             elif n_generated == sampling.max_tokens or len(sequence.token_ids) >= n_ctx:
                 sequence.finish_reason = "length"
+                if is_last:
+                    _tell_whole(sequence, decoder.constraint)
                 new_text += text.finish()
                 if n_generated != sampling.max_tokens:
                     sequence.stats.add_reason(f"the text ends because the context of {n_ctx} tokens is full")
@@ -283,6 +301,15 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
                 yield TokenOutput(token_id, new_text, logprobs.logprob, logprobs.top)
         if sequence.finish_reason is not None:
             return
+
+
+def _tell_whole(sequence: Sequence, constraint: Constraint | None) -> None:
+    """Note whether a text that is over is one of its grammar's, and how it came to be."""
+    if constraint is None:
+        return
+    sequence.is_whole = sequence.finish_reason == "stop" or constraint.may_end
+    if constraint.note:
+        sequence.stats.add_reason(constraint.note)
 
 
 def _joined(session: Session) -> AbstractContextManager[None]:

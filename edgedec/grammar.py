@@ -9,15 +9,14 @@ The matching itself is a plug-in (`edgedec.grammars`); the first one that is ins
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Literal, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal, Protocol, get_args
 
 from edgedec import plugins
+from edgedec.closing import ClosingConstraint, ClosingTokens
+from edgedec.constraint import Constraint, GrammarState
 from edgedec.errors import RequestError
 from edgedec.tokenizer import Tokenizer
 
@@ -25,7 +24,10 @@ JsonSchema = Mapping[str, Any] | str
 Kind = Literal["json_schema", "regex", "lark"]
 
 MAX_SOURCE_BYTES = 1_000_000
-_FORBIDDEN = np.float32(-np.inf)
+GRAMMAR_BYTES = 64_000_000
+"""What compiled grammars may take where memory is ample, and as much again each text that keeps to one."""
+LEAST_GRAMMAR_BYTES = 6_000_000
+"""The same where there is no plan for grammars, but one for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ class Grammar:
     source: str
 
     def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            known = ", ".join(get_args(Kind))
+            raise RequestError(f"the grammar's kind is {self.kind!r:.40}; it must be one of {known}")
+        if not isinstance(self.source, str):
+            raise RequestError(f"the {self.kind} is a {type(self.source).__name__}; it must be a str")
         n_bytes = len(self.source.encode(errors="surrogatepass"))
         if n_bytes > MAX_SOURCE_BYTES:
             raise RequestError(
@@ -59,6 +66,10 @@ class Grammar:
         """
         if isinstance(schema, str):
             return cls("json_schema", _checked(schema))
+        if not isinstance(schema, Mapping):
+            raise RequestError(
+                f"the JSON schema is a {type(schema).__name__}; it must be an object (a dict), or the text of one"
+            )
         try:
             return cls("json_schema", _checked(json.dumps(schema, allow_nan=False)))
         except (TypeError, ValueError, RecursionError) as error:
@@ -86,37 +97,22 @@ def _checked(schema: str) -> str:
     return schema
 
 
-def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None) -> Grammar | None:
-    """Return what a request asks to keep to (RequestError where it asks for two things)."""
+def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None, *, close: bool = False) -> Grammar | None:
+    """Return what a request asks to keep to (RequestError where it asks for two things, or to close nothing)."""
+    if not isinstance(close, bool):
+        raise RequestError(f"json_close is {close!r:.40}; it must be True or False")
+    if close and grammar is None and json_schema is None:
+        raise RequestError("json_close needs a JSON schema or a grammar beside it: without one nothing is closed")
+    if grammar is not None and not isinstance(grammar, Grammar):
+        raise RequestError(
+            f"grammar is a {type(grammar).__name__}; it must be a Grammar: make one by Grammar.regex(...), "
+            "Grammar.lark(...) or Grammar.json_schema(...)"
+        )
     if json_schema is None:
         return grammar
     if grammar is not None:
         raise RequestError("both grammar and json_schema are given; a text keeps to one: leave out the other")
     return Grammar.json_schema(json_schema)
-
-
-class GrammarState(Protocol):
-    """A text's place in a grammar. Goes forth and back; what is allowed depends on the tokens taken alone."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the text is whole, and nothing may follow."""
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """Return bool[n_vocab], the tokens that may follow; end tokens where the text may end.
-
-        Raises:
-            RequestError: None may follow, or finding out takes more than the limits allow.
-        """
-
-    def forced(self) -> Sequence[int]:
-        """Return tokens that are certain to follow; may be fewer than there are."""
-
-    def advance(self, token_id: int) -> bool:
-        """Take a token; False, with nothing changed, where the grammar has no place for it."""
-
-    def back(self, n_tokens: int) -> None:
-        """Take back the latest tokens."""
 
 
 class GrammarCompiler(Protocol):
@@ -131,93 +127,49 @@ class GrammarCompiler(Protocol):
 
 
 class GrammarCompilerFactory(Protocol):
-    """What an entry point of `edgedec.grammars` names; RuntimeUnavailableError where its library is missing."""
+    """What an entry point of `edgedec.grammars` names; RuntimeUnavailableError where its library is missing.
 
-    def __call__(self, tokenizer: Tokenizer) -> GrammarCompiler: ...
+    `n_bytes` is the most memory that compiled grammars may take, and as much again each text that keeps to one.
+    """
+
+    def __call__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> GrammarCompiler: ...
 
 
 class Grammars:
     """Opens grammars for one model; what that takes of the vocabulary is built for the first one, and kept."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> None:
         self._tokenizer = tokenizer
+        self._n_bytes = n_bytes
         self._compiler: GrammarCompiler | None = None
+        self._closing_tokens: ClosingTokens | None = None
         self._lock = Lock()
 
-    def open(self, grammar: Grammar) -> "Constraint":
+    def open(self, grammar: Grammar, bias: Mapping[int, float] | None = None, *, close: bool = False) -> Constraint:
         """Compile a grammar for one generation.
+
+        Args:
+            grammar: What the text keeps to.
+            bias: The request's logit bias; no text is closed by a token that it rules out.
+            close: Whether the text is to be whole when its tokens are used up.
 
         Raises:
             RequestError: As GrammarCompiler.compile.
             RuntimeUnavailableError: The library that does it is missing.
             PluginError: No plug-in does it.
         """
+        state = self._compiled(grammar)
+        if not close:
+            return Constraint(state)
+        with self._lock:
+            if self._closing_tokens is None:
+                self._closing_tokens = ClosingTokens(self._tokenizer)
+            return ClosingConstraint(state, self._closing_tokens, bias)
+
+    def _compiled(self, grammar: Grammar) -> GrammarState:
         with self._lock:
             if self._compiler is None:
                 name = next(iter(plugins.plugins(plugins.GRAMMARS)))
                 factory: GrammarCompilerFactory = plugins.load_plugin(plugins.GRAMMARS, name)
-                self._compiler = factory(self._tokenizer)
-            return Constraint(self._compiler.compile(grammar))
-
-
-class Constraint:
-    """The grammar of one generation: what may follow the text so far, and each path of a draft."""
-
-    def __init__(self, state: GrammarState) -> None:
-        self._state = state
-        self._ahead: list[int] = []  # tokens that the state holds beyond the text
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the text is whole, and nothing may follow."""
-        self._go(())
-        return self._state.is_complete
-
-    def masked(self, logits: NDArray[np.float32], path: Sequence[int] = ()) -> NDArray[np.float32]:
-        """Return f32[n_vocab], the logits with -inf for every token that may not follow the text and `path`.
-
-        Args:
-            logits: f32[n_vocab], of the row of the path's last token; not changed.
-            path: Tokens of a draft, which stand only if they are allowed themselves.
-
-        Raises:
-            RequestError: No token may follow, or finding out takes more than the limits allow.
-        """
-        allowed = self._state.allowed() if self._go(path) else np.zeros(0, np.bool_)
-        n = min(len(allowed), len(logits))
-        masked = np.full_like(logits, _FORBIDDEN)  # rows may be longer than the vocabulary
-        np.copyto(masked[:n], logits[:n], where=allowed[:n])
-        return masked
-
-    def allows(self, path: Sequence[int], token_id: int) -> bool:
-        """Tell whether a token has a place after the text and `path`; some tokenizations that are never drawn have."""
-        return self._go((*path, token_id))
-
-    def forced(self) -> tuple[int, ...]:
-        """Return tokens that are certain to follow the text; may be fewer than there are."""
-        self._go(())
-        return tuple(self._state.forced())
-
-    def commit(self, token_id: int) -> None:
-        """Take a token of the text."""
-        if not self._ahead:
-            self._state.advance(token_id)
-        elif self._ahead[0] == token_id:
-            del self._ahead[0]
-        else:
-            self._go((token_id,))
-            self._ahead.clear()
-
-    def _go(self, path: Sequence[int]) -> bool:
-        """Stand after the text and a path; False, somewhere on the way, where the grammar has no place for it."""
-        common = 0
-        while common < min(len(path), len(self._ahead)) and path[common] == self._ahead[common]:
-            common += 1
-        if common < len(self._ahead):
-            self._state.back(len(self._ahead) - common)
-            del self._ahead[common:]
-        for token_id in path[common:]:
-            if not self._state.advance(token_id):
-                return False
-            self._ahead.append(token_id)
-        return True
+                self._compiler = factory(self._tokenizer, self._n_bytes)
+            return self._compiler.compile(grammar)

@@ -20,6 +20,7 @@ from edgedec.engine import Engine
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
 from edgedec.gguf import NO_SUCH_FILE, storage_error
+from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip import leave_out, require_layer_skip
 from edgedec.memory import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
@@ -60,6 +61,7 @@ def load(
     entropy: float | None = None,
     entropy_force: bool = False,
     chat_template: str | None = None,
+    grammars: bool = False,
     n_parallel: int = 1,
     max_rows: int | None = None,
     n_threads: int | None = None,
@@ -110,6 +112,8 @@ def load(
             alone.
         entropy_force: Take a threshold beyond those measured.
         chat_template: Jinja source to use instead of the model's own.
+        grammars: Plan memory for texts that keep to a grammar (json_schema=..., grammar=...), too. Without it a grammar
+            gets the least that one can do with where there is a plan, and is not part of it.
         kv_type: As in LoadOptions, or "auto": "f16", and smaller where memory is short, which may change the text.
         n_parallel: Requests that generate at the same time and share each forward; more of them take turns. Where the
             runtime's rows depend on what else is in a forward (llamacpp), all take turns.
@@ -157,6 +161,7 @@ def load(
         draft_numerics=draft_numerics,
         draft_store=store,
         chat_template=chat_template,
+        grammar_bytes=GRAMMAR_BYTES if grammars else 0,
         slide=slide,
         switching=resolve_pair(small_model, entropy, resolving),
         layer_skip=layer_skip,
@@ -210,7 +215,7 @@ def open_engine(
     chat_template: str | None = None,
     store_bytes: int = STORE_BYTES,
     prompt_cache: bool = False,
-    grammars: bool = False,
+    grammar_bytes: int = 0,
     slide: bool = False,
     switching: Switching | None = None,
     layer_skip: float | None = None,
@@ -236,7 +241,7 @@ def open_engine(
     if layer_skip is not None:
         sizes = require_layer_skip(choice.path, layer_skip, force=layer_skip_force, drafters=factories)
     used, notes = used_draft_model(draft_model, factories)
-    wishes = Setting(options, tuple(factories), pinned, used, store_bytes, prompt_cache, grammars)
+    wishes = Setting(options, tuple(factories), pinned, used, store_bytes, prompt_cache, grammar_bytes)
     wishes = replace(wishes, small_model=None if switching is None else switching.small_model)
     wishes = replace(wishes, draft_overlap=draft_overlap, keep_rows=keep_rows, request_bytes=request_bytes)
     with stage(options.on_progress, "planning the memory"):
@@ -261,7 +266,9 @@ def open_engine(
         for target in targets:
             target.max_rows = options.max_rows if planned.plan.terms else None
             target.watch = memory_watch(target.drafting, planned.plan.process_cap_bytes)
-        engine = Engine(loaded, targets, _template(loaded, chat_template), planned.plan, small)
+        least = LEAST_GRAMMAR_BYTES if planned.plan.terms else GRAMMAR_BYTES
+        grammar_bytes = setting.grammar_bytes or least
+        engine = Engine(loaded, targets, _template(loaded, chat_template), planned.plan, small, grammar_bytes)
         hold(engine, partial(_own_bytes, planned.plan, loaded, len(targets) * engine.n_ctx, options.max_rows))
         undo.pop_all()
         if planned.plan.terms:

@@ -31,6 +31,7 @@ from edgedec.drafters.suffix_automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.file_kinds import header_path
 from edgedec.gguf import read_gguf
+from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.memory import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, held_bytes
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions, default_n_ctx
@@ -49,6 +50,7 @@ REQUESTS = "requests"
 STORES = "draft stores"
 """The term of what drafters keep between requests: it fills as texts are made."""
 
+_SMALLER_GRAMMARS = (16_000_000, LEAST_GRAMMAR_BYTES)
 _SMALLER_STORES = (8_000_000, 2_000_000)
 _FEWER_REQUEST_BYTES = (4_000_000, 2_000_000)
 _SHORTER_CONTEXTS = (2048, 1024, 512)
@@ -78,7 +80,8 @@ class Setting:
         store_bytes: Most that each drafter keeps between requests.
         prompt_cache: Whether the KV cache is read from a file or saved to one: it is in memory a second time then, and
             as the file's contents a third time.
-        grammars: Whether texts may be kept to grammars, which takes the vocabulary a second time.
+        grammar_bytes: What compiled grammars may take, and as much again each text that keeps to one (Grammars); 0
+            where no text does. The first one takes the vocabulary a second time, too.
         given_up: What is less than was wished: by kind, a phrase.
         small_model: The file of a model that writes in turn with this one, or None.
         draft_overlap: Whether the draft model drafts while this one verifies, on the CPU.
@@ -92,7 +95,7 @@ class Setting:
     draft_model: Path | None = None
     store_bytes: int = STORE_BYTES
     prompt_cache: bool = False
-    grammars: bool = False
+    grammar_bytes: int = 0
     given_up: Mapping[str, str] = field(default_factory=dict)
     small_model: Path | None = None
     draft_overlap: bool = False
@@ -277,16 +280,14 @@ def _with_back(plan: Plan, rungs: Sequence[Rung], wishes: Setting, found: Planne
 
 
 def _terms(choice: Choice, wishes: Setting, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-    """Return the runtime's terms, and that of grammars, which depends on the model alone."""
+    """Return the runtime's terms, and that of the grammars' vocabulary, which depends on the model alone."""
     with told_with_others(choice):
         found = choice.runtime.plan(choice.path, options)
-    if not wishes.grammars:
+    if not wishes.grammar_bytes:
         return found
     n_vocab = describe(read_gguf(header_path(choice.path))).n_vocab
-    return (
-        *found,
-        MemoryTerm("grammars", n_vocab * _GRAMMAR_BYTES_PER_TOKEN, f"a second vocabulary, {n_vocab} tokens"),
-    )
+    n_bytes = n_vocab * _GRAMMAR_BYTES_PER_TOKEN
+    return (*found, MemoryTerm("vocabulary of grammars", n_bytes, f"a second vocabulary, {n_vocab} tokens"))
 
 
 def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
@@ -302,6 +303,10 @@ def _plan_of(terms: RuntimeTerms, setting: Setting, cap: Cap) -> MemoryPlan:
     if setting.small_model is not None:
         found += small_model_terms(setting.small_model, options)
     found += _drafting_terms(setting, options.n_ctx or 0)
+    if setting.grammar_bytes:
+        each, n_texts = setting.grammar_bytes, options.n_parallel
+        what = f"{format_bytes(each)} to compile them, as much for each text that keeps to one"
+        found.append(MemoryTerm("grammars", each * (1 + n_texts), what, grows=True))
     if setting.prompt_cache:
         n_kv = sum(term.n_bytes for term in found if term.name == "KV cache")
         found.append(MemoryTerm("prompt cache", 2 * n_kv, "while it is read or saved", grows=True))
@@ -386,6 +391,8 @@ def base_bytes() -> int:
 
 def _rungs(choice: Choice, wishes: Setting) -> Iterator[Rung]:
     lossy = wishes.options.kv_type == AUTO_KV
+    for n_bytes in _SMALLER_GRAMMARS:
+        yield partial(_with_grammars, n_bytes)
     if choice.runtime.name == "llamacpp":
         yield _not_repacked
     if not wishes.pinned:
@@ -408,6 +415,12 @@ def _rungs(choice: Choice, wishes: Setting) -> Iterator[Rung]:
     yield partial(_with_rows, fewest)
     if not wishes.pinned:
         yield _without_drafting
+
+
+def _with_grammars(n_bytes: int, setting: Setting) -> Setting | None:
+    if setting.grammar_bytes <= n_bytes:
+        return None
+    return replace(setting.less("grammars", f"grammars of at most {format_bytes(n_bytes)}"), grammar_bytes=n_bytes)
 
 
 def _not_repacked(setting: Setting) -> Setting | None:

@@ -51,6 +51,7 @@ class Sequence:
             "cancelled", or None while it runs.
         stats: Counts and times.
         proposals: What drafters proposed, one entry a step after the first token, where that is recorded.
+        is_whole: Whether the text is one of its grammar's, by now; None without a grammar.
     """
 
     request: Request
@@ -59,6 +60,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
     proposals: list[Proposals] = field(default_factory=list)
+    is_whole: bool | None = None
 
     @property
     def n_generated(self) -> int:
@@ -96,6 +98,8 @@ class Generation:
         stats: Counts and times.
         outputs: Every token's output (log-probabilities are there).
         proposals: What drafters proposed after each token, where that was recorded.
+        is_whole: Whether the text is one of its grammar's: False where it was cut before the grammar let it end (by
+            max_tokens, a full context, a stop string, or by cancelling). None without a grammar.
     """
 
     text: str
@@ -104,3 +108,4 @@ class Generation:
     stats: DecodeStats
     outputs: tuple[TokenOutput, ...] = ()
     proposals: tuple[Proposals, ...] = ()
+    is_whole: bool | None = None

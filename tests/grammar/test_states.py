@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny_models import BOS, EOS, FIRST_BYTE, SPACE, UNK, byte_ids
 
+from edgedec.constraint import Constraint
 from edgedec.curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft
 from edgedec.drafters.forced import ForcedDrafts
-from edgedec.grammar import Constraint, Grammar, Grammars
+from edgedec.grammar import Grammar, Grammars
 from edgedec.model import Model
 from edgedec.sampling import Distribution
 from edgedec.stats import DecodeStats

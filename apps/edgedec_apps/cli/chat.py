@@ -11,7 +11,7 @@ from edgedec.engine import Engine
 from edgedec.errors import CancelledError, EdgedecError, PromptTooLongError, RequestError, TemplateError
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
-from edgedec_apps.cli.grammar_options import grammar_options
+from edgedec_apps.cli.grammar_options import cut_text, grammar_options
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.keyboard import typed_messages
 from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
@@ -179,6 +179,8 @@ def _answer(conversation: Conversation) -> None:
         if not generation.text:
             conversation.messages.pop()
             return
+    if error := cut_text(generation):
+        say(f"edgedec: {error}")
     conversation.messages.append({"role": "assistant", "content": generation.text})
 
 

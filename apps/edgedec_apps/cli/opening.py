@@ -11,6 +11,7 @@ from edgedec.draft import STORE_BYTES
 from edgedec.draft_store import require_draft_store
 from edgedec.engine import Engine, require_rule
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
+from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.loading import choose, open_engine, require_draft_max, resolve, resolve_pair
 from edgedec.memory import format_bytes, parse_size
 from edgedec.model import LoadOptions
@@ -74,7 +75,7 @@ def open_model(
             draft_store=draft_store,
             chat_template=template,
             prompt_cache=flags.prompt_cache is not None,
-            grammars=grammars,
+            grammar_bytes=GRAMMAR_BYTES if grammars else 0,
             slide=flags.slide,
             switching=switching,
             layer_skip=flags.layer_skip,

@@ -257,8 +257,16 @@ class SamplingFlags:
     ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Go on past end tokens.")] = False
     json_schema: Annotated[
         Path | None,
-        sampling_option("--json-schema", help="Keep to JSON under the schema in this file.", metavar="FILE"),
+        sampling_option(
+            "--json-schema", help="Keep to JSON under the schema in this file; cut text exits with 45.", metavar="FILE"
+        ),
     ] = None
+    json_close: Annotated[
+        bool,
+        sampling_option(
+            "--json-close", help="Keep the last of --max-tokens to make the JSON, or any grammar's text, whole."
+        ),
+    ] = False
     regex: Annotated[
         str | None, sampling_option("--regex", help="Keep to what this matches as a whole.", metavar="REGEX")
     ] = None
@@ -268,7 +276,7 @@ class SamplingFlags:
 
     def as_options(self) -> dict[str, Any]:
         """Return what was given, by the names of SamplingParams; of grammars, edgedec_apps.cli.grammar_options does."""
-        names = {field.name for field in fields(self)} - {"json_schema", "regex", "grammar"}
+        names = {field.name for field in fields(self)} - {"json_schema", "json_close", "regex", "grammar"}
         given = {name: getattr(self, name) for name in names}
         given["stop"] = tuple(self.stop) if self.stop else None
         given["logit_bias"] = dict(map(_bias, self.logit_bias)) if self.logit_bias else None

@@ -7,6 +7,7 @@ from typing import Any
 from edgedec.counted import counted
 from edgedec.draft_loading import drafter_factories, used_draft_model
 from edgedec.errors import MemoryCapError, RequestError
+from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.memory import MemoryPlan, format_bytes, parse_size
 from edgedec.model import LoadOptions
 from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, with_peak
@@ -110,7 +111,7 @@ def wishes(
         used,
         store_bytes_of(alone, flags),
         prompt_cache=flags.prompt_cache is not None,
-        grammars=not alone and serves_grammars(),
+        grammar_bytes=GRAMMAR_BYTES if not alone and serves_grammars() else 0,
         small_model=small_model,
         draft_overlap=flags.draft_overlap,
         request_bytes=0 if alone or flags.memory is None else room_bytes_of(flags),

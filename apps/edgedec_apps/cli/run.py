@@ -10,7 +10,7 @@ from edgedec.generate import TokenStream
 from edgedec.memory import MemoryPlan
 from edgedec.progress import CancelToken, Progress, stage
 from edgedec.sequence import Generation
-from edgedec_apps.cli.grammar_options import grammar_options
+from edgedec_apps.cli.grammar_options import cut_text, grammar_options
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import require_json_file, write_json_file
 from edgedec_apps.cli.memory_report import held_document, held_line
@@ -34,7 +34,11 @@ class Job:
 
 
 def run_prompt(job: Job) -> None:
-    """Load, generate, print and report (CancelledError after an interrupted generation was reported)."""
+    """Load, generate, print and report.
+
+    Raises:
+        CancelledError, CutTextError: All is printed, but the generation was interrupted, or its grammar's text was cut.
+    """
     if job.raw and job.system is not None:
         raise RequestError("--system needs the chat template; leave out --raw")
     if not job.raw and not job.prompt.strip():
@@ -58,6 +62,8 @@ def run_prompt(job: Job) -> None:
     _report(generation, plan, job.model, job.output)
     if generation.finish_reason == "cancelled":
         raise CancelledError("interrupted")
+    if error := cut_text(generation):
+        raise error
 
 
 def print_stream(stream: TokenStream, progress: ProgressLine, *, n_most: int | None = None, show: bool) -> None:

@@ -13,7 +13,7 @@ from edgedec_apps.server.fields import Fields, checked
 from edgedec_apps.server.generation import Asked, Prompt
 from edgedec_apps.server.messages import read_messages
 from edgedec_apps.server.requests import MOST_LOGPROBS, read_reuse, read_speculative
-from edgedec_apps.server.structured import ollama_format
+from edgedec_apps.server.structured import close_option, ollama_format
 from edgedec_apps.server.tools import Tools, read_tools
 
 _NUMBERS = {
@@ -73,7 +73,8 @@ def read_generate(fields: Fields, engine: Engine) -> tuple[Asked | None, OllamaW
 
 
 def _asked(fields: Fields, engine: Engine, prompt: Prompt | None, tools: Tools) -> tuple[Asked | None, OllamaWanted]:
-    options = _options(fields.object("options"), engine) | ollama_format(fields)
+    structured = ollama_format(fields)
+    options = _options(fields.object("options"), engine) | structured | close_option(fields, structured)
     logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
     if logprobs:
         options["logprobs"] = top or 0

@@ -10,7 +10,7 @@ from edgedec.verify import COUPLED
 from edgedec_apps.server.fields import Fields, checked, logit_bias
 from edgedec_apps.server.generation import Asked, Prompt
 from edgedec_apps.server.messages import read_messages
-from edgedec_apps.server.structured import structured_options
+from edgedec_apps.server.structured import close_option, structured_options
 from edgedec_apps.server.tools import read_tools
 
 MOST_TEXTS = 16
@@ -60,12 +60,14 @@ def read_chat(fields: Fields, engine: Engine, template: str | None) -> tuple[Ask
     structured = structured_options(fields)
     if calling and structured:
         raise fields.refusal("tool_choice", "and response_format can't both be kept; leave out one")
+    structured |= calling
+    structured |= close_option(fields, structured)
     fields.only("modalities", ["text"])
     fields.only("parallel_tool_calls", True, *([] if tools else [False]))
     for name in ("audio", "functions", "function_call", "web_search_options", "prediction", "reasoning_effort"):
         fields.unsupported(name, "leave it out")
     n, (draft, verify), reuse, wanted = _common(fields, logprobs=logprobs)
-    return Asked((messages,), options | structured | calling, n, reuse, draft, verify, tools), wanted
+    return Asked((messages,), options | structured, n, reuse, draft, verify, tools), wanted
 
 
 def read_completion(fields: Fields, engine: Engine) -> tuple[Asked, Wanted]:
@@ -80,7 +82,8 @@ def read_completion(fields: Fields, engine: Engine) -> tuple[Asked, Wanted]:
     if echo and logprobs is not None:
         raise fields.refusal("echo", "and logprobs together are not supported: the prompt's are not computed")
     fields.unsupported("suffix", "the text is only continued")
-    options |= structured_options(fields)
+    structured = structured_options(fields)
+    options |= structured | close_option(fields, structured)
     best_of = fields.whole("best_of", low=1)
     n, (draft, verify), reuse, wanted = _common(fields, logprobs=logprobs is not None, echo=echo)
     if best_of not in (None, n):

@@ -57,6 +57,8 @@ def lark_bytes(source: str) -> int:
     25
     """
     heads = [*_HEAD.finditer(source)]
+    if not heads:
+        return 0  # no rule: llguidance says so
     ends = [*(head.start() for head in heads[1:]), len(source)]
     bodies = {head["name"]: source[head.end() - 1 : end] for head, end in zip(heads, ends, strict=True)}
     tokens = {name: [*_lark_tokens(body)] for name, body in bodies.items()}
@@ -99,6 +101,24 @@ def schema_bytes(schema: Any) -> int:
         return references + _schema_value(node, lambda part: known.get(id(part), 1), sizes)
 
     return _known(id(schema), uses, value)[id(schema)] if whole else 1
+
+
+def count_nodes(schema: Any, n_most: int) -> int:
+    """Return how many objects and lists a schema holds; counting stops above `n_most`, and takes little memory.
+
+    >>> count_nodes({"a": [1, [2, {}]]}, 10), count_nodes([[]] * 10, 3)
+    (4, 4)
+    """
+    n, open_parts = 0, [iter([schema])]
+    while open_parts and n <= n_most:
+        for part in open_parts[-1]:
+            if isinstance(part, dict | list):
+                n += 1
+                open_parts.append(iter(part.values() if isinstance(part, dict) else part))
+                break
+        else:
+            open_parts.pop()
+    return n
 
 
 def patterns(schema: Any) -> Iterator[str]:

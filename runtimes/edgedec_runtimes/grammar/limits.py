@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgedec.errors import RequestError
-from edgedec.grammar import Grammar, Kind
-from edgedec_runtimes.grammar.certain import lark_bytes, patterns, regex_bytes, schema_bytes, target
+from edgedec.grammar import GRAMMAR_BYTES, Grammar, Kind
+from edgedec.memory import format_bytes
+from edgedec_runtimes.grammar.certain import count_nodes, lark_bytes, patterns, regex_bytes, schema_bytes, target
 
 MOST_LEVELS = 4000
 """Of what refers to one another, levels of nesting within each included."""
@@ -29,13 +30,54 @@ MOST_REPEATED = 100_000
 MOST_CERTAIN = 100_000
 """Bytes of text that may be certain to follow (certain.py), which takes about half a second and 40 MB to find out."""
 
+_SOURCE_UNIT, _LEVEL_UNIT, _NODE_UNIT, _CERTAIN_UNIT = 40, 13_000, 400, 600  # bytes of memory, measured or above it
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that a grammar may ask for, where so much memory is there to compile it.
+
+    Attributes:
+        n_bytes: The memory.
+        source: Bytes of the source.
+        levels: Of what refers to one another.
+        nodes: Objects and lists of a JSON schema.
+        certain: Bytes of text that may be certain to follow.
+    """
+
+    n_bytes: int = GRAMMAR_BYTES
+
+    @property
+    def source(self) -> int:
+        return self.n_bytes // _SOURCE_UNIT
+
+    @property
+    def levels(self) -> int:
+        return min(MOST_LEVELS, self.n_bytes // _LEVEL_UNIT)
+
+    @property
+    def nodes(self) -> int:
+        return self.n_bytes // _NODE_UNIT
+
+    @property
+    def certain(self) -> int:
+        return min(MOST_CERTAIN, self.n_bytes // _CERTAIN_UNIT)
+
+    @property
+    def advice(self) -> str:
+        """What to do where a limit is that of the memory."""
+        return f"or allow more memory: of it, {format_bytes(self.n_bytes)} are for a grammar"
+
+
 _REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _HEAD = re.compile(r"[^\S\n]*[?!]*(?P<name>[A-Za-z_][\w-]*)[^\S\n]*[:.{\[]")  # definitions begin lines, each on its own
+_LONE_BACKSLASH = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")  # an odd number of them
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _LITERAL = re.compile(  # what is not closed goes to the line's end at once
     r'"(?:\\.|[^"\\\n])*+(?:"|(?=\n)|\\?\Z)|/(?P<regex>(?:\\.|[^/\\\n])++)(?:/|(?=\n)|\\?\Z)|//[^\n]*|#[^\n]*'
 )
 _JSON = re.compile(r"%json\s*(?=\{)")
+_NAMES: Mapping[Kind, str] = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar"}
 
 
 @dataclass(slots=True)
@@ -55,15 +97,22 @@ class _Part:
     n_nodes: int = 0
 
 
-def require_modest(grammar: Grammar) -> None:
-    """Raise RequestError where compiling a grammar would take too much stack or time."""
+def require_modest(grammar: Grammar, limits: Limits | None = None) -> None:
+    """Raise RequestError where compiling a grammar would take too much stack, time or memory."""
+    limits = limits or Limits()
+    n_bytes = len(grammar.source.encode(errors="surrogatepass"))
+    if n_bytes > limits.source:
+        raise RequestError(
+            f"the {_NAMES[grammar.kind]} takes {n_bytes} bytes; at most {limits.source} are compiled: cut it down, "
+            f"{limits.advice}"
+        )
     if grammar.kind == "regex":
-        _require_regex(grammar.source, "regex")
+        _require_regex(grammar.source, "regex", limits)
     elif grammar.kind == "json_schema":
-        _require_schema(json.loads(grammar.source))
+        _require_schema(json.loads(grammar.source), limits)
     elif grammar.kind == "lark":
         _require_size(grammar.source, "lark", "grammar")
-        _require_shallow(_lark_parts(grammar.source), "grammar")
+        _require_shallow(_lark_parts(grammar.source), "grammar", limits)
         sizes, _ = _summed(_lark_parts(_LITERAL.sub(" 0 ", grammar.source)), sum)
         if any(n > MOST_EXPANDED for name, n in sizes.items() if name.isupper()):
             raise RequestError(
@@ -72,10 +121,10 @@ def require_modest(grammar: Grammar) -> None:
             )
         for literal in _LITERAL.finditer(grammar.source):
             if literal["regex"]:
-                _require_regex(literal["regex"], "regex in the grammar")
+                _require_regex(literal["regex"], "regex in the grammar", limits)
         for schema in _embedded(grammar.source):
-            _require_schema(schema)
-        _require_short(lark_bytes(grammar.source), "grammar")
+            _require_schema(schema, limits)
+        _require_short(lark_bytes(grammar.source), "grammar", limits)
 
 
 def _require_size(source: str, kind: Kind, name: str) -> None:
@@ -84,36 +133,45 @@ def _require_size(source: str, kind: Kind, name: str) -> None:
         raise RequestError(f"the {name} takes {n_bytes} bytes; at most {most} are compiled: cut it down")
 
 
-def _require_regex(source: str, name: str) -> None:
+def _require_regex(source: str, name: str, limits: Limits) -> None:
     _require_size(source, "regex", name)
+    if _LONE_BACKSLASH.search(source):
+        raise RequestError(
+            f"the {name} ends in a lone backslash, which stands for nothing: write two for a backslash, or leave it out"
+        )
     counts = (int(n[:20]) for pair in _REPETITION.findall(source) for n in pair if n)
     if max(counts, default=0) > MOST_REPEATED:
         raise RequestError(f"the {name} repeats something over {MOST_REPEATED} times; ask for fewer")
-    _require_short(regex_bytes(source), name)
+    _require_short(regex_bytes(source), name, limits)
 
 
-def _require_schema(schema: Any) -> None:
-    _require_shallow(_schema_parts(schema), "JSON schema")
+def _require_schema(schema: Any, limits: Limits) -> None:
+    n_nodes = count_nodes(schema, limits.nodes)
+    if n_nodes > limits.nodes:
+        raise RequestError(f"the JSON schema holds over {limits.nodes} objects and lists: cut it down, {limits.advice}")
+    _require_shallow(_schema_parts(schema), "JSON schema", limits)
     for pattern in patterns(schema):
-        _require_regex(pattern, "pattern in the JSON schema")
-    _require_short(schema_bytes(schema), "JSON schema")
+        _require_regex(pattern, "pattern in the JSON schema", limits)
+    _require_short(schema_bytes(schema), "JSON schema", limits)
 
 
-def _require_short(n_bytes: int, name: str) -> None:
-    if n_bytes > MOST_CERTAIN:
+def _require_short(n_bytes: int, name: str, limits: Limits) -> None:
+    if n_bytes > limits.certain:
+        less = f", {limits.advice}" if limits.certain < MOST_CERTAIN else ""
         raise RequestError(
-            f"the {name} may ask for a text of over {MOST_CERTAIN} bytes at once, by what it repeats and requires: "
-            "lower the counts ({n}, minItems, minLength) that stand in one another"
+            f"the {name} may ask for a text of over {limits.certain} bytes at once, by what it repeats and requires: "
+            f"lower the counts ({{n}}, minItems, minLength) that stand in one another{less}"
         )
 
 
-def _require_shallow(parts: Mapping[str, _Part], name: str) -> None:
+def _require_shallow(parts: Mapping[str, _Part], name: str, limits: Limits) -> None:
     depths, circular = _summed(parts, max)
     n_levels = max(depths.values(), default=0) + sum(parts[each].weight for each in circular)
-    if n_levels > MOST_LEVELS:
+    if n_levels > limits.levels:
+        less = f", {limits.advice}" if limits.levels < MOST_LEVELS else ""
         raise RequestError(
-            f"the {name} refers from one definition to the next through {n_levels} levels; at most {MOST_LEVELS} are "
-            "compiled: make it flatter"
+            f"the {name} refers from one definition to the next through {n_levels} levels; at most {limits.levels} are "
+            f"compiled: make it flatter{less}"
         )
 
 

@@ -1,0 +1,241 @@
+"""Texts that are whole within the tokens they may have: the last tokens lead the grammar to a valid end.
+
+After each token of the text an end is known: tokens that make the text whole, as few as a short search finds. A token
+is taken only if an end behind it still fits into the tokens that are left; where none fits, the end known before is
+written instead. So the text is the one that would have come without the limit, up to a point, and the shortest end
+found behind it. The end depends on the text, the grammar and the tokens left alone, never on drafts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.constraint import Constraint, GrammarState
+from edgedec.errors import RequestError
+from edgedec.tokenizer import Tokenizer
+
+_NARROW, _WIDE = 1, 6  # texts that a search follows at the same time
+_N_WAYS = 8  # tokens of each kind that a search tries at a place
+_N_REUSED = 8  # tokens of the end known before that may be left out of it
+_N_STEPS = 2000  # of a search
+_N_BEYOND = 1000  # tokens beyond the limit in which an end is looked for, to say how many there must be
+_CLOSERS, _LITERALS = frozenset(b'"]}'), (b"null", b"true", b"false", b"[]", b"{}")
+_STRUCTURE, _DIGITS = frozenset(b'"]}[{,: '), frozenset(b"0123456789-")
+
+
+@dataclass(frozen=True, slots=True)
+class _Nesting:
+    """Where a text stands in JSON: open brackets, and whether in a string, behind a backslash. A guide, no more."""
+
+    depth: int = 0
+    in_string: bool = False
+    escaped: bool = False
+
+    @property
+    def n_open(self) -> int:
+        """What is still to be closed."""
+        return self.depth + self.in_string
+
+    def cost(self, data: bytes) -> tuple[int, int]:
+        """Return what is open behind some bytes, and how much of them is a string's content, where it is closed."""
+        behind = self.after(data)
+        if behind.in_string:
+            return behind.n_open, 0
+        n_content, place = 0, self
+        for i in range(len(data)):
+            following = place.after(data[i : i + 1])
+            n_content += place.in_string and following.in_string
+            place = following
+        return behind.n_open, n_content
+
+    def after(self, data: bytes) -> "_Nesting":
+        """Return the place behind some bytes."""
+        depth, in_string, escaped = self.depth, self.in_string, self.escaped
+        for byte in data:
+            if escaped:
+                escaped = False
+            elif in_string and byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_string = not in_string
+            elif not in_string:
+                depth += (byte in b"[{") - (byte in b"]}")
+        return _Nesting(max(0, depth), in_string, escaped)
+
+
+_Followed = tuple[tuple[int, ...], _Nesting]  # tokens behind the text, and where they lead
+
+
+class ClosingTokens:
+    """The tokens of a vocabulary in the order in which a search for an end tries them; made once for a model."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.piece = tokenizer.piece
+        ids = range(tokenizer.n_vocab)
+        pieces = [tokenizer.piece(i) for i in ids]
+        self.end_ids = frozenset(i for i in ids if tokenizer.is_end(i))
+        lengths = np.array([len(piece) for piece in pieces], np.int32)
+        useful = [i for i in ids if pieces[i] and _rank(pieces[i]) is not None]
+        useful.sort(key=lambda i: (_rank(pieces[i]), -len(pieces[i]), i))
+        self._useful = np.array(useful, np.int64)
+        self._closers = np.array([i for i in useful if _CLOSERS.issuperset(pieces[i])], np.int64)
+        self._longest = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)].astype(np.int64)
+
+    def ways(self, allowed: NDArray[np.bool_], nesting: _Nesting) -> list[int]:
+        """Return some of the allowed tokens: closing ones, others of JSON, and the longest and shortest of any kind."""
+        kinds = [self._closers] if nesting.in_string else [self._closers, self._useful]
+        found = [kind[allowed[kind]][:_N_WAYS] for kind in kinds]
+        if not (nesting.in_string and len(found[0])):
+            others = self._longest[allowed[self._longest]]
+            found += [others[:_N_WAYS], others[-_N_WAYS:]]
+        ids = dict.fromkeys(np.concatenate(found).tolist())
+        return [i for i in ids if i not in self.end_ids]
+
+
+def _rank(piece: bytes) -> int | None:
+    """Return how early a token is tried outside of strings; None for one that is not JSON's own."""
+    kinds = (_CLOSERS.issuperset(piece), piece in _LITERALS, _STRUCTURE.issuperset(piece), _DIGITS.issuperset(piece))
+    return next((rank for rank, holds in enumerate(kinds) if holds), None)
+
+
+class ClosingConstraint(Constraint):
+    """A constraint whose text is whole when its tokens are used up.
+
+    Args:
+        state: The place before the first token.
+        tokens: The vocabulary's.
+        bias: What is added to logits; tokens that it rules out are in no end.
+    """
+
+    def __init__(self, state: GrammarState, tokens: ClosingTokens, bias: Mapping[int, float] | None = None) -> None:
+        super().__init__(state)
+        self._tokens = tokens
+        self._banned = [i for i, added in (bias or {}).items() if added == -np.inf]
+        self._nesting = _Nesting()
+        self._n_left = 0
+        self._end: tuple[int, ...] = ()  # what makes the text whole
+        self._closing = False
+
+    def begin(self, n_tokens: int) -> None:
+        """Learn how many tokens the text may have; RequestError where no text is found that is as short."""
+        self._n_left = n_tokens
+        end = self._shortest((), n_tokens)
+        if end is None:
+            longer = self._found(_WIDE, (), n_tokens + _N_BEYOND)
+            least = f"found takes {len(longer)}" if longer is not None else f"takes over {n_tokens + _N_BEYOND}"
+            raise RequestError(
+                f"json_close can't keep its promise: the text may have {n_tokens} tokens (max_tokens, or what the "
+                f"context has left), but the shortest text of the grammar {least}; raise max_tokens"
+            )
+        self._end = end
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text is whole, and nothing may follow, or nothing has room."""
+        if (self._closing or self._n_left == 0) and not self._end:
+            return True
+        return super().is_complete
+
+    def masked(self, logits: NDArray[np.float32], path: Sequence[int] = ()) -> NDArray[np.float32]:
+        """Return the logits with -inf for every token that may not follow; where the end is written, all but its."""
+        n = len(path)
+        if not self._closing or n >= len(self._end) or tuple(path) != self._end[:n]:
+            return super().masked(logits, path)
+        masked = np.full_like(logits, -np.inf)
+        masked[self._end[n]] = logits[self._end[n]]
+        return masked
+
+    def forced(self) -> tuple[int, ...]:
+        """Return tokens that are certain to follow the text."""
+        return self._end if self._closing else super().forced()
+
+    def commit(self, token_id: int) -> int:
+        """Take the token chosen, or the next one of the end where none would fit behind the token chosen."""
+        self._n_left -= 1
+        end = self._end_behind(token_id)
+        if end is None:
+            self._closing = True
+            self.note = f"the last {len(self._end)} tokens were chosen to make the text whole in time (json_close)"
+            if not self._end:  # the text is whole, and can't get longer
+                return min(self._tokens.end_ids)
+            token_id, end = self._end[0], self._end[1:]
+        self._end = end
+        self._nesting = self._nesting.after(self._tokens.piece(token_id))
+        taken = super().commit(token_id)
+        if self._n_left == 0 and not self._closing and not super().is_complete:
+            self.note = "the text ends where it is whole, as there was no room for more (json_close)"
+        return taken
+
+    def _end_behind(self, token_id: int) -> tuple[int, ...] | None:
+        """Return what makes the text whole behind a token, None where nothing is found that has room."""
+        known = self._end
+        if token_id in self._tokens.end_ids:
+            return ()
+        if known and known[0] == token_id:
+            return known[1:]
+        if self._closing:
+            return None
+        for n in range(min(len(known), _N_REUSED), -1, -1):
+            if len(known) - n <= self._n_left and self._makes_whole((token_id, *known[n:])):
+                return known[n:]
+        return self._shortest((token_id,), self._n_left)
+
+    def _shortest(self, start: tuple[int, ...], n_most: int) -> tuple[int, ...] | None:
+        """Return what a search finds to make the text whole behind `start`; a wide one where a narrow one fails."""
+        end = self._found(_NARROW, start, n_most)
+        return self._found(_WIDE, start, n_most) if end is None else end
+
+    def _makes_whole(self, path: Sequence[int]) -> bool:
+        return self._go(path) and self._state.may_end
+
+    def _found(self, width: int, start: tuple[int, ...], n_most: int) -> tuple[int, ...] | None:
+        """Search for tokens that make the text whole behind `start`, at most `n_most`.
+
+        Of the texts met, those with the fewest open brackets and tokens are followed, `width` at a time.
+        """
+        if not self._go(start):
+            return None
+        if self._state.may_end:
+            return ()
+        followed: list[_Followed] = [((), self._nesting.after(self._bytes(start)))]
+        best: tuple[int, ...] | None = None
+        for _ in range(_N_STEPS):
+            reached: list[_Followed] = []
+            for path, place in followed:
+                for way in self._ways((*start, *path), place):
+                    longer = (*path, *way)
+                    if len(longer) > n_most or not self._go((*start, *longer)):
+                        continue
+                    if not self._state.may_end:
+                        reached.append((longer, place.after(self._bytes(way))))
+                        continue
+                    if width == _NARROW:
+                        return longer
+                    best, n_most = longer, len(longer) - 1
+            if not reached:
+                break
+            reached.sort(key=lambda each: each[1].n_open + len(each[0]))
+            followed = reached[:width]
+        return best
+
+    def _ways(self, path: tuple[int, ...], nesting: _Nesting) -> Iterator[tuple[int, ...]]:
+        """Yield tokens by which a search goes on, those that leave the fewest open brackets first."""
+        self._go(path)
+        forced = tuple(self._state.forced())
+        if forced:
+            if not set(forced) & set(self._banned):
+                yield forced
+            return
+        try:
+            allowed = self._state.allowed()
+        except RequestError:  # a dead end, or a limit
+            return
+        allowed[self._banned] = False
+        ways = self._tokens.ways(allowed, nesting)
+        ways.sort(key=lambda i: nesting.cost(self._tokens.piece(i)))
+        yield from ((i,) for i in ways)
+
+    def _bytes(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join(map(self._tokens.piece, token_ids))
