@@ -126,8 +126,8 @@ class ClosingConstraint(Constraint):
             longer = self._found(_WIDE, (), n_tokens + _N_BEYOND)
             least = f"found takes {len(longer)}" if longer is not None else f"takes over {n_tokens + _N_BEYOND}"
             raise RequestError(
-                f"json_close can't keep its promise: the text may have {n_tokens} tokens (max_tokens, or what the "
-                f"context has left), but the shortest text of the grammar {least}; raise max_tokens"
+                f"json_close must have room for a whole text: the shortest text {least} tokens, and there is room for "
+                f"{n_tokens}; allow more with max_tokens=..., or a longer context"
             )
         self._end = end
 

@@ -148,7 +148,8 @@ class Engine:
         unknown = set(options) - set(SamplingParams.names())
         if unknown:
             raise RequestError(
-                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SamplingParams.names())}"
+                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SamplingParams.names())}; of a "
+                f"request also {', '.join(sorted(set(RequestOptions.__annotations__) - set(SamplingParams.names())))}"
             )
         return replace(replace(SamplingParams(), **self.card.sampling_defaults), **options)  # type: ignore[arg-type]
 
@@ -412,7 +413,7 @@ class Engine:
 
 def require_rule(name: str) -> None:
     """Raise RequestError unless there is a verification rule of that name."""
-    if name != COUPLED and name not in RULES:
+    if not isinstance(name, str) or (name != COUPLED and name not in RULES):
         raise RequestError(f"verify is {name!r}; it must be one of {', '.join([COUPLED, *RULES])}")
 
 

@@ -79,6 +79,8 @@ class TokenStream(Iterator[TokenOutput]):
         constraint: Constraint | None = None,
     ) -> None:
         target = turns.things[0]
+        if cancel is not None and not isinstance(cancel, CancelToken):
+            raise RequestError(f"cancel is a {type(cancel).__name__}; it must be an edgedec.CancelToken")
         if request.prompt_ids or cancel is None or not cancel.cancelled:  # else it was cancelled while it was rendered
             _check_request(request, target.session, constraint)
         self._reader = OneReader()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgedec.errors import RequestError
 from edgedec.model import LayerSet
 from edgedec.recording import Proposals
 from edgedec.sampling import SamplingParams
@@ -37,6 +38,12 @@ class Request:
     draft: bool = True
     rule: str = COUPLED
     record: Callable[[LayerSet], float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.reuse not in ("exact", "longest"):
+            raise RequestError(f"reuse is {self.reuse!r:.40}; it must be 'exact' or 'longest'")
+        if not isinstance(self.draft, bool):
+            raise RequestError(f"draft is {self.draft!r:.40}; of a request it must be True or False")
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import RequestError
+from edgedec.grammar import Grammar
 
 
 @pytest.mark.parametrize("prompt", [b"hi", bytearray(b"hi"), None, 5, ["a"], [1.5], {"a": 1}], ids=repr)
@@ -39,3 +40,37 @@ def test_options_of_loading_have_types_and_bounds(tmp_path: Path, options: dict[
     """Each refusal names the option and the value."""
     with pytest.raises(RequestError, match=found):
         edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", **options).close()
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"grammar": "x"}, "grammar is a str; it must be a Grammar: make one by Grammar.regex"),
+        ({"grammar": {"type": "object"}}, "grammar is a dict"),
+        ({"json_schema": ["a"]}, "the JSON schema is a list; it must be an object"),
+        ({"json_schema": b"{}"}, "the JSON schema is a bytes"),
+        ({"json_schema": 5}, "the JSON schema is a int"),
+        ({"json_close": 1, "json_schema": {}}, "json_close is 1; it must be True or False"),
+        ({"reuse": "all"}, "reuse is 'all'; it must be 'exact' or 'longest'"),
+        ({"draft": "off"}, "draft is 'off'; of a request it must be True or False"),
+        ({"verify": ["coupled"]}, "verify is \\['coupled'\\]; it must be one of coupled"),
+        ({"cancel": "x"}, "cancel is a str; it must be an edgedec.CancelToken"),
+        ({"regex": "a"}, "unknown option regex; known: .* also .*grammar"),
+    ],
+    ids=str,
+)
+def test_options_of_a_request_have_types(tmp_path: Path, options: dict[str, Any], found: str) -> None:
+    """Each refusal says what was found and what was expected; nothing is taken for something else."""
+    with edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", draft="off") as model:
+        with pytest.raises(RequestError, match=found):
+            model.generate("hi", max_tokens=1, **options)
+
+
+@pytest.mark.parametrize("make", [Grammar.regex, Grammar.lark, lambda source: Grammar("json_schema", source)])
+@pytest.mark.parametrize("source", [None, 5, b"a", ["a"]])
+def test_a_grammar_is_made_of_text(make: Any, source: Any) -> None:
+    """Its source is a str, and its kind one of three."""
+    with pytest.raises(RequestError, match=f"is a {type(source).__name__}; it must be a str"):
+        make(source)
+    with pytest.raises(RequestError, match="kind is 'gbnf'; it must be one of json_schema, regex, lark"):
+        Grammar("gbnf", "root ::= x")  # type: ignore[arg-type]

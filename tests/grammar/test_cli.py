@@ -41,3 +41,38 @@ def test_what_is_wrong_is_said(tiny_path: Path, tmp_path: Path) -> None:
     run_here(*run, "--json-schema", schema).failed(40, "contains")
     schema.write_text("{", encoding="utf-8")
     run_here(*run, "--json-schema", schema).failed(40, "no JSON")
+
+
+def test_a_cut_text_is_told_by_the_exit_code(tiny_path: Path, tmp_path: Path) -> None:
+    """45 and a sentence where a text was cut before it was whole, in JSON too; 0 where it is whole."""
+    schema, out = tmp_path / "schema.json", tmp_path / "out.json"
+    schema.write_text(json.dumps({"const": {"first": 1, "second": 2}}), encoding="utf-8")
+    run = ("run", tiny_path, "x", *COMMON, "--json-schema", schema)
+    cut = run_here(*run, "-n", "9")
+    assert (cut.code, cut.text) == (45, '{"first":\n')
+    assert cut.err.startswith("edgedec: the text was cut after 9 tokens, before it was whole")
+    assert len(cut.err.splitlines()) == 1
+    full = run_here("run", tiny_path, "x" * 100, *COMMON, "--json-schema", schema, "--raw")
+    assert full.code == 0
+    full = run_here("run", tiny_path, "x" * 119, *COMMON, "--json-schema", schema, "--raw", "--json-out", out)
+    assert full.code == 45
+    assert json.loads(out.read_text(encoding="utf-8"))["is_whole"] is False
+    assert run_here("run", tiny_path, "x", *COMMON, "-n", "9").code == 0
+    assert run_here("run", tiny_path, "x", *COMMON, "-n", "3", "--regex", "[ab]{1,9}").code == 0
+    chat = run_here("chat", tiny_path, *COMMON, "--regex", "abc", "-n", "2", stdin=b"Hi\nAgain\n")
+    assert chat.err.count("before it was whole") == 2
+
+
+def test_a_text_is_closed_in_time(tiny_path: Path, tmp_path: Path) -> None:
+    """--json-close, or its variable: the JSON is whole at every length that is enough; too few are refused first."""
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"type": "array", "items": {"type": "string"}, "minItems": 2}), encoding="utf-8")
+    run = ("run", tiny_path, "x", *COMMON, "--json-schema", schema)
+    for n, flags, env in ((12, ("--json-close",), {}), (20, (), {"EDGEDEC_JSON_CLOSE": "1"})):
+        result = run_here(*run, "-n", str(n), *flags, env=env)
+        assert result.code == 0
+        assert len(json.loads(result.text)) >= 2
+    run_here(*run, "-n", "5", "--json-close").failed(
+        40, "--json-close must have room", "room for 5; allow more with --max-tokens"
+    )
+    run_here("run", tiny_path, "x", *COMMON, "--json-close").failed(40, "--json-close needs --json-schema")

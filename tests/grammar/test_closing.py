@@ -99,8 +99,8 @@ def closed_texts(engines: Engines, grammar: Grammar, lengths: range, **way: Any)
         found.append(text)
     assert len(refused) + len(found) == len(lengths)
     assert [n for n, _ in refused] == list(lengths)[: len(refused)], "fewer were enough"
-    for _, error in refused:
-        assert re.search(r"json_close can't keep its promise.*the shortest text .* takes (over )?\d+", error)
+    for _, said in refused:
+        assert re.search(r"json_close must have room .*the shortest text .*takes (over )?\d+ tokens", said)
     return found
 
 

@@ -36,6 +36,25 @@ REFUSED: dict[str, tuple[Grammar, str]] = {
 }
 
 
+EMPTY = {
+    **{
+        f"regex {source!r}": Grammar.regex(source)
+        for source in ("", "|", "()", "(|)", "^$", "(?i)", "a{0}", "\\A", "(?x) ")
+    },
+    **{
+        f"lark {source!r}": Grammar.lark(source)
+        for source in ('start: ""', "start:", "start: a\na: ", 'start: A\nA: ""')
+    },
+}
+LONE = {
+    "alone": Grammar.regex("\\"),
+    "at the end": Grammar.regex("a\\"),
+    "behind a pair": Grammar.regex("a\\\\\\"),
+    "a pattern": Grammar.json_schema({"type": "string", "pattern": "a\\"}),
+    "a pattern of names": Grammar.json_schema({"patternProperties": {"\\": {}}}),
+}
+
+
 @pytest.fixture(scope="module")
 def engine(byte_path: Path) -> Iterator[edgedec.Engine]:
     """The tiny model."""
@@ -62,6 +81,38 @@ def test_what_cant_be_kept_to_is_refused_first(
     assert "\n" not in message
     assert len(message) < 400
     assert engine.generate("x", grammar=Grammar.regex("ok"), max_tokens=9).text == "ok"
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_what_has_no_text_is_refused(engine: edgedec.Engine, name: str) -> None:
+    """A grammar whose only text is the empty one is a mistake, and is called so."""
+    with pytest.raises(RequestError, match="has no text but the empty one"):
+        engine.stream("x", grammar=EMPTY[name])
+
+
+@pytest.mark.parametrize("name", LONE)
+def test_a_lone_backslash_is_refused(engine: edgedec.Engine, name: str) -> None:
+    """It would be left out silently; a pair of them is a backslash."""
+    with pytest.raises(RequestError, match="ends in a lone backslash"):
+        engine.stream("x", grammar=LONE[name])
+    assert engine.generate("x", grammar=Grammar.regex("a\\\\"), max_tokens=9).text == "a\\"
+
+
+@pytest.mark.parametrize("source", ["", "%ignore /x/", "// no rule"])
+def test_a_grammar_without_rules_is_refused(engine: edgedec.Engine, source: str) -> None:
+    """It has no start."""
+    with pytest.raises(RequestError, match="the grammar can't be used"):
+        engine.stream("x", grammar=Grammar.lark(source))
+
+
+@pytest.mark.parametrize(
+    "source", ["(", "[", ")", "a{2", "(?i", "(?=a)b", "(?<!a)b", "\\b", "*", "\\1", "[z-a]", "[^\\s\\S]"]
+)
+def test_an_expression_that_means_nothing_is_named(engine: edgedec.Engine, source: str) -> None:
+    """The refusal begins with the expression."""
+    with pytest.raises(RequestError) as refused:
+        engine.stream("x", grammar=Grammar.regex(source))
+    assert str(refused.value).startswith(f"the regular expression {source!r} ")
 
 
 @pytest.mark.parametrize("schema", ["{", "[]", "7", {"a": object()}, {"enum": [float("nan")]}, "x" * MAX_SOURCE_BYTES])

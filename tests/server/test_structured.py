@@ -100,6 +100,45 @@ def test_tools_are_told_to_the_model(server: Running) -> None:
     assert ask(server, max_tokens=1, tools=[TOOL], messages=talk)["usage"]["prompt_tokens"] > told
 
 
+def test_a_cut_answer_is_told_and_may_be_closed(server: Running) -> None:
+    """At max_tokens the reason is "length", in all interfaces; with `json_close` it is "stop", and the JSON whole."""
+    wanted = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    cut = ask(server, response_format=wanted, max_tokens=12)["choices"][0]
+    assert cut["finish_reason"] == "length"
+    least = len('{"ok": true, "n": 1}')
+    whole = ask(server, response_format=wanted, max_tokens=least + 1, json_close=True)["choices"][0]
+    assert whole["finish_reason"] == "stop"
+    assert set(json.loads(whole["message"]["content"])) == {"ok", "n"}
+    asked = {"prompt": "x", "response_format": wanted, "max_tokens": least + 1, "seed": 4, "json_close": True}
+    completed = server.client.post("/v1/completions", json=asked).json()["choices"][0]
+    assert (completed["finish_reason"], set(json.loads(completed["text"]))) == ("stop", {"ok", "n"})
+    for n, fields, reason in ((12, {}, "length"), (least + 1, {"json_close": True}, "stop")):
+        asked = {"model": "tiny", "messages": messages("Hi"), "format": SCHEMA, "stream": False, **fields}
+        told = server.client.post("/api/chat", json=asked | {"options": {"seed": 4, "num_predict": n}}).json()
+        assert told["done_reason"] == reason
+    assert set(json.loads(told["message"]["content"])) == {"ok", "n"}
+    called = ask(server, tools=[TOOL], tool_choice="required", max_tokens=60, json_close=True)["choices"][0]
+    assert called["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"json_close": True}, "json_close needs a JSON schema or a grammar"),
+        ({"json_close": "yes", "response_format": {"type": "json_object"}}, "json_close is 'yes'"),
+        ({"json_close": True, "response_format": {"type": "json_object"}, "max_tokens": 1}, "the shortest text"),
+        ({"response_format": {"type": "regex", "pattern": 5}}, "response_format.pattern is 5"),
+        ({"response_format": {"type": "lark"}}, "response_format.grammar is missing"),
+        ({"response_format": {"type": "regex", "pattern": "\\"}}, "lone backslash"),
+    ],
+)
+def test_what_cant_be_closed_or_read_is_a_400(server: Running, fields: dict[str, Any], words: str) -> None:
+    """By name, before anything is generated."""
+    reply = server.client.post("/v1/chat/completions", json={"messages": messages("Hi")} | fields)
+    assert reply.status_code == 400
+    assert words in reply.json()["error"]["message"]
+
+
 def test_a_tool_that_is_unknown_or_contradicts(server: Running) -> None:
     """A choice of a tool that is not given, and a choice beside a schema, are refused."""
     for fields, words in (

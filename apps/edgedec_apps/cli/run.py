@@ -121,6 +121,7 @@ def as_document(generation: Generation, model: str) -> dict[str, Any]:
         "text": generation.text,
         "token_ids": list(generation.token_ids),
         "finish_reason": generation.finish_reason,
+        **({} if generation.is_whole is None else {"is_whole": generation.is_whole}),
         "stats": generation.stats.as_dict(),
     }
     if any(output.logprob is not None for output in generation.outputs):
