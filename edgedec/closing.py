@@ -114,13 +114,12 @@ class ClosingConstraint(Constraint):
         self._tokens = tokens
         self._banned = [i for i, added in (bias or {}).items() if added == -np.inf]
         self._nesting = _Nesting()
-        self._n_left = 0
         self._end: tuple[int, ...] = ()  # what makes the text whole
         self._closing = False
 
     def begin(self, n_tokens: int) -> None:
         """Learn how many tokens the text may have; RequestError where no text is found that is as short."""
-        self._n_left = n_tokens
+        super().begin(n_tokens)
         end = self._shortest((), n_tokens)
         if end is None:
             longer = self._found(_WIDE, (), n_tokens + _N_BEYOND)
@@ -153,8 +152,8 @@ class ClosingConstraint(Constraint):
 
     def commit(self, token_id: int) -> int:
         """Take the token chosen, or the next one of the end where none would fit behind the token chosen."""
-        self._n_left -= 1
-        end = self._end_behind(token_id)
+        n_left = (self._n_left or 0) - 1
+        end = self._end_behind(token_id, n_left)
         if end is None:
             self._closing = True
             self.note = f"the last {len(self._end)} tokens were chosen to make the text whole in time (json_close)"
@@ -168,8 +167,8 @@ class ClosingConstraint(Constraint):
             self.note = "the text ends where it is whole, as there was no room for more (json_close)"
         return taken
 
-    def _end_behind(self, token_id: int) -> tuple[int, ...] | None:
-        """Return what makes the text whole behind a token, None where nothing is found that has room."""
+    def _end_behind(self, token_id: int, n_most: int) -> tuple[int, ...] | None:
+        """Return what makes the text whole behind a token, None where nothing is found of at most `n_most` tokens."""
         known = self._end
         if token_id in self._tokens.end_ids:
             return ()
@@ -178,9 +177,9 @@ class ClosingConstraint(Constraint):
         if self._closing:
             return None
         for n in range(min(len(known), _N_REUSED), -1, -1):
-            if len(known) - n <= self._n_left and self._makes_whole((token_id, *known[n:])):
+            if len(known) - n <= n_most and self._makes_whole((token_id, *known[n:])):
                 return known[n:]
-        return self._shortest((token_id,), self._n_left)
+        return self._shortest((token_id,), n_most)
 
     def _shortest(self, start: tuple[int, ...], n_most: int) -> tuple[int, ...] | None:
         """Return what a search finds to make the text whole behind `start`; a wide one where a narrow one fails."""

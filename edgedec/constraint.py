@@ -52,13 +52,20 @@ class Constraint:
     def __init__(self, state: GrammarState) -> None:
         self._state = state
         self._ahead: list[int] = []  # tokens that the state holds beyond the text
+        self._n_left: int | None = None
 
     def begin(self, n_tokens: int) -> None:
-        """Learn how many tokens the text may have; called once, before the first.
+        """Learn how many tokens the text may have, before the first; without it, as many as it likes.
 
         Raises:
             RequestError: They are too few.
         """
+        self._n_left = n_tokens
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow, or nothing has room."""
+        return self._n_left == 0 or self.is_complete
 
     @property
     def is_complete(self) -> bool:
@@ -99,6 +106,8 @@ class Constraint:
 
     def commit(self, token_id: int) -> int:
         """Take the token that was chosen for the text, or another one in its place, and return the one taken."""
+        if self._n_left is not None:
+            self._n_left -= 1
         if not self._ahead:
             self._state.advance(token_id)
         elif self._ahead[0] == token_id:

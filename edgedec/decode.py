@@ -185,11 +185,12 @@ def _until_end(verification: Verification, tokenizer: Tokenizer) -> Verification
 def _until_complete(verification: Verification, constraint: Constraint) -> Verification:
     """Tell the grammar what the text gets.
 
-    What follows the token that makes it whole is left out, and what follows one that takes another's place.
+    What follows the token that makes it whole, or the last there is room for, is left out, and what follows one that
+    takes another's place.
     """
     for i, token_id in enumerate(verification.token_ids):
         taken = constraint.commit(token_id)
-        if taken != token_id or constraint.is_complete:
+        if taken != token_id or constraint.is_over:
             return Verification(verification.path[:i], (*verification.token_ids[:i], taken))
     return verification
 
@@ -204,8 +205,7 @@ def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: RowOps) -> 
 def _propose(sequence: Sequence, decoder: Decoder, proposer: Proposer) -> Draft:
     """Ask for as many nodes as are useful, have room in the context, and are verified with the bits of single steps."""
     session = decoder.session
-    n_context = room_after(session, len(sequence.token_ids)) - 1  # one is the token behind the draft
-    room = min(n_context, session.model.capabilities.max_rows - 1)
+    room = min(room_after(session, len(sequence.token_ids)), session.model.capabilities.max_rows - 1)
     if decoder.max_rows is not None:
         room = min(room, decoder.max_rows - 1)
     max_tokens = sequence.request.sampling.max_tokens

@@ -61,9 +61,9 @@ def test_options_of_loading_have_types_and_bounds(tmp_path: Path, options: dict[
 )
 def test_options_of_a_request_have_types(tmp_path: Path, options: dict[str, Any], found: str) -> None:
     """Each refusal says what was found and what was expected; nothing is taken for something else."""
-    with edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", draft="off") as model:
-        with pytest.raises(RequestError, match=found):
-            model.generate("hi", max_tokens=1, **options)
+    model = edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", draft="off")
+    with model, pytest.raises(RequestError, match=found):
+        model.generate("hi", max_tokens=1, **options)
 
 
 @pytest.mark.parametrize("make", [Grammar.regex, Grammar.lark, lambda source: Grammar("json_schema", source)])

@@ -14,7 +14,7 @@ from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.app import app
 from edgedec_apps.cli.wording import OPTIONS, in_options
 
-ONLY_PYTHON = {"model", "max_rows", "cache_dir", "on_progress", "cancel"}
+ONLY_PYTHON = {"model", "max_rows", "grammars", "cache_dir", "on_progress", "cancel"}
 BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_threads"}
 
 

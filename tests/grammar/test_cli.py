@@ -72,7 +72,5 @@ def test_a_text_is_closed_in_time(tiny_path: Path, tmp_path: Path) -> None:
         result = run_here(*run, "-n", str(n), *flags, env=env)
         assert result.code == 0
         assert len(json.loads(result.text)) >= 2
-    run_here(*run, "-n", "5", "--json-close").failed(
-        40, "--json-close must have room", "room for 5; allow more with --max-tokens"
-    )
+    run_here(*run, "-n", "5", "--json-close").failed(40, "--json-close must have room", "more with --max-tokens")
     run_here("run", tiny_path, "x", *COMMON, "--json-close").failed(40, "--json-close needs --json-schema")

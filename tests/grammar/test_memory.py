@@ -78,12 +78,13 @@ def _forget_peak() -> int:
 def _followed(state: MatcherState, tokenizer: Tokenizer, n_tokens: int) -> int:
     """Take allowed tokens, any of them, until the grammar is at an end; return how many."""
     drawn = np.random.default_rng(0)
+    is_text = np.array([not tokenizer.is_end(i) for i in range(tokenizer.n_vocab)])
     for n in range(n_tokens):
-        ids = [i for i in np.flatnonzero(state.allowed()).tolist() if not tokenizer.is_end(i)]
-        if not ids:
+        ids = np.flatnonzero(state.allowed() & is_text)
+        if not len(ids):
             return n
         state.forced()
-        assert state.advance(ids[int(drawn.integers(len(ids)))])
+        assert state.advance(int(ids[drawn.integers(len(ids))]))
     return n_tokens
 
 

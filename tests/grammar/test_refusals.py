@@ -36,16 +36,11 @@ REFUSED: dict[str, tuple[Grammar, str]] = {
 }
 
 
-EMPTY = {
-    **{
-        f"regex {source!r}": Grammar.regex(source)
-        for source in ("", "|", "()", "(|)", "^$", "(?i)", "a{0}", "\\A", "(?x) ")
-    },
-    **{
-        f"lark {source!r}": Grammar.lark(source)
-        for source in ('start: ""', "start:", "start: a\na: ", 'start: A\nA: ""')
-    },
-}
+NOTHING = ("", "|", "()", "(|)", "^$", "(?i)", "a{0}", "\\A", "(?x) ")
+NO_TEXT = ('start: ""', "start:", "start: a\na: ", 'start: A\nA: ""')
+MEANINGLESS = ("(", "[", ")", "a{2", "(?i", "(?=a)b", "(?<!a)b", "\\b", "*", "\\1", "[z-a]", "[^\\s\\S]")
+EMPTY = {f"regex {source!r}": Grammar.regex(source) for source in NOTHING}
+EMPTY |= {f"lark {source!r}": Grammar.lark(source) for source in NO_TEXT}
 LONE = {
     "alone": Grammar.regex("\\"),
     "at the end": Grammar.regex("a\\"),
@@ -105,9 +100,7 @@ def test_a_grammar_without_rules_is_refused(engine: edgedec.Engine, source: str)
         engine.stream("x", grammar=Grammar.lark(source))
 
 
-@pytest.mark.parametrize(
-    "source", ["(", "[", ")", "a{2", "(?i", "(?=a)b", "(?<!a)b", "\\b", "*", "\\1", "[z-a]", "[^\\s\\S]"]
-)
+@pytest.mark.parametrize("source", MEANINGLESS)
 def test_an_expression_that_means_nothing_is_named(engine: edgedec.Engine, source: str) -> None:
     """The refusal begins with the expression."""
     with pytest.raises(RequestError) as refused:
