@@ -96,6 +96,8 @@ class TokenStream(Iterator[TokenOutput]):
         if note := lossy_note(target.session.model.card):
             self._sequence.stats.lossy = note
             self._sequence.stats.add_reason(note)
+        for note in target.notes:
+            self._sequence.stats.add_reason(note)
         self._outputs: list[TokenOutput] = []
         tokens = _run(turns, self._sequence, self._stop, on_progress, constraint, weakref.ref(self))
         self._tokens = tokens if cancel is None else _stopped_by(cancel, self._stop, tokens)
@@ -207,8 +209,6 @@ def _stopped_by(cancel: CancelToken, stop: CancelToken, tokens: Generator[TokenO
 def _decode(
     target: Target, sequence: Sequence, open_decoder: Callable[[], Decoder], cancel: CancelToken, started: float
 ) -> Iterator[TokenOutput]:
-    for note in target.notes:
-        sequence.stats.add_reason(note)
     begin_text(target.session, len(sequence.request.prompt_ids))
     _reuse_prefix(target, sequence)
     decoder = open_decoder()
