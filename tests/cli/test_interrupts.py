@@ -160,7 +160,9 @@ def test_a_signal_during_a_load_ends_with_its_own_code(model: Path, tmp_path: Pa
     other_end = wait_for_reader(fifo)
     process.send_signal(signal.Signals[name])
     os.close(other_end)  # the load goes on with an empty template, and sees that it was cancelled
-    finish(process).failed(code, "terminated")
+    result = finish(process)
+    assert result.code == code
+    assert result.err.splitlines()[-1] == "edgedec: terminated"
 
 
 def test_a_second_signal_decides_the_code_of_what_hangs(model: Path, tmp_path: Path) -> None:
