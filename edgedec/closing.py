@@ -6,7 +6,7 @@ written instead. So the text is the one that would have come without the limit, 
 found behind it. The end depends on the text, the grammar and the tokens left alone, never on drafts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +65,7 @@ class _Nesting:
         return _Nesting(max(0, depth), in_string, escaped)
 
 
-_Followed = tuple[tuple[int, ...], _Nesting]  # tokens behind the text, and where they lead
+_Followed = tuple[tuple[int, ...], _Nesting, int]  # tokens behind the text, where they lead, how many were chosen
 
 
 class ClosingTokens:
@@ -73,21 +73,30 @@ class ClosingTokens:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.piece = tokenizer.piece
-        ids = range(tokenizer.n_vocab)
-        pieces = [tokenizer.piece(i) for i in ids]
-        self.end_ids = frozenset(i for i in ids if tokenizer.is_end(i))
-        lengths = np.array([len(piece) for piece in pieces], np.int32)
-        useful = [i for i in ids if pieces[i] and _rank(pieces[i]) is not None]
-        useful.sort(key=lambda i: (_rank(pieces[i]), -len(pieces[i]), i))
-        self._useful = np.array(useful, np.int64)
-        self._closers = np.array([i for i in useful if _CLOSERS.issuperset(pieces[i])], np.int64)
-        self._longest = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)].astype(np.int64)
+        self.end_ids = frozenset(i for i in range(tokenizer.n_vocab) if tokenizer.is_end(i))
+        lengths = np.zeros(tokenizer.n_vocab, np.int32)
+        useful: list[tuple[int, int, int]] = []
+        for i in range(tokenizer.n_vocab):  # one by one: a list of all the pieces takes megabytes
+            piece = tokenizer.piece(i)
+            lengths[i] = len(piece)
+            rank = _rank(piece) if piece else None
+            if rank is not None:
+                useful.append((rank, -len(piece), i))
+        useful.sort()
+        closers = [i for rank, _, i in useful if rank == 0]
+        self._useful = np.array([i for _, _, i in useful], np.int32)
+        self._closers = np.array(closers, np.int32)
+        self._string_ends = np.array([i for i in closers if tokenizer.piece(i)[:1] == b'"'], np.int32)
+        self._longest = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)].astype(np.int32)
 
-    def ways(self, allowed: NDArray[np.bool_], nesting: _Nesting) -> list[int]:
-        """Return some of the allowed tokens: closing ones, others of JSON, and the longest and shortest of any kind."""
-        kinds = [self._closers] if nesting.in_string else [self._closers, self._useful]
+    def ways(self, allowed: NDArray[np.bool_], nesting: _Nesting, width: int) -> list[int]:
+        """Return some of the allowed tokens: closing ones, others of JSON, and the longest and shortest of any kind.
+
+        A narrow search, where a string may end, is given no others.
+        """
+        kinds = [self._string_ends] if nesting.in_string else [self._closers, self._useful]
         found = [kind[allowed[kind]][:_N_WAYS] for kind in kinds]
-        if not (nesting.in_string and len(found[0])):
+        if width > _NARROW or not nesting.in_string or not len(found[0]):
             others = self._longest[allowed[self._longest]]
             found += [others[:_N_WAYS], others[-_N_WAYS:]]
         ids = dict.fromkeys(np.concatenate(found).tolist())
@@ -192,49 +201,50 @@ class ClosingConstraint(Constraint):
     def _found(self, width: int, start: tuple[int, ...], n_most: int) -> tuple[int, ...] | None:
         """Search for tokens that make the text whole behind `start`, at most `n_most`.
 
-        Of the texts met, those with the fewest open brackets and tokens are followed, `width` at a time.
+        Of the texts met, `width` at a time are followed: those with the fewest open brackets and chosen tokens. Tokens
+        without a choice don't count, as no text of the grammar comes round them.
         """
         if not self._go(start):
             return None
         if self._state.may_end:
             return ()
-        followed: list[_Followed] = [((), self._nesting.after(self._bytes(start)))]
+        followed: list[_Followed] = [((), self._nesting.after(self._bytes(start)), 0)]
         best: tuple[int, ...] | None = None
         for _ in range(_N_STEPS):
             reached: list[_Followed] = []
-            for path, place in followed:
-                for way in self._ways((*start, *path), place):
+            for path, place, n_chosen in followed:
+                ways = self._ways((*start, *path), place, width)
+                n_now = n_chosen + (len(ways) > 1)
+                for way in ways:
                     longer = (*path, *way)
                     if len(longer) > n_most or not self._go((*start, *longer)):
                         continue
                     if not self._state.may_end:
-                        reached.append((longer, place.after(self._bytes(way))))
+                        reached.append((longer, place.after(self._bytes(way)), n_now))
                         continue
                     if width == _NARROW:
                         return longer
                     best, n_most = longer, len(longer) - 1
             if not reached:
                 break
-            reached.sort(key=lambda each: each[1].n_open + len(each[0]))
+            reached.sort(key=lambda each: (each[1].n_open + each[2], len(each[0])))
             followed = reached[:width]
         return best
 
-    def _ways(self, path: tuple[int, ...], nesting: _Nesting) -> Iterator[tuple[int, ...]]:
-        """Yield tokens by which a search goes on, those that leave the fewest open brackets first."""
+    def _ways(self, path: tuple[int, ...], nesting: _Nesting, width: int) -> list[tuple[int, ...]]:
+        """Return tokens by which a search goes on, those that leave the fewest open brackets first."""
         self._go(path)
         forced = tuple(self._state.forced())
         if forced:
-            if not set(forced) & set(self._banned):
-                yield forced
-            return
+            return [] if set(forced) & set(self._banned) else [forced]
         try:
             allowed = self._state.allowed()
         except RequestError:  # a dead end, or a limit
-            return
+            return []
         allowed[self._banned] = False
-        ways = self._tokens.ways(allowed, nesting)
+        ways = self._tokens.ways(allowed, nesting, width)
         ways.sort(key=lambda i: nesting.cost(self._tokens.piece(i)))
-        yield from ((i,) for i in ways)
+        return [(i,) for i in ways]
 
     def _bytes(self, token_ids: Sequence[int]) -> bytes:
         return b"".join(map(self._tokens.piece, token_ids))

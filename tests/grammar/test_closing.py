@@ -119,7 +119,7 @@ def test_every_length_gives_a_valid_text(tiny: Engines, name: str, way: dict[str
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("schema", "is_valid", "least"), [(PERSON, is_person, 30), (NESTED, is_nested, 20), ({}, lambda value: True, 1)]
+    ("schema", "is_valid", "least"), [(PERSON, is_person, 28), (NESTED, is_nested, 20), ({}, lambda value: True, 1)]
 )
 def test_a_real_models_texts_are_valid_at_every_length(real: Engines, schema: Any, is_valid: Any, least: int) -> None:
     """Required properties, enums, bounds and least lengths are kept, from the shortest text there is."""
