@@ -14,7 +14,7 @@ import pytest
 from support.command_line import PATIENCE_S, finish, start
 
 MB = 1_000_000
-CAP_MB = 260
+CAP_MB = 280
 ASKED = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 24, "temperature": 0}
 
 pytestmark = [
