@@ -81,6 +81,7 @@ def main() -> None:
     args = parser.parse_args()
     ways = args.ways or WAYS + (WITH_MODEL if args.draft_model else ())
     exit_drafter._LEAST_GAIN = 0.0
+    made_by = provenance()  # before the checkout can change
     load: dict[str, Any] = {"runtime": args.runtime, "offline": True}
     if args.long:
         load["n_ctx"] = LONG_TOKENS[1] + args.max_tokens + 1
@@ -113,7 +114,7 @@ def main() -> None:
         )
     settings = {"runtime": args.runtime, "max_tokens": args.max_tokens, "n_prompts": len(requests)}
     line = json.dumps(
-        {"benchmark": "same_text", "model": Path(args.model).name} | settings | {"results": results} | provenance()
+        {"benchmark": "same_text", "model": Path(args.model).name} | settings | {"results": results} | made_by
     )
     print(line)
     if args.json_out is not None:
