@@ -101,6 +101,7 @@ class Ranged:
             place = min((len(text) - 1) // RANGE_TOKENS, len(exact) - 1)
             return of_the_text(text, 0, left) + (n_rows > exact[place])
 
+        self.exact = exact
         self.card = SimpleNamespace(n_vocab=1000, fingerprint="f")
         self.capabilities = Capabilities(max_rows=64)
         self.batch_invariant = exact[0]
@@ -140,6 +141,15 @@ def test_a_range_is_measured_before_rows_are_used_in_it() -> None:
     assert model.rows.limit(320) == 4
     assert not model.holds(330, 5)
     assert model.session.n_forwards == 0
+
+
+def test_what_was_proven_and_is_disproven_later_is_used_no_more() -> None:
+    """Rounding may have hidden a difference: a larger draft that is measured tries the smaller ones again."""
+    model = Ranged([16, 4])
+    assert model.holds(300, 4)
+    model.exact[1] = 1
+    assert not model.holds(320, 5)
+    assert model.rows.limit(330) is None
 
 
 @pytest.mark.parametrize("n_past", [256, 300, 511, 512, 5000])

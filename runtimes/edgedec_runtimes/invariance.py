@@ -65,7 +65,7 @@ class ExactRows:
     """How many rows of a forward are bit-equal to single steps, by the length of the context.
 
     What was found is kept in `cache_dir` by the model's fingerprint. Kernels are taken to agree less, never more, in
-    longer contexts: rows that differ in one range are not used in the ranges behind it.
+    longer contexts: as many rows as differ in one range are not used in a longer context either.
     """
 
     def __init__(self, model: Model, cache_dir: Path | None) -> None:
@@ -109,7 +109,7 @@ class ExactRows:
             if proven < 2 and _largest_equal(session, n_past, tokens[:3], (2,)) < 2:  # most differ at once
                 equal = 1
             else:
-                equal = max(proven, _largest_equal(session, n_past, tokens, sorted({2, n_rows, n})))
+                equal = _largest_equal(session, n_past, tokens, sorted({2, max(2, proven), n_rows, n}))
         except ContextFullError:  # other sessions have taken the cells
             return False
         self._found[place] = (equal, ceiling if equal == n else equal)
@@ -127,7 +127,7 @@ class ExactRows:
 
 
 def _remembered_ranges(value: object) -> dict[int, tuple[int, int]]:
-    """Return, by range, the rows proven and those not disproven, from what was read; empty where it makes no sense."""
+    """Return by range how many rows are proven and how many are not disproven; empty where `value` is damaged."""
     ranges: dict[int, tuple[int, int]] = {}
     for place, found in value.items() if isinstance(value, dict) else ():
         if not (isinstance(place, str) and place.isdecimal() and isinstance(found, list) and len(found) == 2):
