@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Waiter:
-    """Who stands in the queue: a thread (its number may soon be another's), and whether it waits for all the things."""
+    """A thread that waits in the queue, for one of the things or for all of them.
+
+    Threads are compared as objects: the system gives the number of a thread that has ended to a new one.
+    """
 
     thread: threading.Thread
     wants_all: bool

@@ -35,7 +35,7 @@ class TokenBound:
 
     Args:
         spelled: The bytes of text that each token can stand for; a token may be given several times.
-        vanishing: Bytes that may be in a text and in none of its tokens.
+        vanishing: Bytes that the tokenizer may drop from a text, so that they are in none of its tokens.
     """
 
     def __init__(self, spelled: Iterable[bytes], vanishing: bytes = b"") -> None:
