@@ -18,7 +18,7 @@ from typing import Any
 
 from provenance import provenance
 
-from edgedec.memory import parse_size
+from edgedec.memory_plan import parse_size
 from edgedec_apps.bench_prompts import DEFAULT_PROMPTS, read_prompts
 
 

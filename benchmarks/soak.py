@@ -26,7 +26,7 @@ from provenance import provenance
 from rich.progress import track
 
 import edgedec
-from edgedec.memory import parse_size
+from edgedec.memory_plan import parse_size
 from edgedec.system_memory import peak_resident_bytes, resident_bytes
 
 _BESIDE = """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgedec.generate import TokenStream
     from edgedec.grammar import Grammar
     from edgedec.loading import load
-    from edgedec.memory import MemoryPlan, MemoryTerm
+    from edgedec.memory_plan import MemoryPlan, MemoryTerm
     from edgedec.model import Forward, ForwardItem, LayerSet, LoadOptions, Model, Runtime, Session
     from edgedec.progress import CancelToken, Progress
     from edgedec.sampling import SamplingParams

@@ -19,7 +19,7 @@ import numpy as np
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft_yields import PROMPT_TOKENS, ROWS, seconds_per_token
 from edgedec.errors import CancelledError, EdgedecError
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.model import LoadOptions, Model, Runtime
 from edgedec.progress import CancelToken
 

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.drafters.forced import ForcedDrafts
+from edgedec.logit_ops import RowOps
 from edgedec.model import Forward, Session
 from edgedec.noise import Noise
 from edgedec.progress import OnProgress
 from edgedec.proposing import Proposer
-from edgedec.row_ops import RowOps
 from edgedec.sampling import Distribution, distribution, draw, log_probs
 from edgedec.sequence import Sequence
 from edgedec.sliding import room_after

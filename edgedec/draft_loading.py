@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgedec import plugins
 from edgedec.choosing import choose_runtime
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.alignment import encode_aligned
 from edgedec.drafters.cascade import CascadeModel
@@ -16,7 +16,7 @@ from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.guarded import guarded
 from edgedec.layer_sets import TunedSet
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
 from edgedec.records import best_length
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.file_kinds import header_path, is_onnx
 from edgedec.gguf import read_gguf
 from edgedec.layer_sets import layer_bytes
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.model_info import describe
 
 

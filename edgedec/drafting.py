@@ -6,7 +6,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import Closing, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
 from edgedec.draft_loading import SKIP, SKIP_GAIN, promised_gain
 from edgedec.draft_store import DraftStore

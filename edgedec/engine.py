@@ -16,11 +16,11 @@ from edgedec import aio
 from edgedec.batching import BatchedSession
 from edgedec.chat import ChatTemplate, Message
 from edgedec.chat_prompt import ChatPrompts
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, SessionError, TemplateError
 from edgedec.generate import Target, TokenStream
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar
-from edgedec.memory import MemoryPlan, release
+from edgedec.memory_plan import MemoryPlan, release
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache

@@ -10,7 +10,7 @@ from time import perf_counter
 
 from edgedec.batching import BatchedSession
 from edgedec.constraint import Constraint
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.decode import Decoder, step
 from edgedec.drafters.forced import ForcedDrafts
 from edgedec.drafting import Drafting, open_policy

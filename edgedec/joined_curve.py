@@ -3,7 +3,7 @@
 from threading import Lock
 
 from edgedec.batching import BatchedSession
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 
 
 class JoinedCurve(CostCurve):

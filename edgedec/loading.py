@@ -22,7 +22,7 @@ from edgedec.generate import Target
 from edgedec.gguf import NO_SUCH_FILE, storage_error
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip import leave_out, require_layer_skip
-from edgedec.memory import MemoryPlan, hold, parse_size
+from edgedec.memory_plan import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
 from edgedec.opening_drafts import DraftWishes, Numerics, open_drafting
 from edgedec.planning import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type

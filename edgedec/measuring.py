@@ -5,7 +5,7 @@ from time import monotonic, perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.model import LayerSet, LoadOptions, Session
 from edgedec.progress import Progress, stage

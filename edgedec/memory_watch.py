@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from edgedec import system_memory
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 
 _EVERY_S = 0.25
 _PRESSURE_EVERY_S = 2.0  # the kernel renews its averages no sooner

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, RequestError
-from edgedec.memory import MemoryTerm
+from edgedec.logit_ops import NUMPY_ROW_OPS, RowOps
+from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.row_ops import NUMPY_ROW_OPS, RowOps
 from edgedec.tokenizer import Tokenizer
 
 Rows = Literal["all", "last"] | NDArray[np.int32]

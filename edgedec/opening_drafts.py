@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Literal
 
 from edgedec.batching import BatchedSession
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import DrafterFactory
 from edgedec.draft_loading import (
     CASCADE,

@@ -32,7 +32,7 @@ from edgedec.errors import EdgedecError, RequestError
 from edgedec.file_kinds import header_path
 from edgedec.gguf import read_gguf
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
-from edgedec.memory import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, held_bytes
+from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, held_bytes
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions, default_n_ctx
 from edgedec.model_info import describe

@@ -21,7 +21,7 @@ from time import monotonic, perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Closing, Draft, Drafter, DrafterNeeds, Floor, Verification
 from edgedec.draft_tree import DraftTree, best_part, best_shape
 from edgedec.drafters.self_draft import SelfDrafter

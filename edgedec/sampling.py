@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError
+from edgedec.logit_ops import NUMPY_ROW_OPS, RowOps, nucleus
 from edgedec.noise import SEED_LIMIT, Noise, gumbel
-from edgedec.row_ops import NUMPY_ROW_OPS, RowOps, nucleus
 
 MAX_STOPS = 1000
 MAX_STOP_CHARS = 16_384

@@ -7,7 +7,7 @@ from edgedec.choosing import choose_runtime
 from edgedec.draft import DrafterFactory
 from edgedec.draft_loading import same_tokenizer
 from edgedec.errors import RequestError, UnsupportedModelError
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
 
 

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from edgedec.counted import counted
 from edgedec.errors import CapabilityError, RequestError, SessionError
 from edgedec.item_session import ItemSession
+from edgedec.logit_ops import RowOps
 from edgedec.model import Forward, ForwardItem, Rows, Session
 from edgedec.progress import OnProgress
-from edgedec.row_ops import RowOps
 from edgedec.stats import DecodeStats
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def next_writer(written: Sequence[Written], entropy: float) -> int:
 def entropy_of(row: NDArray[np.float32], ops: RowOps) -> float:
     """Return the entropy in bits of the softmax of a row of logits, f32[n_vocab]; not a number where a logit isn't.
 
-    >>> from edgedec.row_ops import NUMPY_ROW_OPS
+    >>> from edgedec.logit_ops import NUMPY_ROW_OPS
     >>> entropy_of(np.zeros(8, np.float32), NUMPY_ROW_OPS)
     3.0
     """

@@ -13,7 +13,7 @@ import edgedec
 from edgedec import choosing, comparing
 from edgedec.comparing import Measured, is_faster
 from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Runtime, RuntimeReport
 from edgedec.progress import CancelToken
 from edgedec_runtimes.cpu.runtime import Cpu

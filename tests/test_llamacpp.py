@@ -18,7 +18,7 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import ForwardItem, LoadOptions, Model, Session
 from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp import LlamaCpp

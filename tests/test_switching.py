@@ -19,11 +19,11 @@ from edgedec import loading
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
 from edgedec.loading import choose, open_engine
-from edgedec.memory import MemoryTerm
+from edgedec.logit_ops import NUMPY_ROW_OPS
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Rows
 from edgedec.noise import Noise
 from edgedec.planning import Cap
-from edgedec.row_ops import NUMPY_ROW_OPS
 from edgedec.sampling import SamplingParams, draw
 from edgedec.small_model import open_small_model
 from edgedec.switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, Switching, SwitchingSession, entropy_of

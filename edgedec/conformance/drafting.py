@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.conformance.results import NotApplicableError, require
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.decode import Decoder, step
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.model import Model, Session

@@ -18,7 +18,7 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.self_draft import Hidden, OwnLayers
 from edgedec.errors import CancelledError

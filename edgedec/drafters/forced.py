@@ -7,7 +7,7 @@ arXiv:2312.07104), here as a draft, so that verification decides about them as a
 from time import perf_counter
 
 from edgedec.constraint import Constraint
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft
 from edgedec.draft_tree import DraftTree
 from edgedec.stats import DecodeStats

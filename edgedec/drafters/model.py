@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.model import Forward, Model
 from edgedec.noise import Noise
 from edgedec.recording import Recorder

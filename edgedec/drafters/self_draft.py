@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Verification
 from edgedec.drafters.model import agreement, cut, ranked
 from edgedec.errors import CancelledError

@@ -8,7 +8,7 @@ be worth a forward, where SWIFT stops below a top-1 probability of 0.8.
 
 from collections.abc import Callable, Sequence
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.self_draft import Hidden, OwnLayers
 from edgedec.layer_sets import TunedSet, evenly_spaced, left_out

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.layer_sets import Half, LayerBytes, without
+from edgedec.logit_ops import RowOps
 from edgedec.model import Forward, ForwardItem, LayerSet, Session
-from edgedec.row_ops import RowOps
 
 _ROWS = 64  # of a forward
 SKIPPED_ROWS = 8

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from edgedec.errors import SessionError
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward, ForwardItem, ModelCard, Session
 from edgedec.progress import OnProgress
 from edgedec.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import run_here
 from support.tiny_models import tiny_llama
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft_loading import SKIP_GAIN, promised_gain
 from edgedec.layer_sets import TunedSet, without
 from edgedec.recording import Evaluated, Proposals, replay

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgedec.errors import RuntimeUnavailableError
+from edgedec.logit_ops import NUMPY_ROW_OPS
 from edgedec.noise import Noise, gumbel
-from edgedec.row_ops import NUMPY_ROW_OPS
 from edgedec.sampling import SamplingParams, distribution, draw
 from edgedec_runtimes.cpu.library import instruction_sets
 from edgedec_runtimes.cpu.row_ops import NativeRowOps

@@ -10,10 +10,10 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec import opening_drafts
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
 from edgedec.drafters.cascade import CascadeModel
-from edgedec.memory import held_bytes
+from edgedec.memory_plan import held_bytes
 from edgedec.model import LoadOptions, Model
 from edgedec.records import Member, Record
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -11,7 +11,7 @@ from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
 from edgedec.conformance import check_drafter
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, Verification
 from edgedec.drafters import exit as exit_drafter
 from edgedec.drafters.exit import Agreement, ExitDrafter, exits_of

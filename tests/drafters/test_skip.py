@@ -15,7 +15,7 @@ from support.tiny_models import BOS, byte_ids, tiny_llama
 import edgedec
 from edgedec import draft_loading
 from edgedec.conformance import check_drafter
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, DrafterFactory, Floor
 from edgedec.drafters import exit as exit_drafter
 from edgedec.drafters.self_draft import SelfDrafter

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.tiny_models import BOS, EOS, FIRST_BYTE, SPACE, UNK, byte_ids
 
 from edgedec.constraint import Constraint
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft
 from edgedec.drafters.forced import ForcedDrafts
 from edgedec.grammar import Grammar, Grammars

@@ -11,7 +11,7 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.choosing import Choice
 from edgedec.errors import MemoryCapError, RequestError
-from edgedec.memory import MemoryPlan, MemoryTerm, hold, release
+from edgedec.memory_plan import MemoryPlan, MemoryTerm, hold, release
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions
 from edgedec.planning import Cap, Planned, Setting, base_bytes, plan_settings, plan_within
@@ -65,7 +65,7 @@ class NoStream(Sized):
 @pytest.fixture(autouse=True)
 def _no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count none of the models that other tests in this process have loaded."""
-    monkeypatch.setattr("edgedec.memory._held", WeakKeyDictionary())
+    monkeypatch.setattr("edgedec.memory_plan._held", WeakKeyDictionary())
 
 
 @pytest.fixture

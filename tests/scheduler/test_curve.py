@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from scheduler.simulation import Clock, Oracle, a_text, member, policy_of
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.decode import Decoder, step
 from edgedec.draft import Draft
 from edgedec.model import Capabilities, Forward, Session

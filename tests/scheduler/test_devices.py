@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scheduler.simulation import Clock, Oracle, a_text, best_fixed, decode, policy_of
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DrafterNeeds, Floor
 from edgedec.records import Member, Record
 from edgedec_apps.rooflines import DEVICES, modelled

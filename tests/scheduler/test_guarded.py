@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from scheduler.simulation import GREEDY, a_text, decode, fake_session
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import PluginError

@@ -10,7 +10,7 @@ import pytest
 from scheduler.simulation import Oracle, a_text, member, policy_of
 
 from edgedec.batching import BatchedSession, Shared
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.joined_curve import JoinedCurve
 from edgedec.stats import DecodeStats
 from edgedec.verify import verify_coupled

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scheduler.simulation import Clock
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.errors import CancelledError, SessionError
 from edgedec.measuring import cost_curve
 from edgedec.model import Capabilities, LoadOptions, Session

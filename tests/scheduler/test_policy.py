@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from scheduler.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
 
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Verification
 from edgedec.records import Member, Record
 from edgedec.stats import DecodeStats

@@ -6,7 +6,7 @@ import pytest
 from support.real_models import real_model
 
 import edgedec
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 
 pytestmark = pytest.mark.model
 

@@ -16,7 +16,7 @@ from support.tiny_models import BOS, byte_ids, tiny_llama
 from verification.loop import Hotter, Text, exact, generated, likely_alone, p_value, plugin, survival, two_paths
 
 from edgedec import policy
-from edgedec.curve import CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DrafterFactory, Verification
 from edgedec.drafters.cascade import CascadeModel
 from edgedec.drafters.model import DraftModel

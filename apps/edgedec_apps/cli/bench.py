@@ -12,7 +12,7 @@ from typing import Any
 from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RequestError, StorageError
 from edgedec.loading import resolve
-from edgedec.memory import parse_size
+from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams

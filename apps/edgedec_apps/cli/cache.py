@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelFormatError, StorageError
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.progress import ProgressLine

@@ -9,7 +9,7 @@ from typing import Any
 import edgedec
 from edgedec import plugins, system_memory
 from edgedec.errors import EdgedecError
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.model import RuntimeReport
 from edgedec_apps.clash import clash
 from edgedec_apps.cli.progress import shown_at_a_terminal

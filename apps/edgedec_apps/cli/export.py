@@ -9,7 +9,7 @@ from typing import Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.loading import resolve
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, stage
 from edgedec.resolver import ResolveOptions
 from edgedec.system_memory import peak_resident_bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 from edgedec.ggml_types import FILE_TYPE_NAMES
 from edgedec.gguf import read_gguf
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli.terminal import one_line, say
 from edgedec_export.to_gguf import export_gguf

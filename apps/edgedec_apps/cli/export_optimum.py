@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.terminal import one_line, say

@@ -12,7 +12,7 @@ from edgedec.errors import EdgedecError, ModelFormatError, OfflineError
 from edgedec.file_kinds import header_path, is_onnx
 from edgedec.gguf import GGUF, read_gguf
 from edgedec.loading import choose, resolve
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.model import default_n_ctx
 from edgedec.model_info import ModelInfo, describe
 from edgedec.planning import Cap, base_bytes, plan_wishes

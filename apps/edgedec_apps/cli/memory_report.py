@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from edgedec.memory import MemoryPlan, format_bytes
+from edgedec.memory_plan import MemoryPlan, format_bytes
 from edgedec.system_memory import peak_resident_bytes
 
 

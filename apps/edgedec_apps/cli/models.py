@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.cache import tile_sizes

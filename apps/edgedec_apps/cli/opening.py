@@ -13,7 +13,7 @@ from edgedec.engine import Engine, require_rule
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.loading import choose, open_engine, require_draft_max, resolve, resolve_pair
-from edgedec.memory import format_bytes, parse_size
+from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.model import LoadOptions
 from edgedec.opening_drafts import Numerics
 from edgedec.planning import ONE_REQUEST_BYTES, Cap, base_bytes, planning_bytes

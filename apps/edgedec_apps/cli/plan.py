@@ -8,7 +8,7 @@ from edgedec.counted import counted
 from edgedec.draft_loading import drafter_factories, used_draft_model
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.grammar import GRAMMAR_BYTES
-from edgedec.memory import MemoryPlan, format_bytes, parse_size
+from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
 from edgedec.model import LoadOptions
 from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, with_peak
 from edgedec.progress import CancelToken, OnProgress, stage

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgedec.errors import RequestError
-from edgedec.memory import parse_size
+from edgedec.memory_plan import parse_size
 from edgedec_apps import texts
 from edgedec_apps.texts import decoded, read_text
 

@@ -7,7 +7,7 @@ from typing import Any
 from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RequestError
 from edgedec.generate import TokenStream
-from edgedec.memory import MemoryPlan
+from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken, Progress, stage
 from edgedec.sequence import Generation
 from edgedec_apps.cli.grammar_options import cut_text, grammar_options

@@ -4,7 +4,7 @@ from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec.loading import resolve
-from edgedec.memory import parse_size
+from edgedec.memory_plan import parse_size
 from edgedec.planning import REQUESTS
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions

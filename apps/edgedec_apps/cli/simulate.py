@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgedec.cost_curve import CostCurve
 from edgedec.counted import counted
-from edgedec.curve import CostCurve
 from edgedec.errors import RequestError, StorageError
 from edgedec.recording import Evaluated, Replay, replay
 from edgedec_apps.bench_rows import Recording, read_recording

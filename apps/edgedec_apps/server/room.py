@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.memory_watch import give_back
 from edgedec_apps.server.errors import ApiError
 

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from edgedec.errors import MemoryCapError, StorageError
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.library import address, check, native, native_handle
 from edgedec_runtimes.cpu.tile_file import U8
 

@@ -1,4 +1,4 @@
-"""Implements edgedec.row_ops natively."""
+"""Implements edgedec.logit_ops natively."""
 
 import ctypes
 
@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.row_ops import NumpyRowOps, Total
+from edgedec.logit_ops import NumpyRowOps, Total
 from edgedec_runtimes.cpu.library import address, check, native
 
 
 class NativeRowOps(NumpyRowOps):
-    """Implements edgedec.row_ops.RowOps with the kernels of one instruction set; numpy's argmax is native already.
+    """Implements edgedec.logit_ops.RowOps with the kernels of one instruction set; numpy's argmax is native already.
 
     Raises:
         RuntimeUnavailableError: There is no such instruction set here.

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgedec.counted import counted
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.gguf import GGUF, read_gguf
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_info import require_text_decoder
 from edgedec.progress import Progress

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 
 from edgedec.errors import RequestError, StorageError
-from edgedec.memory import MemoryTerm, format_bytes
+from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.cpu.library import native
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network, Placed
 from edgedec_runtimes.cpu.paged_file import PAGE_BYTES, PagedFile, page_buffer

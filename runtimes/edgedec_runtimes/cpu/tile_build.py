@@ -16,7 +16,7 @@ import numpy as np
 
 from edgedec.errors import MemoryCapError, StorageError
 from edgedec.gguf import GGUF
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.shared_files import publish
 from edgedec_runtimes.cpu.tile_file import U8, TileHead, Tiles, TileTensor, blocks, read_tiles

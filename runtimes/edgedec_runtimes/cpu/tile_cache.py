@@ -26,7 +26,7 @@ from pathlib import Path
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf import GGUF
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.shared_files import FileLock, try_lock
 from edgedec_runtimes.cpu.tile_build import (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError, StorageError
 from edgedec.gguf import GGUF, TensorInfo
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec.remembered import cache_folder
 from edgedec_runtimes.cpu.library import Config, address, check, forced_instruction_set, native, native_handle

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgedec.errors import RequestError
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Kind
-from edgedec.memory import format_bytes
+from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.grammar.certain import count_nodes, lark_bytes, patterns, regex_bytes, schema_bytes, target
 
 MOST_LEVELS = 4000

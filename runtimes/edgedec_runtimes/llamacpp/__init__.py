@@ -12,7 +12,7 @@ from edgedec.counted import counted
 from edgedec.errors import EdgedecError
 from edgedec.ggml_types import GGMLType
 from edgedec.gguf import GGUF, GGUFArray, read_gguf
-from edgedec.memory import MemoryTerm, format_bytes
+from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.model_checks import require_consistent
 from edgedec.model_info import describe, require_text_decoder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.file_kinds import DATA
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.remembered import cpu_name
 from edgedec.system_memory import resident_bytes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import ModelCard, Session
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked

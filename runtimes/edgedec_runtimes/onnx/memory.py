@@ -2,7 +2,7 @@
 
 from edgedec.counted import counted
 from edgedec.file_kinds import GRAPH
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK, SPARE_ROWS

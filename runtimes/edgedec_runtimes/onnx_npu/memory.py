@@ -2,7 +2,7 @@
 
 from edgedec.counted import counted
 from edgedec.file_kinds import DATA
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS
 from edgedec_runtimes.onnx_npu.facts import EMBEDDING, PARTS, ROWS, Facts
 

@@ -12,7 +12,7 @@ from edgedec.errors import EdgedecError, ModelFormatError, RequestError, Runtime
 from edgedec.file_kinds import VOCABULARY
 from edgedec.gguf import GGUF, read_gguf, storage_error
 from edgedec.gguf_metadata import get_text
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
 from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cards import model_card

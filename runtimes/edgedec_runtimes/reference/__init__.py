@@ -11,7 +11,7 @@ import numpy as np
 
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf import read_gguf
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, RuntimeReport, default_n_ctx
 from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cards import model_card

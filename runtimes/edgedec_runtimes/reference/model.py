@@ -11,7 +11,7 @@ import numpy as np
 
 from edgedec.counted import counted
 from edgedec.errors import MemoryCapError, RequestError, SessionError
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items

@@ -1,6 +1,6 @@
 """The memory plan of a graph that copies its KV cache, as optimum's do."""
 
-from edgedec.memory import MemoryTerm
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec_runtimes.hyperparameters import whole
 from edgedec_runtimes.onnx.exported import Export
