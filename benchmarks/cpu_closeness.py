@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.loading import resolve
 from edgedec.model import LoadOptions, Model, Runtime, Session
 from edgedec.resolver import ResolveOptions

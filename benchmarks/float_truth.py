@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF
+from edgedec.gguf.file import GGUF
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.cpu.network import Network, read_network
 
 F32 = NDArray[np.float32]

@@ -10,7 +10,7 @@ from support.gguf_writer import RawTensor, Typed, tiny_text_model
 from support.real_models import models_dir
 from support.tiny_models import tiny_llama
 
-from edgedec.gguf import GGUF, GGUFArray, ValueType, read_gguf
+from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
 
 MAX_ARRAY = 40
 _N_EXPERT = 4

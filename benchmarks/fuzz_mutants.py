@@ -8,8 +8,8 @@ import numpy as np
 from fuzz_bases import Source
 from support.gguf_writer import Built, RawTensor, Typed, build_gguf, typed
 
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import ValueType
+from edgedec.gguf.file import ValueType
+from edgedec.gguf.tensor_types import GGMLType
 
 VALUES: list[Any] = [
     *(0, 1, 2, -1, 3, 4, 7, 512, 1025, 2**31, 2**32 - 1, 2**63, Typed(ValueType.INT64, -(2**63))),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from provenance import provenance
 
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.loading import resolve
 from edgedec.model import LoadOptions
 from edgedec.remembered import cache_folder

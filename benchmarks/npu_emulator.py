@@ -23,7 +23,7 @@ from float_truth import FloatModel, log_softmax
 from numpy.typing import NDArray
 from rich.console import Console
 
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.loading import resolve
 from edgedec.model import LoadOptions, Session
 from edgedec.resolver import ResolveOptions

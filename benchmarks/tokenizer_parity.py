@@ -29,7 +29,7 @@ from support.gguf_writer import write_gguf
 from vocabulary.corpus import SENTENCES, random_texts, spelled, written
 from vocabulary.oracle import differing_texts, differing_tokens, oracle
 
-from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.loading import resolve
 from edgedec.resolver import ResolveOptions
 from edgedec.tokenizer import Tokenizer

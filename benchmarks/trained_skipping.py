@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from provenance import provenance
 
 from edgedec.drafters.common_text import common_text
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.layer_sets import layer_bytes
 from edgedec.loading import resolve
 from edgedec.model import LayerSet, LoadOptions, Model, Session

@@ -9,8 +9,8 @@ from typing import Any
 from edgedec import plugins
 from edgedec.comparing import as_measured, compare, is_faster
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
-from edgedec.file_kinds import is_onnx
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.formats import is_onnx
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import stage
 from edgedec.remembered import machine_key, recall, remember

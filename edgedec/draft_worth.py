@@ -4,11 +4,11 @@ from pathlib import Path
 
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
-from edgedec.file_kinds import header_path, is_onnx
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.formats import header_path, is_onnx
+from edgedec.gguf.model_info import describe
 from edgedec.layer_sets import layer_bytes
 from edgedec.memory_plan import format_bytes
-from edgedec.model_info import describe
 
 
 def why_it_cannot_pay(

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError, StorageError
-from edgedec.file_kinds import header_path, is_onnx
-from edgedec.gguf import GGUF, read_gguf
-from edgedec.gguf_metadata import get_per_layer
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.formats import header_path, is_onnx
+from edgedec.gguf.metadata import get_per_layer
+from edgedec.gguf.model_info import describe
 from edgedec.model import LayerSet, ModelCard
-from edgedec.model_info import describe
 from edgedec.remembered import recall, remember
 
 _KIND, _LOSSY_KIND = "draft-layer-set", "lossy-layer-set"

@@ -11,13 +11,13 @@ from math import inf
 from pathlib import Path
 
 from edgedec.errors import RequestError
-from edgedec.file_kinds import header_path
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.formats import header_path
+from edgedec.gguf.model_info import describe
 from edgedec.layer_sets import LayerBytes, TunedSet, evenly_spaced, layer_bytes, left_out, tuned_set
 from edgedec.layer_skip_table import MEASURED, Measured, Shape
 from edgedec.lossy_layers import LossyModel
 from edgedec.model import LayerSet, Model
-from edgedec.model_info import describe
 
 _ROUNDING = 1e-9
 _OF_OWN_LAYERS = ("skip", "exit")

@@ -19,7 +19,8 @@ from edgedec.draft_store import require_draft_store
 from edgedec.engine import Engine
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
-from edgedec.gguf import NO_SUCH_FILE, storage_error
+from edgedec.gguf.file import NO_SUCH_FILE, storage_error
+from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip import leave_out, require_layer_skip
 from edgedec.memory_plan import MemoryPlan, hold, parse_size
@@ -34,7 +35,6 @@ from edgedec.sliding import SlidingSession
 from edgedec.small_model import for_pair, open_small_model, require_alone
 from edgedec.switching import Switching, SwitchingSession, require_pair
 from edgedec.system_memory import return_free_memory
-from edgedec.trained_context import context_note
 
 _MOST_DRAFTED = (1 << 16) - 1
 

@@ -29,16 +29,16 @@ from edgedec.draft_loading import (
 from edgedec.drafters.exit import EXITS
 from edgedec.drafters.suffix_automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
-from edgedec.file_kinds import header_path
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.formats import header_path
+from edgedec.gguf.model_info import describe
+from edgedec.gguf.trained_context import trained_context
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, held_bytes
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions, default_n_ctx
-from edgedec.model_info import describe
 from edgedec.small_model import small_model_terms
 from edgedec.system_memory import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
-from edgedec.trained_context import trained_context
 
 AUTO_KV = "auto"
 ONE_REQUEST_BYTES = 4_000_000

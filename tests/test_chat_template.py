@@ -17,7 +17,7 @@ import pytest
 from support.real_models import real_model
 
 from edgedec.errors import CancelledError, RequestError, TemplateError
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.progress import CancelToken
 from edgedec_runtimes import chat_budget
 from edgedec_runtimes.chat_budget import Budget

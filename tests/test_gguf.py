@@ -18,10 +18,10 @@ from support.gguf_writer import Claims, RawTensor, Typed, build_gguf, tiny_text_
 from support.real_models import real_model
 
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
-from edgedec.ggml_types import REMOVED_TYPES, GGMLType
-from edgedec.gguf import GGUFArray, TensorInfo, ValueType, read_gguf
-from edgedec.gguf_header import read_header
-from edgedec.gguf_reader import show
+from edgedec.gguf.file import GGUFArray, TensorInfo, ValueType, read_gguf
+from edgedec.gguf.header import read_header
+from edgedec.gguf.tensor_types import REMOVED_TYPES, GGMLType
+from edgedec.gguf.values import show
 
 SCALARS = [
     (Typed(ValueType.UINT8, 200), 200),

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.gguf_writer import Claims, RawTensor, Typed, build_gguf, tiny_text_model, write_gguf
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.file_kinds import HEAD_BYTES, name_format
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, GGUFArray, ValueType, read_gguf
+from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
+from edgedec.gguf.formats import HEAD_BYTES, name_format
+from edgedec.gguf.tensor_types import GGMLType
 
 F32 = GGMLType.F32
 SAFETENSORS = struct.pack("<Q", 60) + json.dumps({"a": {"dtype": "F32", "shape": [1]}}).encode()

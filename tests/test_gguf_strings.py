@@ -5,8 +5,8 @@ import struct
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgedec import gguf_strings
-from edgedec.gguf_strings import string_offsets
+from edgedec.gguf import string_offsets as gguf_strings
+from edgedec.gguf.string_offsets import string_offsets
 
 
 def one_by_one(buffer: bytes, start: int, n: int) -> list[int]:

@@ -13,10 +13,10 @@ from support.real_models import real_model
 from support.tiny_models import tiny_llama
 
 from edgedec.errors import ModelFormatError
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, GGUFArray, TensorInfo, ValueType, read_gguf
+from edgedec.gguf.consistency import require_consistent
+from edgedec.gguf.file import GGUF, GGUFArray, TensorInfo, ValueType, read_gguf
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LoadOptions
-from edgedec.model_checks import require_consistent
 from edgedec_runtimes.llamacpp import LlamaCpp
 
 TOKENS = "tokenizer.ggml.tokens"

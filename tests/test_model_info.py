@@ -9,9 +9,9 @@ from support.gguf_writer import RawTensor, Typed, tiny_text_model, write_gguf
 from support.real_models import real_model
 
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, ValueType, read_gguf
-from edgedec.model_info import ModelInfo, TypeShare, describe, kv_cache_bytes, require_text_decoder
+from edgedec.gguf.file import GGUF, ValueType, read_gguf
+from edgedec.gguf.model_info import ModelInfo, TypeShare, describe, kv_cache_bytes, require_text_decoder
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.sampling import SamplingParams
 
 

@@ -20,8 +20,8 @@ from edgedec.errors import (
     SessionError,
     UnsupportedModelError,
 )
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.llamacpp import LlamaCpp

@@ -9,10 +9,10 @@ from typing import Any
 
 from edgedec.engine import Engine
 from edgedec.errors import RequestError, StorageError
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.model_info import describe
 from edgedec.layer_sets import layer_bytes
 from edgedec.model import LayerSet
-from edgedec.model_info import describe
 from edgedec.progress import OnProgress, Progress
 from edgedec.recording import Evaluated, Proposals
 from edgedec_apps.bench_measure import RunOptions

@@ -14,10 +14,10 @@ from typing import NoReturn
 import numpy as np
 
 from edgedec.errors import ModelFormatError
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, GGUFArray, ValueType
-from edgedec.gguf_metadata import get_array, get_bool, get_float, get_int, get_per_layer, get_text
-from edgedec.model_info import ModelInfo, describe
+from edgedec.gguf.file import GGUF, GGUFArray, ValueType
+from edgedec.gguf.metadata import get_array, get_bool, get_float, get_int, get_per_layer, get_text
+from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.gguf.tensor_types import GGMLType
 
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # llama.cpp's
 _MAX_WINDOW = 2**24  # far above any model; llama.cpp allocates by it

@@ -19,10 +19,10 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
-from edgedec.file_kinds import HEAD_BYTES, name_format
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf_header import Header, TensorInfo, read_header
-from edgedec.gguf_reader import GGUFArray, Value, ValueType, show
+from edgedec.gguf.formats import HEAD_BYTES, name_format
+from edgedec.gguf.header import Header, TensorInfo, read_header
+from edgedec.gguf.tensor_types import GGMLType
+from edgedec.gguf.values import GGUFArray, Value, ValueType, show
 
 __all__ = ["GGUF", "GGMLType", "GGUFArray", "TensorInfo", "Value", "ValueType", "read_gguf"]
 

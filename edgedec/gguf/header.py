@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from edgedec.errors import UnsupportedModelError
-from edgedec.ggml_types import REMOVED_TYPES, GGMLType
-from edgedec.gguf_reader import HeaderReader, Value, show
+from edgedec.gguf.tensor_types import REMOVED_TYPES, GGMLType
+from edgedec.gguf.values import HeaderReader, Value, show
 
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32

@@ -6,8 +6,8 @@ from typing import NoReturn
 import numpy as np
 
 from edgedec.errors import ModelFormatError
-from edgedec.gguf import GGUF, GGUFArray, Value, ValueType
-from edgedec.gguf_reader import show
+from edgedec.gguf.file import GGUF, GGUFArray, Value, ValueType
+from edgedec.gguf.values import show
 
 
 def get_text(gguf: GGUF, key: str) -> str | None:

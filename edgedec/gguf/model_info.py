@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from edgedec.errors import RequestError
-from edgedec.ggml_types import FILE_TYPE_GUESSED, FILE_TYPE_NAMES, GGMLType
-from edgedec.gguf import GGUF, ValueType
-from edgedec.gguf_metadata import get_array, get_float, get_int, get_per_layer, get_text, refuse_missing
-from edgedec.model_kinds import require_text_decoder
-from edgedec.model_sampling import read_sampling_defaults
+from edgedec.gguf.file import GGUF, ValueType
+from edgedec.gguf.metadata import get_array, get_float, get_int, get_per_layer, get_text, refuse_missing
+from edgedec.gguf.model_kinds import require_text_decoder
+from edgedec.gguf.sampling_defaults import read_sampling_defaults
+from edgedec.gguf.tensor_types import FILE_TYPE_GUESSED, FILE_TYPE_NAMES, GGMLType
 
 __all__ = ["ModelInfo", "TypeShare", "describe", "kv_cache_bytes", "require_text_decoder"]
 

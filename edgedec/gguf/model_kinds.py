@@ -5,9 +5,9 @@ that the tools around ComfyUI, stable-diffusion.cpp and whisper.cpp write.
 """
 
 from edgedec.errors import UnsupportedModelError
-from edgedec.gguf import GGUF
-from edgedec.gguf_metadata import get_array, get_bool, get_int, get_text, refuse_missing
-from edgedec.gguf_reader import ValueType
+from edgedec.gguf.file import GGUF
+from edgedec.gguf.metadata import get_array, get_bool, get_int, get_text, refuse_missing
+from edgedec.gguf.values import ValueType
 
 _FILE_TYPES = {
     "adapter": "a LoRA adapter, which changes another model",

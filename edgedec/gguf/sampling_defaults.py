@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgedec.errors import ModelFormatError
-from edgedec.gguf import GGUF
-from edgedec.gguf_metadata import get_float, get_int
+from edgedec.gguf.file import GGUF
+from edgedec.gguf.metadata import get_float, get_int
 
 _ABOVE_ZERO = math.ulp(0.0)
 

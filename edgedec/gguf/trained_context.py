@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from edgedec.errors import EdgedecError
-from edgedec.file_kinds import header_path
-from edgedec.gguf import read_gguf
-from edgedec.model_info import ModelInfo, describe
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.formats import header_path
+from edgedec.gguf.model_info import ModelInfo, describe
 
 
 def trained_context(path: Path) -> int:

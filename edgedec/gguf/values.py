@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
-from edgedec.gguf_strings import string_offsets
+from edgedec.gguf.string_offsets import string_offsets
 
 # No model comes near these; they bound the time and memory that a hostile file can cost.
 MAX_HEADER_BYTES = 128 * 2**20

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RequestError, StorageError
-from edgedec.file_kinds import MANIFEST
-from edgedec.gguf import GGUF
+from edgedec.gguf.file import GGUF
+from edgedec.gguf.formats import MANIFEST
 from edgedec_export.gguf_writer import read_entries, write_gguf
 from edgedec_export.workplace import workplace
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.file_kinds import DATA, GRAPH
+from edgedec.gguf.formats import DATA, GRAPH
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export.external_data import DataFile
 from edgedec_export.graph_parts import Initializers

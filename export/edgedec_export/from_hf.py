@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, RequestError
-from edgedec.ggml_types import FILE_TYPE_NAMES, GGMLType
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.gguf_writer import Entry, OutTensor, real_number, text, whole_file, whole_number, write_gguf
 from edgedec_export.hf_config import Config, read_config

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError, StorageError
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, ValueType, storage_error
-from edgedec.gguf_header import DEFAULT_ALIGNMENT
-from edgedec.gguf_reader import HeaderReader
+from edgedec.gguf.file import GGUF, ValueType, storage_error
+from edgedec.gguf.header import DEFAULT_ALIGNMENT
+from edgedec.gguf.tensor_types import GGMLType
+from edgedec.gguf.values import HeaderReader
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.shared_files import publish
 from edgedec_export.workplace import workplace

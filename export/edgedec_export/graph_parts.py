@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.extras import install_command
-from edgedec.file_kinds import DATA
+from edgedec.gguf.formats import DATA
 from edgedec_export.external_data import DataFile, Place
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.gguf import NO_SUCH_FILE, storage_error
+from edgedec.gguf.file import NO_SUCH_FILE, storage_error
 from edgedec_export.gguf_writer import PIECE_BYTES, file_pieces
 
 INDEX = "model.safetensors.index.json"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.ggml_types import GGMLType
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import OutTensor, file_pieces
 from edgedec_export.hf_config import Config
 from edgedec_export.hf_safetensors import FLOATS, Tensor

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
-from edgedec.ggml_types import GGMLType
+from edgedec.gguf.tensor_types import GGMLType
 
 _LARGEST_F16 = 65504.0
 _Q8_BLOCK = 32

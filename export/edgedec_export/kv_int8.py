@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.file_kinds import GRAPH
+from edgedec.gguf.formats import GRAPH
 from edgedec_export.graph import local_layers
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.onnx.library import load_library

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from edgedec import __version__
 from edgedec.errors import RequestError, UnsupportedModelError
-from edgedec.file_kinds import DATA, GRAPH, VOCABULARY
-from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.formats import DATA, GRAPH, VOCABULARY
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export import npu_qdq
 from edgedec_export.external_data import DataFile

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
-from edgedec.gguf import GGUF
+from edgedec.gguf.file import GGUF
 from edgedec_export.npu_graph import Plan
 from edgedec_export.npu_rotation import rotate
 from edgedec_export.packing import PIECE_WEIGHTS, to_levels

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from edgedec.errors import MemoryCapError, UnsupportedModelError
-from edgedec.gguf import GGUF, TensorInfo
+from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.memory_plan import format_bytes
 from edgedec_export.packing_levels import LEVELS, Levels
 from edgedec_export.packing_rows import FLOATS, floats, matrix_of, read_rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.ggml_types import GGMLType
+from edgedec.gguf.tensor_types import GGMLType
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]

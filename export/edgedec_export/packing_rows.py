@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, TensorInfo
+from edgedec.gguf.file import GGUF, TensorInfo
+from edgedec.gguf.tensor_types import GGMLType
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
-from edgedec.gguf import GGUF, TensorInfo
+from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec_export.packing import Matrix, Packed, assemble, dequantize, pack_exact, pack_levels, to_levels
 from edgedec_export.packing_levels import Levels
 from edgedec_export.packing_rounding import round_rows

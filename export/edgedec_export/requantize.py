@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO
 
 from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError, StorageError
-from edgedec.ggml_types import FILE_TYPE_NAMES, GGMLType
-from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export.gguf_writer import whole_file
 from edgedec_runtimes.cpu_count import usable_cores

@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError, RequestError, UnsupportedModelError
-from edgedec.gguf import GGUF, GGUFArray, ValueType, read_gguf
-from edgedec.gguf_metadata import get_int, get_text
+from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
+from edgedec.gguf.metadata import get_int, get_text
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.gguf_writer import (
     Entry,

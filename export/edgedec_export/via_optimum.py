@@ -16,8 +16,8 @@ from typing import Any
 
 from edgedec import __version__
 from edgedec.errors import ModelError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
-from edgedec.file_kinds import DATA, VOCABULARY
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.formats import DATA, VOCABULARY
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export.child_process import last_line, run_child
 from edgedec_export.folder import new_folder, write_manifest

@@ -2,10 +2,10 @@
 
 from typing import Protocol
 
-from edgedec.gguf import GGUF
-from edgedec.gguf_metadata import get_text
+from edgedec.gguf.file import GGUF
+from edgedec.gguf.metadata import get_text
+from edgedec.gguf.model_info import describe
 from edgedec.model import ModelCard
-from edgedec.model_info import describe
 
 
 class Shaped(Protocol):

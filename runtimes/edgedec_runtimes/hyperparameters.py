@@ -1,7 +1,7 @@
 """The hyperparameters of a decoder in a GGUF's metadata, for the runtimes that read them themselves."""
 
-from edgedec.gguf import GGUF
-from edgedec.gguf_metadata import get_float, get_int, refuse_missing
+from edgedec.gguf.file import GGUF
+from edgedec.gguf.metadata import get_float, get_int, refuse_missing
 
 DECODER_KEYS = frozenset(
     {

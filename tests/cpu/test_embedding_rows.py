@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.tiny_models import tiny_llama
 
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.model import LoadOptions
 from edgedec.system_memory import resident
 from edgedec_runtimes.cpu import weights

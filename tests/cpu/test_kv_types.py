@@ -13,8 +13,8 @@ from support.gguf_writer import RawTensor, write_gguf
 from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
 
 import edgedec
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LoadOptions
 from edgedec_runtimes.cpu.kv_types import token_bytes
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native

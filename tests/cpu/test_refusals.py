@@ -18,7 +18,7 @@ from edgedec.errors import (
     RuntimeUnavailableError,
     UnsupportedModelError,
 )
-from edgedec.ggml_types import GGMLType
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 

@@ -17,7 +17,7 @@ from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 from support.tiny_runs import bits, one_by_one
 
 from edgedec.errors import CancelledError, RequestError, SessionError, StorageError
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.cpu import tile_build, weights

@@ -15,7 +15,7 @@ from support.tile_maker import LAYOUT, Maker, contents, until_seen
 from support.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ModelFormatError, ModelNotFoundError, StorageError
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.cpu.tile_cache import TileTensor, open_tiles, tile_cache_note, tiles_n_bytes
 from edgedec_runtimes.cpu.tile_file import map_tiles, place

@@ -22,7 +22,7 @@ CHILD = """
 import logging, os, sys, time
 from pathlib import Path
 import numpy as np
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec_runtimes.cpu.tile_cache import TileTensor, open_tiles
 
 path, root, notes, go, layout, n_fills, n_file_bytes = sys.argv[1:]

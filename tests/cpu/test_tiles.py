@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_quantized import TILE_TYPES
 
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LoadOptions
 from edgedec_runtimes.cpu.library import INVALID, OK, address, native
 from edgedec_runtimes.cpu.network import read_network

@@ -22,7 +22,7 @@ from edgedec.drafters.alignment import Aligned, continuation, encode_aligned, le
 from edgedec.drafters.model import DraftModel
 from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.errors import UnsupportedModelError
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.model import LoadOptions
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.vocabulary import open_tokenizer

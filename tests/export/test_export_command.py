@@ -28,8 +28,8 @@ from edgedec.errors import (
     StorageError,
     UnsupportedModelError,
 )
-from edgedec.file_kinds import DATA, MANIFEST
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.formats import DATA, MANIFEST
 from edgedec.progress import CancelToken, Progress
 from edgedec_export.external_data import ALIGNMENT, DataFile
 from edgedec_export.folder import new_folder, read_manifest

@@ -30,7 +30,7 @@ from support.hf_checkpoints import (
 from vocabulary.oracle import differing_texts, differing_tokens, oracle
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
-from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.model import LoadOptions, Runtime
 from edgedec_export.from_hf import convert
 from edgedec_export.hf_pretokenizers import pre_tokenizer_name

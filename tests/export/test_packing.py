@@ -18,8 +18,8 @@ from edgedec.errors import (
     RuntimeUnavailableError,
     UnsupportedModelError,
 )
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LayerSet, LoadOptions
 from edgedec_export import packing
 from edgedec_export.packing import Matrix, Packed, assemble, dequantize, pack_bits, pack_exact, unpack_bits

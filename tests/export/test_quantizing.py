@@ -10,8 +10,8 @@ from support.gguf_writer import RawTensor, write_gguf
 from support.tiny_quantized import random_blocks
 
 from edgedec.errors import ModelFormatError, RequestError, UnsupportedModelError
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export import quantizing
 from edgedec_export.packing import Matrix, Packed, dequantize, pack_exact, unpack_bits
 from edgedec_export.packing_rounding import round_rows

@@ -15,7 +15,7 @@ from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tens
 from support.tiny_runs import Bits, bits
 
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, StorageError, UnsupportedModelError
-from edgedec.gguf import GGMLType, GGUFArray, ValueType, read_gguf
+from edgedec.gguf.file import GGMLType, GGUFArray, ValueType, read_gguf
 from edgedec.model import LayerSet, LoadOptions, Runtime
 from edgedec.progress import CancelToken, Progress
 from edgedec_export.gguf_writer import read_entries

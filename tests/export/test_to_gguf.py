@@ -23,8 +23,8 @@ from edgedec.errors import (
     RuntimeUnavailableError,
     StorageError,
 )
-from edgedec.ggml_types import FILE_TYPE_NAMES
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import CancelToken, Progress
 from edgedec_export import requantize as module

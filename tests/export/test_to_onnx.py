@@ -12,8 +12,8 @@ from support.exported_graph import ExportedGraph
 from support.tiny_models import byte_ids, tiny_llama
 from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
 
-from edgedec.file_kinds import DATA
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.formats import DATA
 from edgedec.model import LayerSet, LoadOptions, Runtime
 from edgedec_export.external_data import DataFile
 from edgedec_export.folder import read_manifest

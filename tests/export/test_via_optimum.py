@@ -29,7 +29,7 @@ from edgedec.errors import (
     RequestError,
     UnsupportedModelError,
 )
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, Progress
 from edgedec_export.optimum_environment import python_of

@@ -18,7 +18,7 @@ from support.real_models import real_model
 
 import edgedec
 from edgedec.errors import RequestError
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.grammar import LEAST_GRAMMAR_BYTES, Grammar
 from edgedec.system_memory import resident_bytes, return_free_memory
 from edgedec.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from support.tiny_mamba import tiny_mamba
 from support.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, RequestError, UnsupportedModelError
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.progress import CancelToken, Progress
 from edgedec_export.npu import export_npu
 from edgedec_export.npu_calibration import bundled_text

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 import edgedec
-from edgedec.gguf import read_gguf
-from edgedec.model_info import describe
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.model_info import describe
 from edgedec.progress import CancelToken
 from edgedec_apps.server.service import Loaded, ModelFile, Service
 from edgedec_apps.server.serving import address_of, open_socket, serve

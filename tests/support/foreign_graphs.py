@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from support.tiny_models import N_VOCAB, tiny_llama
 
 F32 = NDArray[np.float32]

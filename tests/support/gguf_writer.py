@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import ValueType
+from edgedec.gguf.file import ValueType
+from edgedec.gguf.tensor_types import GGMLType
 
 Pairs = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.progress import Progress
 from edgedec_runtimes.cpu.tile_cache import TileTensor, open_tiles
 from edgedec_runtimes.cpu.tile_file import U8, Tiles

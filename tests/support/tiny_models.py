@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.gguf import ValueType
+from edgedec.gguf.file import ValueType
 from support.gguf_writer import Typed, write_gguf
 
 UNK, BOS, EOS, SPACE, FIRST_BYTE = 0, 1, 2, 3, 4

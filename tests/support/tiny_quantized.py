@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.ggml_types import GGMLType
+from edgedec.gguf.tensor_types import GGMLType
 from support.gguf_writer import RawTensor, write_gguf
 from support.tiny_models import N_VOCAB, vocabulary
 

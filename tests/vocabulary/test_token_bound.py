@@ -10,7 +10,7 @@ from vocabulary.corpus import random_texts, spelled, written
 from vocabulary.oracle import oracle
 from vocabulary.vocabularies import CONTROL, SPACE, USER_DEFINED, bpe, spm, types, write
 
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.vocabulary import VocabularyTokenizer, open_tokenizer
 

@@ -12,7 +12,7 @@ from vocabulary.corpus import written
 from vocabulary.vocabularies import CONTROL, USER_DEFINED, bpe, spm, types, write
 
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError
-from edgedec.gguf import GGUF, GGUFArray, ValueType, read_gguf
+from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
 from edgedec_runtimes.vocabulary import open_tokenizer, refusal
 from edgedec_runtimes.vocabulary.string_table import StringTable, read_strings
 from edgedec_runtimes.vocabulary.unicode_classes import LETTER, MARK, NUMBER, OTHER, PUNCTUATION, SYMBOL, collapse

@@ -9,7 +9,7 @@ from vocabulary.corpus import CODE, SENTENCES, random_texts, spelled, written
 from vocabulary.oracle import differing_texts, differing_tokens, oracle
 from vocabulary.vocabularies import CONTROL, NORMAL, SPACE, USER_DEFINED, bpe, spm, write
 
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec_runtimes.vocabulary import open_tokenizer, refusal
 from edgedec_runtimes.vocabulary.pretokenizers import DIFFERENT_CUTS, NAMES
 

@@ -11,7 +11,7 @@ import numpy as np
 from support.gguf_writer import Typed, write_gguf
 from vocabulary.corpus import written
 
-from edgedec.gguf import ValueType
+from edgedec.gguf.file import ValueType
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgedec.ggml_types import FILE_TYPE_NAMES
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli.terminal import one_line, say

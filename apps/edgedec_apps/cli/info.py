@@ -9,12 +9,12 @@ from typing import Any
 
 from edgedec.choosing import Choice
 from edgedec.errors import EdgedecError, ModelFormatError, OfflineError
-from edgedec.file_kinds import header_path, is_onnx
-from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.formats import header_path, is_onnx
+from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.loading import choose, resolve
 from edgedec.memory_plan import format_bytes
 from edgedec.model import default_n_ctx
-from edgedec.model_info import ModelInfo, describe
 from edgedec.planning import Cap, base_bytes, plan_wishes
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams

@@ -7,6 +7,7 @@ from typing import Any
 from edgedec.counted import counted
 from edgedec.draft_loading import drafter_factories, used_draft_model
 from edgedec.errors import MemoryCapError, RequestError
+from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
 from edgedec.model import LoadOptions
@@ -14,7 +15,6 @@ from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.small_model import for_pair, require_alone
 from edgedec.system_memory import available_bytes
-from edgedec.trained_context import context_note
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import plan_document, planned_range
 from edgedec_apps.cli.opening import (

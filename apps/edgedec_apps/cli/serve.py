@@ -3,12 +3,12 @@
 from edgedec.engine import Engine
 from edgedec.errors import CancelledError, RuntimeUnavailableError
 from edgedec.extras import install_command
+from edgedec.gguf.trained_context import described
 from edgedec.loading import resolve
 from edgedec.memory_plan import parse_size
 from edgedec.planning import REQUESTS
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
-from edgedec.trained_context import described
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
 from edgedec_apps.cli.opening import (
     open_model,

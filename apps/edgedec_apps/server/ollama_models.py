@@ -14,8 +14,8 @@ from starlette.routing import BaseRoute, Route
 import edgedec
 from edgedec.engine import Engine
 from edgedec.errors import EdgedecError
+from edgedec.gguf.model_info import ModelInfo
 from edgedec.model import ModelCard
-from edgedec.model_info import ModelInfo
 from edgedec.progress import CancelToken, Progress
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgedec.engine import Engine
 from edgedec.errors import EdgedecError
-from edgedec.model_info import ModelInfo
+from edgedec.gguf.model_info import ModelInfo
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.metrics import Gauge, Metrics

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, TensorInfo
-from edgedec.gguf_metadata import get_float, get_text
+from edgedec.gguf.file import GGUF, TensorInfo
+from edgedec.gguf.metadata import get_float, get_text
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.hyperparameters import DECODER_KEYS, number, whole
 
 # Numbers of native/edgedec_cpu.h.

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from edgedec.counted import counted
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
-from edgedec.gguf import GGUF, read_gguf
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.model_info import require_text_decoder
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
-from edgedec.model_info import require_text_decoder
 from edgedec.progress import Progress
 from edgedec.system_memory import resident_bytes, return_free_memory
 from edgedec_runtimes.cards import model_card

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from edgedec.errors import MemoryCapError, StorageError
-from edgedec.gguf import GGUF
+from edgedec.gguf.file import GGUF
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.shared_files import publish

@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
-from edgedec.gguf import GGUF
+from edgedec.gguf.file import GGUF
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.shared_files import FileLock, try_lock

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError, StorageError
-from edgedec.gguf import GGUF, TensorInfo
+from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec.remembered import cache_folder

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from edgedec.counted import counted
 from edgedec.errors import EdgedecError
-from edgedec.ggml_types import GGMLType
-from edgedec.gguf import GGUF, GGUFArray, read_gguf
+from edgedec.gguf.consistency import require_consistent
+from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
+from edgedec.gguf.model_info import describe, require_text_decoder
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
-from edgedec.model_checks import require_consistent
-from edgedec.model_info import describe, require_text_decoder
 from edgedec.remembered import cpu_name
 from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cpu_count import usable_cores

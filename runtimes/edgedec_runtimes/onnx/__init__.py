@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
-from edgedec.file_kinds import DATA
+from edgedec.gguf.formats import DATA
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.remembered import cpu_name

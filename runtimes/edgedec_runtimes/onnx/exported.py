@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.file_kinds import DATA, GRAPH, MANIFEST, VOCABULARY
-from edgedec.gguf import GGUF, read_gguf, storage_error
-from edgedec.gguf_metadata import get_int, get_text
+from edgedec.gguf.file import GGUF, read_gguf, storage_error
+from edgedec.gguf.formats import DATA, GRAPH, MANIFEST, VOCABULARY
+from edgedec.gguf.metadata import get_int, get_text
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
 from edgedec.remembered import recall, remember

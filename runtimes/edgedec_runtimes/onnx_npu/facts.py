@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.file_kinds import GRAPH, MANIFEST, VOCABULARY
+from edgedec.gguf.formats import GRAPH, MANIFEST, VOCABULARY
 from edgedec_runtimes.onnx.exported import FileFacts
 
 EMBEDDING = "embedding.f16"

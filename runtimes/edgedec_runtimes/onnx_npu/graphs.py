@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
-from edgedec.file_kinds import GRAPH
+from edgedec.gguf.formats import GRAPH
 from edgedec.remembered import cpu_name
 from edgedec_runtimes.onnx.library import session_options, translated
 from edgedec_runtimes.onnx.providers import choose_provider

@@ -1,7 +1,7 @@
 """The memory plan of the npu runtime, from the manifest."""
 
 from edgedec.counted import counted
-from edgedec.file_kinds import DATA
+from edgedec.gguf.formats import DATA
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS
 from edgedec_runtimes.onnx_npu.facts import EMBEDDING, PARTS, ROWS, Facts

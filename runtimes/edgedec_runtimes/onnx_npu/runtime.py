@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, RuntimeUnavailableError, UnsupportedModelError
-from edgedec.file_kinds import VOCABULARY
-from edgedec.gguf import GGUF, read_gguf, storage_error
-from edgedec.gguf_metadata import get_text
+from edgedec.gguf.file import GGUF, read_gguf, storage_error
+from edgedec.gguf.formats import VOCABULARY
+from edgedec.gguf.metadata import get_text
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
 from edgedec.system_memory import resident_bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.errors import EdgedecError, RequestError
-from edgedec.gguf import read_gguf
+from edgedec.gguf.file import read_gguf
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, RuntimeReport, default_n_ctx
 from edgedec.system_memory import resident_bytes

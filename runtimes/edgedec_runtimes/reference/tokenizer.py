@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from edgedec.errors import RequestError, UnsupportedModelError
-from edgedec.gguf import GGUF, ValueType
-from edgedec.gguf_metadata import WHOLE, get_array, get_bool, get_int
+from edgedec.gguf.file import GGUF, ValueType
+from edgedec.gguf.metadata import WHOLE, get_array, get_bool, get_int
 
 _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6
 _SPACE = "\u2581"  # SentencePiece writes a space as this

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf import GGUF, GGMLType
-from edgedec.gguf_metadata import get_text
+from edgedec.gguf.file import GGUF, GGMLType
+from edgedec.gguf.metadata import get_text
 from edgedec_runtimes.hyperparameters import DECODER_KEYS, number, whole
 
 ROPE_IS_INTERLEAVED = {"llama": True, "qwen2": False}

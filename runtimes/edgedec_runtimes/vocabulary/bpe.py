@@ -5,7 +5,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from edgedec.gguf import GGUF
+from edgedec.gguf.file import GGUF
 from edgedec_runtimes.vocabulary.merging import merge
 from edgedec_runtimes.vocabulary.metadata import Vocabulary, damaged, read_merges
 from edgedec_runtimes.vocabulary.pretokenizers import PreTokenizer

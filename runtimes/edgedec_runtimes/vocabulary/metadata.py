@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf import GGUF, ValueType
-from edgedec.gguf_metadata import get_array, get_bool, get_int, get_text, refuse_missing
+from edgedec.gguf.file import GGUF, ValueType
+from edgedec.gguf.metadata import get_array, get_bool, get_int, get_text, refuse_missing
 from edgedec_runtimes.vocabulary.pretokenizers import NAMES
 from edgedec_runtimes.vocabulary.special import KIND_OF_TYPE, ROLE_KEYS, Ambiguity, Kind, assign_roles, find_ambiguity
 from edgedec_runtimes.vocabulary.string_table import StringTable, read_strings

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from edgedec.gguf import GGUF
+from edgedec.gguf.file import GGUF
 from edgedec_runtimes.vocabulary.merging import merge
 from edgedec_runtimes.vocabulary.metadata import Vocabulary, byte_token, flag, read_scores
 from edgedec_runtimes.vocabulary.string_table import StringTable

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgedec.gguf import GGUFArray
+from edgedec.gguf.file import GGUFArray
 
 _LENGTH_TAIL = bytes(7)  # a length is 8 bytes, little endian; that of a string below 256 bytes ends in these
 _MAX_BLOB_BYTES = 2**31 - 1

@@ -5,7 +5,7 @@ from functools import cached_property, lru_cache
 from itertools import chain
 
 from edgedec.errors import RequestError
-from edgedec.gguf import GGUF
+from edgedec.gguf.file import GGUF
 from edgedec_runtimes.token_bound import TokenBound
 from edgedec_runtimes.vocabulary.bpe import BytePairs
 from edgedec_runtimes.vocabulary.metadata import (
