@@ -23,8 +23,8 @@ from provenance import provenance
 from edgedec.gguf.file import read_gguf
 from edgedec.loading import resolve
 from edgedec.model import LoadOptions
-from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
+from edgedec.storage.probe_cache import cache_folder
 from edgedec.system_memory import peak_resident_bytes
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.model import CpuModel

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from edgedec.remembered import cpu_name
+from edgedec.storage.probe_cache import cpu_name
 from edgedec_apps.bench_machine import versions
 
 

@@ -13,7 +13,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import is_onnx
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import stage
-from edgedec.remembered import machine_key, recall, remember
+from edgedec.storage.probe_cache import machine_key, recall, remember
 
 _PREFERRED = ("cpu", "llamacpp")
 _FOR_ONNX = ("onnx", "npu")

@@ -22,7 +22,7 @@ from edgedec.drafters.suffix import MOST_TOKENS, SuffixStore, Text
 from edgedec.drafters.suffix_automaton import STATE_BYTES
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.model import LoadOptions, Model
-from edgedec.shared_files import publish
+from edgedec.storage.file_lock import publish
 from edgedec.tokenizer import Tokenizer
 
 _KIND = b"edgedec draft store "

@@ -20,7 +20,7 @@ from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.metadata import get_per_layer
 from edgedec.gguf.model_info import describe
 from edgedec.model import LayerSet, ModelCard
-from edgedec.remembered import recall, remember
+from edgedec.storage.probe_cache import recall, remember
 
 _KIND, _LOSSY_KIND = "draft-layer-set", "lossy-layer-set"
 _MOST_COST = 10.0  # times a whole token's: what takes longer was not measured soundly

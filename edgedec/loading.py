@@ -28,11 +28,11 @@ from edgedec.model import LoadOptions, Model, Session, default_n_ctx
 from edgedec.opening_drafts import DraftWishes, Numerics, open_drafting
 from edgedec.planning import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
 from edgedec.progress import CancelToken, OnProgress, stage
-from edgedec.remembered import cache_folder
 from edgedec.resolver import ResolveOptions
 from edgedec.shedding import memory_watch
 from edgedec.sliding import SlidingSession
 from edgedec.small_model import for_pair, open_small_model, require_alone
+from edgedec.storage.probe_cache import cache_folder
 from edgedec.switching import Switching, SwitchingSession, require_pair
 from edgedec.system_memory import return_free_memory
 

@@ -9,7 +9,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.model import LayerSet, LoadOptions, Session
 from edgedec.progress import Progress, stage
-from edgedec.remembered import machine_key, recall, remember
+from edgedec.storage.probe_cache import machine_key, recall, remember
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 MOST_ROWS = _ROWS[-1]

@@ -12,7 +12,7 @@ from edgedec.drafters.reporting import reported
 from edgedec.drafters.suffix_automaton import SuffixAutomaton
 from edgedec.errors import EdgedecError
 from edgedec.model import LoadOptions
-from edgedec.remembered import recall, remember
+from edgedec.storage.probe_cache import recall, remember
 from edgedec.tokenizer import Tokenizer
 
 _FILE = Path(__file__).with_name("common_text.txt")

@@ -1,7 +1,7 @@
 """Where an export is made: under a name of its own beside its place, and gone from there however it ends.
 
 What a program that was killed left goes with the next export to the same place. A lock tells the two apart: the
-system gives it back when its holder is gone (edgedec.shared_files).
+system gives it back when its holder is gone (edgedec.storage.file_lock).
 """
 
 import logging
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from edgedec.shared_files import FileLock, lock_path, try_lock
+from edgedec.storage.file_lock import FileLock, lock_path, try_lock
 
 logger = logging.getLogger("edgedec.export")
 logger.addHandler(logging.NullHandler())

@@ -8,7 +8,7 @@ from pathlib import Path
 from edgedec.errors import PullError
 from edgedec.progress import Progress
 from edgedec.resolver import ResolveOptions
-from edgedec.shared_files import FileLock, lock_path, try_lock
+from edgedec.storage.file_lock import FileLock, lock_path, try_lock
 from edgedec_models.storage import make_folder, storage_errors
 
 POLL_S = 0.1

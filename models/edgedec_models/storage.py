@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgedec.errors import StorageError
-from edgedec.shared_files import publish
+from edgedec.storage.file_lock import publish
 
 BLOCK_BYTES = 1 << 20
 MARGIN_BYTES = 16 << 20  # left free, so that a pull does not fill the disk to the last byte

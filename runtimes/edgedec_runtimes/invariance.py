@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ContextFullError
 from edgedec.model import Model, Session
-from edgedec.remembered import recall, remember
+from edgedec.storage.probe_cache import recall, remember
 
 KIND = "invariance"
 """What answers are remembered as, each by a key of its own."""

@@ -16,7 +16,7 @@ from edgedec.errors import CancelledError, SessionError
 from edgedec.measuring import cost_curve
 from edgedec.model import Capabilities, LoadOptions, Session
 from edgedec.progress import CancelToken
-from edgedec.remembered import recall, remember
+from edgedec.storage.probe_cache import recall, remember
 
 
 @pytest.fixture

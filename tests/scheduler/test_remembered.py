@@ -3,7 +3,7 @@
 import pytest
 
 from edgedec.model import LoadOptions
-from edgedec.remembered import machine_key, named_cpu
+from edgedec.storage.probe_cache import machine_key, named_cpu
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -32,5 +32,5 @@ def test_another_cpu_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """A home folder that moves to another machine brings no times along."""
     here = machine_key(LoadOptions())
     assert machine_key(LoadOptions()) == here
-    monkeypatch.setattr("edgedec.remembered.cpu_name", lambda: "Another CPU")
+    monkeypatch.setattr("edgedec.storage.probe_cache.cpu_name", lambda: "Another CPU")
     assert machine_key(LoadOptions()) != here

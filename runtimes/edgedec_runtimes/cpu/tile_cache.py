@@ -28,7 +28,7 @@ from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import GGUF
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.shared_files import FileLock, try_lock
+from edgedec.storage.file_lock import FileLock, try_lock
 from edgedec_runtimes.cpu.tile_build import (
     CacheUnusableError,
     Fill,

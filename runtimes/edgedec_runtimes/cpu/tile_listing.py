@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgedec.errors import ModelFormatError, StorageError
-from edgedec.shared_files import try_lock
+from edgedec.storage.file_lock import try_lock
 from edgedec_runtimes.cpu.tile_file import read_tile_head
 from edgedec_runtimes.cpu.tile_sources import Source, exists, is_current, read_sources, sources_path, write_sources
 

@@ -14,7 +14,7 @@ from edgedec.errors import ModelFormatError, RequestError, StorageError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
-from edgedec.remembered import cache_folder
+from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.cpu.library import Config, address, check, forced_instruction_set, native, native_handle
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
 from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles

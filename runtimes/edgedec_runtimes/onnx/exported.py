@@ -19,7 +19,7 @@ from edgedec.gguf.formats import DATA, GRAPH, MANIFEST, VOCABULARY
 from edgedec.gguf.metadata import get_int, get_text
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
-from edgedec.remembered import recall, remember
+from edgedec.storage.probe_cache import recall, remember
 from edgedec_runtimes.hyperparameters import whole
 from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph
 

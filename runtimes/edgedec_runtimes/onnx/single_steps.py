@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.model import Model
-from edgedec.remembered import recall, remember
+from edgedec.storage.probe_cache import recall, remember
 from edgedec_runtimes.invariance import KIND
 
 _N_FEW = 3  # rows that take every way there is on the machines tried: in pairs, and one that is left over

@@ -13,7 +13,7 @@ from typing import Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.formats import GRAPH
-from edgedec.remembered import cpu_name
+from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.onnx.library import session_options, translated
 from edgedec_runtimes.onnx.providers import choose_provider
 from edgedec_runtimes.onnx_npu.compiled import open_kept
