@@ -21,7 +21,7 @@ from edgedec.sequence import Sequence
 from edgedec.sliding import room_after
 from edgedec.tokenizer import Tokenizer
 from edgedec.verification import RULES, uniform_source
-from edgedec.verify import COUPLED, verify_coupled
+from edgedec.verification.coupled import COUPLED, verify_coupled
 
 _INEXACT = (
     "drafting off in a context of this length: on the {runtime} runtime the rows of one forward are not bit-equal to "

@@ -25,7 +25,7 @@ from edgedec.recording import Recorder
 from edgedec.records import Member, Record
 from edgedec.sequence import Sequence
 from edgedec.stats import DecodeStats
-from edgedec.verify import COUPLED
+from edgedec.verification.coupled import COUPLED
 
 
 @dataclass(slots=True)

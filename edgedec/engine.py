@@ -32,7 +32,7 @@ from edgedec.sliding import holder, text_limit
 from edgedec.tokenizer import Tokenizer
 from edgedec.turns import Turns
 from edgedec.verification import RULES
-from edgedec.verify import COUPLED
+from edgedec.verification.coupled import COUPLED
 
 Prompt = str | Sequence[int]
 Reuse = Literal["exact", "longest"]

@@ -28,7 +28,7 @@ from edgedec.sliding import holder, text_limit
 from edgedec.switching import begin_text, count_writers
 from edgedec.text import TextStream
 from edgedec.turns import Turns
-from edgedec.verify import COUPLED
+from edgedec.verification.coupled import COUPLED
 
 
 @dataclass(slots=True)

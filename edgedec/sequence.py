@@ -9,7 +9,7 @@ from edgedec.model import LayerSet
 from edgedec.recording import Proposals
 from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
-from edgedec.verify import COUPLED
+from edgedec.verification.coupled import COUPLED
 
 FinishReason = Literal["stop", "length", "cancelled"]
 

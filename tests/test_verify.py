@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.errors import PluginError
-from edgedec.verify import verify_coupled
+from edgedec.verification.coupled import verify_coupled
 
 
 def tree(tokens: Sequence[int], parents: Sequence[int]) -> Draft:

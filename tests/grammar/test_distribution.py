@@ -17,7 +17,7 @@ from edgedec.model import Model, Session
 from edgedec.sampling import SamplingParams, distribution
 from edgedec.sequence import Request
 from edgedec.turns import Turns
-from edgedec.verify import COUPLED
+from edgedec.verification.coupled import COUPLED
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 

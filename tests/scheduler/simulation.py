@@ -17,7 +17,7 @@ from edgedec.records import Member, Record
 from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
-from edgedec.verify import verify_coupled
+from edgedec.verification.coupled import verify_coupled
 
 N_VOCAB = 1000
 N_MAX = 15

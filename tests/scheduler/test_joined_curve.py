@@ -13,7 +13,7 @@ from edgedec.batching import BatchedSession, Shared
 from edgedec.cost_curve import CostCurve
 from edgedec.joined_curve import JoinedCurve
 from edgedec.stats import DecodeStats
-from edgedec.verify import verify_coupled
+from edgedec.verification.coupled import verify_coupled
 
 Seconds = Callable[[int], float]
 MEASURED = (1, 2, 4, 8, 16, 32, 64)

@@ -25,8 +25,8 @@ from edgedec.model import LoadOptions, Model, Session
 from edgedec.records import Record
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.verification import RULES, Rule, Target, Uniform
+from edgedec.verification.coupled import COUPLED
 from edgedec.verification.distributions import sample
-from edgedec.verify import COUPLED
 from edgedec_runtimes.cpu.runtime import Cpu
 
 BOUND = 1e-4

@@ -17,7 +17,7 @@ from edgedec.progress import CancelToken
 from edgedec.prompt_length import require_may_fit
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.stats import DecodeStats
-from edgedec.verify import COUPLED
+from edgedec.verification.coupled import COUPLED
 from edgedec_apps.server.room import Share
 from edgedec_apps.server.tools import Tools
 
