@@ -20,7 +20,7 @@ from edgedec.loading import choose, resolve
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
-from edgedec.sliding import SlidingSession
+from edgedec.sessions.sliding_window import SlidingSession
 from edgedec_apps.cli.evaluate import DEFAULT_TEXT
 from edgedec_models.folders import cache_folder
 

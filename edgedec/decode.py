@@ -18,7 +18,7 @@ from edgedec.progress import OnProgress
 from edgedec.proposing import Proposer
 from edgedec.sampling import Distribution, distribution, draw, log_probs
 from edgedec.sequence import Sequence
-from edgedec.sliding import room_after
+from edgedec.sessions.sliding_window import room_after
 from edgedec.tokenizer import Tokenizer
 from edgedec.verification import RULES, uniform_source
 from edgedec.verification.coupled import COUPLED, verify_coupled

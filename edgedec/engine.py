@@ -13,7 +13,6 @@ from typing import Literal, Self, TypedDict, Unpack
 import numpy as np
 
 from edgedec import aio
-from edgedec.batching import BatchedSession
 from edgedec.chat import ChatTemplate, Message
 from edgedec.chat_prompt import ChatPrompts
 from edgedec.cost_curve import CostCurve
@@ -28,7 +27,8 @@ from edgedec.prompt_length import encode_prompt
 from edgedec.recording import share_of_halves
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation, Request
-from edgedec.sliding import holder, text_limit
+from edgedec.sessions.batching import BatchedSession
+from edgedec.sessions.sliding_window import holder, text_limit
 from edgedec.tokenizer import Tokenizer
 from edgedec.turns import Turns
 from edgedec.verification import RULES

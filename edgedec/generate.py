@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 
-from edgedec.batching import BatchedSession
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decode import Decoder, step
@@ -24,8 +23,9 @@ from edgedec.policy import Policy
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_length import too_long
 from edgedec.sequence import Generation, Request, Sequence, TokenOutput
-from edgedec.sliding import holder, text_limit
-from edgedec.switching import begin_text, count_writers
+from edgedec.sessions.batching import BatchedSession
+from edgedec.sessions.model_switching import begin_text, count_writers
+from edgedec.sessions.sliding_window import holder, text_limit
 from edgedec.text import TextStream
 from edgedec.turns import Turns
 from edgedec.verification.coupled import COUPLED

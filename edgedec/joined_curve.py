@@ -2,8 +2,8 @@
 
 from threading import Lock
 
-from edgedec.batching import BatchedSession
 from edgedec.cost_curve import CostCurve
+from edgedec.sessions.batching import BatchedSession
 
 
 class JoinedCurve(CostCurve):

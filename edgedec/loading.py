@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from edgedec import plugins
-from edgedec.batching import Batcher
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.choosing import Choice, choose_runtime, told_with_others
 from edgedec.defaults import N_DRAFT_MAX
@@ -29,11 +28,12 @@ from edgedec.opening_drafts import DraftWishes, Numerics, open_drafting
 from edgedec.planning import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
+from edgedec.sessions.batching import Batcher
+from edgedec.sessions.model_switching import Switching, SwitchingSession, require_pair
+from edgedec.sessions.sliding_window import SlidingSession
 from edgedec.shedding import memory_watch
-from edgedec.sliding import SlidingSession
 from edgedec.small_model import for_pair, open_small_model, require_alone
 from edgedec.storage.probe_cache import cache_folder
-from edgedec.switching import Switching, SwitchingSession, require_pair
 from edgedec.system_memory import return_free_memory
 
 _MOST_DRAFTED = (1 << 16) - 1
@@ -86,7 +86,7 @@ def load(
             not under a memory cap, and not where memory is short).
         n_ctx: Tokens of the context; None for min(trained, 4,096).
         slide: Go on where the context is full, with its first tokens and its newest; lossy, as the others are
-            forgotten (edgedec.sliding). Texts then end only at an end token, max_tokens or a stop.
+            forgotten (edgedec.sessions.sliding_window). Texts then end only at an end token, max_tokens or a stop.
         layer_skip: LOSSY: leave out evenly spaced layers, or what edgedec tune-skip --lossy found, in every forward,
             until a token reads 1 / layer_skip of the bytes of weights: about so many times as fast, and another text.
             Refused beyond what was measured for the model (edgedec.layer_skip_table), unless `layer_skip_force`.
@@ -106,7 +106,7 @@ def load(
         draft_store: File in which what the suffix drafter keeps between requests, the token ids of earlier outputs,
             outlives the process: read now, written by Engine.close(). Only models of one vocabulary share a file.
         small_model: A smaller model of the same vocabulary that writes where the text is easy; named as `model` is.
-            Lossy: nothing verifies what it writes (edgedec.switching). Nothing is drafted then, and requests take
+            Lossy: nothing verifies what it writes (edgedec.sessions.model_switching). Nothing is drafted then, and requests take
             turns; to be given with `entropy`.
         entropy: Bits: the small model writes where the mean entropy of the last tokens is below. 0 is the large model
             alone.

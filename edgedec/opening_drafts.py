@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal
 
-from edgedec.batching import BatchedSession
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DrafterFactory
 from edgedec.draft_loading import (
@@ -34,7 +33,8 @@ from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.model import LoadOptions, Model
 from edgedec.planning import Planned, drafter_bytes, without_draft_model
 from edgedec.progress import stage
-from edgedec.sliding import holder
+from edgedec.sessions.batching import BatchedSession
+from edgedec.sessions.sliding_window import holder
 
 Numerics = Literal["strict", "loose"]
 Factories = Mapping[str, DrafterFactory]

@@ -1,4 +1,4 @@
-"""The small model of a pair that writes in turn (edgedec.switching): loading it, and what that takes."""
+"""The small model of a pair that writes in turn (edgedec.sessions.model_switching): loading it, and what that takes."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_models import tiny_llama
 
-from edgedec.batching import LONE_PIECE_ROWS, PIECE_ROWS, BatchedSession, Batcher
 from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
 from edgedec.model import Forward, ForwardItem, LoadOptions, Model
+from edgedec.sessions.batching import LONE_PIECE_ROWS, PIECE_ROWS, BatchedSession, Batcher
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_CTX = 128

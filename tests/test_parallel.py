@@ -13,9 +13,9 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.batching import BatchedSession
 from edgedec.errors import BusyError
 from edgedec.progress import CancelToken
+from edgedec.sessions.batching import BatchedSession
 from edgedec.turns import Turns
 
 PROMPTS = [

@@ -21,7 +21,7 @@ from edgedec.errors import (
 from edgedec.loading import choose, open_engine
 from edgedec.model import LoadOptions, Model
 from edgedec.planning import Cap
-from edgedec.sliding import N_SINKS, SlidingSession
+from edgedec.sessions.sliding_window import N_SINKS, SlidingSession
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference import Reference
 

@@ -25,8 +25,8 @@ from edgedec.model import LoadOptions, Model, Rows
 from edgedec.noise import Noise
 from edgedec.planning import Cap
 from edgedec.sampling import SamplingParams, draw
+from edgedec.sessions.model_switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, Switching, SwitchingSession, entropy_of
 from edgedec.small_model import open_small_model
-from edgedec.switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, Switching, SwitchingSession, entropy_of
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_CTX = 256

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from edgedec.counted import counted
 from edgedec.errors import CapabilityError, RequestError, SessionError
-from edgedec.item_session import ItemSession
 from edgedec.logit_ops import RowOps
 from edgedec.model import Forward, ForwardItem, Rows, Session
 from edgedec.progress import OnProgress
+from edgedec.sessions.item_session import ItemSession
 from edgedec.stats import DecodeStats
 
 if TYPE_CHECKING:

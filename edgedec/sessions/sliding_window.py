@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError
-from edgedec.item_session import ItemSession
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
+from edgedec.sessions.item_session import ItemSession
 
 if TYPE_CHECKING:
     from edgedec.model import Model

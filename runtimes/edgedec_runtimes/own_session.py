@@ -4,9 +4,9 @@ import struct
 from typing import Generic, Protocol, TypeVar
 
 from edgedec.errors import ModelFormatError
-from edgedec.item_session import ItemSession
 from edgedec.model import Forward, ForwardItem, Model
 from edgedec.progress import OnProgress
+from edgedec.sessions.item_session import ItemSession
 from edgedec_runtimes.bookkeeping import SessionState
 
 _HEAD = struct.Struct("<64sI")

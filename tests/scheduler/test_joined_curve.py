@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scheduler.simulation import Oracle, a_text, member, policy_of
 
-from edgedec.batching import BatchedSession, Shared
 from edgedec.cost_curve import CostCurve
 from edgedec.joined_curve import JoinedCurve
+from edgedec.sessions.batching import BatchedSession, Shared
 from edgedec.stats import DecodeStats
 from edgedec.verification.coupled import verify_coupled
 

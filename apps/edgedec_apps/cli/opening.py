@@ -21,7 +21,7 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_cache import require_prompt_cache
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
-from edgedec.switching import Switching, require_pair
+from edgedec.sessions.model_switching import Switching, require_pair
 from edgedec.verification.coupled import COUPLED
 from edgedec_apps.cli.log import show_log, warnings_of
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags

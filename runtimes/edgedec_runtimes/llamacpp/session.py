@@ -15,9 +15,9 @@ from edgedec.errors import (
     RequestError,
     SessionError,
 )
-from edgedec.item_session import ItemSession
 from edgedec.model import Forward, ForwardItem
 from edgedec.progress import OnProgress
+from edgedec.sessions.item_session import ItemSession
 from edgedec_runtimes.llamacpp.context import N_UBATCH, Context, Part
 
 if TYPE_CHECKING:
