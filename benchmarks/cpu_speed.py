@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
-from edgedec.loading import resolve
 from edgedec.model import ForwardItem, LoadOptions, Model, Session
 from edgedec.noise import Noise
 from edgedec.resolver import ResolveOptions

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from provenance import provenance
 
+from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
-from edgedec.loading import resolve
 from edgedec.model import LoadOptions
 from edgedec.resolver import ResolveOptions
 from edgedec.storage.probe_cache import cache_folder

@@ -17,8 +17,8 @@ from typing import Any
 from provenance import provenance
 
 import edgedec
+from edgedec.api.load import resolve
 from edgedec.layer_sets import evenly_spaced, first_layers, late_layers, layer_bytes, left_out, tuned_set
-from edgedec.loading import resolve
 from edgedec.measuring import part_cost
 from edgedec.model import LayerSet
 from edgedec.resolver import ResolveOptions

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from provenance import provenance
 
+from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA, GRAPH
-from edgedec.loading import resolve
 from edgedec.resolver import ResolveOptions
 from edgedec.system_memory import peak_resident_bytes, resident_bytes
 from edgedec_export.external_data import DataFile

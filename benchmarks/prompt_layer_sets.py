@@ -19,9 +19,9 @@ import numpy as np
 from provenance import provenance
 from trained_skipping import Texts, read_texts
 
+from edgedec.api.load import resolve
 from edgedec.drafters.skip_search import Judge, Score
 from edgedec.layer_sets import LayerBytes, evenly_spaced, layer_bytes, without
-from edgedec.loading import resolve
 from edgedec.model import LayerSet, LoadOptions, Session
 from edgedec.resolver import ResolveOptions
 from edgedec_models.folders import cache_folder

@@ -29,8 +29,8 @@ from support.gguf_writer import write_gguf
 from vocabulary.corpus import SENTENCES, random_texts, spelled, written
 from vocabulary.oracle import differing_texts, differing_tokens, oracle
 
+from edgedec.api.load import resolve
 from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.loading import resolve
 from edgedec.resolver import ResolveOptions
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.llamacpp.library import version

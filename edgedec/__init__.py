@@ -12,12 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgedec.api.engine import Engine
+    from edgedec.api.load import load
     from edgedec.draft import Draft, DraftContext, Drafter, DrafterNeeds, Verification
-    from edgedec.engine import Engine
     from edgedec.errors import EdgedecError
     from edgedec.generate import TokenStream
     from edgedec.grammar import Grammar
-    from edgedec.loading import load
     from edgedec.memory_plan import MemoryPlan, MemoryTerm
     from edgedec.model import Forward, ForwardItem, LayerSet, LoadOptions, Model, Runtime, Session
     from edgedec.progress import CancelToken, Progress

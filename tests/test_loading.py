@@ -9,7 +9,8 @@ import pytest
 from support.gguf_writer import tiny_text_model, write_gguf
 from support.rights import as_anybody
 
-from edgedec import choosing, loading, plugins
+from edgedec import choosing, plugins
+from edgedec.api import load as loading
 from edgedec.errors import ModelNotFoundError, StorageError, UnsupportedModelError
 from edgedec.resolver import ResolveOptions
 

@@ -11,6 +11,7 @@ from support.stopped import Stopped
 from support.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.api.load import choose, open_engine
 from edgedec.errors import (
     CapabilityError,
     ContextFullError,
@@ -18,7 +19,6 @@ from edgedec.errors import (
     RequestError,
     SessionError,
 )
-from edgedec.loading import choose, open_engine
 from edgedec.model import LoadOptions, Model
 from edgedec.planning import Cap
 from edgedec.sessions.sliding_window import N_SINKS, SlidingSession

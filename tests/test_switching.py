@@ -15,10 +15,10 @@ from support.stopped import Stopped
 from support.tiny_models import byte_ids, tiny_llama
 
 import edgedec
-from edgedec import loading
+from edgedec.api import load as loading
+from edgedec.api.load import choose, open_engine
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
-from edgedec.loading import choose, open_engine
 from edgedec.logit_ops import NUMPY_ROW_OPS
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Rows

@@ -33,7 +33,7 @@ def test_it_is_warned_of_at_load_and_told_with_each_text(
     """The text is made all the same; a context that was trained for, and the default one, say nothing."""
     for n_ctx, notes in ((300, [NOTE]), (256, []), (None, [])):
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "edgedec.loading"):
+        with caplog.at_level(logging.WARNING, "edgedec.api.load"):
             engine = edgedec.load(model, runtime=runtime, n_ctx=n_ctx, draft="off")
         assert caplog.messages == notes
         with engine:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from math import ceil
 
-from edgedec.engine import Engine, SamplingOptions
+from edgedec.api.engine import Engine, SamplingOptions
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_apps.bench_prompts import BenchRequest
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgedec.api.engine import Engine
 from edgedec.counted import counted
-from edgedec.engine import Engine
 from edgedec.errors import PromptTooLongError, RequestError
 from edgedec_apps.texts import read_text
 

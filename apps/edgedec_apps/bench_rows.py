@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from edgedec.engine import Engine
+from edgedec.api.engine import Engine
 from edgedec.errors import RequestError, StorageError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe

@@ -12,9 +12,10 @@ from typing import Literal, Self, TypedDict, Unpack
 
 import numpy as np
 
-from edgedec import aio
+from edgedec.api import async_api as aio
+from edgedec.api.chat_prompt import ChatPrompts
+from edgedec.api.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache
 from edgedec.chat import ChatTemplate, Message
-from edgedec.chat_prompt import ChatPrompts
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, SessionError, TemplateError
 from edgedec.generate import Target, TokenStream
@@ -22,7 +23,6 @@ from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen
 from edgedec.memory_plan import MemoryPlan, release
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache
 from edgedec.prompt_length import encode_prompt
 from edgedec.recording import share_of_halves
 from edgedec.sampling import SamplingParams

@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 
 from edgedec import plugins
+from edgedec.api.engine import Engine
+from edgedec.api.open_drafters import DraftWishes, Numerics, open_drafting
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.choosing import Choice, choose_runtime, told_with_others
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.draft_loading import drafter_factories, require_overlap, used_draft_model
 from edgedec.draft_store import require_draft_store
-from edgedec.engine import Engine
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
 from edgedec.gguf.file import NO_SUCH_FILE, storage_error
@@ -24,7 +25,6 @@ from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip import leave_out, require_layer_skip
 from edgedec.memory_plan import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
-from edgedec.opening_drafts import DraftWishes, Numerics, open_drafting
 from edgedec.planning import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
@@ -38,7 +38,7 @@ from edgedec.system_memory import return_free_memory
 
 _MOST_DRAFTED = (1 << 16) - 1
 
-logger = logging.getLogger("edgedec.loading")
+logger = logging.getLogger("edgedec.api.load")
 logger.addHandler(logging.NullHandler())  # without one, `logging` would print warnings itself
 
 

@@ -39,7 +39,7 @@ from edgedec.sessions.sliding_window import holder
 Numerics = Literal["strict", "loose"]
 Factories = Mapping[str, DrafterFactory]
 
-logger = logging.getLogger("edgedec.loading")
+logger = logging.getLogger("edgedec.api.load")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from support.command_line import PATIENCE_S, run_here
 
 import edgedec
+from edgedec.api.engine import Engine
 from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
-from edgedec.engine import Engine
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps import bench_machine
 from edgedec_apps.bench_measure import (

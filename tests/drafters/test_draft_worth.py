@@ -9,7 +9,7 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec import opening_drafts
+from edgedec.api import open_drafters as opening_drafts
 from edgedec.cost_curve import CostCurve
 from edgedec.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
 from edgedec.drafters.cascade import CascadeModel

@@ -9,13 +9,13 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec import draft_loading
+from edgedec.api.engine import Engine
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.cascade import CascadeModel
 from edgedec.drafters.exit import exits_of
 from edgedec.drafters.model import DraftModel
 from edgedec.drafters.overlapped import OverlappedModel
 from edgedec.drafters.universal import UniversalDraftModel
-from edgedec.engine import Engine
 from edgedec.layer_sets import layer_bytes
 from edgedec.model import Model
 from edgedec.recording import Evaluated, Proposals

@@ -14,6 +14,7 @@ from support.cut_files import cut_in_a_forward
 from support.tiny_quantized import ARCHITECTURES, write_tiny
 from support.tiny_runs import extend, one_by_one
 
+from edgedec.api.load import open_engine
 from edgedec.choosing import Choice
 from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import (
@@ -24,7 +25,6 @@ from edgedec.errors import (
     ModelNotFoundError,
     RequestError,
 )
-from edgedec.loading import open_engine
 from edgedec.model import LayerSet, LoadOptions, Model, Runtime
 from edgedec.planning import Cap
 from edgedec.progress import Progress

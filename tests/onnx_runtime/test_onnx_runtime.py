@@ -15,6 +15,7 @@ from support.tiny_quantized import ARCHITECTURES
 from support.tiny_runs import bits, one_by_one
 
 import edgedec
+from edgedec.api.open_drafters import Numerics
 from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import (
     CancelledError,
@@ -24,7 +25,6 @@ from edgedec.errors import (
     UnsupportedModelError,
 )
 from edgedec.model import Forward, LayerSet, LoadOptions, Model, Runtime
-from edgedec.opening_drafts import Numerics
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx import Onnx
 from edgedec_runtimes.onnx.feeds import CHUNK, Padding

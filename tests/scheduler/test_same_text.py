@@ -22,7 +22,7 @@ _plain: list[tuple[int, ...]] = []
 @pytest.fixture(autouse=True)
 def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `auto` take a row more to cost next to nothing, whatever this machine would have measured at load."""
-    monkeypatch.setattr("edgedec.opening_drafts.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
+    monkeypatch.setattr("edgedec.api.open_drafters.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
 
 
 def generated(draft: str, n_draft_max: int, **options: Any) -> list[tuple[int, ...]]:
@@ -56,7 +56,7 @@ def test_the_text_is_plain_decodings(draft: str, n_draft_max: int) -> None:
 
 def test_a_model_that_drafts_for_itself_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model and the cascade around it, pinned, and left to the policy where it is loaded in any case."""
-    monkeypatch.setattr("edgedec.opening_drafts.why_it_cannot_pay", lambda *_, **__: None)
+    monkeypatch.setattr("edgedec.api.open_drafters.why_it_cannot_pay", lambda *_, **__: None)
     model = real_model("smollm2-135m.gguf")
     if not _plain:
         _plain.extend(generated("off", 15))

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgedec.engine import Engine
+from edgedec.api.engine import Engine
+from edgedec.api.load import resolve
 from edgedec.errors import CancelledError, RequestError, StorageError
-from edgedec.loading import resolve
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions

@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgedec.api.engine import Engine
 from edgedec.chat import Message
-from edgedec.engine import Engine
 from edgedec.errors import CancelledError, EdgedecError, PromptTooLongError, RequestError, TemplateError
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgedec.api.load import resolve
 from edgedec.choosing import choose_runtime
 from edgedec.counted import counted
 from edgedec.errors import CancelledError, RequestError
 from edgedec.layer_sets import Half, left_out
 from edgedec.layer_skip import require_speedup
-from edgedec.loading import resolve
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, stage
 from edgedec.resolver import ResolveOptions

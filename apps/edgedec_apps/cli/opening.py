@@ -6,19 +6,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from edgedec.api.engine import Engine, require_rule
+from edgedec.api.load import choose, open_engine, require_draft_max, resolve, resolve_pair
+from edgedec.api.open_drafters import Numerics
+from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.choosing import Choice
 from edgedec.draft import STORE_BYTES
 from edgedec.draft_store import require_draft_store
-from edgedec.engine import Engine, require_rule
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
 from edgedec.grammar import GRAMMAR_BYTES
-from edgedec.loading import choose, open_engine, require_draft_max, resolve, resolve_pair
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.model import LoadOptions
-from edgedec.opening_drafts import Numerics
 from edgedec.planning import ONE_REQUEST_BYTES, Cap, base_bytes, planning_bytes
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.prompt_cache import require_prompt_cache
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
 from edgedec.sessions.model_switching import Switching, require_pair
@@ -53,7 +53,7 @@ def open_model(
         show_log()
     if flags.memory is not None:
         base_bytes()
-    with warnings_of("edgedec.tiles", "edgedec.loading") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
+    with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
         template = None if flags.chat_template is None else read_text(flags.chat_template)
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)

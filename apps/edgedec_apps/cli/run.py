@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from edgedec.engine import Engine
+from edgedec.api.engine import Engine
 from edgedec.errors import CancelledError, RequestError
 from edgedec.generate import TokenStream
 from edgedec.memory_plan import MemoryPlan

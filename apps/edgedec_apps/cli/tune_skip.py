@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.api.load import resolve
 from edgedec.choosing import choose_runtime
 from edgedec.counted import counted
 from edgedec.defaults import N_DRAFT_MAX
@@ -29,7 +30,6 @@ from edgedec.layer_sets import (
     left_out,
 )
 from edgedec.layer_skip import choose_layers, require_layer_skip
-from edgedec.loading import resolve
 from edgedec.measuring import cost_curve, part_cost
 from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage

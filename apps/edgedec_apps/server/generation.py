@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgedec.engine import Engine, Reuse
+from edgedec.api.engine import Engine, Reuse
 from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken
 from edgedec.prompt_length import require_may_fit

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 import edgedec
-from edgedec.engine import Engine
+from edgedec.api.engine import Engine
 from edgedec.errors import EdgedecError
 from edgedec.gguf.model_info import ModelInfo
 from edgedec.model import ModelCard

@@ -7,7 +7,7 @@ text and that edgedec does not have are refused.
 from dataclasses import dataclass
 from typing import Any
 
-from edgedec.engine import Engine
+from edgedec.api.engine import Engine
 from edgedec.noise import SEED_LIMIT
 from edgedec_apps.server.fields import Fields, checked
 from edgedec_apps.server.generation import Asked, Prompt

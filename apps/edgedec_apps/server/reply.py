@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from edgedec.engine import Engine
+from edgedec.api.engine import Engine
 from edgedec.errors import EdgedecError
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation

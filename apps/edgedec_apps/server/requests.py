@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from edgedec.engine import Engine, Reuse, require_rule
+from edgedec.api.engine import Engine, Reuse, require_rule
 from edgedec.errors import RequestError
 from edgedec.noise import SEED_LIMIT
 from edgedec.verification.coupled import COUPLED

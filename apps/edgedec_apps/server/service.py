@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgedec.engine import Engine
+from edgedec.api.engine import Engine
 from edgedec.errors import EdgedecError
 from edgedec.gguf.model_info import ModelInfo
 from edgedec.progress import CancelToken
