@@ -15,7 +15,7 @@ from edgedec.drafters.overlapped import OverlappedModel
 from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.guarded import guarded
-from edgedec.layer_sets import TunedSet
+from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
 from edgedec.records import best_length

@@ -7,7 +7,7 @@ from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import describe
-from edgedec.layer_sets import layer_bytes
+from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.memory_plan import format_bytes
 
 

@@ -16,7 +16,7 @@ from edgedec.drafters.overlapped import OverlappedDrafter
 from edgedec.drafters.self_draft import SelfDrafter
 from edgedec.drafters.skip import SkipDrafter
 from edgedec.errors import MemoryCapError, PluginError
-from edgedec.layer_sets import TunedSet
+from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
 from edgedec.policy import Policy

@@ -14,7 +14,7 @@ from edgedec.decode import Decoder, step
 from edgedec.drafters.forced import ForcedDrafts
 from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
-from edgedec.lossy_layers import lossy_note
+from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec.memory_watch import Watch
 from edgedec.model import Session
 from edgedec.noise import Noise

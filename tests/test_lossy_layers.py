@@ -13,10 +13,18 @@ from support.tiny_models import BOS, byte_ids, tiny_llama
 import edgedec
 from edgedec.draft_store import DraftStore
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError, SessionError
-from edgedec.layer_sets import LayerBytes, TunedSet, evenly_spaced, keep_tuned_set, layer_bytes, left_out, without
-from edgedec.layer_skip import choose_layers, require_layer_skip, require_measured
-from edgedec.layer_skip_table import MEASURED, Measured
-from edgedec.lossy_layers import LossyModel, lossy_note, variant
+from edgedec.layer_skip.choose import choose_layers, require_layer_skip, require_measured
+from edgedec.layer_skip.layer_sets import (
+    LayerBytes,
+    TunedSet,
+    evenly_spaced,
+    keep_tuned_set,
+    layer_bytes,
+    left_out,
+    without,
+)
+from edgedec.layer_skip.quality_table import MEASURED, Measured
+from edgedec.layer_skip.skipping_model import LossyModel, lossy_note, variant
 from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw

@@ -11,7 +11,7 @@ from edgedec.api.engine import Engine
 from edgedec.errors import RequestError, StorageError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe
-from edgedec.layer_sets import layer_bytes
+from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LayerSet
 from edgedec.progress import OnProgress, Progress
 from edgedec.recording import Evaluated, Proposals

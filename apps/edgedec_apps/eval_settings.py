@@ -11,8 +11,8 @@ from pathlib import Path
 from edgedec.choosing import choose_runtime
 from edgedec.draft_loading import same_tokenizer
 from edgedec.errors import RequestError
-from edgedec.layer_sets import layer_bytes, tuned_set
-from edgedec.layer_skip import choose_layers
+from edgedec.layer_skip.choose import choose_layers
+from edgedec.layer_skip.layer_sets import layer_bytes, tuned_set
 from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec_apps.evaluation import Lane
 

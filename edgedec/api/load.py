@@ -22,7 +22,7 @@ from edgedec.generate import Target
 from edgedec.gguf.file import NO_SUCH_FILE, storage_error
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
-from edgedec.layer_skip import leave_out, require_layer_skip
+from edgedec.layer_skip.choose import leave_out, require_layer_skip
 from edgedec.memory_plan import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
 from edgedec.planning import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
@@ -89,7 +89,7 @@ def load(
             forgotten (edgedec.sessions.sliding_window). Texts then end only at an end token, max_tokens or a stop.
         layer_skip: LOSSY: leave out evenly spaced layers, or what edgedec tune-skip --lossy found, in every forward,
             until a token reads 1 / layer_skip of the bytes of weights: about so many times as fast, and another text.
-            Refused beyond what was measured for the model (edgedec.layer_skip_table), unless `layer_skip_force`.
+            Refused beyond what was measured for the model (edgedec.layer_skip.quality_table), unless `layer_skip_force`.
         memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), for all models of the process together, the
             rest of the process not counted. What was not asked for by name is cut down to fit, in the order of
             edgedec.planning (engine.plan.given_up says what); what is over it even so is refused before anything is

@@ -27,8 +27,8 @@ from edgedec.drafters.model import ModelFactory
 from edgedec.drafting import Drafting
 from edgedec.generate import Target
 from edgedec.joined_curve import JoinedCurve
-from edgedec.layer_sets import tuned_set
-from edgedec.lossy_layers import variant
+from edgedec.layer_skip.layer_sets import tuned_set
+from edgedec.layer_skip.skipping_model import variant
 from edgedec.measuring import MOST_ROWS, cost_curve
 from edgedec.model import LoadOptions, Model
 from edgedec.planning import Planned, drafter_bytes, without_draft_model

@@ -22,7 +22,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.self_draft import Hidden, OwnLayers
 from edgedec.errors import CancelledError
-from edgedec.layer_sets import first_layers
+from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.model import LayerSet
 from edgedec.records import best_length
 

@@ -1,7 +1,7 @@
 """skip: the target without some of its half-layers drafts, in its own session.
 
 SWIFT (Xia et al. 2024, arXiv:2410.06161): attention and feed-forward blocks are left out apart, and which ones is
-searched for, not trained. Here the search is made before (`edgedec tune-skip`, edgedec.drafters.skip_search) and kept
+searched for, not trained. Here the search is made before (`edgedec tune-skip`, edgedec.layer_skip.search) and kept
 on the disk; without it every fourth layer is left out. A chain goes on while it is likely enough for one more token to
 be worth a forward, where SWIFT stops below a top-1 probability of 0.8.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.self_draft import Hidden, OwnLayers
-from edgedec.layer_sets import TunedSet, evenly_spaced, left_out
+from edgedec.layer_skip.layer_sets import TunedSet, evenly_spaced, left_out
 
 _LEFT_OUT = 4  # one layer of so many, where no set was tuned
 _EXPECTED = 0.7  # acceptance then

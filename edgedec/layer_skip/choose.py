@@ -1,4 +1,4 @@
-"""Which layers to leave out for a wished speed-up, and which wishes are refused (LOSSY; edgedec.lossy_layers).
+"""Which layers to leave out for a wished speed-up, and which wishes are refused (LOSSY; edgedec.layer_skip.skipping_model).
 
 Unified Layer Skipping (Liu et al. 2024, arXiv:2404.06954): the wish alone decides how many layers run; they are evenly
 spaced and the same for every token, so a KV cache has no holes. Where the paper counts layers, bytes of weights are
@@ -14,9 +14,9 @@ from edgedec.errors import RequestError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.model_info import describe
-from edgedec.layer_sets import LayerBytes, TunedSet, evenly_spaced, layer_bytes, left_out, tuned_set
-from edgedec.layer_skip_table import MEASURED, Measured, Shape
-from edgedec.lossy_layers import LossyModel
+from edgedec.layer_skip.layer_sets import LayerBytes, TunedSet, evenly_spaced, layer_bytes, left_out, tuned_set
+from edgedec.layer_skip.quality_table import MEASURED, Measured, Shape
+from edgedec.layer_skip.skipping_model import LossyModel
 from edgedec.model import LayerSet, Model
 
 _ROUNDING = 1e-9

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.layer_sets import Half, LayerBytes, without
+from edgedec.layer_skip.layer_sets import Half, LayerBytes, without
 from edgedec.logit_ops import RowOps
 from edgedec.model import Forward, ForwardItem, LayerSet, Session
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, ModelFormatError, SessionError
-from edgedec.layer_sets import Half, left_out
+from edgedec.layer_skip.layer_sets import Half, left_out
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, ModelCard, Session
 from edgedec.progress import OnProgress

@@ -18,7 +18,7 @@ from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
 from edgedec.errors import RequestError
-from edgedec.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, layer_bytes, without
+from edgedec.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, layer_bytes, without
 from edgedec.model import Capabilities, Forward, LayerSet, Session
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.cli.evaluate import DEFAULT_TEXT

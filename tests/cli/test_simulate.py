@@ -12,7 +12,7 @@ from support.tiny_models import tiny_llama
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft_loading import SKIP_GAIN, promised_gain
-from edgedec.layer_sets import TunedSet, without
+from edgedec.layer_skip.layer_sets import TunedSet, without
 from edgedec.recording import Evaluated, Proposals, replay
 from edgedec_apps import bench_machine
 from edgedec_apps.rooflines import DEVICES, modelled

@@ -16,7 +16,7 @@ from edgedec.draft import DraftContext, Verification
 from edgedec.drafters import exit as exit_drafter
 from edgedec.drafters.exit import Agreement, ExitDrafter, exits_of
 from edgedec.errors import CapabilityError
-from edgedec.layer_sets import first_layers
+from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.model import Capabilities, LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams

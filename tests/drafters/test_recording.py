@@ -16,7 +16,7 @@ from edgedec.drafters.exit import exits_of
 from edgedec.drafters.model import DraftModel
 from edgedec.drafters.overlapped import OverlappedModel
 from edgedec.drafters.universal import UniversalDraftModel
-from edgedec.layer_sets import layer_bytes
+from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import Model
 from edgedec.recording import Evaluated, Proposals
 

@@ -23,7 +23,7 @@ from edgedec.drafters.skip import SkipDrafter
 from edgedec.drafters.suffix import SuffixDrafter
 from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, CapabilityError
-from edgedec.layer_sets import TunedSet, keep_tuned_set, tuned_set, without
+from edgedec.layer_skip.layer_sets import TunedSet, keep_tuned_set, tuned_set, without
 from edgedec.measuring import part_cost
 from edgedec.model import Capabilities, LayerSet, LoadOptions, Model
 from edgedec.noise import Noise

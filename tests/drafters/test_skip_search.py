@@ -12,9 +12,8 @@ from drafters.draft_models import TEXT
 from numpy.typing import NDArray
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
-from edgedec.drafters.skip_search import Effort, Judge, effort_for, search
 from edgedec.errors import CancelledError, CapabilityError, RequestError, SessionError, StorageError
-from edgedec.layer_sets import (
+from edgedec.layer_skip.layer_sets import (
     LayerBytes,
     TunedSet,
     first_layers,
@@ -25,6 +24,7 @@ from edgedec.layer_sets import (
     tuned_set,
     without,
 )
+from edgedec.layer_skip.search import Effort, Judge, effort_for, search
 from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, LoadOptions, Model, Session
 from edgedec_runtimes.cpu.runtime import Cpu
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from server.running import CHAT, messages, started
 from support.tiny_models import tiny_llama
 
-from edgedec.lossy_layers import lossy_note
+from edgedec.layer_skip.skipping_model import lossy_note
 
 
 def test_the_card_names_what_is_left_out(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from edgedec.api.load import resolve
 from edgedec.choosing import choose_runtime
 from edgedec.counted import counted
 from edgedec.errors import CancelledError, RequestError
-from edgedec.layer_sets import Half, left_out
-from edgedec.layer_skip import require_speedup
+from edgedec.layer_skip.choose import require_speedup
+from edgedec.layer_skip.layer_sets import Half, left_out
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, stage
 from edgedec.resolver import ResolveOptions

@@ -17,9 +17,9 @@ from edgedec.counted import counted
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft_loading import SKIP_GAIN, promised_gain
 from edgedec.drafters.common_text import common_text
-from edgedec.drafters.skip_search import SKIPPED_ROWS, Effort, Found, Judge, Score, effort_for, search
 from edgedec.errors import RequestError
-from edgedec.layer_sets import (
+from edgedec.layer_skip.choose import choose_layers, require_layer_skip
+from edgedec.layer_skip.layer_sets import (
     LayerBytes,
     TunedSet,
     evenly_spaced,
@@ -29,7 +29,7 @@ from edgedec.layer_sets import (
     layer_bytes,
     left_out,
 )
-from edgedec.layer_skip import choose_layers, require_layer_skip
+from edgedec.layer_skip.search import SKIPPED_ROWS, Effort, Found, Judge, Score, effort_for, search
 from edgedec.measuring import cost_curve, part_cost
 from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage

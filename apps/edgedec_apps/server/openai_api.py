@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from edgedec.lossy_layers import lossy_note
+from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.openai_forms import ChatForm, CompletionForm, Frame
