@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from provenance import provenance
 
 from edgedec.api.load import resolve
-from edgedec.drafters.common_text import common_text
+from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.gguf.file import read_gguf
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LayerSet, LoadOptions, Model, Session

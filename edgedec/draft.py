@@ -17,7 +17,7 @@ from edgedec.sampling import Distribution, SamplingParams
 from edgedec.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from edgedec.drafters.common_text import CommonText
+    from edgedec.drafters.suffix.corpus_text import CommonText
     from edgedec.recording import Recorder
 
 

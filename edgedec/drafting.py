@@ -9,12 +9,12 @@ from typing import Any
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Closing, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
 from edgedec.draft_loading import SKIP, SKIP_GAIN, promised_gain
-from edgedec.draft_store import DraftStore
-from edgedec.drafters.common_text import CommonText
 from edgedec.drafters.model import ModelFactory
 from edgedec.drafters.overlapped import OverlappedDrafter
 from edgedec.drafters.self_draft import SelfDrafter
 from edgedec.drafters.skip import SkipDrafter
+from edgedec.drafters.suffix.corpus_text import CommonText
+from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session

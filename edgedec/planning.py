@@ -27,7 +27,7 @@ from edgedec.draft_loading import (
     draft_model_terms,
 )
 from edgedec.drafters.exit import EXITS
-from edgedec.drafters.suffix_automaton import STATE_BYTES
+from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path
@@ -60,7 +60,7 @@ _COMMON_BYTES = 10_000_000
 _WITH_STORE = (SUFFIX, *NGRAMS)
 _OF_TEXT = (SUFFIX, CASCADE, MODEL)
 _STATES_PER_TOKEN = 1.5
-_NEEDED = ("jinja2.sandbox", "edgedec.drafters.suffix", "edgedec.drafters.common", "edgedec.generate")
+_NEEDED = ("jinja2.sandbox", "edgedec.drafters.suffix.suffix", "edgedec.drafters.suffix.corpus", "edgedec.generate")
 _WORKING_BYTES = 4_000_000
 _GRAMMAR_BYTES_PER_TOKEN = 175  # as measured with llguidance: 160 to 168
 _CLOSE_BYTES = 100_000  # to the least that streaming takes

@@ -28,8 +28,8 @@ _BUILT_IN = {
         "reference": "edgedec_runtimes.reference:Reference",
     },
     DRAFTERS: {
-        "suffix": "edgedec.drafters.suffix:SuffixDrafter",
-        "common": "edgedec.drafters.common:CommonDrafter",
+        "suffix": "edgedec.drafters.suffix.suffix:SuffixDrafter",
+        "common": "edgedec.drafters.suffix.corpus:CommonDrafter",
         "recycling": "edgedec.drafters.recycling:RecyclingDrafter",
         "trigram": "edgedec.drafters.trigram:TrigramDrafter",
         "stand": "edgedec.drafters.stand:StandDrafter",

@@ -18,7 +18,7 @@ from edgedec.draft import DrafterFactory
 from edgedec.draft_loading import CASCADE, COMMON, NGRAMS, SUFFIX
 from edgedec.drafters.cascade import CascadeModel
 from edgedec.drafters.model import SMALL_WINDOW, DraftModel, ModelFactory
-from edgedec.drafters.suffix import SuffixStore
+from edgedec.drafters.suffix.suffix import SuffixStore
 from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.drafting import Drafting
 from edgedec.errors import EdgedecError

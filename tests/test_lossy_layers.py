@@ -11,7 +11,7 @@ from support.command_line import run_here
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
-from edgedec.draft_store import DraftStore
+from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError, SessionError
 from edgedec.layer_skip.choose import choose_layers, require_layer_skip, require_measured
 from edgedec.layer_skip.layer_sets import (
@@ -332,7 +332,7 @@ def test_a_draft_store_serves_its_own_layers_only(path: Path, tmp_path: Path) ->
 
 def test_a_store_without_layers_left_out_is_as_before(model: Model, tmp_path: Path) -> None:
     """An empty variant names the vocabulary alone, so files of earlier releases stay good."""
-    from edgedec.draft_store import vocabulary_hash
+    from edgedec.drafters.suffix.store_file import vocabulary_hash
 
     assert vocabulary_hash(model.tokenizer, variant(())) == vocabulary_hash(model.tokenizer)
     assert DraftStore(tmp_path / "a", model).path == tmp_path / "a"

@@ -16,7 +16,7 @@ from edgedec.choosing import Choice, choose_runtime, told_with_others
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.draft_loading import drafter_factories, require_overlap, used_draft_model
-from edgedec.draft_store import require_draft_store
+from edgedec.drafters.suffix.store_file import require_draft_store
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
 from edgedec.gguf.file import NO_SUCH_FILE, storage_error

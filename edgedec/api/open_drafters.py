@@ -20,10 +20,10 @@ from edgedec.draft_loading import (
     open_draft_model,
     with_draft_model,
 )
-from edgedec.draft_store import DraftStore
 from edgedec.draft_worth import file_bytes, why_it_cannot_pay
-from edgedec.drafters.common_text import common_text
 from edgedec.drafters.model import ModelFactory
+from edgedec.drafters.suffix.corpus_text import common_text
+from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.drafting import Drafting
 from edgedec.generate import Target
 from edgedec.joined_curve import JoinedCurve

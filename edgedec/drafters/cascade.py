@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafters.model import DraftModel, ModelDrafter
-from edgedec.drafters.suffix import SuffixDrafter
+from edgedec.drafters.suffix.suffix import SuffixDrafter
 
 _NODES = 16  # asked of the cheap drafter
 _LEAST_PATH = 0.15  # of a cheap token: a row more takes about a tenth of a forward

@@ -10,8 +10,8 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.draft import DraftContext, Verification
-from edgedec.drafters.common import CommonDrafter
-from edgedec.drafters.common_text import CommonText, common_text
+from edgedec.drafters.suffix.corpus import CommonDrafter
+from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.errors import CancelledError
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, Progress

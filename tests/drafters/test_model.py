@@ -16,7 +16,7 @@ from edgedec.draft import DraftContext, DrafterFactory, Floor, Verification
 from edgedec.drafters import model as model_drafter
 from edgedec.drafters.cascade import CascadeModel
 from edgedec.drafters.model import DraftModel, ModelFactory, cut, window_of
-from edgedec.drafters.suffix import SuffixDrafter
+from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.drafting import Drafting
 from edgedec.errors import SessionError

@@ -17,7 +17,7 @@ from edgedec.draft_loading import draft_model_terms, open_draft_model, require_o
 from edgedec.drafters.cascade import CascadeModel
 from edgedec.drafters.model import DraftModel
 from edgedec.drafters.overlapped import OverlappedModel
-from edgedec.drafters.suffix import SuffixDrafter
+from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
 from edgedec.model import LoadOptions, Model
 

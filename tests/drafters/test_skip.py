@@ -20,7 +20,7 @@ from edgedec.draft import DraftContext, DrafterFactory, Floor
 from edgedec.drafters import exit as exit_drafter
 from edgedec.drafters.self_draft import SelfDrafter
 from edgedec.drafters.skip import SkipDrafter
-from edgedec.drafters.suffix import SuffixDrafter
+from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, CapabilityError
 from edgedec.layer_skip.layer_sets import TunedSet, keep_tuned_set, tuned_set, without

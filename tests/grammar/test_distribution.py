@@ -9,7 +9,7 @@ from support.tiny_models import BOS, EOS, byte_ids
 from verification.loop import Text, p_value, plugin, two_paths
 
 from edgedec.draft import DrafterFactory
-from edgedec.drafters.suffix import SuffixDrafter
+from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.drafting import Drafting
 from edgedec.generate import Target, TokenStream
 from edgedec.grammar import Grammar, Grammars

@@ -12,7 +12,7 @@ from edgedec.memory_watch import Shedder, Watch, shortage
 # In a process of its own: here freed memory of other tests would be used first.
 _SHEDS = """
 import json
-from edgedec.drafters.suffix import SuffixStore
+from edgedec.drafters.suffix.suffix import SuffixStore
 from edgedec.memory_watch import Shedder, Watch
 from edgedec.system_memory import resident_bytes
 

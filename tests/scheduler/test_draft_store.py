@@ -19,8 +19,15 @@ from support.rights import as_anybody
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.draft_store import DraftStore, newest, parse, require_draft_store, serialize, vocabulary_hash
-from edgedec.drafters.suffix import MOST_TOKENS, SuffixStore, Text
+from edgedec.drafters.suffix.store_file import (
+    DraftStore,
+    newest,
+    parse,
+    require_draft_store,
+    serialize,
+    vocabulary_hash,
+)
+from edgedec.drafters.suffix.suffix import MOST_TOKENS, SuffixStore, Text
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, StorageError
 from edgedec.model import LoadOptions, Model
 from edgedec.progress import CancelToken

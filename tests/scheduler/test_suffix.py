@@ -11,8 +11,8 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.draft import Draft, Verification
-from edgedec.drafters.suffix import SuffixDrafter, SuffixStore
-from edgedec.drafters.suffix_automaton import SuffixAutomaton
+from edgedec.drafters.suffix.automaton import SuffixAutomaton
+from edgedec.drafters.suffix.suffix import SuffixDrafter, SuffixStore
 
 CLIMB = 24  # contexts whose count a token raises
 Text = list[int]

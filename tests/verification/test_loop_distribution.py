@@ -20,7 +20,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DrafterFactory, Verification
 from edgedec.drafters.cascade import CascadeModel
 from edgedec.drafters.model import DraftModel
-from edgedec.drafters.suffix import SuffixDrafter
+from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.records import Record
 from edgedec.sampling import Distribution, SamplingParams, distribution

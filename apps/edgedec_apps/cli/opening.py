@@ -12,7 +12,7 @@ from edgedec.api.open_drafters import Numerics
 from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.choosing import Choice
 from edgedec.draft import STORE_BYTES
-from edgedec.draft_store import require_draft_store
+from edgedec.drafters.suffix.store_file import require_draft_store
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.memory_plan import format_bytes, parse_size

@@ -16,7 +16,7 @@ from edgedec.choosing import choose_runtime
 from edgedec.counted import counted
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft_loading import SKIP_GAIN, promised_gain
-from edgedec.drafters.common_text import common_text
+from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.errors import RequestError
 from edgedec.layer_skip.choose import choose_layers, require_layer_skip
 from edgedec.layer_skip.layer_sets import (

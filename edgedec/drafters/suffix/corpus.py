@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.matching import Match, MatchRates, expected, grow
-from edgedec.drafters.suffix_automaton import SuffixAutomaton
+from edgedec.drafters.suffix.automaton import SuffixAutomaton
+from edgedec.drafters.suffix.matching import Match, MatchRates, expected, grow
 
 _LAST = 32  # tokens of a prompt that decide where the text stands
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgedec.drafters.reporting import reported
-from edgedec.drafters.suffix_automaton import SuffixAutomaton
+from edgedec.drafters.suffix.automaton import SuffixAutomaton
 from edgedec.errors import EdgedecError
 from edgedec.model import LoadOptions
 from edgedec.storage.probe_cache import recall, remember

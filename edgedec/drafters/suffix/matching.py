@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from edgedec.draft import EMPTY_DRAFT, Draft
-from edgedec.drafters.suffix_automaton import SuffixAutomaton
+from edgedec.drafters.suffix.automaton import SuffixAutomaton
 
 _CHILDREN = 3
 _LEAST_PATH = 0.01

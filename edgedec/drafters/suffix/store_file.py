@@ -18,8 +18,8 @@ import numpy as np
 
 from edgedec.draft import store_limit
 from edgedec.drafters.reporting import reported
-from edgedec.drafters.suffix import MOST_TOKENS, SuffixStore, Text
-from edgedec.drafters.suffix_automaton import STATE_BYTES
+from edgedec.drafters.suffix.automaton import STATE_BYTES
+from edgedec.drafters.suffix.suffix import MOST_TOKENS, SuffixStore, Text
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.model import LoadOptions, Model
 from edgedec.storage.file_lock import publish

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import STORE_BYTES, Draft, DraftContext, DrafterNeeds, Verification, store_limit
-from edgedec.drafters.matching import Match, MatchRates, expected, grow
-from edgedec.drafters.suffix_automaton import STATE_BYTES, SuffixAutomaton
+from edgedec.drafters.suffix.automaton import STATE_BYTES, SuffixAutomaton
+from edgedec.drafters.suffix.matching import Match, MatchRates, expected, grow
 
 MOST_TOKENS = STORE_BYTES // STATE_BYTES  # that a store ever holds
 _MAX_PROMPT = 32_768  # last tokens of a prompt that are looked at
