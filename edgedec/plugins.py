@@ -30,9 +30,9 @@ _BUILT_IN = {
     DRAFTERS: {
         "suffix": "edgedec.drafters.suffix.suffix:SuffixDrafter",
         "common": "edgedec.drafters.suffix.corpus:CommonDrafter",
-        "recycling": "edgedec.drafters.recycling:RecyclingDrafter",
-        "trigram": "edgedec.drafters.trigram:TrigramDrafter",
-        "stand": "edgedec.drafters.stand:StandDrafter",
+        "recycling": "edgedec.drafters.ngram.recycling:RecyclingDrafter",
+        "trigram": "edgedec.drafters.ngram.trigram:TrigramDrafter",
+        "stand": "edgedec.drafters.ngram.stand:StandDrafter",
         "model": "edgedec.drafters.model:DraftModel",
         "cascade": "edgedec.drafters.cascade:CascadeModel",
         "skip": "edgedec.drafters.skip:SkipDrafter",

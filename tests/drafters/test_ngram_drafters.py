@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory
-from edgedec.drafters.recycling import RecyclingDrafter
-from edgedec.drafters.stand import StandDrafter
-from edgedec.drafters.trigram import TrigramDrafter
+from edgedec.drafters.ngram.recycling import RecyclingDrafter
+from edgedec.drafters.ngram.stand import StandDrafter
+from edgedec.drafters.ngram.trigram import TrigramDrafter
 
 FACTORIES = {"recycling": RecyclingDrafter, "stand": StandDrafter, "trigram": TrigramDrafter}
 

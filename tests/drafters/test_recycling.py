@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterNeeds, Verification
-from edgedec.drafters.candidate_table import CandidateTable, context_key
-from edgedec.drafters.recycling import RecyclingDrafter
+from edgedec.drafters.ngram.recycling import RecyclingDrafter
+from edgedec.drafters.ngram.table import CandidateTable, context_key
 from edgedec.noise import Noise, gumbel_of
 
 MakeContext = Callable[..., DraftContext]

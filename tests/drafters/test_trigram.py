@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edgedec.draft import Candidates, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.candidate_table import context_key
-from edgedec.drafters.trigram import TrigramDrafter
+from edgedec.drafters.ngram.table import context_key
+from edgedec.drafters.ngram.trigram import TrigramDrafter
 from edgedec.noise import Noise
 
 MakeContext = Callable[..., DraftContext]

@@ -13,12 +13,12 @@ from support.tiny_models import byte_ids, tiny_llama
 from edgedec.draft import EMPTY_DRAFT, Draft, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafters.cascade import CascadeModel
 from edgedec.drafters.model import DraftModel
-from edgedec.drafters.recycling import RecyclingDrafter
-from edgedec.drafters.stand import StandDrafter
+from edgedec.drafters.ngram.recycling import RecyclingDrafter
+from edgedec.drafters.ngram.stand import StandDrafter
+from edgedec.drafters.ngram.trigram import TrigramDrafter
 from edgedec.drafters.suffix.corpus import CommonDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.drafters.trigram import TrigramDrafter
 from edgedec.drafting import Drafting
 from edgedec.errors import MemoryCapError
 from edgedec.generate import Target, TokenStream

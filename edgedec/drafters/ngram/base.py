@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Verification, store_limit
-from edgedec.drafters.candidate_table import BITS, CandidateTable, K, context_key, last_tokens, learn_text
-from edgedec.drafters.growth import Child, Children, grow
+from edgedec.drafters.ngram.table import BITS, CandidateTable, K, context_key, last_tokens, learn_text
+from edgedec.drafters.ngram.tree_growth import Child, Children, grow
 
 _MAX_PROMPT = 8_192  # last tokens of a prompt that are looked at
 _TEXT_BYTES = 8_192  # of a text and its last draft

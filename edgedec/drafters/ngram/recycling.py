@@ -11,8 +11,8 @@ probable next tokens behind. Lossless: it only proposes. Where a CPU wants it ot
 """
 
 from edgedec.draft import DraftContext
-from edgedec.drafters.growth import Child, Ranking
-from edgedec.drafters.ngrams import NgramDrafter
+from edgedec.drafters.ngram.base import NgramDrafter
+from edgedec.drafters.ngram.tree_growth import Child, Ranking
 
 _KNOWN = 0.65
 _ERROR = 2.0

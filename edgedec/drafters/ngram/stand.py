@@ -12,8 +12,8 @@ it otherwise than the paper:
 """
 
 from edgedec.draft import DraftContext
-from edgedec.drafters.growth import Child, Ranking
-from edgedec.drafters.ngrams import NgramDrafter
+from edgedec.drafters.ngram.base import NgramDrafter
+from edgedec.drafters.ngram.tree_growth import Child, Ranking
 
 _LEAST_RATE = 0.3
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from edgedec.draft import Draft
-from edgedec.drafters.candidate_table import BITS
+from edgedec.drafters.ngram.table import BITS
 from edgedec.noise import Noise, gumbel_of
 from edgedec.sampling import SamplingParams
 

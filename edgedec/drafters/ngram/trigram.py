@@ -14,9 +14,9 @@ ADED (Liu et al. 2024, arXiv:2407.12021). Lossless: it only proposes. Where a CP
 import math
 
 from edgedec.draft import DraftContext
-from edgedec.drafters.candidate_table import BITS, context_key
-from edgedec.drafters.growth import Child, Ranking
-from edgedec.drafters.ngrams import NgramDrafter
+from edgedec.drafters.ngram.base import NgramDrafter
+from edgedec.drafters.ngram.table import BITS, context_key
+from edgedec.drafters.ngram.tree_growth import Child, Ranking
 
 _EXPLORATION = 0.1  # c
 _MOST_VISITS = 100  # of a context in the rule, so that the bonus at most doubles a score

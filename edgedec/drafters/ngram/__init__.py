@@ -1,0 +1,1 @@
+"""Drafts from tables of n-grams."""
