@@ -8,11 +8,11 @@ from edgedec import plugins
 from edgedec.choosing import choose_runtime
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DrafterFactory
-from edgedec.drafters.alignment import encode_aligned
-from edgedec.drafters.cascade import CascadeModel
-from edgedec.drafters.model import ROWS, WINDOW, DraftModel
-from edgedec.drafters.overlapped import OverlappedModel
-from edgedec.drafters.universal import UniversalDraftModel
+from edgedec.drafters.draft_model.alignment import encode_aligned
+from edgedec.drafters.draft_model.cascade import CascadeModel
+from edgedec.drafters.draft_model.model import ROWS, WINDOW, DraftModel
+from edgedec.drafters.draft_model.overlapped import OverlappedModel
+from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.guarded import guarded
 from edgedec.layer_skip.layer_sets import TunedSet

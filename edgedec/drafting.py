@@ -9,8 +9,8 @@ from typing import Any
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Closing, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
 from edgedec.draft_loading import SKIP, SKIP_GAIN, promised_gain
-from edgedec.drafters.model import ModelFactory
-from edgedec.drafters.overlapped import OverlappedDrafter
+from edgedec.drafters.draft_model.model import ModelFactory
+from edgedec.drafters.draft_model.overlapped import OverlappedDrafter
 from edgedec.drafters.self_draft import SelfDrafter
 from edgedec.drafters.skip import SkipDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText

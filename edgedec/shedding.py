@@ -16,10 +16,10 @@ from typing import Protocol, runtime_checkable
 
 from edgedec.draft import DrafterFactory
 from edgedec.draft_loading import CASCADE, COMMON, NGRAMS, SUFFIX
-from edgedec.drafters.cascade import CascadeModel
-from edgedec.drafters.model import SMALL_WINDOW, DraftModel, ModelFactory
+from edgedec.drafters.draft_model.cascade import CascadeModel
+from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelFactory
+from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.suffix.suffix import SuffixStore
-from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.drafting import Drafting
 from edgedec.errors import EdgedecError
 from edgedec.memory_watch import Shedder, Watch

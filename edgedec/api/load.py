@@ -98,7 +98,7 @@ def load(
             by "+", or a factory pins it: its drafts are verified whatever they cost. "off" and None decode plainly.
             The text is the same in every case.
         draft_model: A smaller model that may draft too, best of the same family; named as `model` is.
-        draft_overlap: Let the draft model, on the CPU, go on while the target verifies (edgedec.drafters.overlapped):
+        draft_overlap: Let the draft model, on the CPU, go on while the target verifies (edgedec.drafters.draft_model.overlapped):
             for a target on another device, an NPU or a GPU. Without effect under another rule than "coupled".
         n_draft_max: Most nodes of a draft.
         draft_numerics: "strict" keeps to drafts whose rows are bit-equal to single steps on this runtime; "loose" goes

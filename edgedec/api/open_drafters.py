@@ -21,7 +21,7 @@ from edgedec.draft_loading import (
     with_draft_model,
 )
 from edgedec.draft_worth import file_bytes, why_it_cannot_pay
-from edgedec.drafters.model import ModelFactory
+from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.drafting import Drafting

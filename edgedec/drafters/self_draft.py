@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Verification
-from edgedec.drafters.model import agreement, cut, ranked
+from edgedec.drafters.draft_model.model import agreement, cut, ranked
 from edgedec.errors import CancelledError
 from edgedec.model import Forward, LayerSet
 from edgedec.sampling import Distribution, distribution

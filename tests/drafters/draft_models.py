@@ -13,7 +13,7 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec import draft_loading
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
-from edgedec.drafters.model import DraftModel
+from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.model import Forward, LoadOptions, Model, Session
 from edgedec.sequence import Generation
 from edgedec_runtimes.reference import Reference

@@ -13,8 +13,8 @@ from support.tiny_models import BOS, byte_ids
 import edgedec
 from edgedec.conformance import check_drafter
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
-from edgedec.drafters.cascade import CascadeModel, likely_chain, path_of
-from edgedec.drafters.model import DraftModel
+from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain, path_of
+from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.model import Capabilities, LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams

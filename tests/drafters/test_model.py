@@ -14,10 +14,10 @@ from support.tiny_models import BOS, byte_ids
 from edgedec.conformance import check_drafter
 from edgedec.draft import DraftContext, DrafterFactory, Floor, Verification
 from edgedec.drafters import model as model_drafter
-from edgedec.drafters.cascade import CascadeModel
-from edgedec.drafters.model import DraftModel, ModelFactory, cut, window_of
+from edgedec.drafters.draft_model.cascade import CascadeModel
+from edgedec.drafters.draft_model.model import DraftModel, ModelFactory, cut, window_of
+from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.drafting import Drafting
 from edgedec.errors import SessionError
 from edgedec.model import Capabilities, Model

@@ -17,8 +17,8 @@ from edgedec import draft_loading
 from edgedec.conformance import check_drafter
 from edgedec.draft import Draft, DraftContext, Verification
 from edgedec.drafters import model as model_drafter
-from edgedec.drafters.model import SMALL_WINDOW, DraftModel, ModelDrafter
-from edgedec.drafters.overlapped import THREAD_NAME, OverlappedDrafter, OverlappedModel
+from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelDrafter
+from edgedec.drafters.draft_model.overlapped import THREAD_NAME, OverlappedDrafter, OverlappedModel
 from edgedec.errors import SessionError
 from edgedec.model import Forward, Model
 from edgedec.noise import Noise

@@ -11,11 +11,11 @@ import edgedec
 from edgedec import draft_loading
 from edgedec.api.engine import Engine
 from edgedec.draft import DrafterFactory
-from edgedec.drafters.cascade import CascadeModel
+from edgedec.drafters.draft_model.cascade import CascadeModel
+from edgedec.drafters.draft_model.model import DraftModel
+from edgedec.drafters.draft_model.overlapped import OverlappedModel
+from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.exit import exits_of
-from edgedec.drafters.model import DraftModel
-from edgedec.drafters.overlapped import OverlappedModel
-from edgedec.drafters.universal import UniversalDraftModel
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import Model
 from edgedec.recording import Evaluated, Proposals

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from support.tiny_models import byte_ids, tiny_llama
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DrafterFactory, DrafterNeeds, Verification
-from edgedec.drafters.cascade import CascadeModel
-from edgedec.drafters.model import DraftModel
+from edgedec.drafters.draft_model.cascade import CascadeModel
+from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
 from edgedec.drafters.ngram.stand import StandDrafter
 from edgedec.drafters.ngram.trigram import TrigramDrafter

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
-from edgedec.drafters.model import ModelFactory
+from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafting import Drafting
 from edgedec.generate import Target, TokenStream
 from edgedec.model import Session

@@ -18,8 +18,8 @@ from verification.loop import Hotter, Text, exact, generated, likely_alone, p_va
 from edgedec import policy
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DrafterFactory, Verification
-from edgedec.drafters.cascade import CascadeModel
-from edgedec.drafters.model import DraftModel
+from edgedec.drafters.draft_model.cascade import CascadeModel
+from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.records import Record

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
-from edgedec.drafters.model import DraftModel, ModelDrafter
+from edgedec.drafters.draft_model.model import DraftModel, ModelDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 
 _NODES = 16  # asked of the cheap drafter

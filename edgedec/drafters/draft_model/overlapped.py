@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Verification
-from edgedec.drafters.model import DraftModel, ModelDrafter, ranked, window_of
+from edgedec.drafters.draft_model.model import DraftModel, ModelDrafter, ranked, window_of
 from edgedec.model import Model
 
 THREAD_NAME = "edgedec-draft-ahead"

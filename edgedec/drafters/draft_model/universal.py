@@ -1,7 +1,7 @@
 """universal: a draft model with another tokenizer, through the text.
 
 Universal assisted generation (Timor et al. 2025, arXiv:2502.05202). The target's tokens become bytes, the bytes the
-draft model's tokens (edgedec.drafters.alignment); what it drafts goes the other way: string-level exact match (SLEM)
+draft model's tokens (edgedec.drafters.draft_model.alignment); what it drafts goes the other way: string-level exact match (SLEM)
 there, verified as any draft is. The last token of the drafted text may be the beginning of a longer one: it is left out
 unless it is one token for both models (the vocabularies' intersection, TLI there), as then the draft model says itself
 that it ends.
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.alignment import Aligned, continuation, leading_ids, whole_characters
-from edgedec.drafters.model import DraftModel, window_of
+from edgedec.drafters.draft_model.alignment import Aligned, continuation, leading_ids, whole_characters
+from edgedec.drafters.draft_model.model import DraftModel, window_of
 from edgedec.model import Forward, Model
 from edgedec.sampling import SamplingParams, distribution
 

@@ -1,0 +1,1 @@
+"""Drafts by a second, smaller model."""
