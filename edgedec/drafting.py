@@ -11,8 +11,8 @@ from edgedec.draft import Closing, DraftContext, Drafter, DrafterFactory, Drafte
 from edgedec.draft_loading import SKIP, SKIP_GAIN, promised_gain
 from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.draft_model.overlapped import OverlappedDrafter
-from edgedec.drafters.self_draft import SelfDrafter
-from edgedec.drafters.skip import SkipDrafter
+from edgedec.drafters.self_speculation.self_draft import SelfDrafter
+from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import MemoryCapError, PluginError

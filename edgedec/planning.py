@@ -26,7 +26,7 @@ from edgedec.draft_loading import (
     SUFFIX,
     draft_model_terms,
 )
-from edgedec.drafters.exit import EXITS
+from edgedec.drafters.self_speculation.exit import EXITS
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf.file import read_gguf

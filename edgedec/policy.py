@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Closing, Draft, Drafter, DrafterNeeds, Floor, Verification
 from edgedec.draft_tree import DraftTree, best_part, best_shape
-from edgedec.drafters.self_draft import SelfDrafter
+from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.guarded import Guarded
 from edgedec.model import Session
 from edgedec.proposing import asked, described

@@ -15,7 +15,7 @@ from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
-from edgedec.drafters.exit import exits_of
+from edgedec.drafters.self_speculation.exit import exits_of
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import Model
 from edgedec.recording import Evaluated, Proposals

@@ -18,8 +18,8 @@ from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, DrafterFactory, Floor
 from edgedec.drafters import exit as exit_drafter
-from edgedec.drafters.self_draft import SelfDrafter
-from edgedec.drafters.skip import SkipDrafter
+from edgedec.drafters.self_speculation.self_draft import SelfDrafter
+from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, CapabilityError

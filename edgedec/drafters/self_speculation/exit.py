@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.self_draft import Hidden, OwnLayers
+from edgedec.drafters.self_speculation.self_draft import Hidden, OwnLayers
 from edgedec.errors import CancelledError
 from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.model import LayerSet
@@ -100,7 +100,7 @@ def exits_of(n_layer: int) -> tuple[int, ...]:
 
 
 class ExitDrafter:
-    """Implements edgedec.draft.Drafter and edgedec.drafters.self_draft.SelfDrafter.
+    """Implements edgedec.draft.Drafter and edgedec.drafters.self_speculation.self_draft.SelfDrafter.
 
     Raises:
         CapabilityError: The runtime can't leave out layers of this model, tap them, or go on from hidden states.

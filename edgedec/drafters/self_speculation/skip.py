@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.self_draft import Hidden, OwnLayers
+from edgedec.drafters.self_speculation.self_draft import Hidden, OwnLayers
 from edgedec.layer_skip.layer_sets import TunedSet, evenly_spaced, left_out
 
 _LEFT_OUT = 4  # one layer of so many, where no set was tuned
@@ -19,7 +19,7 @@ _DRAWS = 0x536B697044726177  # sets the numbers that it draws with apart
 
 
 class SkipDrafter:
-    """Implements edgedec.draft.Drafter and edgedec.drafters.self_draft.SelfDrafter.
+    """Implements edgedec.draft.Drafter and edgedec.drafters.self_speculation.self_draft.SelfDrafter.
 
     Args:
         context: The generation's.
