@@ -19,9 +19,9 @@ from provenance import provenance
 import edgedec
 from edgedec.api.load import resolve
 from edgedec.layer_skip.layer_sets import evenly_spaced, first_layers, late_layers, layer_bytes, left_out, tuned_set
-from edgedec.measuring import part_cost
 from edgedec.model import LayerSet
 from edgedec.resolver import ResolveOptions
+from edgedec.scheduler.cost_probe import part_cost
 from edgedec_apps.bench_prompts import DEFAULT_PROMPTS, prepare, read_prompts
 from edgedec_models.folders import cache_folder
 

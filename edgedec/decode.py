@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
-from edgedec.drafters.forced import ForcedDrafts
 from edgedec.logit_ops import RowOps
 from edgedec.model import Forward, Session
 from edgedec.noise import Noise
 from edgedec.progress import OnProgress
-from edgedec.proposing import Proposer
 from edgedec.sampling import Distribution, distribution, draw, log_probs
+from edgedec.scheduler.jump_forward import ForcedDrafts
+from edgedec.scheduler.proposer import Proposer
 from edgedec.sequence import Sequence
 from edgedec.sessions.sliding_window import room_after
 from edgedec.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from edgedec.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.corpus_text import CommonText
-    from edgedec.recording import Recorder
+    from edgedec.scheduler.recorder import Recorder
 
 
 STORE_BYTES = 32_000_000

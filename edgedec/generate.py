@@ -11,17 +11,17 @@ from time import perf_counter
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decode import Decoder, step
-from edgedec.drafters.forced import ForcedDrafts
-from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
 from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec.memory_watch import Watch
 from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.one_reader import OneReader
-from edgedec.policy import Policy
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_length import too_long
+from edgedec.scheduler.drafter_set import Drafting, open_policy
+from edgedec.scheduler.jump_forward import ForcedDrafts
+from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Generation, Request, Sequence, TokenOutput
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.model_switching import begin_text, count_writers

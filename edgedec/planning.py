@@ -16,16 +16,6 @@ from pathlib import Path
 from edgedec.choosing import Choice, told_with_others
 from edgedec.counted import counted
 from edgedec.draft import STORE_BYTES
-from edgedec.draft_loading import (
-    CASCADE,
-    COMMON,
-    DRAFT_MODEL_TERMS,
-    EXIT,
-    MODEL,
-    NGRAMS,
-    SUFFIX,
-    draft_model_terms,
-)
 from edgedec.drafters.self_speculation.exit import EXITS
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
@@ -37,6 +27,16 @@ from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, held_bytes
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions, default_n_ctx
+from edgedec.scheduler.drafter_factories import (
+    CASCADE,
+    COMMON,
+    DRAFT_MODEL_TERMS,
+    EXIT,
+    MODEL,
+    NGRAMS,
+    SUFFIX,
+    draft_model_terms,
+)
 from edgedec.small_model import small_model_terms
 from edgedec.system_memory import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 

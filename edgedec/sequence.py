@@ -6,8 +6,8 @@ from typing import Literal
 
 from edgedec.errors import RequestError
 from edgedec.model import LayerSet
-from edgedec.recording import Proposals
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler.recorder import Proposals
 from edgedec.stats import DecodeStats
 from edgedec.verification.coupled import COUPLED
 

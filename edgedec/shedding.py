@@ -15,14 +15,14 @@ Engine.forget() brings it back, but for a draft model and its window, which only
 from typing import Protocol, runtime_checkable
 
 from edgedec.draft import DrafterFactory
-from edgedec.draft_loading import CASCADE, COMMON, NGRAMS, SUFFIX
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelFactory
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.suffix.suffix import SuffixStore
-from edgedec.drafting import Drafting
 from edgedec.errors import EdgedecError
 from edgedec.memory_watch import Shedder, Watch
+from edgedec.scheduler.drafter_factories import CASCADE, COMMON, NGRAMS, SUFFIX
+from edgedec.scheduler.drafter_set import Drafting
 
 
 @runtime_checkable

@@ -17,8 +17,8 @@ from edgedec.errors import CancelledError, ContextFullError
 from edgedec.model import Capabilities, LoadOptions, Model, Session
 from edgedec.noise import Noise
 from edgedec.progress import Progress
-from edgedec.proposing import Pinned
 from edgedec.sampling import SamplingParams, log_probs
+from edgedec.scheduler.proposer import Pinned
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
 from edgedec_runtimes.bookkeeping import SessionState

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edgedec.draft_yields import ROWS, Kind
 from edgedec.errors import RequestError
-from edgedec.recording import n_accepted
+from edgedec.scheduler.recorder import n_accepted
 from edgedec_apps.bench_rows import Recorded, Recording, read_recording
 
 _PROMISES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # tokens that the best nodes promise: where one kind of position ends

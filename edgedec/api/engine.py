@@ -24,8 +24,8 @@ from edgedec.memory_plan import MemoryPlan, release
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.prompt_length import encode_prompt
-from edgedec.recording import share_of_halves
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler.recorder import share_of_halves
 from edgedec.sequence import Generation, Request
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.sliding_window import holder, text_limit

@@ -15,7 +15,6 @@ from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.choosing import Choice, choose_runtime, told_with_others
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
-from edgedec.draft_loading import drafter_factories, require_overlap, used_draft_model
 from edgedec.drafters.suffix.store_file import require_draft_store
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.generate import Target
@@ -28,6 +27,7 @@ from edgedec.model import LoadOptions, Model, Session, default_n_ctx
 from edgedec.planning import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
+from edgedec.scheduler.drafter_factories import drafter_factories, require_overlap, used_draft_model
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.model_switching import Switching, SwitchingSession, require_pair
 from edgedec.sessions.sliding_window import SlidingSession

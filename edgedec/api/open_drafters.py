@@ -11,7 +11,18 @@ from typing import Literal
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DrafterFactory
-from edgedec.draft_loading import (
+from edgedec.draft_worth import file_bytes, why_it_cannot_pay
+from edgedec.drafters.draft_model.model import ModelFactory
+from edgedec.drafters.suffix.corpus_text import common_text
+from edgedec.drafters.suffix.store_file import DraftStore
+from edgedec.generate import Target
+from edgedec.layer_skip.layer_sets import tuned_set
+from edgedec.layer_skip.skipping_model import variant
+from edgedec.model import LoadOptions, Model
+from edgedec.planning import Planned, drafter_bytes, without_draft_model
+from edgedec.progress import stage
+from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
+from edgedec.scheduler.drafter_factories import (
     CASCADE,
     COMMON,
     EXIT,
@@ -20,19 +31,8 @@ from edgedec.draft_loading import (
     open_draft_model,
     with_draft_model,
 )
-from edgedec.draft_worth import file_bytes, why_it_cannot_pay
-from edgedec.drafters.draft_model.model import ModelFactory
-from edgedec.drafters.suffix.corpus_text import common_text
-from edgedec.drafters.suffix.store_file import DraftStore
-from edgedec.drafting import Drafting
-from edgedec.generate import Target
-from edgedec.joined_curve import JoinedCurve
-from edgedec.layer_skip.layer_sets import tuned_set
-from edgedec.layer_skip.skipping_model import variant
-from edgedec.measuring import MOST_ROWS, cost_curve
-from edgedec.model import LoadOptions, Model
-from edgedec.planning import Planned, drafter_bytes, without_draft_model
-from edgedec.progress import stage
+from edgedec.scheduler.drafter_set import Drafting
+from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.sliding_window import holder
 

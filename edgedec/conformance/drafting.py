@@ -14,8 +14,8 @@ from edgedec.decode import Decoder, step
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.model import Model, Session
 from edgedec.noise import Noise
-from edgedec.proposing import Pinned
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler.proposer import Pinned
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
 

@@ -14,11 +14,11 @@ from edgedec.drafters.draft_model.model import ROWS, WINDOW, DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
-from edgedec.guarded import guarded
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
-from edgedec.records import best_length
+from edgedec.scheduler.drafter_record import best_length
+from edgedec.scheduler.plugin_guard import guarded
 
 SUFFIX, COMMON, MODEL, CASCADE, SKIP, EXIT = "suffix", "common", "model", "cascade", "skip", "exit"
 NGRAMS = ("recycling", "trigram", "stand")

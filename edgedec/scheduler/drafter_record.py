@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edgedec.calibration import Calibration
 from edgedec.counted import counted
 from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
+from edgedec.scheduler.acceptance import Calibration
 
 Cost = Callable[[int], float]  # seconds of a forward by the nodes in it
 

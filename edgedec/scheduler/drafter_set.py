@@ -8,7 +8,6 @@ from typing import Any
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Closing, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
-from edgedec.draft_loading import SKIP, SKIP_GAIN, promised_gain
 from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.draft_model.overlapped import OverlappedDrafter
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
@@ -19,10 +18,11 @@ from edgedec.errors import MemoryCapError, PluginError
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
-from edgedec.policy import Policy
-from edgedec.proposing import described
-from edgedec.recording import Recorder
-from edgedec.records import Member, Record
+from edgedec.scheduler.drafter_factories import SKIP, SKIP_GAIN, promised_gain
+from edgedec.scheduler.drafter_record import Member, Record
+from edgedec.scheduler.policy import Policy
+from edgedec.scheduler.proposer import described
+from edgedec.scheduler.recorder import Recorder
 from edgedec.sequence import Sequence
 from edgedec.stats import DecodeStats
 from edgedec.verification.coupled import COUPLED

@@ -9,7 +9,7 @@ from time import perf_counter
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft
-from edgedec.draft_tree import DraftTree
+from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.stats import DecodeStats
 
 _NAME = "forced"

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Closing, Draft, Drafter, DrafterNeeds, Floor, Verification
-from edgedec.draft_tree import DraftTree, best_part, best_shape
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
-from edgedec.guarded import Guarded
 from edgedec.model import Session
-from edgedec.proposing import asked, described
-from edgedec.recording import Recorder
-from edgedec.records import SHOWN, Cost, Member, Record, Verdict, best_length, depth_of
+from edgedec.scheduler.draft_tree import DraftTree, best_part, best_shape
+from edgedec.scheduler.drafter_record import SHOWN, Cost, Member, Record, Verdict, best_length, depth_of
+from edgedec.scheduler.plugin_guard import Guarded
+from edgedec.scheduler.proposer import asked, described
+from edgedec.scheduler.recorder import Recorder
 from edgedec.stats import DecodeStats
 
 _DEADLINE_S = 1.0  # for a pinned drafter
@@ -74,7 +74,7 @@ class _Trial:
 
 
 class Policy:
-    """Implements edgedec.proposing.Proposer for one generation.
+    """Implements edgedec.scheduler.proposer.Proposer for one generation.
 
     Args:
         members: The drafters, begun.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgedec.draft_tree import DraftTree, best_part
 from edgedec.model import LayerSet
+from edgedec.scheduler.draft_tree import DraftTree, best_part
 
 MOST_FORWARDS = 1 << 30
 """As good as no limit to the forwards that drafting makes."""

@@ -11,9 +11,9 @@ from support.command_line import run_here
 from support.tiny_models import tiny_llama
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft_loading import SKIP_GAIN, promised_gain
 from edgedec.layer_skip.layer_sets import TunedSet, without
-from edgedec.recording import Evaluated, Proposals, replay
+from edgedec.scheduler.drafter_factories import SKIP_GAIN, promised_gain
+from edgedec.scheduler.recorder import Evaluated, Proposals, replay
 from edgedec_apps import bench_machine
 from edgedec_apps.rooflines import DEVICES, modelled
 

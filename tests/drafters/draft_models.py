@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec import draft_loading
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.model import Forward, LoadOptions, Model, Session
+from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
 from edgedec_runtimes.reference import Reference
 

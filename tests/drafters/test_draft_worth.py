@@ -15,7 +15,7 @@ from edgedec.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.memory_plan import held_bytes
 from edgedec.model import LoadOptions, Model
-from edgedec.records import Member, Record
+from edgedec.scheduler.drafter_record import Member, Record
 from edgedec_runtimes.cpu.runtime import Cpu
 
 FLAT = CostCurve(dict.fromkeys((1, 2, 4, 8, 16), 0.1))

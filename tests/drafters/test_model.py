@@ -18,11 +18,11 @@ from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel, ModelFactory, cut, window_of
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.drafting import Drafting
 from edgedec.errors import SessionError
 from edgedec.model import Capabilities, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, distribution
+from edgedec.scheduler.drafter_set import Drafting
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 

@@ -13,7 +13,6 @@ from drafters.draft_models import SETTINGS, TEXT, Recorded, counted, depth, gene
 from support.tiny_models import BOS, byte_ids
 
 import edgedec
-from edgedec import draft_loading
 from edgedec.conformance import check_drafter
 from edgedec.draft import Draft, DraftContext, Verification
 from edgedec.drafters import model as model_drafter
@@ -23,6 +22,7 @@ from edgedec.errors import SessionError
 from edgedec.model import Forward, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
 from edgedec_apps.cli.explain import explanation
 

@@ -13,13 +13,13 @@ from support.real_models import real_model
 
 import edgedec
 from edgedec.draft import DrafterFactory
-from edgedec.draft_loading import draft_model_terms, open_draft_model, require_overlap, with_draft_model
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
 from edgedec.model import LoadOptions, Model
+from edgedec.scheduler.drafter_factories import draft_model_terms, open_draft_model, require_overlap, with_draft_model
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from drafters.draft_models import TEXT, counted, loaded
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec import draft_loading
 from edgedec.api.engine import Engine
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
@@ -18,7 +17,8 @@ from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.self_speculation.exit import exits_of
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import Model
-from edgedec.recording import Evaluated, Proposals
+from edgedec.scheduler import drafter_factories as draft_loading
+from edgedec.scheduler.recorder import Evaluated, Proposals
 
 N_TOKENS = 24
 

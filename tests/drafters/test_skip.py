@@ -13,7 +13,6 @@ from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
-from edgedec import draft_loading
 from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, DrafterFactory, Floor
@@ -21,14 +20,15 @@ from edgedec.drafters import exit as exit_drafter
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import CancelledError, CapabilityError
 from edgedec.layer_skip.layer_sets import TunedSet, keep_tuned_set, tuned_set, without
-from edgedec.measuring import part_cost
 from edgedec.model import Capabilities, LayerSet, LoadOptions, Model
 from edgedec.noise import Noise
-from edgedec.policy import Policy
 from edgedec.sampling import SamplingParams, distribution
+from edgedec.scheduler import drafter_factories as draft_loading
+from edgedec.scheduler.cost_probe import part_cost
+from edgedec.scheduler.drafter_set import Drafting, open_policy
+from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, Sequence
 from edgedec_runtimes.cpu.runtime import Cpu
 

@@ -17,13 +17,13 @@ from vocabulary.vocabularies import bpe, spm, write
 
 import edgedec
 from edgedec.conformance import check_drafter
-from edgedec.draft_loading import open_draft_model, same_tokenizer
 from edgedec.drafters.draft_model.alignment import Aligned, continuation, encode_aligned, leading_ids, whole_characters
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.model import LoadOptions
+from edgedec.scheduler.drafter_factories import open_draft_model, same_tokenizer
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.vocabulary import open_tokenizer
 

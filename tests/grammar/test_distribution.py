@@ -10,11 +10,11 @@ from verification.loop import Text, p_value, plugin, two_paths
 
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.drafting import Drafting
 from edgedec.generate import Target, TokenStream
 from edgedec.grammar import Grammar, Grammars
 from edgedec.model import Model, Session
 from edgedec.sampling import SamplingParams, distribution
+from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request
 from edgedec.turns import Turns
 from edgedec.verification.coupled import COUPLED

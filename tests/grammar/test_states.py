@@ -13,10 +13,10 @@ from support.tiny_models import BOS, EOS, FIRST_BYTE, SPACE, UNK, byte_ids
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft
-from edgedec.drafters.forced import ForcedDrafts
 from edgedec.grammar import Grammar, Grammars
 from edgedec.model import Model
 from edgedec.sampling import Distribution
+from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.stats import DecodeStats
 from edgedec_runtimes.grammar.compiler import Llguidance
 

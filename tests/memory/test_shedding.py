@@ -19,13 +19,13 @@ from edgedec.drafters.ngram.trigram import TrigramDrafter
 from edgedec.drafters.suffix.corpus import CommonDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.drafting import Drafting
 from edgedec.errors import MemoryCapError
 from edgedec.generate import Target, TokenStream
-from edgedec.guarded import guarded
 from edgedec.memory_watch import Watch
 from edgedec.model import LoadOptions, Model
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler.drafter_set import Drafting
+from edgedec.scheduler.plugin_guard import guarded
 from edgedec.sequence import Generation, Request
 from edgedec.shedding import memory_watch, shedders
 from edgedec.turns import Turns

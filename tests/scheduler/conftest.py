@@ -8,6 +8,6 @@ from scheduler.simulation import Clock
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The policy's clock."""
     fake = Clock()
-    monkeypatch.setattr("edgedec.policy.perf_counter", fake)
-    monkeypatch.setattr("edgedec.policy.monotonic", fake)
+    monkeypatch.setattr("edgedec.scheduler.policy.perf_counter", fake)
+    monkeypatch.setattr("edgedec.scheduler.policy.monotonic", fake)
     return fake

@@ -12,9 +12,9 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DraftContext, DrafterNeeds, Floor, Verification
 from edgedec.model import Capabilities, Session
 from edgedec.noise import Noise
-from edgedec.policy import Policy
-from edgedec.records import Member, Record
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler.drafter_record import Member, Record
+from edgedec.scheduler.policy import Policy
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 from edgedec.verification.coupled import verify_coupled

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedec.calibration import Calibration
+from edgedec.scheduler.acceptance import Calibration
 
 
 def test_unseen_estimates_stand_as_they_are() -> None:

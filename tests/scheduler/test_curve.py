@@ -13,8 +13,8 @@ from edgedec.decode import Decoder, step
 from edgedec.draft import Draft
 from edgedec.model import Capabilities, Forward, Session
 from edgedec.noise import Noise
-from edgedec.proposing import Pinned
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler.proposer import Pinned
 from edgedec.sequence import Request, Sequence
 from edgedec.stats import DecodeStats
 

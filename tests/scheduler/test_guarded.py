@@ -15,11 +15,11 @@ from scheduler.simulation import GREEDY, a_text, decode, fake_session
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
-from edgedec.drafting import Drafting, open_policy
 from edgedec.errors import PluginError
-from edgedec.guarded import Guarded, guarded
 from edgedec.noise import Noise
-from edgedec.policy import Policy
+from edgedec.scheduler.drafter_set import Drafting, open_policy
+from edgedec.scheduler.plugin_guard import Guarded, guarded
+from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
 
@@ -30,8 +30,8 @@ SECONDS = 60.0  # long enough for any machine; nothing waits for it where all go
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give pinned drafters, and their constructors, as long."""
-    monkeypatch.setattr("edgedec.policy._DEADLINE_S", SECONDS)
-    monkeypatch.setattr("edgedec.guarded._MAKING_S", SECONDS)
+    monkeypatch.setattr("edgedec.scheduler.policy._DEADLINE_S", SECONDS)
+    monkeypatch.setattr("edgedec.scheduler.plugin_guard._MAKING_S", SECONDS)
 
 
 def nothing(*_: object) -> None:
@@ -197,7 +197,7 @@ def test_misses_count_only_in_a_row() -> None:
 
 def test_a_drafter_that_never_answers_costs_three_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is whole; three late drafts are counted, then it is not asked again."""
-    monkeypatch.setattr("edgedec.policy._DEADLINE_S", 0.0)
+    monkeypatch.setattr("edgedec.scheduler.policy._DEADLINE_S", 0.0)
     gate = Event()
     text, counts, reasons = generated(held(gate))
     gate.set()
@@ -310,7 +310,7 @@ def test_questions_that_raise_end_the_drafter_only(what: str) -> None:
 
 def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text begins without it, and so do the next ones, at once, until it returns; then it is called again."""
-    monkeypatch.setattr("edgedec.guarded._MAKING_S", 0.05)
+    monkeypatch.setattr("edgedec.scheduler.plugin_guard._MAKING_S", 0.05)
     before = threading.active_count()
     gate, begun, called = Event(), Event(), list[threading.Thread]()
 
@@ -329,7 +329,7 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
     assert len(called) == 1
     gate.set()
     join(before)
-    monkeypatch.setattr("edgedec.guarded._MAKING_S", SECONDS)
+    monkeypatch.setattr("edgedec.scheduler.plugin_guard._MAKING_S", SECONDS)
     policy, _ = opened_with(factory, guard=False)
     assert policy is not None
     assert policy.needs == DrafterNeeds()

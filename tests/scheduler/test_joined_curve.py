@@ -10,7 +10,7 @@ import pytest
 from scheduler.simulation import Oracle, a_text, member, policy_of
 
 from edgedec.cost_curve import CostCurve
-from edgedec.joined_curve import JoinedCurve
+from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sessions.batching import BatchedSession, Shared
 from edgedec.stats import DecodeStats
 from edgedec.verification.coupled import verify_coupled

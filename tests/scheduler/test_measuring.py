@@ -13,9 +13,9 @@ from scheduler.simulation import Clock
 
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import CancelledError, SessionError
-from edgedec.measuring import cost_curve
 from edgedec.model import Capabilities, LoadOptions, Session
 from edgedec.progress import CancelToken
+from edgedec.scheduler.cost_probe import cost_curve
 from edgedec.storage.probe_cache import recall, remember
 
 
@@ -23,8 +23,8 @@ from edgedec.storage.probe_cache import recall, remember
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of measuring."""
     fake = Clock()
-    monkeypatch.setattr("edgedec.measuring.perf_counter", fake)
-    monkeypatch.setattr("edgedec.measuring.monotonic", fake)
+    monkeypatch.setattr("edgedec.scheduler.cost_probe.perf_counter", fake)
+    monkeypatch.setattr("edgedec.scheduler.cost_probe.monotonic", fake)
     return fake
 
 

@@ -10,7 +10,7 @@ from scheduler.simulation import Clock, Oracle, Run, a_text, best_fixed, decode,
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Verification
-from edgedec.records import Member, Record
+from edgedec.scheduler.drafter_record import Member, Record
 from edgedec.stats import DecodeStats
 
 JAGGED = [1, 1.6, 1.7, 1.2, 1.9, 2, 2.1, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.25, 3.5]

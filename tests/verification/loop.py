@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafters.draft_model.model import ModelFactory
-from edgedec.drafting import Drafting
 from edgedec.generate import Target, TokenStream
 from edgedec.model import Session
-from edgedec.records import Record
 from edgedec.sampling import Distribution, SamplingParams, distribution
+from edgedec.scheduler.drafter_record import Record
+from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request
 from edgedec.turns import Turns
 

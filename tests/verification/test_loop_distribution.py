@@ -15,15 +15,15 @@ from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
 from verification.loop import Hotter, Text, exact, generated, likely_alone, p_value, plugin, survival, two_paths
 
-from edgedec import policy
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DrafterFactory, Verification
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.model import LoadOptions, Model, Session
-from edgedec.records import Record
 from edgedec.sampling import Distribution, SamplingParams, distribution
+from edgedec.scheduler import policy
+from edgedec.scheduler.drafter_record import Record
 from edgedec.verification import RULES, Rule, Target, Uniform
 from edgedec.verification.coupled import COUPLED
 from edgedec.verification.distributions import sample

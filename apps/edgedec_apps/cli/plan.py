@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.counted import counted
-from edgedec.draft_loading import drafter_factories, used_draft_model
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES
@@ -13,6 +12,7 @@ from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
 from edgedec.model import LoadOptions
 from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, with_peak
 from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.scheduler.drafter_factories import drafter_factories, used_draft_model
 from edgedec.small_model import for_pair, require_alone
 from edgedec.system_memory import available_bytes
 from edgedec_apps.cli.interrupts import interruptible

@@ -15,7 +15,6 @@ from edgedec.api.load import resolve
 from edgedec.choosing import choose_runtime
 from edgedec.counted import counted
 from edgedec.defaults import N_DRAFT_MAX
-from edgedec.draft_loading import SKIP_GAIN, promised_gain
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.errors import RequestError
 from edgedec.layer_skip.choose import choose_layers, require_layer_skip
@@ -30,10 +29,11 @@ from edgedec.layer_skip.layer_sets import (
     left_out,
 )
 from edgedec.layer_skip.search import SKIPPED_ROWS, Effort, Found, Judge, Score, effort_for, search
-from edgedec.measuring import cost_curve, part_cost
 from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
 from edgedec.resolver import ResolveOptions
+from edgedec.scheduler.cost_probe import cost_curve, part_cost
+from edgedec.scheduler.drafter_factories import SKIP_GAIN, promised_gain
 from edgedec_apps.bench_table import columns
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import report, require_json_file

@@ -23,8 +23,8 @@ from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, Draf
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Forward, Model
 from edgedec.noise import Noise
-from edgedec.recording import Recorder
 from edgedec.sampling import Distribution, SamplingParams, distribution
+from edgedec.scheduler.recorder import Recorder
 from edgedec.verification.distributions import sample
 from edgedec.verification.uniform import uniform_source
 

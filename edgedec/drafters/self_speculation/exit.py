@@ -24,7 +24,7 @@ from edgedec.drafters.self_speculation.self_draft import Hidden, OwnLayers
 from edgedec.errors import CancelledError
 from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.model import LayerSet
-from edgedec.records import best_length
+from edgedec.scheduler.drafter_record import best_length
 
 NAME = "exit"
 EXITS = 8  # layers that may be exits
