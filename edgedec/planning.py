@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 
-from edgedec.choosing import Choice, told_with_others
 from edgedec.counted import counted
 from edgedec.draft import STORE_BYTES
 from edgedec.drafters.self_speculation.exit import EXITS
@@ -24,6 +23,8 @@ from edgedec.gguf.formats import header_path
 from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import trained_context
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
+from edgedec.loading.runtime_choice import Choice, told_with_others
+from edgedec.loading.small_model import small_model_terms
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, held_bytes
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions, default_n_ctx
@@ -37,7 +38,6 @@ from edgedec.scheduler.drafter_factories import (
     SUFFIX,
     draft_model_terms,
 )
-from edgedec.small_model import small_model_terms
 from edgedec.system_memory import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 
 AUTO_KV = "auto"

@@ -10,9 +10,10 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec import choosing, comparing
-from edgedec.comparing import Measured, is_faster
 from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError
+from edgedec.loading import runtime_choice as choosing
+from edgedec.loading import runtime_comparison as comparing
+from edgedec.loading.runtime_comparison import Measured, is_faster
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Runtime, RuntimeReport
 from edgedec.progress import CancelToken

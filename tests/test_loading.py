@@ -9,9 +9,10 @@ import pytest
 from support.gguf_writer import tiny_text_model, write_gguf
 from support.rights import as_anybody
 
-from edgedec import choosing, plugins
+from edgedec import plugins
 from edgedec.api import load as loading
 from edgedec.errors import ModelNotFoundError, StorageError, UnsupportedModelError
+from edgedec.loading import runtime_choice as choosing
 from edgedec.resolver import ResolveOptions
 
 OFFLINE = ResolveOptions(offline=True)

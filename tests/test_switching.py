@@ -19,6 +19,7 @@ from edgedec.api import load as loading
 from edgedec.api.load import choose, open_engine
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
+from edgedec.loading.small_model import open_small_model
 from edgedec.logit_ops import NUMPY_ROW_OPS
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Rows
@@ -26,7 +27,6 @@ from edgedec.noise import Noise
 from edgedec.planning import Cap
 from edgedec.sampling import SamplingParams, draw
 from edgedec.sessions.model_switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, Switching, SwitchingSession, entropy_of
-from edgedec.small_model import open_small_model
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_CTX = 256

@@ -1,4 +1,4 @@
-"""Makes the table of edgedec/draft_yields.py from recorded drafts.
+"""Makes the table of edgedec/loading/draft_yields.py from recorded drafts.
 
     edgedec bench MODEL --runtime cpu --rows ROWS.jsonl
     python -m edgedec_apps.draft_yields ROWS.jsonl
@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgedec.draft_yields import ROWS, Kind
 from edgedec.errors import RequestError
+from edgedec.loading.draft_yields import ROWS, Kind
 from edgedec.scheduler.recorder import n_accepted
 from edgedec_apps.bench_rows import Recorded, Recording, read_recording
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from edgedec.choosing import choose_runtime
 from edgedec.errors import RequestError
 from edgedec.layer_skip.choose import choose_layers
 from edgedec.layer_skip.layer_sets import layer_bytes, tuned_set
+from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec.scheduler.drafter_factories import same_tokenizer
 from edgedec_apps.evaluation import Lane

@@ -12,7 +12,6 @@ from edgedec import plugins
 from edgedec.api.engine import Engine
 from edgedec.api.open_drafters import DraftWishes, Numerics, open_drafting
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
-from edgedec.choosing import Choice, choose_runtime, told_with_others
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.drafters.suffix.store_file import require_draft_store
@@ -22,6 +21,8 @@ from edgedec.gguf.file import NO_SUCH_FILE, storage_error
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out, require_layer_skip
+from edgedec.loading.runtime_choice import Choice, choose_runtime, told_with_others
+from edgedec.loading.small_model import for_pair, open_small_model, require_alone
 from edgedec.memory_plan import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
 from edgedec.planning import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
@@ -32,7 +33,6 @@ from edgedec.sessions.batching import Batcher
 from edgedec.sessions.model_switching import Switching, SwitchingSession, require_pair
 from edgedec.sessions.sliding_window import SlidingSession
 from edgedec.shedding import memory_watch
-from edgedec.small_model import for_pair, open_small_model, require_alone
 from edgedec.storage.probe_cache import cache_folder
 from edgedec.system_memory import return_free_memory
 

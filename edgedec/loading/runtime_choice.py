@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from edgedec import plugins
-from edgedec.comparing import as_measured, compare, is_faster
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import is_onnx
+from edgedec.loading.runtime_comparison import as_measured, compare, is_faster
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import stage
 from edgedec.storage.probe_cache import machine_key, recall, remember

@@ -1,7 +1,7 @@
 """Two runtimes compared by what the scheduler will make of each: forwards of several rows, prompts, memory.
 
 One token's time alone misleads: drafts are verified in forwards of several rows, which cost next to nothing on one
-runtime and a step each on another. What drafts bring is taken from a table of recorded texts (edgedec.draft_yields), so
+runtime and a step each on another. What drafts bring is taken from a table of recorded texts (edgedec.loading.draft_yields), so
 that neither a user's requests nor the option `draft` can change the choice: another runtime may write another text.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from edgedec.defaults import N_DRAFT_MAX
-from edgedec.draft_yields import PROMPT_TOKENS, ROWS, seconds_per_token
 from edgedec.errors import CancelledError, EdgedecError
+from edgedec.loading.draft_yields import PROMPT_TOKENS, ROWS, seconds_per_token
 from edgedec.memory_plan import format_bytes
 from edgedec.model import LoadOptions, Model, Runtime
 from edgedec.progress import CancelToken

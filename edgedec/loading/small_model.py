@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from edgedec.choosing import choose_runtime
 from edgedec.draft import DrafterFactory
 from edgedec.errors import RequestError, UnsupportedModelError
+from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_factories import same_tokenizer

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedec import plugins
-from edgedec.choosing import choose_runtime
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.draft_model.alignment import encode_aligned
@@ -15,6 +14,7 @@ from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.layer_skip.layer_sets import TunedSet
+from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_record import best_length

@@ -14,7 +14,7 @@ import pytest
 from support.command_line import PATIENCE_S, run_here
 
 import edgedec
-from edgedec.choosing import choose_runtime
+from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress, stage
 from edgedec_apps.cli.progress import ProgressLine

@@ -11,8 +11,8 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.api import open_drafters as opening_drafts
 from edgedec.cost_curve import CostCurve
-from edgedec.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
 from edgedec.drafters.draft_model.cascade import CascadeModel
+from edgedec.loading.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
 from edgedec.memory_plan import held_bytes
 from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_record import Member, Record

@@ -9,8 +9,8 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.choosing import Choice
 from edgedec.errors import MemoryCapError, RequestError
+from edgedec.loading.runtime_choice import Choice
 from edgedec.memory_plan import MemoryPlan, MemoryTerm, hold, release
 from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions

@@ -15,7 +15,6 @@ from support.tiny_quantized import ARCHITECTURES, write_tiny
 from support.tiny_runs import extend, one_by_one
 
 from edgedec.api.load import open_engine
-from edgedec.choosing import Choice
 from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import (
     CancelledError,
@@ -25,6 +24,7 @@ from edgedec.errors import (
     ModelNotFoundError,
     RequestError,
 )
+from edgedec.loading.runtime_choice import Choice
 from edgedec.model import LayerSet, LoadOptions, Model, Runtime
 from edgedec.planning import Cap
 from edgedec.progress import Progress

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.api.load import choose, resolve
-from edgedec.choosing import Choice
 from edgedec.errors import EdgedecError, ModelFormatError, OfflineError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.loading.runtime_choice import Choice
 from edgedec.memory_plan import format_bytes
 from edgedec.model import default_n_ctx
 from edgedec.planning import Cap, base_bytes, plan_wishes

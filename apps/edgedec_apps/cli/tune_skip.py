@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.api.load import resolve
-from edgedec.choosing import choose_runtime
 from edgedec.counted import counted
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.drafters.suffix.corpus_text import common_text
@@ -29,6 +28,7 @@ from edgedec.layer_skip.layer_sets import (
     left_out,
 )
 from edgedec.layer_skip.search import SKIPPED_ROWS, Effort, Found, Judge, Score, effort_for, search
+from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
 from edgedec.resolver import ResolveOptions
