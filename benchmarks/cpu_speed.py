@@ -23,11 +23,11 @@ from rich.table import Table
 
 from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
+from edgedec.memory.system import resident_bytes
 from edgedec.model import ForwardItem, LoadOptions, Model, Session
 from edgedec.noise import Noise
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams, draw
-from edgedec.system_memory import resident_bytes
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.library import instruction_sets, read_bandwidth
 from edgedec_runtimes.cpu.model import CpuModel

@@ -22,10 +22,10 @@ from provenance import provenance
 
 from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
+from edgedec.memory.system import peak_resident_bytes
 from edgedec.model import LoadOptions
 from edgedec.resolver import ResolveOptions
 from edgedec.storage.probe_cache import cache_folder
-from edgedec.system_memory import peak_resident_bytes
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network

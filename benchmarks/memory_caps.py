@@ -36,7 +36,7 @@ from provenance import provenance
 
 import edgedec
 from edgedec.api.load import resolve
-from edgedec.planning import STORES
+from edgedec.memory.planner import STORES
 from edgedec.resolver import ResolveOptions
 from edgedec_models.folders import cache_folder
 

@@ -24,8 +24,8 @@ from provenance import provenance
 from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA, GRAPH
+from edgedec.memory.system import peak_resident_bytes, resident_bytes
 from edgedec.resolver import ResolveOptions
-from edgedec.system_memory import peak_resident_bytes, resident_bytes
 from edgedec_export.external_data import DataFile
 from edgedec_export.folder import read_manifest
 from edgedec_export.graph import build_graph

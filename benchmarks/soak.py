@@ -26,8 +26,8 @@ from provenance import provenance
 from rich.progress import track
 
 import edgedec
+from edgedec.memory.system import peak_resident_bytes, resident_bytes
 from edgedec.memory_plan import parse_size
-from edgedec.system_memory import peak_resident_bytes, resident_bytes
 
 _BESIDE = """
 import sys, time

@@ -16,7 +16,7 @@ from typing import Any
 
 _RUN = """
 import sys
-from edgedec.system_memory import peak_resident_bytes
+from edgedec.memory.system import peak_resident_bytes
 from edgedec_apps.cli import main
 sys.argv = ["edgedec", "run", sys.argv[1], "Why is the sky blue?", "--max-tokens", "64", "-t", "0"]
 try:

@@ -13,7 +13,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decode import Decoder, step
 from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
 from edgedec.layer_skip.skipping_model import lossy_note
-from edgedec.memory_watch import Watch
+from edgedec.memory.watch import Watch
 from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.one_reader import OneReader

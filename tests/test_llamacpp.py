@@ -301,7 +301,7 @@ _MEASURE = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from edgedec.system_memory import peak_resident_bytes
+from edgedec.memory.system import peak_resident_bytes
 from edgedec.model import LoadOptions
 from edgedec_runtimes.llamacpp import LlamaCpp
 path, n_ctx = Path(sys.argv[1]), int(sys.argv[2])

@@ -19,8 +19,8 @@ from edgedec.errors import (
     RequestError,
     SessionError,
 )
+from edgedec.memory.planner import Cap
 from edgedec.model import LoadOptions, Model
-from edgedec.planning import Cap
 from edgedec.sessions.sliding_window import N_SINKS, SlidingSession
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference import Reference

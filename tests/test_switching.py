@@ -21,10 +21,10 @@ from edgedec.errors import CapabilityError, ContextFullError, RequestError, Sess
 from edgedec.grammar import Grammar
 from edgedec.loading.small_model import open_small_model
 from edgedec.logit_ops import NUMPY_ROW_OPS
+from edgedec.memory.planner import Cap
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Rows
 from edgedec.noise import Noise
-from edgedec.planning import Cap
 from edgedec.sampling import SamplingParams, draw
 from edgedec.sessions.model_switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, Switching, SwitchingSession, entropy_of
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -23,18 +23,18 @@ from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out, require_layer_skip
 from edgedec.loading.runtime_choice import Choice, choose_runtime, told_with_others
 from edgedec.loading.small_model import for_pair, open_small_model, require_alone
+from edgedec.memory.planner import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
+from edgedec.memory.shedding import memory_watch
+from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryPlan, hold, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
-from edgedec.planning import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
 from edgedec.scheduler.drafter_factories import drafter_factories, require_overlap, used_draft_model
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.model_switching import Switching, SwitchingSession, require_pair
 from edgedec.sessions.sliding_window import SlidingSession
-from edgedec.shedding import memory_watch
 from edgedec.storage.probe_cache import cache_folder
-from edgedec.system_memory import return_free_memory
 
 _MOST_DRAFTED = (1 << 16) - 1
 
@@ -92,7 +92,7 @@ def load(
             Refused beyond what was measured for the model (edgedec.layer_skip.quality_table), unless `layer_skip_force`.
         memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), for all models of the process together, the
             rest of the process not counted. What was not asked for by name is cut down to fit, in the order of
-            edgedec.planning (engine.plan.given_up says what); what is over it even so is refused before anything is
+            edgedec.memory.planner (engine.plan.given_up says what); what is over it even so is refused before anything is
             loaded. None for what the system has free, as far as that can be found out.
         draft: "auto" drafts where measured cost and acceptance say that it pays; the name of a drafter, several joined
             by "+", or a factory pins it: its drafts are verified whatever they cost. "off" and None decode plainly.

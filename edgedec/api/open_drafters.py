@@ -18,8 +18,8 @@ from edgedec.generate import Target
 from edgedec.layer_skip.layer_sets import tuned_set
 from edgedec.layer_skip.skipping_model import variant
 from edgedec.loading.draft_worth import file_bytes, why_it_cannot_pay
+from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
 from edgedec.model import LoadOptions, Model
-from edgedec.planning import Planned, drafter_bytes, without_draft_model
 from edgedec.progress import stage
 from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
 from edgedec.scheduler.drafter_factories import (

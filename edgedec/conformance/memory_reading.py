@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from edgedec.errors import ConformanceError
+from edgedec.memory.system import resident_bytes
 from edgedec.model import LoadOptions, Model
-from edgedec.system_memory import resident_bytes
 
 _N_CTX, _N_ROWS = 512, 16
 _TIMEOUT_S = 600

@@ -25,8 +25,9 @@ from edgedec.gguf.trained_context import trained_context
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.loading.runtime_choice import Choice, told_with_others
 from edgedec.loading.small_model import small_model_terms
+from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
+from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, held_bytes
-from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions, default_n_ctx
 from edgedec.scheduler.drafter_factories import (
     CASCADE,
@@ -38,7 +39,6 @@ from edgedec.scheduler.drafter_factories import (
     SUFFIX,
     draft_model_terms,
 )
-from edgedec.system_memory import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 
 AUTO_KV = "auto"
 ONE_REQUEST_BYTES = 4_000_000

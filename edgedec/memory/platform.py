@@ -1,4 +1,4 @@
-"""What macOS and Windows say of memory, through ctypes. Linux says it in files: edgedec.system_memory."""
+"""What macOS and Windows say of memory, through ctypes. Linux says it in files: edgedec.memory.system."""
 
 import ctypes
 import mmap

@@ -20,7 +20,7 @@ from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelFa
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.suffix.suffix import SuffixStore
 from edgedec.errors import EdgedecError
-from edgedec.memory_watch import Shedder, Watch
+from edgedec.memory.watch import Shedder, Watch
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, NGRAMS, SUFFIX
 from edgedec.scheduler.drafter_set import Drafting
 

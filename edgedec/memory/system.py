@@ -2,7 +2,7 @@
 
 Linux says it in files below /proc and /sys/fs/cgroup (the kernel's Documentation: filesystems/proc.rst,
 accounting/psi.rst, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst); the functions take these two folders as
-arguments. macOS and Windows are asked through edgedec.platform_memory. What can't be read or makes no sense is None.
+arguments. macOS and Windows are asked through edgedec.memory.platform. What can't be read or makes no sense is None.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedec import platform_memory
+from edgedec.memory import platform as platform_memory
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 62  # what version 1 writes where there is no limit is just below 2^63

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from edgedec import system_memory
+from edgedec.memory import system as system_memory
 from edgedec.memory_plan import format_bytes
 
 _EVERY_S = 0.25

@@ -22,7 +22,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Don't count what other tests in this process have held."""
-    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: 0)
+    monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: 0)
 
 
 def plan(model: Path, *args: Any) -> Result:
@@ -142,7 +142,7 @@ def test_it_says_on_which_runtime_and_with_how_long_drafts(tiny: Path) -> None:
 def test_what_was_held_to_plan_counts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a vocabulary took more to check than the model would."""
     cap = document(tiny)["total_bytes"] + 10 * MB
-    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: cap + MB)
+    monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: cap + MB)
     result = plan(tiny, "--memory", cap)
     assert result.code == 50
     assert "before anything is loaded" in result.text

@@ -8,8 +8,8 @@ import pytest
 from support.tiny_models import tiny_llama
 
 from edgedec.gguf.file import read_gguf
+from edgedec.memory.system import resident
 from edgedec.model import LoadOptions
-from edgedec.system_memory import resident
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu

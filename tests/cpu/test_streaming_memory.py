@@ -14,7 +14,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from edgedec.model import LoadOptions
-from edgedec.system_memory import peak_resident_bytes
+from edgedec.memory.system import peak_resident_bytes
 from edgedec_runtimes.cpu.paged_file import PagedFile
 from edgedec_runtimes.cpu.runtime import Cpu
 

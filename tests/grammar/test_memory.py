@@ -20,7 +20,7 @@ import edgedec
 from edgedec.errors import RequestError
 from edgedec.gguf.file import read_gguf
 from edgedec.grammar import LEAST_GRAMMAR_BYTES, Grammar
-from edgedec.system_memory import resident_bytes, return_free_memory
+from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.grammar.compiler import Llguidance, MatcherState
 from edgedec_runtimes.vocabulary import open_tokenizer
@@ -149,7 +149,7 @@ def test_what_one_text_met_ends_no_other(tokenizer: Tokenizer) -> None:
 def test_a_run_keeps_to_its_cap(smollm_path: Path, tmp_path: Path) -> None:
     """The plan has terms for grammars; an expression that grows without end is refused before the cap is met."""
     code = (
-        "import sys; from edgedec.system_memory import peak_resident_bytes; from edgedec_apps.cli import main\n"
+        "import sys; from edgedec.memory.system import peak_resident_bytes; from edgedec_apps.cli import main\n"
         "try: main()\n"
         "finally: print(peak_resident_bytes(), file=sys.stderr)"
     )

@@ -11,10 +11,10 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.planner import Cap, Planned, Setting, base_bytes, plan_settings, plan_within
+from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import MemoryPlan, MemoryTerm, hold, release
-from edgedec.memory_watch import margin_bytes
 from edgedec.model import LoadOptions
-from edgedec.planning import Cap, Planned, Setting, base_bytes, plan_settings, plan_within
 
 MB = 1_000_000
 _KV = {"f16": 40_000, "q8_0": 22_500, "gear": 16_000, "q4_0": 12_500}  # bytes a token
@@ -254,13 +254,13 @@ def test_the_slower_of_two_runtimes_where_the_faster_does_not_fit(choice: Choice
 
 def test_what_was_held_to_make_the_plan_counts(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was over its cap while it checked the file is told so; where free memory is the cap, it is not."""
-    monkeypatch.setattr("edgedec.planning.base_bytes", lambda: 60 * MB)
-    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: None)
+    monkeypatch.setattr("edgedec.memory.planner.base_bytes", lambda: 60 * MB)
+    monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: None)
     fits = plan_within(choice, WISHES, cap := Cap(800 * MB))
-    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: 800 * MB)
+    monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: 800 * MB)
     assert plan_within(choice, WISHES, cap) == fits
     assert fits.plan.fits
-    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: 801 * MB)
+    monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: 801 * MB)
     for other in (replace(cap, name="free"), replace(cap, whole_process=False)):
         assert plan_within(choice, WISHES, other).plan.fits
     with pytest.raises(MemoryCapError, match=r"801\.0 MB[\s\S]*planning "):
@@ -289,7 +289,7 @@ def test_what_the_first_runtime_left_behind_counts(choice: Choice, monkeypatch: 
     """Its library stays in the process where the other runtime takes its place."""
     fast = replace(choice, runtime=Large(), slower=choice.runtime)
     for name, n_mb in (("base_bytes", 60), ("resident_bytes", 75), ("peak_resident_bytes", 80)):
-        monkeypatch.setattr(f"edgedec.planning.{name}", lambda n_mb=n_mb: n_mb * MB)
+        monkeypatch.setattr(f"edgedec.memory.planner.{name}", lambda n_mb=n_mb: n_mb * MB)
     for cap, base in ((Cap(900 * MB), 75), (Cap(1400 * MB), 60)):
         (term,) = (term for term in plan_within(fast, WISHES, cap).plan.terms if term.base)
         assert term.n_bytes == base * MB
@@ -311,7 +311,7 @@ def test_the_exit_drafter_has_the_rows_that_it_looks_at(choice: Choice) -> None:
 
 def test_a_runtime_is_told_what_planning_may_take(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the cap leaves beside the process or, where it is for models only, beside those."""
-    monkeypatch.setattr("edgedec.planning.base_bytes", lambda: 60 * MB)
+    monkeypatch.setattr("edgedec.memory.planner.base_bytes", lambda: 60 * MB)
     assert plan_within(choice, WISHES, Cap(900 * MB)).setting.options.planning_bytes == 840 * MB
     assert plan_within(choice, WISHES, Cap(50 * MB)).setting.options.planning_bytes == 0
     assert planned(choice, 900).setting.options.planning_bytes == 900 * MB
@@ -333,16 +333,16 @@ def test_a_refusal_names_the_least_that_can_be_done_with(choice: Choice) -> None
 
 def test_without_a_cap_nothing_is_planned(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is ample, the wishes are loaded as they are."""
-    monkeypatch.setattr("edgedec.planning.available_bytes", lambda: 10_000 * MB)
+    monkeypatch.setattr("edgedec.memory.planner.available_bytes", lambda: 10_000 * MB)
     found = plan_within(choice, WISHES, Cap(None))
     assert (found.plan.terms, found.setting.given_up, found.setting.options.n_ctx) == ((), {}, 4096)
 
 
 def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """No --memory, little free: the same order of sacrifice, and the plan says what is free."""
-    monkeypatch.setattr("edgedec.planning.available_bytes", lambda: 450 * MB)
+    monkeypatch.setattr("edgedec.memory.planner.available_bytes", lambda: 450 * MB)
     for held in ("resident_bytes", "base_bytes"):
-        monkeypatch.setattr(f"edgedec.planning.{held}", lambda: 60 * MB)
+        monkeypatch.setattr(f"edgedec.memory.planner.{held}", lambda: 60 * MB)
     found = plan_within(choice, WISHES, Cap(None))
     assert found.plan.cap_name == "free"
     assert found.plan.fits
@@ -351,8 +351,8 @@ def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, mo
 
 def test_where_held_memory_is_not_told_the_most_that_was_held_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a sandbox without /proc: the plan's first term is the peak, not nothing."""
-    monkeypatch.setattr("edgedec.planning.resident_bytes", lambda: None)
-    monkeypatch.setattr("edgedec.planning.peak_resident_bytes", lambda: 70 * MB)
+    monkeypatch.setattr("edgedec.memory.planner.resident_bytes", lambda: None)
+    monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: 70 * MB)
     assert base_bytes.__wrapped__() == 70 * MB
 
 

@@ -21,13 +21,13 @@ from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError
 from edgedec.generate import Target, TokenStream
-from edgedec.memory_watch import Watch
+from edgedec.memory.shedding import memory_watch, shedders
+from edgedec.memory.watch import Watch
 from edgedec.model import LoadOptions, Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.plugin_guard import guarded
 from edgedec.sequence import Generation, Request
-from edgedec.shedding import memory_watch, shedders
 from edgedec.turns import Turns
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from edgedec import platform_memory, system_memory
-from edgedec.platform_memory import Machine, Process
-from edgedec.system_memory import Resident
+from edgedec.memory import platform as platform_memory
+from edgedec.memory import system as system_memory
+from edgedec.memory.platform import Machine, Process
+from edgedec.memory.system import Resident
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads this machine's own /proc")
 UNLIMITED = "9223372036854771712\n"  # what version 1 writes
@@ -216,7 +217,7 @@ def test_pressure_is_the_worst_of_machine_and_groups(tree: Tree) -> None:
 TAKES_AND_GIVES_BACK = """
 import gc
 import json
-from edgedec import system_memory
+from edgedec.memory import system as system_memory
 read = system_memory.resident_reader()
 system_memory.return_free_memory()
 before = system_memory.resident()

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edgedec.memory_watch import Shedder, Watch, shortage
+from edgedec.memory.watch import Shedder, Watch, shortage
 
 # In a process of its own: here freed memory of other tests would be used first.
 _SHEDS = """
 import json
 from edgedec.drafters.suffix.suffix import SuffixStore
-from edgedec.memory_watch import Shedder, Watch
-from edgedec.system_memory import resident_bytes
+from edgedec.memory.watch import Shedder, Watch
+from edgedec.memory.system import resident_bytes
 
 store, held = SuffixStore(), [resident_bytes()]
 for i in range(60_000):
@@ -187,7 +187,7 @@ def test_freed_memory_is_given_back_at_once_and_at_the_next_reading(monkeypatch:
     """What a drafter lets go of in the step after the shedding goes back, too."""
     given: list[float] = []
     world = World({"store": 1}, resident_mb=99)
-    monkeypatch.setattr("edgedec.system_memory.return_free_memory", lambda: given.append(world.now))
+    monkeypatch.setattr("edgedec.memory.system.return_free_memory", lambda: given.append(world.now))
     watch = world.watch()
     for _ in range(8):
         watch.check()
@@ -224,8 +224,8 @@ def test_what_was_shed_leaves_the_process() -> None:
 # Of many pieces all but the last are freed, so that the allocator keeps what the system could have.
 _FREES = """
 import json, ctypes
-from edgedec.memory_watch import Shedder, Watch
-from edgedec.system_memory import resident_bytes
+from edgedec.memory.watch import Shedder, Watch
+from edgedec.memory.system import resident_bytes
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]

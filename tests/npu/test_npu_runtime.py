@@ -25,8 +25,8 @@ from edgedec.errors import (
     RequestError,
 )
 from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.planner import Cap
 from edgedec.model import LayerSet, LoadOptions, Model, Runtime
-from edgedec.planning import Cap
 from edgedec.progress import Progress
 from edgedec_export.npu import export_npu
 from edgedec_export.npu_calibration import bundled_text

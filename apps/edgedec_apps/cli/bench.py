@@ -12,11 +12,11 @@ from typing import Any
 from edgedec.api.engine import Engine
 from edgedec.api.load import resolve
 from edgedec.errors import CancelledError, RequestError, StorageError
+from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
-from edgedec.system_memory import peak_resident_bytes
 from edgedec_apps.bench_llamacpp import LLAMACPP, LOOKUP, open_lookup
 from edgedec_apps.bench_machine import bandwidths, forget_peak, versions
 from edgedec_apps.bench_measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up

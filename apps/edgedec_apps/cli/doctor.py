@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import edgedec
-from edgedec import plugins, system_memory
+from edgedec import plugins
 from edgedec.errors import EdgedecError
+from edgedec.memory import system as system_memory
 from edgedec.memory_plan import format_bytes
 from edgedec.model import RuntimeReport
 from edgedec_apps.clash import clash

@@ -13,9 +13,9 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.planner import Cap, base_bytes, plan_wishes
 from edgedec.memory_plan import format_bytes
 from edgedec.model import default_n_ctx
-from edgedec.planning import Cap, base_bytes, plan_wishes
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.options import LoadFlags

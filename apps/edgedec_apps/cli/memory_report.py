@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes
-from edgedec.system_memory import peak_resident_bytes
 
 
 def plan_document(plan: MemoryPlan) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from edgedec.drafters.suffix.store_file import require_draft_store
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.planner import ONE_REQUEST_BYTES, Cap, base_bytes, planning_bytes
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.model import LoadOptions
-from edgedec.planning import ONE_REQUEST_BYTES, Cap, base_bytes, planning_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams

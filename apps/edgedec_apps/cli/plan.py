@@ -9,12 +9,12 @@ from edgedec.errors import MemoryCapError, RequestError
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.loading.small_model import for_pair, require_alone
+from edgedec.memory.planner import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, with_peak
+from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
 from edgedec.model import LoadOptions
-from edgedec.planning import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, with_peak
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.scheduler.drafter_factories import drafter_factories, used_draft_model
-from edgedec.system_memory import available_bytes
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import plan_document, planned_range
 from edgedec_apps.cli.opening import (

@@ -5,8 +5,8 @@ from edgedec.api.load import resolve
 from edgedec.errors import CancelledError, RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec.gguf.trained_context import described
+from edgedec.memory.planner import REQUESTS
 from edgedec.memory_plan import parse_size
-from edgedec.planning import REQUESTS
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible

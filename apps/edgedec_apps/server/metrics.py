@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from edgedec.memory.system import peak_resident_bytes, resident_bytes
 from edgedec.sequence import Generation
-from edgedec.system_memory import peak_resident_bytes, resident_bytes
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
+from edgedec.memory.watch import give_back
 from edgedec.memory_plan import format_bytes
-from edgedec.memory_watch import give_back
 from edgedec_apps.server.errors import ApiError
 
 SHARE = "edgedec.share"

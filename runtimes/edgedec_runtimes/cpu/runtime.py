@@ -10,10 +10,10 @@ from edgedec.counted import counted
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_info import require_text_decoder
+from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.progress import Progress
-from edgedec.system_memory import resident_bytes, return_free_memory
 from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native

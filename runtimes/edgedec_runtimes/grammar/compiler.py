@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec.grammar import GRAMMAR_BYTES, Grammar
-from edgedec.system_memory import resident_reader, return_free_memory
+from edgedec.memory.system import resident_reader, return_free_memory
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.grammar.limits import Limits, require_modest
 from edgedec_runtimes.grammar.vocabulary import Vocabulary

@@ -14,10 +14,10 @@ from edgedec.gguf.consistency import require_consistent
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
 from edgedec.gguf.model_info import describe, require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.storage.probe_cache import cpu_name
-from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.file_mappings import with_mappings
 from edgedec_runtimes.invariance import will_probe

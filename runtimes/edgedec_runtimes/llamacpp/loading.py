@@ -17,9 +17,9 @@ from edgedec.errors import (
     RuntimeUnavailableError,
     UnsupportedModelError,
 )
+from edgedec.memory.system import return_free_memory
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
-from edgedec.system_memory import return_free_memory
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.gguf.formats import DATA
+from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.storage.probe_cache import cpu_name
-from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.file_mappings import with_mappings

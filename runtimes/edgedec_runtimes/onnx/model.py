@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError
+from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
 from edgedec.progress import OnProgress, Progress
-from edgedec.system_memory import return_free_memory
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.bookkeeping import Checked, check_items, require_capable
 from edgedec_runtimes.invariance import ExactRows, measured_invariance

@@ -12,9 +12,9 @@ from edgedec.errors import EdgedecError, ModelFormatError, RequestError, Runtime
 from edgedec.gguf.file import GGUF, read_gguf, storage_error
 from edgedec.gguf.formats import VOCABULARY
 from edgedec.gguf.metadata import get_text
+from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
-from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.mapped_files import MappedFiles

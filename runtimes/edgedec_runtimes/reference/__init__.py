@@ -11,9 +11,9 @@ import numpy as np
 
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf.file import read_gguf
+from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, RuntimeReport, default_n_ctx
-from edgedec.system_memory import resident_bytes
 from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer

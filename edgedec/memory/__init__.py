@@ -1,0 +1,1 @@
+"""Keeping to a memory cap: planning before loading, watching while running, letting go."""
