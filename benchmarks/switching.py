@@ -22,7 +22,7 @@ from typing import Any
 from provenance import provenance
 
 import edgedec
-from edgedec.decode import Decoder, step
+from edgedec.decoding.step import Decoder, step
 from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams

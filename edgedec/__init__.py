@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
     from edgedec.api.load import load
+    from edgedec.decoding.generate import TokenStream
     from edgedec.draft import Draft, DraftContext, Drafter, DrafterNeeds, Verification
     from edgedec.errors import EdgedecError
-    from edgedec.generate import TokenStream
     from edgedec.grammar import Grammar
     from edgedec.memory_plan import MemoryPlan, MemoryTerm
     from edgedec.model import Forward, ForwardItem, LayerSet, LoadOptions, Model, Runtime, Session

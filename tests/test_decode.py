@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.tiny_models import N_VOCAB, byte_ids, tiny_llama
 
 from edgedec.cost_curve import CostCurve
-from edgedec.decode import ChosenLogprobs, Decoder, step
+from edgedec.decoding.step import ChosenLogprobs, Decoder, step
 from edgedec.draft import Draft, Drafter, DrafterNeeds, Verification
 from edgedec.errors import CancelledError, ContextFullError
 from edgedec.model import Capabilities, LoadOptions, Model, Session

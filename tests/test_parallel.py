@@ -13,10 +13,10 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.decoding.session_pool import Turns
 from edgedec.errors import BusyError
 from edgedec.progress import CancelToken
 from edgedec.sessions.batching import BatchedSession
-from edgedec.turns import Turns
 
 PROMPTS = [
     "one, two, three, one, two, three, one, two",

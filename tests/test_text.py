@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from edgedec.decoding.detokenizer import TextStream
 from edgedec.errors import RequestError
 from edgedec.sampling import MAX_STOP_CHARS, MAX_STOPS, SamplingParams
-from edgedec.text import TextStream
 
 
 def ended(text: str, stops: list[str]) -> tuple[str, str | None]:

@@ -4,8 +4,8 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-from edgedec.generate import TokenStream
-from edgedec.one_reader import second_reader
+from edgedec.decoding.generate import TokenStream
+from edgedec.decoding.one_reader import second_reader
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation, TokenOutput
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
+from edgedec.decoding.prompt_length import count_tokens, encode_prompt, require_messages
 from edgedec.progress import CancelToken
-from edgedec.prompt_length import count_tokens, encode_prompt, require_messages
 from edgedec.tokenizer import Tokenizer
 
 

@@ -17,20 +17,20 @@ from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache
 from edgedec.chat import ChatTemplate, Message
 from edgedec.cost_curve import CostCurve
+from edgedec.decoding.generate import Target, TokenStream
+from edgedec.decoding.prompt_length import encode_prompt
+from edgedec.decoding.session_pool import Turns
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, SessionError, TemplateError
-from edgedec.generate import Target, TokenStream
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar
 from edgedec.memory_plan import MemoryPlan, release
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.prompt_length import encode_prompt
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.recorder import share_of_halves
 from edgedec.sequence import Generation, Request
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.sliding_window import holder, text_limit
 from edgedec.tokenizer import Tokenizer
-from edgedec.turns import Turns
 from edgedec.verification import RULES
 from edgedec.verification.coupled import COUPLED
 

@@ -12,11 +12,11 @@ from edgedec import plugins
 from edgedec.api.engine import Engine
 from edgedec.api.open_drafters import DraftWishes, Numerics, open_drafting
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
+from edgedec.decoding.generate import Target
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.drafters.suffix.store_file import require_draft_store
 from edgedec.errors import ModelNotFoundError, RequestError
-from edgedec.generate import Target
 from edgedec.gguf.file import NO_SUCH_FILE, storage_error
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES

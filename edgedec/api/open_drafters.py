@@ -10,11 +10,11 @@ from threading import Lock
 from typing import Literal
 
 from edgedec.cost_curve import CostCurve
+from edgedec.decoding.generate import Target
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.drafters.suffix.store_file import DraftStore
-from edgedec.generate import Target
 from edgedec.layer_skip.layer_sets import tuned_set
 from edgedec.layer_skip.skipping_model import variant
 from edgedec.loading.draft_worth import file_bytes, why_it_cannot_pay

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgedec.conformance.results import NotApplicableError, require
 from edgedec.cost_curve import CostCurve
-from edgedec.decode import Decoder, step
+from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.model import Model, Session
 from edgedec.noise import Noise

@@ -10,15 +10,17 @@ from time import perf_counter
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.decode import Decoder, step
+from edgedec.decoding.detokenizer import TextStream
+from edgedec.decoding.one_reader import OneReader
+from edgedec.decoding.prompt_length import too_long
+from edgedec.decoding.session_pool import Turns
+from edgedec.decoding.step import Decoder, step
 from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
 from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec.memory.watch import Watch
 from edgedec.model import Session
 from edgedec.noise import Noise
-from edgedec.one_reader import OneReader
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.prompt_length import too_long
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.scheduler.policy import Policy
@@ -26,8 +28,6 @@ from edgedec.sequence import Generation, Request, Sequence, TokenOutput
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.model_switching import begin_text, count_writers
 from edgedec.sessions.sliding_window import holder, text_limit
-from edgedec.text import TextStream
-from edgedec.turns import Turns
 from edgedec.verification.coupled import COUPLED
 
 

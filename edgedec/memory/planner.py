@@ -60,7 +60,12 @@ _COMMON_BYTES = 10_000_000
 _WITH_STORE = (SUFFIX, *NGRAMS)
 _OF_TEXT = (SUFFIX, CASCADE, MODEL)
 _STATES_PER_TOKEN = 1.5
-_NEEDED = ("jinja2.sandbox", "edgedec.drafters.suffix.suffix", "edgedec.drafters.suffix.corpus", "edgedec.generate")
+_NEEDED = (
+    "jinja2.sandbox",
+    "edgedec.drafters.suffix.suffix",
+    "edgedec.drafters.suffix.corpus",
+    "edgedec.decoding.generate",
+)
 _WORKING_BYTES = 4_000_000
 _GRAMMAR_BYTES_PER_TOKEN = 175  # as measured with llguidance: 160 to 168
 _CLOSE_BYTES = 100_000  # to the least that streaming takes

@@ -8,15 +8,15 @@ import pytest
 from support.tiny_models import BOS, EOS, byte_ids
 from verification.loop import Text, p_value, plugin, two_paths
 
+from edgedec.decoding.generate import Target, TokenStream
+from edgedec.decoding.session_pool import Turns
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.generate import Target, TokenStream
 from edgedec.grammar import Grammar, Grammars
 from edgedec.model import Model, Session
 from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request
-from edgedec.turns import Turns
 from edgedec.verification.coupled import COUPLED
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")

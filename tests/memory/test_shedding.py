@@ -10,6 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_models import byte_ids, tiny_llama
 
+from edgedec.decoding.generate import Target, TokenStream
+from edgedec.decoding.session_pool import Turns
 from edgedec.draft import EMPTY_DRAFT, Draft, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
@@ -20,7 +22,6 @@ from edgedec.drafters.suffix.corpus import CommonDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError
-from edgedec.generate import Target, TokenStream
 from edgedec.memory.shedding import memory_watch, shedders
 from edgedec.memory.watch import Watch
 from edgedec.model import LoadOptions, Model
@@ -28,7 +29,6 @@ from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.plugin_guard import guarded
 from edgedec.sequence import Generation, Request
-from edgedec.turns import Turns
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference import Reference

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scheduler.simulation import Clock, Oracle, a_text, member, policy_of
 
 from edgedec.cost_curve import CostCurve
-from edgedec.decode import Decoder, step
+from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft
 from edgedec.model import Capabilities, Forward, Session
 from edgedec.noise import Noise
@@ -218,7 +218,7 @@ class Slow:
 def test_a_step_tells_the_curve_what_keeping_took(parents: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Apart from the forward, and nothing for a chain, which is never kept."""
     clock = Clock()
-    monkeypatch.setattr("edgedec.decode.perf_counter", clock)
+    monkeypatch.setattr("edgedec.decoding.step.perf_counter", clock)
     session, curve = Slow(clock), CostCurve()
     drafter = Oracle([], 1.0)
     monkeypatch.setattr(Oracle, "draft", lambda *_: Draft.tree([3, 7], parents, [0.5, 0.5]))

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
+from edgedec.decoding.generate import Target, TokenStream
+from edgedec.decoding.session_pool import Turns
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafters.draft_model.model import ModelFactory
-from edgedec.generate import Target, TokenStream
 from edgedec.model import Session
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler.drafter_record import Record
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request
-from edgedec.turns import Turns
 
 Text = tuple[int, ...]
 Propose = Callable[["Plugin", int], Draft]

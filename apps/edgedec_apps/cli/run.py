@@ -5,8 +5,8 @@ from itertools import chain
 from typing import Any
 
 from edgedec.api.engine import Engine
+from edgedec.decoding.generate import TokenStream
 from edgedec.errors import CancelledError, RequestError
-from edgedec.generate import TokenStream
 from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken, Progress, stage
 from edgedec.sequence import Generation

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgedec.api.engine import Engine, Reuse
+from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken
-from edgedec.prompt_length import require_may_fit
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec.verification.coupled import COUPLED

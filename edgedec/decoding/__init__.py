@@ -1,0 +1,1 @@
+"""One generation: its steps, its text, and its turn on a session."""
