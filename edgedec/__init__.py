@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "draft": ("Draft", "DraftContext", "Drafter", "DrafterNeeds", "Verification"),
-    "engine": ("Engine",),
+    "api.engine": ("Engine",),
     "errors": ("EdgedecError",),
-    "generate": ("TokenStream",),
+    "decoding.generate": ("TokenStream",),
     "grammar": ("Grammar",),
-    "loading": ("load",),
-    "memory": ("MemoryPlan", "MemoryTerm"),
+    "api.load": ("load",),
+    "memory_plan": ("MemoryPlan", "MemoryTerm"),
     "model": ("Forward", "ForwardItem", "LayerSet", "LoadOptions", "Model", "Runtime", "Session"),
     "progress": ("CancelToken", "Progress"),
     "sampling": ("SamplingParams",),

@@ -2,9 +2,12 @@
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+
+Cost = Callable[[int], float]
+"""Seconds of a forward by the nodes of the draft in it."""
 
 _REMEMBERED = 15
 _SURE = 3  # samples before which an expectation is never raised
@@ -235,3 +238,20 @@ class CostCurve:
     def table(self) -> dict[int, float]:
         """Return the points of the shortest contexts seen, by rising n."""
         return self._bucket(0).table() if not self._buckets else self._buckets[min(self._buckets)].table()
+
+
+def best_length(rate: float, level_s: float, cost: Cost, n_max: int, plain_rate: float) -> tuple[int, float]:
+    """Return the best length of a chain whose nodes are accepted at `rate` and take `level_s`, and its gain.
+
+    >>> best_length(0.8, 0.01, lambda n: 0.05, 8, 1 / 0.05)[0]
+    4
+    """
+    best, gain = 1, 0.0
+    expected, path = 1.0, 1.0
+    for n in range(1, n_max + 1):
+        path *= rate
+        expected += path
+        found = expected / (n * level_s + cost(n)) / max(plain_rate, 1e-9)
+        if found > gain:
+            best, gain = n, found
+    return best, gain

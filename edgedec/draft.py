@@ -5,21 +5,16 @@ p is the target's distribution and q the drafter's, as in Leviathan et al. 2023 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import PluginError
-from edgedec.model import Session
+from edgedec.model import LayerSet, Session
 from edgedec.noise import Noise
 from edgedec.sampling import Distribution, SamplingParams
 from edgedec.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from edgedec.drafters.suffix.corpus_text import CommonText
-    from edgedec.scheduler.recorder import Recorder
-
 
 STORE_BYTES = 32_000_000
 """Most that a drafter keeps between requests where memory is ample."""
@@ -183,6 +178,27 @@ class Floor:
     path_probability: float = 0.0
 
 
+class ForwardLog(Protocol):
+    """Is told of every forward that a drafter makes, while drafts are recorded."""
+
+    def evaluated(self, n_rows: int, layers: LayerSet | None) -> None:
+        """Take a forward over `n_rows`: through these half-layers of the target, or a draft model's (None)."""
+
+
+class Corpus(Protocol):
+    """A small text in the target's tokens, which all requests share."""
+
+    @property
+    def automaton(self) -> Any:
+        """Its contexts, a suffix automaton (edgedec.drafters.suffix.automaton), which is only read."""
+
+    def shed(self) -> None:
+        """Drop the contexts; they are made anew when they are asked for again."""
+
+    def memory_bytes(self) -> int:
+        """Return about how much memory the contexts take."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftContext:
     """What a drafter is opened with.
@@ -209,8 +225,8 @@ class DraftContext:
     store: dict[str, Any] = field(default_factory=dict)
     floor: Floor = field(default_factory=Floor)
     coupled: bool = True
-    common: "CommonText | None" = None
-    recorder: "Recorder | None" = None
+    common: Corpus | None = None
+    recorder: ForwardLog | None = None
 
 
 class Drafter(Protocol):

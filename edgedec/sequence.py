@@ -7,11 +7,56 @@ from typing import Literal
 from edgedec.errors import RequestError
 from edgedec.model import LayerSet
 from edgedec.sampling import SamplingParams
-from edgedec.scheduler.recorder import Proposals
 from edgedec.stats import DecodeStats
-from edgedec.verification.coupled import COUPLED
 
 FinishReason = Literal["stop", "length", "cancelled"]
+COUPLED = "coupled"
+"""The default verification rule, edgedec.verification.coupled; edgedec.verification.RULES names the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A forward that drafting made.
+
+    Attributes:
+        n_rows: Its rows.
+        share: Of the bytes of weights that a token of the target reads, those that it read; None for a draft model's.
+    """
+
+    n_rows: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """The merged proposals at one position.
+
+    Attributes:
+        tokens: Token of each node.
+        parents: Index of its parent, -1 for the text before.
+        paths: P(path to the node accepted) as it was known then.
+        draft_s: Seconds that drafting took.
+        evaluated: The forwards that drafting made, in their order; none where drafters look tokens up.
+        after: How many of these had been made when each node was known; empty where they are not noted.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    paths: tuple[float, ...]
+    draft_s: float
+    evaluated: tuple[Evaluated, ...] = ()
+    after: tuple[int, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        """Return plain types for JSON."""
+        return {
+            "tokens": list(self.tokens),
+            "parents": list(self.parents),
+            "paths": [round(path, 4) for path in self.paths],
+            "draft_s": round(self.draft_s, 6),
+            "evaluated": [[made.n_rows, made.share and round(made.share, 4)] for made in self.evaluated],
+            "after": list(self.after),
+        }
 
 
 @dataclass(frozen=True, slots=True)

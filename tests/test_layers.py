@@ -17,6 +17,23 @@ ALLOWED = {
 }
 CORE_MAY_IMPORT = {"numpy"}
 
+# The rooms of the core: a file imports its own room and those before it. "top" is the files of edgedec/ itself.
+ROOMS = (
+    "top",
+    "gguf",
+    "storage",
+    "verification",
+    "sessions",
+    "layer_skip",
+    "drafters",
+    "scheduler",
+    "loading",
+    "memory",
+    "decoding",
+    "api",
+    "conformance",
+)
+
 pytestmark = pytest.mark.skipif(not (ROOT / "edgedec").is_dir(), reason="the sources are not beside the tests")
 
 
@@ -49,6 +66,54 @@ def test_the_core_is_numpy_and_the_standard_library() -> None:
     for path in sorted((ROOT / "edgedec").rglob("*.py")):
         foreign = imports(path) - set(sys.stdlib_module_names) - CORE_MAY_IMPORT - {"edgedec"}
         assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """Return the files of a package by the name that an import gives them."""
+    root = package.parent
+    names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in sorted(package.rglob("*.py"))}
+    return {name.removesuffix(".__init__"): path for path, name in names.items()}
+
+
+def modules_imported(path: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules among those known that a file imports: anywhere in it, for type checking too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (whole & known.keys()) or {node.module or ""}
+    return found & known.keys()
+
+
+def room_of(module: str) -> str:
+    """Return the room of one of the core's modules."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else "top"
+
+
+def test_a_room_imports_only_the_rooms_before_it() -> None:
+    """The core's rooms stand in one order; the names that `import edgedec` gives are found when they are asked for."""
+    known = modules(ROOT / "edgedec")
+    assert {room_of(module) for module in known} == set(ROOMS)
+    for module, path in known.items():
+        if module == "edgedec":
+            continue
+        above = ROOMS[ROOMS.index(room_of(module)) + 1 :]
+        wrong = {name for name in modules_imported(path, known) if room_of(name) in above}
+        assert not wrong, f"{module} imports {wrong}"
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_no_two_files_import_each_other(package: str) -> None:
+    """The files of a package can be put in an order in which each imports only files before it."""
+    known = modules(ROOT / package)
+    known.pop("edgedec", None)  # its imports are for type checkers and for whoever asks for a name
+    waiting = {module: modules_imported(path, known) - {module} for module, path in known.items()}
+    while ready := {module for module, needed in waiting.items() if not needed & waiting.keys()}:
+        waiting = {module: needed for module, needed in waiting.items() if module not in ready}
+    assert not waiting, f"in or before a cycle: {waiting}"
 
 
 def test_no_environment_reads_in_the_core() -> None:

@@ -14,7 +14,7 @@ from edgedec.gguf.model_info import describe
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LayerSet
 from edgedec.progress import OnProgress, Progress
-from edgedec.scheduler.recorder import Evaluated, Proposals
+from edgedec.sequence import Evaluated, Proposals
 from edgedec_apps.bench_measure import RunOptions
 from edgedec_apps.bench_prompts import BenchRequest
 

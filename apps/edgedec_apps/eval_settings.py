@@ -11,9 +11,9 @@ from pathlib import Path
 from edgedec.errors import RequestError
 from edgedec.layer_skip.choose import choose_layers
 from edgedec.layer_skip.layer_sets import layer_bytes, tuned_set
+from edgedec.loading.draft_model import same_tokenizer
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, LoadOptions, Model
-from edgedec.scheduler.drafter_factories import same_tokenizer
 from edgedec_apps.evaluation import Lane
 
 DEFAULT_KV_TYPE = "f16"

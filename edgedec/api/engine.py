@@ -27,12 +27,11 @@ from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.recorder import share_of_halves
-from edgedec.sequence import Generation, Request
+from edgedec.sequence import COUPLED, Generation, Request
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.sliding_window import holder, text_limit
 from edgedec.tokenizer import Tokenizer
 from edgedec.verification import RULES
-from edgedec.verification.coupled import COUPLED
 
 Prompt = str | Sequence[int]
 Reuse = Literal["exact", "longest"]

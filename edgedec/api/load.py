@@ -89,25 +89,27 @@ def load(
             forgotten (edgedec.sessions.sliding_window). Texts then end only at an end token, max_tokens or a stop.
         layer_skip: LOSSY: leave out evenly spaced layers, or what edgedec tune-skip --lossy found, in every forward,
             until a token reads 1 / layer_skip of the bytes of weights: about so many times as fast, and another text.
-            Refused beyond what was measured for the model (edgedec.layer_skip.quality_table), unless `layer_skip_force`.
+            Refused beyond what was measured for the model (edgedec.layer_skip.quality_table), unless
+            `layer_skip_force`.
         memory: Most that edgedec may hold ("900MB", "1.5GiB", bytes), for all models of the process together, the
             rest of the process not counted. What was not asked for by name is cut down to fit, in the order of
-            edgedec.memory.planner (engine.plan.given_up says what); what is over it even so is refused before anything is
-            loaded. None for what the system has free, as far as that can be found out.
+            edgedec.memory.planner (engine.plan.given_up says what); what is over it even so is refused before anything
+            is loaded. None for what the system has free, as far as that can be found out.
         draft: "auto" drafts where measured cost and acceptance say that it pays; the name of a drafter, several joined
             by "+", or a factory pins it: its drafts are verified whatever they cost. "off" and None decode plainly.
             The text is the same in every case.
         draft_model: A smaller model that may draft too, best of the same family; named as `model` is.
-        draft_overlap: Let the draft model, on the CPU, go on while the target verifies (edgedec.drafters.draft_model.overlapped):
-            for a target on another device, an NPU or a GPU. Without effect under another rule than "coupled".
+        draft_overlap: Let the draft model, on the CPU, go on while the target verifies
+            (edgedec.drafters.draft_model.overlapped): for a target on another device, an NPU or a GPU. Without effect
+            under another rule than "coupled".
         n_draft_max: Most nodes of a draft.
         draft_numerics: "strict" keeps to drafts whose rows are bit-equal to single steps on this runtime; "loose" goes
             beyond, and the text may then differ where two tokens are nearly as probable.
         draft_store: File in which what the suffix drafter keeps between requests, the token ids of earlier outputs,
             outlives the process: read now, written by Engine.close(). Only models of one vocabulary share a file.
         small_model: A smaller model of the same vocabulary that writes where the text is easy; named as `model` is.
-            Lossy: nothing verifies what it writes (edgedec.sessions.model_switching). Nothing is drafted then, and requests take
-            turns; to be given with `entropy`.
+            Lossy: nothing verifies what it writes (edgedec.sessions.model_switching). Nothing is drafted then, and
+            requests take turns; to be given with `entropy`.
         entropy: Bits: the small model writes where the mean entropy of the last tokens is below. 0 is the large model
             alone.
         entropy_force: Take a threshold beyond those measured.

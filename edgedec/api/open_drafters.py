@@ -17,20 +17,13 @@ from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.layer_skip.layer_sets import tuned_set
 from edgedec.layer_skip.skipping_model import variant
+from edgedec.loading.draft_model import open_draft_model
 from edgedec.loading.draft_worth import file_bytes, why_it_cannot_pay
 from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
 from edgedec.model import LoadOptions, Model
 from edgedec.progress import stage
 from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
-from edgedec.scheduler.drafter_factories import (
-    CASCADE,
-    COMMON,
-    EXIT,
-    MODEL,
-    SUFFIX,
-    open_draft_model,
-    with_draft_model,
-)
+from edgedec.scheduler.drafter_factories import CASCADE, COMMON, EXIT, MODEL, SUFFIX, with_draft_model
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sessions.batching import BatchedSession

@@ -24,11 +24,10 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.scheduler.policy import Policy
-from edgedec.sequence import Generation, Request, Sequence, TokenOutput
+from edgedec.sequence import COUPLED, Generation, Request, Sequence, TokenOutput
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.model_switching import begin_text, count_writers
 from edgedec.sessions.sliding_window import holder, text_limit
-from edgedec.verification.coupled import COUPLED
 
 
 @dataclass(slots=True)

@@ -17,11 +17,11 @@ from edgedec.progress import OnProgress
 from edgedec.sampling import Distribution, distribution, draw, log_probs
 from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.scheduler.proposer import Proposer
-from edgedec.sequence import Sequence
+from edgedec.sequence import COUPLED, Sequence
 from edgedec.sessions.sliding_window import room_after
 from edgedec.tokenizer import Tokenizer
 from edgedec.verification import RULES, uniform_source
-from edgedec.verification.coupled import COUPLED, verify_coupled
+from edgedec.verification.coupled import verify_coupled
 
 _INEXACT = (
     "drafting off in a context of this length: on the {runtime} runtime the rows of one forward are not bit-equal to "

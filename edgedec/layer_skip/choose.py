@@ -1,4 +1,6 @@
-"""Which layers to leave out for a wished speed-up, and which wishes are refused (LOSSY; edgedec.layer_skip.skipping_model).
+"""Which layers to leave out for a wished speed-up, and which wishes are refused.
+
+LOSSY: edgedec.layer_skip.skipping_model leaves them out.
 
 Unified Layer Skipping (Liu et al. 2024, arXiv:2404.06954): the wish alone decides how many layers run; they are evenly
 spaced and the same for every token, so a KV cache has no holes. Where the paper counts layers, bytes of weights are

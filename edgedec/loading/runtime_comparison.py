@@ -1,8 +1,9 @@
 """Two runtimes compared by what the scheduler will make of each: forwards of several rows, prompts, memory.
 
 One token's time alone misleads: drafts are verified in forwards of several rows, which cost next to nothing on one
-runtime and a step each on another. What drafts bring is taken from a table of recorded texts (edgedec.loading.draft_yields), so
-that neither a user's requests nor the option `draft` can change the choice: another runtime may write another text.
+runtime and a step each on another. What drafts bring is taken from a table of recorded texts
+(edgedec.loading.draft_yields), so that neither a user's requests nor the option `draft` can change the choice: another
+runtime may write another text.
 """
 
 from collections.abc import Callable, Iterator, Mapping

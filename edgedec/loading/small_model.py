@@ -5,10 +5,10 @@ from pathlib import Path
 
 from edgedec.draft import DrafterFactory
 from edgedec.errors import RequestError, UnsupportedModelError
+from edgedec.loading.draft_model import same_tokenizer
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
-from edgedec.scheduler.drafter_factories import same_tokenizer
 
 
 def open_small_model(path: Path, large: Model, options: LoadOptions) -> Model:

@@ -23,22 +23,14 @@ from edgedec.gguf.formats import header_path
 from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import trained_context
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
+from edgedec.loading.draft_model import DRAFT_MODEL_TERMS, draft_model_terms
 from edgedec.loading.runtime_choice import Choice, told_with_others
 from edgedec.loading.small_model import small_model_terms
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, held_bytes
 from edgedec.model import LoadOptions, default_n_ctx
-from edgedec.scheduler.drafter_factories import (
-    CASCADE,
-    COMMON,
-    DRAFT_MODEL_TERMS,
-    EXIT,
-    MODEL,
-    NGRAMS,
-    SUFFIX,
-    draft_model_terms,
-)
+from edgedec.scheduler.drafter_factories import CASCADE, COMMON, EXIT, MODEL, NGRAMS, SUFFIX
 
 AUTO_KV = "auto"
 ONE_REQUEST_BYTES = 4_000_000

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from edgedec.cost_curve import Cost
 from edgedec.counted import counted
 from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
 from edgedec.scheduler.acceptance import Calibration
-
-Cost = Callable[[int], float]  # seconds of a forward by the nodes in it
 
 SHOWN = 4  # nodes that the reason against drafting speaks of
 _FIRST_RATE = 0.7  # acceptance expected of a costly drafter that was never tried
@@ -140,23 +139,6 @@ class Verdict:
                 f"and promised {1 + self.promised / n_against:.2f} tokens"
             )
         return ", ".join(parts)
-
-
-def best_length(rate: float, level_s: float, cost: Cost, n_max: int, plain_rate: float) -> tuple[int, float]:
-    """Return the best length of a chain whose nodes are accepted at `rate` and take `level_s`, and its gain.
-
-    >>> best_length(0.8, 0.01, lambda n: 0.05, 8, 1 / 0.05)[0]
-    4
-    """
-    best, gain = 1, 0.0
-    expected, path = 1.0, 1.0
-    for n in range(1, n_max + 1):
-        path *= rate
-        expected += path
-        found = expected / (n * level_s + cost(n)) / max(plain_rate, 1e-9)
-        if found > gain:
-            best, gain = n, found
-    return best, gain
 
 
 def depth_of(parents: Sequence[int]) -> int:

@@ -23,9 +23,8 @@ from edgedec.scheduler.drafter_record import Member, Record
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.proposer import described
 from edgedec.scheduler.recorder import Recorder
-from edgedec.sequence import Sequence
+from edgedec.sequence import COUPLED, Sequence
 from edgedec.stats import DecodeStats
-from edgedec.verification.coupled import COUPLED
 
 
 @dataclass(slots=True)

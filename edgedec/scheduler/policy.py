@@ -21,12 +21,12 @@ from time import monotonic, perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import Cost, CostCurve, best_length
 from edgedec.draft import EMPTY_DRAFT, Closing, Draft, Drafter, DrafterNeeds, Floor, Verification
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.model import Session
 from edgedec.scheduler.draft_tree import DraftTree, best_part, best_shape
-from edgedec.scheduler.drafter_record import SHOWN, Cost, Member, Record, Verdict, best_length, depth_of
+from edgedec.scheduler.drafter_record import SHOWN, Member, Record, Verdict, depth_of
 from edgedec.scheduler.plugin_guard import Guarded
 from edgedec.scheduler.proposer import asked, described
 from edgedec.scheduler.recorder import Recorder

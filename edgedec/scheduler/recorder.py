@@ -7,54 +7,10 @@ import numpy as np
 
 from edgedec.model import LayerSet
 from edgedec.scheduler.draft_tree import DraftTree, best_part
+from edgedec.sequence import Evaluated, Proposals
 
 MOST_FORWARDS = 1 << 30
 """As good as no limit to the forwards that drafting makes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """A forward that drafting made.
-
-    Attributes:
-        n_rows: Its rows.
-        share: Of the bytes of weights that a token of the target reads, those that it read; None for a draft model's.
-    """
-
-    n_rows: int
-    share: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Proposals:
-    """The merged proposals at one position.
-
-    Attributes:
-        tokens: Token of each node.
-        parents: Index of its parent, -1 for the text before.
-        paths: P(path to the node accepted) as it was known then.
-        draft_s: Seconds that drafting took.
-        evaluated: The forwards that drafting made, in their order; none where drafters look tokens up.
-        after: How many of these had been made when each node was known; empty where they are not noted.
-    """
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    paths: tuple[float, ...]
-    draft_s: float
-    evaluated: tuple[Evaluated, ...] = ()
-    after: tuple[int, ...] = ()
-
-    def as_dict(self) -> dict[str, object]:
-        """Return plain types for JSON."""
-        return {
-            "tokens": list(self.tokens),
-            "parents": list(self.parents),
-            "paths": [round(path, 4) for path in self.paths],
-            "draft_s": round(self.draft_s, 6),
-            "evaluated": [[made.n_rows, made.share and round(made.share, 4)] for made in self.evaluated],
-            "after": list(self.after),
-        }
 
 
 _NOTHING = Proposals((), (), (), 0.0)

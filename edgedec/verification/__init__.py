@@ -1,7 +1,8 @@
 """Opt-in verification rules: the same distribution, not the same text.
 
-The default, `edgedec.verification.coupled.verify_coupled`, gives the same text for any draft, and asks nothing of the drafter. These
-rules give each text with the target's probability, accept more, and are exact only for drafts drawn as they assume:
+The default, `edgedec.verification.coupled.verify_coupled`, gives the same text for any draft, and asks nothing of the
+drafter. These rules give each text with the target's probability, accept more, and are exact only for drafts drawn as
+they assume:
 
 | rule | the draft | if it is not |
 |---|---|---|

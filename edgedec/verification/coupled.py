@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from edgedec.draft import Draft, Verification
 
-COUPLED = "coupled"  # the rule's name; those of the others are in edgedec.verification
 ChooseToken = Callable[[int, tuple[int, ...]], int]
 
 

@@ -13,7 +13,8 @@ from support.tiny_models import tiny_llama
 from edgedec.cost_curve import CostCurve
 from edgedec.layer_skip.layer_sets import TunedSet, without
 from edgedec.scheduler.drafter_factories import SKIP_GAIN, promised_gain
-from edgedec.scheduler.recorder import Evaluated, Proposals, replay
+from edgedec.scheduler.recorder import replay
+from edgedec.sequence import Evaluated, Proposals
 from edgedec_apps import bench_machine
 from edgedec_apps.rooflines import DEVICES, modelled
 

@@ -11,7 +11,7 @@ import pytest
 from drafters.draft_models import loaded, tiny
 
 from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterFactory, Verification
-from edgedec.drafters import model as model_drafter
+from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.model import Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams

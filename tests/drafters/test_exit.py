@@ -13,7 +13,7 @@ import edgedec
 from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, Verification
-from edgedec.drafters import exit as exit_drafter
+from edgedec.drafters.self_speculation import exit as exit_drafter
 from edgedec.drafters.self_speculation.exit import Agreement, ExitDrafter, exits_of
 from edgedec.errors import CapabilityError
 from edgedec.layer_skip.layer_sets import first_layers

@@ -13,7 +13,7 @@ from support.tiny_models import BOS, byte_ids
 
 from edgedec.conformance import check_drafter
 from edgedec.draft import DraftContext, DrafterFactory, Floor, Verification
-from edgedec.drafters import model as model_drafter
+from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel, ModelFactory, cut, window_of
 from edgedec.drafters.draft_model.universal import UniversalDraftModel

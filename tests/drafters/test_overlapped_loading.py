@@ -18,8 +18,9 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
+from edgedec.loading.draft_model import draft_model_terms, open_draft_model
 from edgedec.model import LoadOptions, Model
-from edgedec.scheduler.drafter_factories import draft_model_terms, open_draft_model, require_overlap, with_draft_model
+from edgedec.scheduler.drafter_factories import require_overlap, with_draft_model
 
 
 @pytest.fixture

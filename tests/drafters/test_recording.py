@@ -18,7 +18,7 @@ from edgedec.drafters.self_speculation.exit import exits_of
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import Model
 from edgedec.scheduler import drafter_factories as draft_loading
-from edgedec.scheduler.recorder import Evaluated, Proposals
+from edgedec.sequence import Evaluated, Proposals
 
 N_TOKENS = 24
 

@@ -16,7 +16,7 @@ import edgedec
 from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, DrafterFactory, Floor
-from edgedec.drafters import exit as exit_drafter
+from edgedec.drafters.self_speculation import exit as exit_drafter
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter

@@ -16,8 +16,7 @@ from edgedec.grammar import Grammar, Grammars
 from edgedec.model import Model, Session
 from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
-from edgedec.sequence import Request
-from edgedec.verification.coupled import COUPLED
+from edgedec.sequence import COUPLED, Request
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 

@@ -215,8 +215,8 @@ def test_pressure_is_the_worst_of_machine_and_groups(tree: Tree) -> None:
 
 
 TAKES_AND_GIVES_BACK = """
-import gc
 import json
+import numpy as np
 from edgedec.memory import system as system_memory
 read = system_memory.resident_reader()
 system_memory.return_free_memory()

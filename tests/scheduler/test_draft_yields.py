@@ -8,7 +8,7 @@ import pytest
 from edgedec.errors import RequestError
 from edgedec.loading import draft_yields
 from edgedec.loading.draft_yields import KINDS, ROWS, Kind, seconds_per_token
-from edgedec.scheduler.recorder import Proposals
+from edgedec.sequence import Proposals
 from edgedec_apps.bench_rows import ModelSize, Recorded, Recording
 from edgedec_apps.draft_yields import kinds_of, source_of
 

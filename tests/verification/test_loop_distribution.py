@@ -24,8 +24,8 @@ from edgedec.model import LoadOptions, Model, Session
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler import policy
 from edgedec.scheduler.drafter_record import Record
+from edgedec.sequence import COUPLED
 from edgedec.verification import RULES, Rule, Target, Uniform
-from edgedec.verification.coupled import COUPLED
 from edgedec.verification.distributions import sample
 from edgedec_runtimes.cpu.runtime import Cpu
 

@@ -21,8 +21,8 @@ from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
+from edgedec.sequence import COUPLED
 from edgedec.sessions.model_switching import Switching, require_pair
-from edgedec.verification.coupled import COUPLED
 from edgedec_apps.cli.log import show_log, warnings_of
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.progress import ProgressLine

@@ -9,7 +9,8 @@ from typing import Any
 from edgedec.cost_curve import CostCurve
 from edgedec.counted import counted
 from edgedec.errors import RequestError, StorageError
-from edgedec.scheduler.recorder import Evaluated, Replay, replay
+from edgedec.scheduler.recorder import Replay, replay
+from edgedec.sequence import Evaluated
 from edgedec_apps.bench_rows import Recording, read_recording
 from edgedec_apps.bench_table import columns
 from edgedec_apps.cli.terminal import write_json, write_line

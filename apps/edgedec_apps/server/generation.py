@@ -15,9 +15,8 @@ from edgedec.api.engine import Engine, Reuse
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken
-from edgedec.sequence import Generation, TokenOutput
+from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
-from edgedec.verification.coupled import COUPLED
 from edgedec_apps.server.room import Share
 from edgedec_apps.server.tools import Tools
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 from edgedec.api.engine import Engine, Reuse, require_rule
 from edgedec.errors import RequestError
 from edgedec.noise import SEED_LIMIT
-from edgedec.verification.coupled import COUPLED
+from edgedec.sequence import COUPLED
 from edgedec_apps.server.fields import Fields, checked, logit_bias
 from edgedec_apps.server.generation import Asked, Prompt
 from edgedec_apps.server.messages import read_messages

@@ -19,12 +19,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, ForwardLog, Verification
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Forward, Model
 from edgedec.noise import Noise
 from edgedec.sampling import Distribution, SamplingParams, distribution
-from edgedec.scheduler.recorder import Recorder
 from edgedec.verification.distributions import sample
 from edgedec.verification.uniform import uniform_source
 
@@ -68,7 +67,7 @@ class DraftModel:
         self.model = model
         self.session = model.session(WINDOW)
         self.cached: list[int] = []
-        self.recorder: Recorder | None = None
+        self.recorder: ForwardLog | None = None
 
     def __call__(self, context: DraftContext) -> "ModelDrafter":
         """Make the drafter of one generation."""

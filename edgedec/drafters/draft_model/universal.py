@@ -1,10 +1,10 @@
 """universal: a draft model with another tokenizer, through the text.
 
 Universal assisted generation (Timor et al. 2025, arXiv:2502.05202). The target's tokens become bytes, the bytes the
-draft model's tokens (edgedec.drafters.draft_model.alignment); what it drafts goes the other way: string-level exact match (SLEM)
-there, verified as any draft is. The last token of the drafted text may be the beginning of a longer one: it is left out
-unless it is one token for both models (the vocabularies' intersection, TLI there), as then the draft model says itself
-that it ends.
+draft model's tokens (edgedec.drafters.draft_model.alignment); what it drafts goes the other way: string-level exact
+match (SLEM) there, verified as any draft is. The last token of the drafted text may be the beginning of a longer one:
+it is left out unless it is one token for both models (the vocabularies' intersection, TLI there), as then the draft
+model says itself that it ends.
 
 The two models share no noise. So the draft is greedy at every temperature, and p_accept is the draft model's
 probability at that temperature: the estimate of how often the target draws the same. Nor has it a q under the opt-in

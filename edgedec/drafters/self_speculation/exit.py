@@ -18,13 +18,12 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, best_length
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.self_speculation.self_draft import Hidden, OwnLayers
 from edgedec.errors import CancelledError
 from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.model import LayerSet
-from edgedec.scheduler.drafter_record import best_length
 
 NAME = "exit"
 EXITS = 8  # layers that may be exits
