@@ -25,8 +25,8 @@ from prompts import load_prompts
 import edgedec
 from edgedec.api.load import resolve
 from edgedec.resolver import ResolveOptions
-from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.llamacpp.library import llama, version
+from edgedec_runtimes.shared.cpu_count import usable_cores
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from support.tiny_models import N_VOCAB, tiny_llama
 from edgedec.errors import CancelledError, RequestError, SessionError
 from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec.progress import Progress
-from edgedec_runtimes.bookkeeping import ModelLock
 from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.shared.bookkeeping import ModelLock
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import edgedec
 from edgedec.errors import RuntimeUnavailableError
 from edgedec_runtimes.cpu.library import read_bandwidth
-from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.shared.cpu_count import usable_cores
 
 _N_READS = 3
 _READ_BYTES = 1 << 29  # more than any cache holds

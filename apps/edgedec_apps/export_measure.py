@@ -20,7 +20,7 @@ from edgedec_apps.eval_settings import Setting, open_lanes
 from edgedec_apps.evaluation import N_ROWS, cut_windows, evaluate, leading_tokens
 from edgedec_export.report import forward_times
 from edgedec_models.folders import cache_folder
-from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.shared.cpu_count import usable_cores
 
 N_TOKENS = 1024
 """Tokens of the text that are evaluated."""

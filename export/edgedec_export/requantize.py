@@ -27,8 +27,8 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export.gguf_writer import whole_file
-from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama
+from edgedec_runtimes.shared.cpu_count import usable_cores
 
 # Types that are of use without an importance matrix, which this quantizer is not given.
 _NAMES = (

@@ -13,7 +13,7 @@ import numpy as np
 from edgedec import plugins
 from edgedec.errors import ModelFormatError
 from edgedec.model import LoadOptions
-from edgedec_runtimes.mapped_files import MappedFiles
+from edgedec_runtimes.shared.mapped_files import MappedFiles
 
 runtime, model, file = sys.argv[1:]
 check, cut = MappedFiles.check, []

@@ -31,7 +31,7 @@ from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line
 from edgedec_models.folders import cache_folder
-from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.shared.cpu_count import usable_cores
 
 _OTHERS = ("llamacpp",)
 _READING = "measuring how fast memory is read"

@@ -17,7 +17,7 @@ from edgedec_apps.cli.progress import shown_at_a_terminal
 from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
-from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.shared.cpu_count import usable_cores
 
 _PACKAGES = (
     *("numpy", "onnxruntime", "onnxruntime-qnn", "onnx", "llama-cpp-python", "gguf", "llguidance"),

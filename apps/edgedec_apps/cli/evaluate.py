@@ -34,7 +34,7 @@ from edgedec_apps.eval_settings import (
 from edgedec_apps.evaluation import N_ROWS, Figures, Lane, Reading, cut_windows, evaluate, leading_tokens
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
-from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.shared.cpu_count import usable_cores
 
 DEFAULT_TEXT = Path(__file__).parents[1] / "eval_text.txt"
 SAME = "same"

@@ -13,5 +13,10 @@ hiddenimports = [
     for package in ("edgedec", "edgedec_runtimes", "edgedec_models", *_llama_cpp, *_server)
     for name in collect_submodules(package, filter=lambda name: not name.startswith("llama_cpp.server"))
 ]
-datas = collect_data_files("edgedec") + collect_data_files("edgedec_models") + collect_data_files("edgedec_apps") + copy_metadata(DISTRIBUTION)
+datas = (
+    collect_data_files("edgedec")
+    + collect_data_files("edgedec_models")
+    + collect_data_files("edgedec_apps")
+    + copy_metadata(DISTRIBUTION)
+)
 binaries = [lib for package in ("edgedec_runtimes", *_llama_cpp) for lib in collect_dynamic_libs(package)]

@@ -17,7 +17,6 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items, check_step
 from edgedec_runtimes.cpu.damage import explain
 from edgedec_runtimes.cpu.library import (
     CANCELLED,
@@ -35,6 +34,7 @@ from edgedec_runtimes.cpu.session import CpuSession
 from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tile_cache import Tiles
 from edgedec_runtimes.cpu.weights import MAX_ROWS
+from edgedec_runtimes.shared.bookkeeping import Checked, ModelLock, Shape, Stop, check_items, check_step
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.metadata import get_float, get_text
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.hyperparameters import DECODER_KEYS, number, whole
+from edgedec_runtimes.shared.hyperparameters import DECODER_KEYS, number, whole
 
 # Numbers of native/edgedec_cpu.h.
 EMBEDDING, OUTPUT = 0, 1

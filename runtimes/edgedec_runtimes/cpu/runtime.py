@@ -14,14 +14,14 @@ from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.progress import Progress
-from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.streaming import StreamPlan
 from edgedec_runtimes.cpu.tile_cache import Tiles
-from edgedec_runtimes.cpu_count import usable_cores
+from edgedec_runtimes.shared.cards import model_card
+from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.vocabulary import open_tokenizer, refusal
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # its code, and what each token takes

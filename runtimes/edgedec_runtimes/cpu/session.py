@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgedec.model import Forward, ForwardItem, LayerSet, Rows
 from edgedec.progress import OnProgress
 from edgedec_runtimes.cpu.library import Item, address, check, native
-from edgedec_runtimes.own_session import OwnSession
+from edgedec_runtimes.shared.own_session import OwnSession
 
 if TYPE_CHECKING:
     from edgedec_runtimes.cpu.model import CpuModel

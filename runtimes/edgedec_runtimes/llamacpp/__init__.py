@@ -18,13 +18,13 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.storage.probe_cache import cpu_name
-from edgedec_runtimes.cpu_count import usable_cores
-from edgedec_runtimes.file_mappings import with_mappings
-from edgedec_runtimes.invariance import will_probe
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
-from edgedec_runtimes.mapped_files import MappedFiles
+from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.file_mappings import with_mappings
+from edgedec_runtimes.shared.invariance import will_probe
+from edgedec_runtimes.shared.mapped_files import MappedFiles
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150

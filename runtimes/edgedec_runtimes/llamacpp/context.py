@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CancelledError, ContextFullError, MemoryCapError, RuntimeUnavailableError
-from edgedec_runtimes.bookkeeping import Stop
 from edgedec_runtimes.llamacpp.library import last_complaint, llama
+from edgedec_runtimes.shared.bookkeeping import Stop
 
 N_BATCH = 2048
 N_UBATCH = 512

@@ -20,9 +20,9 @@ from edgedec.errors import (
 from edgedec.memory.system import return_free_memory
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
-from edgedec_runtimes.cpu_count import usable_cores
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
+from edgedec_runtimes.shared.cpu_count import usable_cores
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 _N_FORKS = 3

@@ -16,13 +16,13 @@ from edgedec.errors import CapabilityError, RequestError, SessionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Rows
 from edgedec.progress import OnProgress, Progress
-from edgedec_runtimes.bookkeeping import ModelLock, Stop
-from edgedec_runtimes.invariance import ExactRows, measured_invariance
 from edgedec_runtimes.llamacpp.context import N_UBATCH, Context, ContextOptions, Part
 from edgedec_runtimes.llamacpp.library import llama
 from edgedec_runtimes.llamacpp.session import LlamaCppSession, prefill_chunks
 from edgedec_runtimes.llamacpp.tokenizer import LlamaCppTokenizer
-from edgedec_runtimes.mapped_files import MappedFiles
+from edgedec_runtimes.shared.bookkeeping import ModelLock, Stop
+from edgedec_runtimes.shared.invariance import ExactRows, measured_invariance
+from edgedec_runtimes.shared.mapped_files import MappedFiles
 
 
 @dataclass(slots=True)

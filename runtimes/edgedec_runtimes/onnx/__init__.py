@@ -13,10 +13,6 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.storage.probe_cache import cpu_name
-from edgedec_runtimes.cards import model_card
-from edgedec_runtimes.cpu_count import usable_cores
-from edgedec_runtimes.file_mappings import with_mappings
-from edgedec_runtimes.mapped_files import MappedFiles
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
 from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms
 from edgedec_runtimes.onnx.foreign.model import ForeignModel, check_n_ctx
@@ -25,6 +21,10 @@ from edgedec_runtimes.onnx.library import is_imported, load_library, open_graph,
 from edgedec_runtimes.onnx.memory import memory_terms
 from edgedec_runtimes.onnx.model import OnnxModel
 from edgedec_runtimes.onnx.providers import choose_provider, devices
+from edgedec_runtimes.shared.cards import model_card
+from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.file_mappings import with_mappings
+from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.vocabulary import open_tokenizer, refusal
 
 _KV_TYPES = {"f32": ("f16", "f32"), "int8": ("f16", "q8_0")}  # "f16" is the default of the options: what there is

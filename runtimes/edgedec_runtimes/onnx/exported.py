@@ -20,8 +20,8 @@ from edgedec.gguf.metadata import get_int, get_text
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
 from edgedec.storage.probe_cache import recall, remember
-from edgedec_runtimes.hyperparameters import whole
 from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph
+from edgedec_runtimes.shared.hyperparameters import whole
 
 OPTIMUM = "optimum"
 """Kind of an export whose graph optimum made; ours have none."""

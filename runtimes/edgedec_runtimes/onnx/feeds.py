@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.bookkeeping import Checked
 from edgedec_runtimes.onnx.exported import Export
+from edgedec_runtimes.shared.bookkeeping import Checked
 
 CHUNK = 64
 """Rows that one run of the graph takes of a long chain; twice as many are no faster, and cancelling waits for them."""

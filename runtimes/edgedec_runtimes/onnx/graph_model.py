@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import ModelCard, Session
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.bookkeeping import Checked
-from edgedec_runtimes.held_model import HeldModel
-from edgedec_runtimes.mapped_files import MappedFiles
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.library import run_options, translated
+from edgedec_runtimes.shared.bookkeeping import Checked
+from edgedec_runtimes.shared.held_model import HeldModel
+from edgedec_runtimes.shared.mapped_files import MappedFiles
 
 MAX_ROWS = 256
 """Most rows of logits of a forward, and of a tree."""

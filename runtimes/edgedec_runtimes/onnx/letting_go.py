@@ -9,7 +9,7 @@ import ctypes
 import mmap
 import sys
 
-from edgedec_runtimes.file_mappings import Mapping
+from edgedec_runtimes.shared.file_mappings import Mapping
 
 LET_GO_ROWS = 256
 """Tokens looked up in the embedding between two times."""

@@ -14,8 +14,6 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.bookkeeping import Checked, check_items, require_capable
-from edgedec_runtimes.invariance import ExactRows, measured_invariance
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK, SPARE_ROWS, Padding, Piece, Zeros, feeds
 from edgedec_runtimes.onnx.graph_model import MAX_ROWS, GraphModel, Opened, pieces
@@ -23,6 +21,8 @@ from edgedec_runtimes.onnx.kv import KVBuffers
 from edgedec_runtimes.onnx.letting_go import LET_GO_ROWS, let_go
 from edgedec_runtimes.onnx.session import OnnxSession
 from edgedec_runtimes.onnx.single_steps import one_row_is_exact
+from edgedec_runtimes.shared.bookkeeping import Checked, check_items, require_capable
+from edgedec_runtimes.shared.invariance import ExactRows, measured_invariance
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class OnnxModel(GraphModel[OnnxSession]):
 
     @property
     def batch_invariant(self) -> int:
-        """Measured at the first read: see edgedec_runtimes.invariance."""
+        """Measured at the first read: see edgedec_runtimes.shared.invariance."""
         if self._invariant is None:
             self._invariant = measured_invariance(self, self._cache_dir)
         return self._invariant

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec_runtimes.onnx.kv import KVBuffers
-from edgedec_runtimes.own_session import OwnSession
+from edgedec_runtimes.shared.own_session import OwnSession
 
 if TYPE_CHECKING:
     from edgedec_runtimes.onnx.model import OnnxModel

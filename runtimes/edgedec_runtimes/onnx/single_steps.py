@@ -3,7 +3,7 @@
 ONNX Runtime's kernels choose their way by the number of rows, differently by machine and release. Attention gets a
 second row in a single step (feeds.py), which on the x86-64 machines tried makes that equal to rows of any number as far
 as weights are packed; where it does not, the whole graph gets it. Where a kernel has yet another way for four rows,
-say, edgedec_runtimes.invariance finds that.
+say, edgedec_runtimes.shared.invariance finds that.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from edgedec.model import Model
 from edgedec.storage.probe_cache import recall, remember
-from edgedec_runtimes.invariance import KIND
+from edgedec_runtimes.shared.invariance import KIND
 
 _N_FEW = 3  # rows that take every way there is on the machines tried: in pairs, and one that is left over
 

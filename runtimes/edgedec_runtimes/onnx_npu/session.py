@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from edgedec_runtimes.onnx_npu.cache import KVCache
 from edgedec_runtimes.onnx_npu.facts import PARTS
-from edgedec_runtimes.own_session import OwnSession
+from edgedec_runtimes.shared.own_session import OwnSession
 
 if TYPE_CHECKING:
     from edgedec_runtimes.onnx_npu.model import NpuModel

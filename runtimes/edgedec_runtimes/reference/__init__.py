@@ -14,10 +14,10 @@ from edgedec.gguf.file import read_gguf
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, RuntimeReport, default_n_ctx
-from edgedec_runtimes.cards import model_card
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import n_weight_bytes, read_hyperparameters, read_weights
+from edgedec_runtimes.shared.cards import model_card
 
 _KV_DTYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 

@@ -14,11 +14,11 @@ from edgedec.errors import MemoryCapError, RequestError, SessionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Session
 from edgedec.progress import OnProgress, Progress
-from edgedec_runtimes.bookkeeping import Checked, ModelLock, Shape, Stop, check_items
 from edgedec_runtimes.reference.network import KVCache, Row, evaluate, logits
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import Hyperparameters, Weights
+from edgedec_runtimes.shared.bookkeeping import Checked, ModelLock, Shape, Stop, check_items
 
 MAX_ROWS = 256
 _VOCABULARY_BYTES_PER_TOKEN = 350

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGMLType
 from edgedec.gguf.metadata import get_text
-from edgedec_runtimes.hyperparameters import DECODER_KEYS, number, whole
+from edgedec_runtimes.shared.hyperparameters import DECODER_KEYS, number, whole
 
 ROPE_IS_INTERLEAVED = {"llama": True, "qwen2": False}
 """By architecture: whether rotary embedding pairs neighbours (NORM in llama.cpp) or halves of a head (NEOX)."""

@@ -11,7 +11,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward, ForwardItem, ModelCard, Session
 from edgedec.progress import OnProgress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.bookkeeping import ModelLock, Shape, Stop
+from edgedec_runtimes.shared.bookkeeping import ModelLock, Shape, Stop
 
 H = TypeVar("H")
 S = TypeVar("S", bound=Session)

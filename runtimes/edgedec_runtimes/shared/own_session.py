@@ -7,7 +7,7 @@ from edgedec.errors import ModelFormatError
 from edgedec.model import Forward, ForwardItem, Model
 from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import ItemSession
-from edgedec_runtimes.bookkeeping import SessionState
+from edgedec_runtimes.shared.bookkeeping import SessionState
 
 _HEAD = struct.Struct("<64sI")
 

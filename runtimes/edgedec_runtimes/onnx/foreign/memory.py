@@ -2,11 +2,11 @@
 
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
-from edgedec_runtimes.hyperparameters import whole
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.kv import token_bytes
 from edgedec_runtimes.onnx.memory import memory_terms
+from edgedec_runtimes.shared.hyperparameters import whole
 
 _SCORES = 3  # arrays of all heads' scores that are there at once, about
 

@@ -14,14 +14,14 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.bookkeeping import Checked, check_items, require_capable
-from edgedec_runtimes.invariance import N_MAX, ExactRows, measured_invariance
 from edgedec_runtimes.onnx.feeds import CHUNK, even
 from edgedec_runtimes.onnx.foreign.contract import Contract, feeds
 from edgedec_runtimes.onnx.foreign.session import Arrays, ForeignSession
 from edgedec_runtimes.onnx.graph_model import MAX_ROWS, GraphModel, Opened, pieces
 from edgedec_runtimes.onnx.letting_go import let_go
 from edgedec_runtimes.onnx.single_steps import one_row_is_exact
+from edgedec_runtimes.shared.bookkeeping import Checked, check_items, require_capable
+from edgedec_runtimes.shared.invariance import N_MAX, ExactRows, measured_invariance
 
 _PREFIXES = (40, 250)  # tokens before the rows compared: sums over a cache take other ways at other lengths
 _CAPABILITIES = Capabilities(rollback=True, trees=False, fork=True, max_rows=MAX_ROWS, prefill_chunk=CHUNK)
@@ -68,7 +68,7 @@ class ForeignModel(GraphModel[ForeignSession]):
 
     @property
     def batch_invariant(self) -> int:
-        """Measured at the first read, after prefixes of several lengths: see edgedec_runtimes.invariance."""
+        """Measured at the first read, after prefixes of several lengths: see edgedec_runtimes.shared.invariance."""
         if self._invariant is None:
             n_most = self._card.n_ctx_train - N_MAX - 1
             found = [

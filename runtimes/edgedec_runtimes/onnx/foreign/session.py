@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.own_session import OwnSession
+from edgedec_runtimes.shared.own_session import OwnSession
 
 if TYPE_CHECKING:
     from edgedec_runtimes.onnx.foreign.model import ForeignModel
