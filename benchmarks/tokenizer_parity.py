@@ -1,4 +1,4 @@
-"""Compare the tokenizers of edgedec_runtimes.vocabulary with llama.cpp's, for any model, and time them.
+"""Compare the tokenizers of edgedec_runtimes.tokenizer with llama.cpp's, for any model, and time them.
 
 Compared are the ids of a multilingual corpus, of the same with special tokens spelled out, and of random strings over
 all planes of Unicode, each with and without special tokens added and parsed; and the bytes and role of every token.
@@ -34,8 +34,8 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.resolver import ResolveOptions
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.llamacpp.library import version
-from edgedec_runtimes.vocabulary import open_tokenizer, refusal
-from edgedec_runtimes.vocabulary.pretokenizers import NAMES
+from edgedec_runtimes.tokenizer import open_tokenizer, refusal
+from edgedec_runtimes.tokenizer.pretokenizers import NAMES
 
 _N_SHOWN = 5
 

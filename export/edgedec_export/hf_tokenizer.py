@@ -15,7 +15,7 @@ from edgedec_export.gguf_writer import Entry, boolean, float32s, int32s, text, t
 from edgedec_export.hf_pretokenizers import pre_tokenizer_name
 from edgedec_export.hf_sentencepiece import sentencepiece_entries
 from edgedec_export.hf_vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, Source, Tokens, steps
-from edgedec_runtimes.vocabulary.pretokenizers import pre_tokenizer
+from edgedec_runtimes.tokenizer.pretokenizers import pre_tokenizer
 
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
 # llama.cpp's converter takes tokens that look so for control tokens, whatever tokenizer.json says.

@@ -35,7 +35,7 @@ from edgedec_export.npu_weights import (
 )
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.onnx_npu.facts import EMBEDDING, KV, ROWS, TARGET, Facts, Quantizer, to_json
-from edgedec_runtimes.vocabulary import open_tokenizer
+from edgedec_runtimes.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     import onnx

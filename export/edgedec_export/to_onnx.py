@@ -26,7 +26,7 @@ from edgedec_export.packing import Matrix
 from edgedec_export.packing_nodes import gather_nodes, linear_nodes
 from edgedec_export.quantizing import Quant, quantize
 from edgedec_runtimes.cpu.network import Network, read_network
-from edgedec_runtimes.vocabulary import open_tokenizer
+from edgedec_runtimes.tokenizer import open_tokenizer
 
 KV_TYPES = ("f32", "int8")
 

@@ -29,7 +29,7 @@ from edgedec_export.optimum_environment import ensure_environment
 from edgedec_models.hub_spec import parse_hub
 from edgedec_runtimes.onnx.exported import OPTIMUM
 from edgedec_runtimes.onnx.foreign.contract import Contract
-from edgedec_runtimes.vocabulary import refusal
+from edgedec_runtimes.tokenizer import refusal
 
 _CHILD = Path(__file__).with_name("optimum_child.py")
 _MOST = 2**24

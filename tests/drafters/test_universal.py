@@ -25,7 +25,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.loading.draft_model import open_draft_model, same_tokenizer
 from edgedec.model import LoadOptions
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.vocabulary import open_tokenizer
+from edgedec_runtimes.tokenizer import open_tokenizer
 
 REAL = ("smollm2-135m.gguf", "qwen2.5-coder-0.5b.gguf")
 KINDS = [*("bpe", "spm", "spaced"), *(pytest.param(name, marks=pytest.mark.model) for name in REAL)]

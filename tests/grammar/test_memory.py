@@ -23,7 +23,7 @@ from edgedec.grammar import LEAST_GRAMMAR_BYTES, Grammar
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.grammar.compiler import Llguidance, MatcherState
-from edgedec_runtimes.vocabulary import open_tokenizer
+from edgedec_runtimes.tokenizer import open_tokenizer
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 pytestmark = [

@@ -12,7 +12,7 @@ from vocabulary.vocabularies import CONTROL, SPACE, USER_DEFINED, bpe, spm, type
 
 from edgedec.gguf.file import read_gguf
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.vocabulary import VocabularyTokenizer, open_tokenizer
+from edgedec_runtimes.tokenizer import VocabularyTokenizer, open_tokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<tool>", "<unk>", "<s>", "</s>", "<start>", f"{SPACE}{SPACE}x")
 FLAGS = ((True, True), (False, False), (False, True))

@@ -13,9 +13,9 @@ from vocabulary.vocabularies import CONTROL, USER_DEFINED, bpe, spm, types, writ
 
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
-from edgedec_runtimes.vocabulary import open_tokenizer, refusal
-from edgedec_runtimes.vocabulary.string_table import StringTable, read_strings
-from edgedec_runtimes.vocabulary.unicode_classes import LETTER, MARK, NUMBER, OTHER, PUNCTUATION, SYMBOL, collapse
+from edgedec_runtimes.tokenizer import open_tokenizer, refusal
+from edgedec_runtimes.tokenizer.string_table import StringTable, read_strings
+from edgedec_runtimes.tokenizer.unicode_classes import LETTER, MARK, NUMBER, OTHER, PUNCTUATION, SYMBOL, collapse
 
 BPE_KEYS = ("tokens", "token_type", "merges", "pre", "bos_token_id", "eos_token_id", "add_bos_token", "add_eos_token")
 SPM_KEYS = (*BPE_KEYS, "scores", "add_space_prefix")

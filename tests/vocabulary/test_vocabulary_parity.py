@@ -1,4 +1,4 @@
-"""The tokenizers of edgedec_runtimes.vocabulary give llama.cpp's ids, bytes and roles, token for token."""
+"""The tokenizers of edgedec_runtimes.tokenizer give llama.cpp's ids, bytes and roles, token for token."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from vocabulary.oracle import differing_texts, differing_tokens, oracle
 from vocabulary.vocabularies import CONTROL, NORMAL, SPACE, USER_DEFINED, bpe, spm, write
 
 from edgedec.gguf.file import read_gguf
-from edgedec_runtimes.vocabulary import open_tokenizer, refusal
-from edgedec_runtimes.vocabulary.pretokenizers import DIFFERENT_CUTS, NAMES
+from edgedec_runtimes.tokenizer import open_tokenizer, refusal
+from edgedec_runtimes.tokenizer.pretokenizers import DIFFERENT_CUTS, NAMES
 
 MODELS = ("smollm2-135m.gguf", "qwen2.5-coder-0.5b.gguf", "qwen2.5-coder-1.5b.gguf", "gemma3-270m.gguf")
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<table>", "<s>")

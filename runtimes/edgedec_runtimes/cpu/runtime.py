@@ -22,7 +22,7 @@ from edgedec_runtimes.cpu.streaming import StreamPlan
 from edgedec_runtimes.cpu.tile_cache import Tiles
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.vocabulary import open_tokenizer, refusal
+from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # its code, and what each token takes
 _BLOCK = 32

@@ -25,7 +25,7 @@ from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
-from edgedec_runtimes.vocabulary import open_tokenizer, refusal
+from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 _KV_TYPES = {"f32": ("f16", "f32"), "int8": ("f16", "q8_0")}  # "f16" is the default of the options: what there is
 

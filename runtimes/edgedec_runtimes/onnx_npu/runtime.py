@@ -24,7 +24,7 @@ from edgedec_runtimes.onnx_npu.model import NpuModel
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.mapped_files import MappedFiles
-from edgedec_runtimes.vocabulary import open_tokenizer, refusal
+from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 
 class Npu:

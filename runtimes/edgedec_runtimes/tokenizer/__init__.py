@@ -8,6 +8,6 @@ not covered is refused, never approximated. The rules are those of llama.cpp as 
 `benchmarks/tokenizer_parity.py` compares with it.
 """
 
-from edgedec_runtimes.vocabulary.tokenizer import VocabularyTokenizer, open_tokenizer, refusal
+from edgedec_runtimes.tokenizer.tokenizer import VocabularyTokenizer, open_tokenizer, refusal
 
 __all__ = ["VocabularyTokenizer", "open_tokenizer", "refusal"]

@@ -6,9 +6,9 @@ from functools import cache, lru_cache
 import numpy as np
 
 from edgedec.gguf.file import GGUF
-from edgedec_runtimes.vocabulary.merging import merge
-from edgedec_runtimes.vocabulary.metadata import Vocabulary, damaged, read_merges
-from edgedec_runtimes.vocabulary.pretokenizers import PreTokenizer
+from edgedec_runtimes.tokenizer.merging import merge
+from edgedec_runtimes.tokenizer.metadata import Vocabulary, damaged, read_merges
+from edgedec_runtimes.tokenizer.pretokenizers import PreTokenizer
 
 _N_REMEMBERED_PAIRS = 2**13
 

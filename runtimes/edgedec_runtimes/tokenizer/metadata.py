@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, ValueType
 from edgedec.gguf.metadata import get_array, get_bool, get_int, get_text, refuse_missing
-from edgedec_runtimes.vocabulary.pretokenizers import NAMES
-from edgedec_runtimes.vocabulary.special import KIND_OF_TYPE, ROLE_KEYS, Ambiguity, Kind, assign_roles, find_ambiguity
-from edgedec_runtimes.vocabulary.string_table import StringTable, read_strings
+from edgedec_runtimes.tokenizer.pretokenizers import NAMES
+from edgedec_runtimes.tokenizer.special import KIND_OF_TYPE, ROLE_KEYS, Ambiguity, Kind, assign_roles, find_ambiguity
+from edgedec_runtimes.tokenizer.string_table import StringTable, read_strings
 
 BPE, SPM = "gpt2", "llama"
 _STRINGS = frozenset({ValueType.STRING})

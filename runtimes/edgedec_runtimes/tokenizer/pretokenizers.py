@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edgedec_runtimes.vocabulary.unicode_classes import LETTER, MARK, NUMBER, PUNCTUATION, SYMBOL, collapse
+from edgedec_runtimes.tokenizer.unicode_classes import LETTER, MARK, NUMBER, PUNCTUATION, SYMBOL, collapse
 
 Stage = re.Pattern[bytes] | re.Pattern[str]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from edgedec_runtimes.vocabulary.string_table import StringTable
+from edgedec_runtimes.tokenizer.string_table import StringTable
 
 
 class Kind(IntEnum):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from edgedec.gguf.file import GGUF
-from edgedec_runtimes.vocabulary.merging import merge
-from edgedec_runtimes.vocabulary.metadata import Vocabulary, byte_token, flag, read_scores
-from edgedec_runtimes.vocabulary.string_table import StringTable
+from edgedec_runtimes.tokenizer.merging import merge
+from edgedec_runtimes.tokenizer.metadata import Vocabulary, byte_token, flag, read_scores
+from edgedec_runtimes.tokenizer.string_table import StringTable
 
 SPACE = "\u2581"  # stands for a space
 _SPACE_BYTES = SPACE.encode()

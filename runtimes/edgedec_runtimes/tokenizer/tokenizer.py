@@ -7,8 +7,8 @@ from itertools import chain
 from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF
 from edgedec_runtimes.token_bound import TokenBound
-from edgedec_runtimes.vocabulary.bpe import BytePairs
-from edgedec_runtimes.vocabulary.metadata import (
+from edgedec_runtimes.tokenizer.bpe import BytePairs
+from edgedec_runtimes.tokenizer.metadata import (
     BPE,
     DEFAULT_IDS,
     UncoveredError,
@@ -19,9 +19,9 @@ from edgedec_runtimes.vocabulary.metadata import (
     named_token,
     read_vocabulary,
 )
-from edgedec_runtimes.vocabulary.pretokenizers import PreTokenizer, pre_tokenizer
-from edgedec_runtimes.vocabulary.special import Kind, SpecialTokens
-from edgedec_runtimes.vocabulary.spm import SentencePieces
+from edgedec_runtimes.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
+from edgedec_runtimes.tokenizer.special import Kind, SpecialTokens
+from edgedec_runtimes.tokenizer.spm import SentencePieces
 
 _N_REMEMBERED_WORDS = 2**14
 _MAX_REMEMBERED_CHARACTERS = 32
