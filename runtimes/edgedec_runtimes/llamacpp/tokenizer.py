@@ -7,7 +7,7 @@ from typing import Any
 
 from edgedec.errors import ModelFormatError, RequestError
 from edgedec_runtimes.llamacpp.library import llama
-from edgedec_runtimes.token_bound import TokenBound
+from edgedec_runtimes.tokenizer.token_bound import TokenBound
 
 _PIECE_BYTES = 256
 _WHITE_SPACE = b" \t\n\v\f\r"

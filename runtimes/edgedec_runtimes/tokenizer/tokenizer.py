@@ -6,7 +6,6 @@ from itertools import chain
 
 from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF
-from edgedec_runtimes.token_bound import TokenBound
 from edgedec_runtimes.tokenizer.bpe import BytePairs
 from edgedec_runtimes.tokenizer.metadata import (
     BPE,
@@ -22,6 +21,7 @@ from edgedec_runtimes.tokenizer.metadata import (
 from edgedec_runtimes.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
 from edgedec_runtimes.tokenizer.special import Kind, SpecialTokens
 from edgedec_runtimes.tokenizer.spm import SentencePieces
+from edgedec_runtimes.tokenizer.token_bound import TokenBound
 
 _N_REMEMBERED_WORDS = 2**14
 _MAX_REMEMBERED_CHARACTERS = 32
