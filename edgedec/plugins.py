@@ -40,7 +40,7 @@ _BUILT_IN = {
     },
     RESOLVERS: {"models": "edgedec_models.resolve:resolve"},
     FOLDERS: {"cache": "edgedec_models.folders:cache_folder"},
-    TEMPLATES: {"jinja": "edgedec_runtimes.chat_template:ChatTemplate"},
+    TEMPLATES: {"jinja": "edgedec_runtimes.chat.template:ChatTemplate"},
     GRAMMARS: {"llguidance": "edgedec_runtimes.grammar.compiler:Llguidance"},
 }
 

@@ -19,10 +19,10 @@ from support.real_models import real_model
 from edgedec.errors import CancelledError, RequestError, TemplateError
 from edgedec.gguf.file import read_gguf
 from edgedec.progress import CancelToken
-from edgedec_runtimes import chat_budget
-from edgedec_runtimes.chat_budget import Budget
-from edgedec_runtimes.chat_filters import FILTERS, METHODS, TESTS
-from edgedec_runtimes.chat_template import DEFAULT_TEMPLATE, ChatTemplate, check_messages
+from edgedec_runtimes.chat import budget as chat_budget
+from edgedec_runtimes.chat.budget import Budget
+from edgedec_runtimes.chat.filters import FILTERS, METHODS, TESTS
+from edgedec_runtimes.chat.template import DEFAULT_TEMPLATE, ChatTemplate, check_messages
 
 Message = dict[str, Any]
 
@@ -622,7 +622,7 @@ def test_deep_tuples_do_not_overflow_the_stack() -> None:
         "import sys\n"
         "from edgedec.errors import TemplateError\n"
         "from edgedec_runtimes import chat_budget\n"
-        "from edgedec_runtimes.chat_template import ChatTemplate\n"
+        "from edgedec_runtimes.chat.template import ChatTemplate\n"
         "chat_budget.LIMIT_S = 600.0\n"
         "try:\n"
         "    ChatTemplate(sys.argv[1], bos_token='', eos_token='').render([{'role': 'user', 'content': 'x'}])\n"

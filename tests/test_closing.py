@@ -15,8 +15,8 @@ import pytest
 import edgedec
 from edgedec.errors import CancelledError, SessionError
 from edgedec.progress import CancelToken, Progress
-from edgedec_runtimes import chat_budget
-from edgedec_runtimes.chat_template import ChatTemplate
+from edgedec_runtimes.chat import budget as chat_budget
+from edgedec_runtimes.chat.template import ChatTemplate
 
 PROMPT = "Some text to go on from"
 LONG = "x" * 3000  # several reports of progress while it is read

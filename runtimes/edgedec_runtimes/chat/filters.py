@@ -18,8 +18,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext
 from jinja2.utils import pass_context
 
-from edgedec_runtimes.chat_budget import Budget, check_key, identity, listed, pay_all, pay_items, pay_sorted, pay_step
-from edgedec_runtimes.chat_operators import compare, pay_percent, widths
+from edgedec_runtimes.chat.budget import Budget, check_key, identity, listed, pay_all, pay_items, pay_sorted, pay_step
+from edgedec_runtimes.chat.operators import compare, pay_percent, widths
 
 Price = Callable[..., object]  # what it returns does not matter
 

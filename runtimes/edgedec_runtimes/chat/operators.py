@@ -9,7 +9,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Undefined
 
-from edgedec_runtimes.chat_budget import CONTAINERS, MAX_INT_BITS, STEP_BYTES, Budget, listed, too_large
+from edgedec_runtimes.chat.budget import CONTAINERS, MAX_INT_BITS, STEP_BYTES, Budget, listed, too_large
 
 _STAR_WIDTH = re.compile(r"%[-+ #0-9.]*\*")
 _SEQUENCES = (str, list, tuple)

@@ -21,9 +21,9 @@ from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 from edgedec.progress import CancelToken
-from edgedec_runtimes.chat_budget import STEP_BYTES, Budget, check_key, listed
-from edgedec_runtimes.chat_filters import FILTERS, METHODS, TESTS, budget_of
-from edgedec_runtimes.chat_operators import compare, pay_arithmetic
+from edgedec_runtimes.chat.budget import STEP_BYTES, Budget, check_key, listed
+from edgedec_runtimes.chat.filters import FILTERS, METHODS, TESTS, budget_of
+from edgedec_runtimes.chat.operators import compare, pay_arithmetic
 
 # The largest template we know has 40,000 characters and 2,000 nodes; compiling takes up to 2 s at these limits.
 MAX_SOURCE_CHARS = 128 * 1024

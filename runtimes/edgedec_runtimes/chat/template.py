@@ -1,6 +1,6 @@
 """Chat templates: messages to one prompt, by the Jinja source that comes with a model.
 
-The source is downloaded with the model and not trusted: it runs in a sandbox (edgedec_runtimes.chat_sandbox) on a
+The source is downloaded with the model and not trusted: it runs in a sandbox (edgedec_runtimes.chat.sandbox) on a
 budget of memory, steps and time, and renders as Hugging Face's apply_chat_template does.
 """
 
@@ -13,7 +13,7 @@ import jinja2
 
 from edgedec.errors import CancelledError, RequestError, TemplateError
 from edgedec.progress import CancelToken
-from edgedec_runtimes.chat_sandbox import Sandbox
+from edgedec_runtimes.chat.sandbox import Sandbox
 
 MAX_REASON_CHARS = 300
 
