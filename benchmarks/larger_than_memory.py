@@ -29,10 +29,10 @@ from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
-from edgedec_runtimes.cpu.paged_file import PAGE_BYTES, PagedFile, page_buffer
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.cpu.streaming import StreamPlan, plan_streaming
-from edgedec_runtimes.cpu.tile_cache import known_tile_file, tile_offsets
+from edgedec_runtimes.cpu.tiles.cache import known_tile_file, tile_offsets
+from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES, PagedFile, page_buffer
+from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
 
 _PROMPT = "def fibonacci(n):\n"
 _SLACK_BYTES = 64 << 20

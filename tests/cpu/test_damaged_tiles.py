@@ -14,7 +14,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.model import LoadOptions
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.cpu.tile_file import map_tiles
+from edgedec_runtimes.cpu.tiles.file import map_tiles
 
 TOKENS = np.arange(3, 40, dtype=np.int32)
 MATRICES = ["blk.0.attn_q.weight", "blk.1.ffn_down.weight", "output.weight"]

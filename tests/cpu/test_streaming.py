@@ -20,12 +20,13 @@ from edgedec.errors import CancelledError, RequestError, SessionError, StorageEr
 from edgedec.gguf.file import read_gguf
 from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
 from edgedec.progress import CancelToken, Progress
-from edgedec_runtimes.cpu import tile_build, weights
+from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
-from edgedec_runtimes.cpu.paged_file import PagedFile
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.cpu.streaming import HEAD, StreamPlan, read_rate, spread
+from edgedec_runtimes.cpu.tiles import build as tile_build
+from edgedec_runtimes.cpu.tiles.paged_file import PagedFile
+from edgedec_runtimes.cpu.tiles.streaming import HEAD, StreamPlan, read_rate, spread
 from edgedec_runtimes.llamacpp.loading import check_options
 from edgedec_runtimes.reference import Reference
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from edgedec.model import LoadOptions
 from edgedec.memory.system import peak_resident_bytes
-from edgedec_runtimes.cpu.paged_file import PagedFile
+from edgedec_runtimes.cpu.tiles.paged_file import PagedFile
 from edgedec_runtimes.cpu.runtime import Cpu
 
 path, cache_dir, resident_bytes = sys.argv[1:]

@@ -17,9 +17,9 @@ from support.tiny_models import tiny_llama
 from edgedec.errors import CancelledError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import read_gguf
 from edgedec.progress import CancelToken, Progress
-from edgedec_runtimes.cpu.tile_cache import TileTensor, open_tiles, tile_cache_note, tiles_n_bytes
-from edgedec_runtimes.cpu.tile_file import map_tiles, place
-from edgedec_runtimes.cpu.tile_listing import list_tiles
+from edgedec_runtimes.cpu.tiles.cache import TileTensor, open_tiles, tile_cache_note, tiles_n_bytes
+from edgedec_runtimes.cpu.tiles.file import map_tiles, place
+from edgedec_runtimes.cpu.tiles.listing import list_tiles
 
 
 def test_made_once_and_mapped_afterwards(maker: Maker) -> None:

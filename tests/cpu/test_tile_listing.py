@@ -16,7 +16,7 @@ from support.tiny_models import tiny_llama
 from edgedec.errors import StorageError
 from edgedec.memory_plan import format_bytes
 from edgedec.storage.file_lock import try_lock
-from edgedec_runtimes.cpu.tile_listing import list_tiles, prune_tiles, remove_tiles_of
+from edgedec_runtimes.cpu.tiles.listing import list_tiles, prune_tiles, remove_tiles_of
 
 
 def states(maker: Maker) -> list[str]:

@@ -23,7 +23,7 @@ import logging, os, sys, time
 from pathlib import Path
 import numpy as np
 from edgedec.gguf.file import read_gguf
-from edgedec_runtimes.cpu.tile_cache import TileTensor, open_tiles
+from edgedec_runtimes.cpu.tiles.cache import TileTensor, open_tiles
 
 path, root, notes, go, layout, n_fills, n_file_bytes = sys.argv[1:]
 if int(n_file_bytes):

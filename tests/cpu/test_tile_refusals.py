@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from support.tile_maker import Maker, contents, until_seen
 
-from edgedec_runtimes.cpu import tile_cache
+from edgedec_runtimes.cpu.tiles import cache as tile_cache
 
 
 def in_memory_after(maker: Maker, caplog: pytest.LogCaptureFixture, *words: str) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from edgedec.gguf.file import read_gguf
 from edgedec.progress import Progress
-from edgedec_runtimes.cpu.tile_cache import TileTensor, open_tiles
-from edgedec_runtimes.cpu.tile_file import U8, Tiles
+from edgedec_runtimes.cpu.tiles.cache import TileTensor, open_tiles
+from edgedec_runtimes.cpu.tiles.file import U8, Tiles
 
 LAYOUT = "16x1-v1"
 

@@ -16,8 +16,8 @@ from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
 from edgedec_export.optimum_environment import Environment, list_environments, remove_environment
 from edgedec_models.cache import list_models
 from edgedec_models.folders import cache_folder
-from edgedec_runtimes.cpu.tile_file import map_tiles
-from edgedec_runtimes.cpu.tile_listing import TileEntry, delete_tile_file, list_tiles, prune_tiles
+from edgedec_runtimes.cpu.tiles.file import map_tiles
+from edgedec_runtimes.cpu.tiles.listing import TileEntry, delete_tile_file, list_tiles, prune_tiles
 
 _STATES = {
     "changed": "the model has changed since",

@@ -16,7 +16,7 @@ from edgedec_models.cache import CachedModel, list_models, remove_model
 from edgedec_models.catalogue import load_catalogue
 from edgedec_models.folders import cache_folder
 from edgedec_models.resolve import pull
-from edgedec_runtimes.cpu.tile_listing import remove_missing, remove_tiles_of
+from edgedec_runtimes.cpu.tiles.listing import remove_missing, remove_tiles_of
 
 Row = tuple[str, int, str]
 

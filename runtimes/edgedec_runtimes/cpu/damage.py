@@ -4,10 +4,10 @@ from contextlib import suppress
 
 from edgedec.errors import EdgedecError, ModelFormatError, StorageError
 from edgedec_runtimes.cpu.library import NOT_FINITE
-from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
-from edgedec_runtimes.cpu.tile_cache import Tiles
-from edgedec_runtimes.cpu.tile_file import map_tiles
-from edgedec_runtimes.cpu.tile_listing import delete_tile_file
+from edgedec_runtimes.cpu.tiles.cache import Tiles
+from edgedec_runtimes.cpu.tiles.file import map_tiles
+from edgedec_runtimes.cpu.tiles.listing import delete_tile_file
+from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 
 
 def explain(code: int, reason: str, tiles: Tiles | StreamedTiles) -> EdgedecError:

@@ -31,8 +31,8 @@ from edgedec_runtimes.cpu.library import (
 )
 from edgedec_runtimes.cpu.row_ops import NativeRowOps
 from edgedec_runtimes.cpu.session import CpuSession
-from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
-from edgedec_runtimes.cpu.tile_cache import Tiles
+from edgedec_runtimes.cpu.tiles.cache import Tiles
+from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.weights import MAX_ROWS
 from edgedec_runtimes.shared.bookkeeping import Checked, ModelLock, Shape, Stop, check_items, check_step
 

@@ -18,8 +18,8 @@ from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
-from edgedec_runtimes.cpu.streaming import StreamPlan
-from edgedec_runtimes.cpu.tile_cache import Tiles
+from edgedec_runtimes.cpu.tiles.cache import Tiles
+from edgedec_runtimes.cpu.tiles.streaming import StreamPlan
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal

@@ -17,9 +17,7 @@ from edgedec.model import LoadOptions
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.cpu.library import Config, address, check, forced_instruction_set, native, native_handle
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
-from edgedec_runtimes.cpu.streamed_tiles import StreamedTiles
-from edgedec_runtimes.cpu.streaming import StreamPlan, plan_streaming, remembered_rate
-from edgedec_runtimes.cpu.tile_cache import (
+from edgedec_runtimes.cpu.tiles.cache import (
     Tiles,
     TileTensor,
     can_be_mapped,
@@ -28,6 +26,8 @@ from edgedec_runtimes.cpu.tile_cache import (
     tile_offsets,
     tiles_n_bytes,
 )
+from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
+from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming, remembered_rate
 
 LAYOUT = "1"
 """Version of the arrangement in tiles (native/tiles.h); a change makes caches start anew."""

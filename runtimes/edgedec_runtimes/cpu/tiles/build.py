@@ -19,8 +19,8 @@ from edgedec.gguf.file import GGUF
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.file_lock import publish
-from edgedec_runtimes.cpu.tile_file import U8, TileHead, Tiles, TileTensor, blocks, read_tiles
-from edgedec_runtimes.cpu.tile_sources import Source, model_sha256, source_of
+from edgedec_runtimes.cpu.tiles.file import U8, TileHead, Tiles, TileTensor, blocks, read_tiles
+from edgedec_runtimes.cpu.tiles.sources import Source, model_sha256, source_of
 
 Fill = Callable[[str, U8, int], None]
 

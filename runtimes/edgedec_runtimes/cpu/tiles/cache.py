@@ -29,7 +29,7 @@ from edgedec.gguf.file import GGUF
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.storage.file_lock import FileLock, try_lock
-from edgedec_runtimes.cpu.tile_build import (
+from edgedec_runtimes.cpu.tiles.build import (
     CacheUnusableError,
     Fill,
     Job,
@@ -39,9 +39,9 @@ from edgedec_runtimes.cpu.tile_build import (
     make_in_memory,
     require_unchanged,
 )
-from edgedec_runtimes.cpu.tile_file import TileHead, Tiles, TileTensor, map_tiles
-from edgedec_runtimes.cpu.tile_listing import remove_missing, remove_outdated, tile_paths, tiles_folder
-from edgedec_runtimes.cpu.tile_sources import (
+from edgedec_runtimes.cpu.tiles.file import TileHead, Tiles, TileTensor, map_tiles
+from edgedec_runtimes.cpu.tiles.listing import remove_missing, remove_outdated, tile_paths, tiles_folder
+from edgedec_runtimes.cpu.tiles.sources import (
     Source,
     Stamp,
     add_source,

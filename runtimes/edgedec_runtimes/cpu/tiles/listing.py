@@ -17,8 +17,8 @@ from typing import Literal
 
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.storage.file_lock import try_lock
-from edgedec_runtimes.cpu.tile_file import read_tile_head
-from edgedec_runtimes.cpu.tile_sources import Source, exists, is_current, read_sources, sources_path, write_sources
+from edgedec_runtimes.cpu.tiles.file import read_tile_head
+from edgedec_runtimes.cpu.tiles.sources import Source, exists, is_current, read_sources, sources_path, write_sources
 
 logger = logging.getLogger("edgedec.tiles")
 logger.addHandler(logging.NullHandler())

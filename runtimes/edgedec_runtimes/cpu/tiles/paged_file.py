@@ -13,7 +13,7 @@ import numpy as np
 from edgedec.errors import MemoryCapError, StorageError
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.library import address, check, native, native_handle
-from edgedec_runtimes.cpu.tile_file import U8
+from edgedec_runtimes.cpu.tiles.file import U8
 
 PAGE_BYTES = 4096
 """Offsets, lengths and addresses of what is read are multiples of this."""

@@ -16,7 +16,7 @@ from edgedec.errors import RequestError, StorageError
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.cpu.library import native
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network, Placed
-from edgedec_runtimes.cpu.paged_file import PAGE_BYTES, PagedFile, page_buffer
+from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES, PagedFile, page_buffer
 
 QKV, ATTN_OUT, GATE_UP, DOWN, HEAD = range(5)
 """Stages, by the numbers of native/edgedec_cpu.h."""
