@@ -24,7 +24,7 @@ _BUILT_IN = {
         "cpu": "edgedec_runtimes.cpu.runtime:Cpu",
         "llamacpp": "edgedec_runtimes.llamacpp:LlamaCpp",
         "onnx": "edgedec_runtimes.onnx:Onnx",
-        "npu": "edgedec_runtimes.onnx_npu:Npu",
+        "npu": "edgedec_runtimes.npu:Npu",
         "reference": "edgedec_runtimes.reference:Reference",
     },
     DRAFTERS: {

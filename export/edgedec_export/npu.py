@@ -34,7 +34,7 @@ from edgedec_export.npu_weights import (
     write_weights,
 )
 from edgedec_runtimes.cpu.network import Network, read_network
-from edgedec_runtimes.onnx_npu.facts import EMBEDDING, KV, ROWS, TARGET, Facts, Quantizer, to_json
+from edgedec_runtimes.npu.facts import EMBEDDING, KV, ROWS, TARGET, Facts, Quantizer, to_json
 from edgedec_runtimes.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:

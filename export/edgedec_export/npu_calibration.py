@@ -18,9 +18,9 @@ from edgedec.errors import RequestError
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_export.npu_graph import Plan
+from edgedec_runtimes.npu.facts import PARTS, ROWS, Facts
+from edgedec_runtimes.npu.inputs import rotation, shapes, visible
 from edgedec_runtimes.onnx.library import load_library, session_options
-from edgedec_runtimes.onnx_npu.facts import PARTS, ROWS, Facts
-from edgedec_runtimes.onnx_npu.inputs import rotation, shapes, visible
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 F32 = NDArray[np.float32]

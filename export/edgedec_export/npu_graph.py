@@ -5,7 +5,7 @@
 A plan is the float network: operators, their inputs and how each result is quantized. `npu_qdq` makes ONNX of it.
 
 A forward takes the hidden states of its rows (the host looks embeddings up), tables of positions and masks (the host
-makes them, `edgedec_runtimes.onnx_npu.inputs`) and the cached keys and values; it returns logits of the rows asked for
+makes them, `edgedec_runtimes.npu.inputs`) and the cached keys and values; it returns logits of the rows asked for
 and the rows' own keys and values, which the host puts into its buffers. Sizes that differ between forwards are free
 dimensions (`DIMENSIONS`), to be fixed when a session is made: one graph serves all of them.
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec_runtimes.cpu.network import Network
-from edgedec_runtimes.onnx_npu.facts import PARTS
+from edgedec_runtimes.npu.facts import PARTS
 
 DIMENSIONS = ("rows", "context", "slots", "grouped_rows", "logit_rows")
 """New rows; cached slots; both; rows times the queries that share a key; rows of logits."""

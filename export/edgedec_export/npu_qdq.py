@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec_export.npu_graph import Op, Plan
-from edgedec_runtimes.onnx_npu.facts import LOW_ZERO, Quantizer, spanning
+from edgedec_runtimes.npu.facts import LOW_ZERO, Quantizer, spanning
 
 if TYPE_CHECKING:
     import onnx

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedec_runtimes.onnx_npu.compiled import GRAPH, open_kept
+from edgedec_runtimes.npu.compiled import GRAPH, open_kept
 
 
 class Compiler:

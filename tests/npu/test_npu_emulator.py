@@ -10,9 +10,9 @@ from support.tiny_runs import extend, one_by_one
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.model import LoadOptions, Model
+from edgedec_runtimes.npu import Npu
+from edgedec_runtimes.npu.graphs import npu_devices
 from edgedec_runtimes.onnx.library import load_library
-from edgedec_runtimes.onnx_npu import Npu
-from edgedec_runtimes.onnx_npu.graphs import npu_devices
 
 TOKENS: NDArray[np.int32] = np.random.default_rng(2).integers(0, 260, 90).astype(np.int32)
 
@@ -71,7 +71,7 @@ def test_without_the_package_it_is_named(exported: Path, monkeypatch: pytest.Mon
     def nothing(ort: object, device: str) -> None:
         raise RuntimeUnavailableError("no such package")
 
-    monkeypatch.setattr("edgedec_runtimes.onnx_npu.graphs.choose_provider", nothing)
+    monkeypatch.setattr("edgedec_runtimes.npu.graphs.choose_provider", nothing)
     with pytest.raises(RuntimeUnavailableError, match="no such package; or try the export with --device cpu"):
         Npu().load(exported, LoadOptions())
     assert Npu().report().devices == ("cpu",)

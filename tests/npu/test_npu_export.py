@@ -18,7 +18,7 @@ from edgedec_export.npu_calibration import bundled_text
 from edgedec_export.npu_qdq import exact
 from edgedec_export.npu_weights import Weights, equalize_keys, equalize_values
 from edgedec_runtimes.cpu.network import read_network
-from edgedec_runtimes.onnx_npu.facts import read_facts
+from edgedec_runtimes.npu.facts import read_facts
 
 OPERATORS = {
     *("Add", "Concat", "DequantizeLinear", "Gather", "MatMul", "Mul", "QuantizeLinear", "RMSNormalization"),

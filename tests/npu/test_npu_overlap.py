@@ -7,8 +7,8 @@ import pytest
 
 import edgedec
 from edgedec.errors import RuntimeUnavailableError
+from edgedec_runtimes.npu.graphs import npu_devices
 from edgedec_runtimes.onnx.library import load_library
-from edgedec_runtimes.onnx_npu.graphs import npu_devices
 
 PROMPT = "one two one two one two one"
 WAYS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 5}]

@@ -3,6 +3,6 @@
 docs/npu.md is the user's side.
 """
 
-from edgedec_runtimes.onnx_npu.runtime import Npu
+from edgedec_runtimes.npu.runtime import Npu
 
 __all__ = ["Npu"]

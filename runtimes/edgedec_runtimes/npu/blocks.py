@@ -9,7 +9,7 @@ is the same row of the same block on the same cached tokens, in a single step as
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edgedec_runtimes.onnx_npu.facts import ROWS
+from edgedec_runtimes.npu.facts import ROWS
 
 STEP_ROWS, PREFILL_ROWS = ROWS
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.onnx_npu.facts import LOW_ZERO, PARTS, Facts
-from edgedec_runtimes.onnx_npu.inputs import Arrays
+from edgedec_runtimes.npu.facts import LOW_ZERO, PARTS, Facts
+from edgedec_runtimes.npu.inputs import Arrays
 
 U8 = NDArray[np.uint8]
 

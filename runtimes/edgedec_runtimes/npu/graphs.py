@@ -14,11 +14,11 @@ from typing import Any
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.formats import GRAPH
 from edgedec.storage.probe_cache import cpu_name
+from edgedec_runtimes.npu.compiled import open_kept
+from edgedec_runtimes.npu.facts import Facts
+from edgedec_runtimes.npu.inputs import Arrays
 from edgedec_runtimes.onnx.library import session_options, translated
 from edgedec_runtimes.onnx.providers import choose_provider
-from edgedec_runtimes.onnx_npu.compiled import open_kept
-from edgedec_runtimes.onnx_npu.facts import Facts
-from edgedec_runtimes.onnx_npu.inputs import Arrays
 
 NPU, CPU = "npu", "cpu"
 _NAMES = {None: NPU, "npu": NPU, "qnn": NPU, "qnnexecutionprovider": NPU, "cpu": CPU, "cpuexecutionprovider": CPU}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.onnx_npu.facts import Facts
+from edgedec_runtimes.npu.facts import Facts
 
 _HIDDEN, _VISIBLE = 0, 65535
 

@@ -3,8 +3,8 @@
 from edgedec.counted import counted
 from edgedec.gguf.formats import DATA
 from edgedec.memory_plan import MemoryTerm
-from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS
-from edgedec_runtimes.onnx_npu.facts import EMBEDDING, PARTS, ROWS, Facts
+from edgedec_runtimes.npu.blocks import PREFILL_ROWS
+from edgedec_runtimes.npu.facts import EMBEDDING, PARTS, ROWS, Facts
 
 _VOCABULARY_BYTES_PER_TOKEN = 250
 

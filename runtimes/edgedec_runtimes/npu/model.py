@@ -11,11 +11,11 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.onnx_npu.blocks import PREFILL_ROWS, Block, blocks
-from edgedec_runtimes.onnx_npu.facts import LOGIT_ROWS, Facts
-from edgedec_runtimes.onnx_npu.graphs import Graphs
-from edgedec_runtimes.onnx_npu.inputs import position_inputs, quantized
-from edgedec_runtimes.onnx_npu.session import NpuSession
+from edgedec_runtimes.npu.blocks import PREFILL_ROWS, Block, blocks
+from edgedec_runtimes.npu.facts import LOGIT_ROWS, Facts
+from edgedec_runtimes.npu.graphs import Graphs
+from edgedec_runtimes.npu.inputs import position_inputs, quantized
+from edgedec_runtimes.npu.session import NpuSession
 from edgedec_runtimes.shared.bookkeeping import Checked, check_items, require_capable
 from edgedec_runtimes.shared.held_model import HeldModel
 from edgedec_runtimes.shared.mapped_files import MappedFiles

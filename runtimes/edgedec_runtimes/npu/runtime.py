@@ -15,12 +15,12 @@ from edgedec.gguf.metadata import get_text
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
+from edgedec_runtimes.npu.facts import EMBEDDING, KV, ROWS, Facts, folder_of, read_facts
+from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
+from edgedec_runtimes.npu.memory import memory_terms
+from edgedec_runtimes.npu.model import NpuModel
 from edgedec_runtimes.onnx.exported import Export, verify_files
 from edgedec_runtimes.onnx.library import load_library
-from edgedec_runtimes.onnx_npu.facts import EMBEDDING, KV, ROWS, Facts, folder_of, read_facts
-from edgedec_runtimes.onnx_npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
-from edgedec_runtimes.onnx_npu.memory import memory_terms
-from edgedec_runtimes.onnx_npu.model import NpuModel
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.mapped_files import MappedFiles

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.onnx_npu.cache import KVCache
-from edgedec_runtimes.onnx_npu.facts import PARTS
+from edgedec_runtimes.npu.cache import KVCache
+from edgedec_runtimes.npu.facts import PARTS
 from edgedec_runtimes.shared.own_session import OwnSession
 
 if TYPE_CHECKING:
-    from edgedec_runtimes.onnx_npu.model import NpuModel
+    from edgedec_runtimes.npu.model import NpuModel
 
 
 class NpuSession(OwnSession["NpuModel"]):
