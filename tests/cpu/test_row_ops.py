@@ -11,7 +11,7 @@ from edgedec.logit_ops import NUMPY_ROW_OPS
 from edgedec.noise import Noise, gumbel
 from edgedec.sampling import SamplingParams, distribution, draw
 from edgedec_runtimes.cpu.library import instruction_sets
-from edgedec_runtimes.cpu.row_ops import NativeRowOps
+from edgedec_runtimes.cpu.logit_ops import NativeRowOps
 
 OPS = {name: NativeRowOps(name.encode()) for name in instruction_sets()}
 ROWS = st.tuples(st.integers(1, 2000), st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]), st.integers(0, 2**32 - 1))

@@ -29,7 +29,7 @@ from edgedec_runtimes.cpu.library import (
     last_error,
     native,
 )
-from edgedec_runtimes.cpu.row_ops import NativeRowOps
+from edgedec_runtimes.cpu.logit_ops import NativeRowOps
 from edgedec_runtimes.cpu.session import CpuSession
 from edgedec_runtimes.cpu.tiles.cache import Tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
