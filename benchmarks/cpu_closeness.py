@@ -30,7 +30,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.model import LoadOptions, Model, Runtime, Session
 from edgedec.resolver import ResolveOptions
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.llamacpp import LlamaCpp
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
 _ROOT = Path(__file__).resolve().parents[1]
 _CHUNK = 64

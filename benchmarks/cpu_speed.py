@@ -34,7 +34,7 @@ from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.weights import tile_bytes
-from edgedec_runtimes.llamacpp import LlamaCpp
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)

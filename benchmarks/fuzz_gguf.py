@@ -108,7 +108,7 @@ def exercise(path: Path) -> None:
 
 def load(path: Path, *, plan: bool) -> None:
     """Load a mutant as the llamacpp runtime does, and evaluate a little; in a child process."""
-    from edgedec_runtimes.llamacpp import LlamaCpp  # optional here
+    from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
     options = LoadOptions(n_ctx=64, max_rows=2, n_threads=1)
     if plan:

@@ -28,8 +28,8 @@ from edgedec.gguf.file import read_gguf
 from edgedec.model import LoadOptions, Session
 from edgedec.resolver import ResolveOptions
 from edgedec_export.npu import export_npu
-from edgedec_runtimes.npu import Npu
 from edgedec_runtimes.npu.facts import read_facts
+from edgedec_runtimes.npu.runtime import Npu
 
 _ROWS = 8  # of a forward: one run of the graph that single steps take
 _DEVICES = {"emulator": "npu", "cpu": "cpu"}

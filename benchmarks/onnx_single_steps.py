@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.model import LoadOptions, Session
-from edgedec_runtimes.onnx import Onnx, feeds
+from edgedec_runtimes.onnx import feeds
+from edgedec_runtimes.onnx.runtime import Onnx
 
 N_PREFIX = 256
 

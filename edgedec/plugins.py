@@ -22,10 +22,10 @@ GRAMMARS = "edgedec.grammars"
 _BUILT_IN = {
     RUNTIMES: {
         "cpu": "edgedec_runtimes.cpu.runtime:Cpu",
-        "llamacpp": "edgedec_runtimes.llamacpp:LlamaCpp",
-        "onnx": "edgedec_runtimes.onnx:Onnx",
-        "npu": "edgedec_runtimes.npu:Npu",
-        "reference": "edgedec_runtimes.reference:Reference",
+        "llamacpp": "edgedec_runtimes.llamacpp.runtime:LlamaCpp",
+        "onnx": "edgedec_runtimes.onnx.runtime:Onnx",
+        "npu": "edgedec_runtimes.npu.runtime:Npu",
+        "reference": "edgedec_runtimes.reference.runtime:Reference",
     },
     DRAFTERS: {
         "suffix": "edgedec.drafters.suffix.suffix:SuffixDrafter",

@@ -12,7 +12,7 @@ from support.tiny_models import N_VOCAB, tiny_llama
 from edgedec.errors import CancelledError, RequestError, SessionError
 from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec.progress import Progress
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.shared.bookkeeping import ModelLock
 
 

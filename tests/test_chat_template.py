@@ -621,7 +621,7 @@ def test_deep_tuples_do_not_overflow_the_stack() -> None:
     code = (
         "import sys\n"
         "from edgedec.errors import TemplateError\n"
-        "from edgedec_runtimes import chat_budget\n"
+        "from edgedec_runtimes.chat import budget as chat_budget\n"
         "from edgedec_runtimes.chat.template import ChatTemplate\n"
         "chat_budget.LIMIT_S = 600.0\n"
         "try:\n"

@@ -18,7 +18,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Runtime, RuntimeReport
 from edgedec.progress import CancelToken
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.llamacpp import LlamaCpp
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ from edgedec.conformance.runtime import RUNTIME_CHECKS
 from edgedec.conformance.subject import Subject
 from edgedec.errors import CancelledError, ConformanceError, ModelFormatError
 from edgedec.model import Capabilities, Forward, ForwardItem, LoadOptions, Model
-from edgedec_runtimes.llamacpp import LlamaCpp
-from edgedec_runtimes.reference import Reference, network
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference import model as reference
+from edgedec_runtimes.reference import network
+from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.shared import bookkeeping

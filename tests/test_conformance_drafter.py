@@ -18,9 +18,9 @@ from edgedec.conformance.drafting import DrafterSubject
 from edgedec.conformance.results import run_checks
 from edgedec.draft import Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
 from edgedec.model import Capabilities, LoadOptions, Model
-from edgedec_runtimes.llamacpp import LlamaCpp
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.model import ReferenceModel
+from edgedec_runtimes.reference.runtime import Reference
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "drafter-plugin"
 DRAFTER = {check.__name__: check for check in DRAFTER_CHECKS}

@@ -21,8 +21,8 @@ from edgedec.sampling import SamplingParams, log_probs
 from edgedec.scheduler.proposer import Pinned
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
-from edgedec_runtimes.reference import Reference
 from edgedec_runtimes.reference.model import ReferenceModel
+from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.shared.bookkeeping import SessionState
 
 N_TOKENS = 24

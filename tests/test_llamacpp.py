@@ -21,7 +21,7 @@ from edgedec.errors import CancelledError, CapabilityError, ContextFullError, Ed
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import ForwardItem, LoadOptions, Model, Session
 from edgedec.progress import Progress
-from edgedec_runtimes.llamacpp import LlamaCpp
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
 
 def ids(*tokens: int) -> NDArray[np.int32]:

@@ -17,7 +17,7 @@ from edgedec.gguf.consistency import require_consistent
 from edgedec.gguf.file import GGUF, GGUFArray, TensorInfo, ValueType, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LoadOptions
-from edgedec_runtimes.llamacpp import LlamaCpp
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
 TOKENS = "tokenizer.ggml.tokens"
 

@@ -24,8 +24,8 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
 from edgedec.progress import CancelToken, Progress
-from edgedec_runtimes.llamacpp import LlamaCpp
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
+from edgedec_runtimes.reference.runtime import Reference
 
 FLOAT_KV = LoadOptions(n_ctx=128, kv_type="f32")
 ORACLE = LoadOptions(n_ctx=128, kv_type="f32", max_rows=64, flash_attention=False)

@@ -23,7 +23,7 @@ from edgedec.memory.planner import Cap
 from edgedec.model import LoadOptions, Model
 from edgedec.sessions.sliding_window import N_SINKS, SlidingSession
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.reference.runtime import Reference
 
 N_CTX = 64
 STRIDE = (N_CTX - N_SINKS) // 2

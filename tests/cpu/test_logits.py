@@ -17,8 +17,8 @@ from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
 from edgedec.model import LoadOptions, Runtime
 from edgedec_runtimes.cpu.library import instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.llamacpp import LlamaCpp
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
+from edgedec_runtimes.reference.runtime import Reference
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 48).astype(np.int32)
 REFERENCE_BOUND = 2e-4

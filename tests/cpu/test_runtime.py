@@ -29,7 +29,7 @@ from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
 from edgedec.progress import Progress
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.reference.runtime import Reference
 
 TOKENS = np.random.default_rng(0).integers(0, 260, 300).astype(np.int32)
 CHUNK = 256

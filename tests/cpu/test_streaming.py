@@ -28,7 +28,7 @@ from edgedec_runtimes.cpu.tiles import build as tile_build
 from edgedec_runtimes.cpu.tiles.paged_file import PagedFile
 from edgedec_runtimes.cpu.tiles.streaming import HEAD, StreamPlan, read_rate, spread
 from edgedec_runtimes.llamacpp.loading import check_options
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.reference.runtime import Reference
 
 TOKENS = np.random.default_rng(0).integers(0, 260, 700).astype(np.int32)
 MB = 10**6

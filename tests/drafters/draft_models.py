@@ -16,7 +16,7 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.model import Forward, LoadOptions, Model, Session
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.reference.runtime import Reference
 
 TEXT = "the cat sat on the mat, the dog sat on the log, the cat sat on the "
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -37,7 +37,7 @@ from edgedec_export.hf_pretokenizers import pre_tokenizer_name
 from edgedec_export.hf_tensors import LAYER_NAMES
 from edgedec_export.hf_types import encode, quantize_q8_0
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.llamacpp import LlamaCpp
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.tokenizer import open_tokenizer
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 24).astype(np.int32)

@@ -21,8 +21,8 @@ from edgedec.progress import CancelToken, Progress
 from edgedec_export.gguf_writer import read_entries
 from edgedec_export.subset import KEPT_KEY, keep_layers, parse_layers, spread_layers
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.llamacpp import LlamaCpp
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
+from edgedec_runtimes.reference.runtime import Reference
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 24).astype(np.int32)
 OPTIONS = LoadOptions(n_ctx=64, n_threads=1, max_rows=64)

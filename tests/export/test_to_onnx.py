@@ -22,7 +22,7 @@ from edgedec_export.graph_parts import Initializers
 from edgedec_export.to_onnx import FileWeights, export_onnx
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.reference.runtime import Reference
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
 

@@ -34,7 +34,7 @@ from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, Progress
 from edgedec_export.optimum_environment import python_of
 from edgedec_export.via_optimum import export_via_optimum, find_checkpoint
-from edgedec_runtimes.onnx import Onnx
+from edgedec_runtimes.onnx.runtime import Onnx
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
 

@@ -31,7 +31,7 @@ from edgedec.scheduler.plugin_guard import guarded
 from edgedec.sequence import Generation, Request
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.reference.runtime import Reference
 
 N_TOKENS = 60
 PROMPT = (1, *byte_ids("the cat sat on the mat, the dog sat on the log, the cat sat on "))

@@ -9,7 +9,7 @@ from support.tiny_models import tiny_llama
 from edgedec.model import LoadOptions, Model
 from edgedec_export.npu import export_npu
 from edgedec_export.npu_calibration import bundled_text
-from edgedec_runtimes.npu import Npu
+from edgedec_runtimes.npu.runtime import Npu
 
 pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
 

@@ -10,8 +10,8 @@ from support.tiny_runs import extend, one_by_one
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.model import LoadOptions, Model
-from edgedec_runtimes.npu import Npu
 from edgedec_runtimes.npu.graphs import npu_devices
+from edgedec_runtimes.npu.runtime import Npu
 from edgedec_runtimes.onnx.library import load_library
 
 TOKENS: NDArray[np.int32] = np.random.default_rng(2).integers(0, 260, 90).astype(np.int32)

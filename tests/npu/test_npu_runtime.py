@@ -31,7 +31,7 @@ from edgedec.progress import Progress
 from edgedec_export.npu import export_npu
 from edgedec_export.npu_calibration import bundled_text
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.npu import Npu
+from edgedec_runtimes.npu.runtime import Npu
 
 TOKENS: NDArray[np.int32] = np.random.default_rng(1).integers(0, 260, 200).astype(np.int32)
 ON_CPU = LoadOptions(device="cpu", n_threads=1)

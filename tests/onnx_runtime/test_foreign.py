@@ -16,10 +16,10 @@ import edgedec
 from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import CancelledError, CapabilityError, ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.model import Model, Session
-from edgedec_runtimes.onnx import Onnx
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
 from edgedec_runtimes.onnx.foreign.model import ForeignModel
+from edgedec_runtimes.onnx.runtime import Onnx
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
 

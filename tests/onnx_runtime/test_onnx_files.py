@@ -12,8 +12,8 @@ from support.onnx_exports import DATA, GRAPH, Exporter, copied, load, manifest, 
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken
-from edgedec_runtimes.onnx import Onnx
 from edgedec_runtimes.onnx.exported import read_export, verify_files
+from edgedec_runtimes.onnx.runtime import Onnx
 
 
 def with_manifest(folder: Path, change: Callable[[Any], None]) -> None:

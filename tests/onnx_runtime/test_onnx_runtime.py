@@ -26,14 +26,14 @@ from edgedec.errors import (
 )
 from edgedec.model import Forward, LayerSet, LoadOptions, Model, Runtime
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.onnx import Onnx
 from edgedec_runtimes.onnx.feeds import CHUNK, Padding
 from edgedec_runtimes.onnx.graph_model import Opened
 from edgedec_runtimes.onnx.letting_go import let_go
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.onnx.model import OnnxModel
+from edgedec_runtimes.onnx.runtime import Onnx
 from edgedec_runtimes.onnx.session import OnnxSession
-from edgedec_runtimes.reference import Reference
+from edgedec_runtimes.reference.runtime import Reference
 
 TOKENS = np.random.default_rng(0).integers(0, 260, 700).astype(np.int32)
 PARENTS = np.array([-1, 0, 0, 1, 2, 2, 5, -1], np.int32)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.model import LoadOptions, Model
-from edgedec_runtimes.onnx import Onnx
+from edgedec_runtimes.onnx.runtime import Onnx
 from support.tiny_quantized import ARCHITECTURES, write_tiny
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"

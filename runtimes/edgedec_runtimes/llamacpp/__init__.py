@@ -1,0 +1,1 @@
+"""The llamacpp runtime: any GGUF that llama.cpp loads."""

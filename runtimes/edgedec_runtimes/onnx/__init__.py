@@ -1,0 +1,1 @@
+"""The onnx runtime: models run by ONNX Runtime."""

@@ -1,0 +1,1 @@
+"""The reference runtime: a small numpy transformer, the oracle of the tests."""
