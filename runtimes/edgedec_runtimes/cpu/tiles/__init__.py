@@ -1,1 +1,1 @@
-"""Weights in the order in which the kernels read them: the files that hold them, how they are made, kept and streamed."""
+"""Weights in the order in which the kernels read them: the files that hold them, how they are made and streamed."""
