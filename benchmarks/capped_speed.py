@@ -19,7 +19,7 @@ from typing import Any
 from provenance import provenance
 
 from edgedec.memory_plan import parse_size
-from edgedec_apps.bench_prompts import DEFAULT_PROMPTS, read_prompts
+from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, read_prompts
 
 
 def answer(model: str, prompt: str, args: argparse.Namespace, cap: str | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from provenance import provenance
 
 import edgedec
 from edgedec.sequence import Generation
-from edgedec_apps.bench_prompts import BenchRequest, prepare, read_prompts
+from edgedec_apps.bench.prompts import BenchRequest, prepare, read_prompts
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 

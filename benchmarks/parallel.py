@@ -20,7 +20,7 @@ from typing import Any
 from provenance import provenance
 
 import edgedec
-from edgedec_apps.bench_prompts import DEFAULT_PROMPTS, read_prompts
+from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, read_prompts
 
 
 def answers(engine: edgedec.Engine, prompts: Sequence[str], n_at_once: int, n_tokens: int) -> tuple[list[Any], float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.storage.probe_cache import cpu_name
-from edgedec_apps.bench_machine import versions
+from edgedec_apps.bench.machine import versions
 
 
 def provenance() -> dict[str, Any]:

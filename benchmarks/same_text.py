@@ -28,7 +28,7 @@ from rich.progress import track
 import edgedec
 import edgedec.drafters.self_speculation.exit as exit_drafter
 from edgedec import Generation
-from edgedec_apps.bench_prompts import DEFAULT_PROMPTS, BenchRequest, prepare, read_prompts
+from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchRequest, prepare, read_prompts
 
 WAYS = ("suffix", "common", "recycling", "trigram", "stand", "suffix+recycling+stand", "auto")
 LONG_TOKENS = (500, 3000)

@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken
-from edgedec_apps.bench_machine import versions
+from edgedec_apps.bench.machine import versions
 from edgedec_apps.cli.evaluate import DEFAULT_TEXT
 from edgedec_apps.eval_settings import Setting, open_lanes
 from edgedec_apps.evaluation import N_ROWS, cut_windows, evaluate, leading_tokens

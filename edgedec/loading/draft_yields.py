@@ -7,7 +7,7 @@ The table is of qwen2.5-coder-1.5b (Q4_K_M) with the drafters of `auto`, each te
 of five tasks and up to 160 tokens. No time is in it, so any machine makes the same one:
 
     edgedec bench qwen2.5-coder-1.5b --runtime cpu --rows ROWS.jsonl
-    python -m edgedec_apps.draft_yields ROWS.jsonl
+    python -m edgedec_apps.bench.draft_yields ROWS.jsonl
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,8 +17,8 @@ import edgedec
 from edgedec.api.engine import Engine
 from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.progress import CancelToken, Progress
-from edgedec_apps import bench_machine
-from edgedec_apps.bench_measure import (
+from edgedec_apps.bench import machine as bench_machine
+from edgedec_apps.bench.measure import (
     PLAIN,
     Rounds,
     Run,
@@ -30,7 +30,7 @@ from edgedec_apps.bench_measure import (
     order,
     warm_up,
 )
-from edgedec_apps.bench_prompts import BenchRequest
+from edgedec_apps.bench.prompts import BenchRequest
 from edgedec_apps.cli.progress import ProgressLine
 
 pytestmark = pytest.mark.usefixtures("drafting")

@@ -9,11 +9,11 @@ import pytest
 
 import edgedec
 from edgedec.errors import PromptTooLongError, RequestError, RuntimeUnavailableError, StorageError
-from edgedec_apps import bench_machine
-from edgedec_apps.bench_measure import AGAIN, PLAIN, SPECULATIVE, Run, Trial
-from edgedec_apps.bench_prompts import BenchPrompt, BenchRequest, prepare, read_prompts
-from edgedec_apps.bench_summary import differing, figures, noise, summarize, worst_prompt
-from edgedec_apps.bench_table import columns, lines
+from edgedec_apps.bench import machine as bench_machine
+from edgedec_apps.bench.measure import AGAIN, PLAIN, SPECULATIVE, Run, Trial
+from edgedec_apps.bench.prompts import BenchPrompt, BenchRequest, prepare, read_prompts
+from edgedec_apps.bench.summary import differing, figures, noise, summarize, worst_prompt
+from edgedec_apps.bench.table import columns, lines
 
 WAYS = (SPECULATIVE, PLAIN, AGAIN)
 TASKS = ["chat", "code_edit", "math_reasoning", "summarization", "translation"]

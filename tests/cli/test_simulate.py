@@ -15,8 +15,8 @@ from edgedec.layer_skip.layer_sets import TunedSet, without
 from edgedec.scheduler.drafter_factories import SKIP_GAIN, promised_gain
 from edgedec.scheduler.recorder import replay
 from edgedec.sequence import Evaluated, Proposals
-from edgedec_apps import bench_machine
-from edgedec_apps.rooflines import DEVICES, modelled
+from edgedec_apps.bench import machine as bench_machine
+from edgedec_apps.bench.rooflines import DEVICES, modelled
 
 HEAD = {"kind": "edgedec drafts 1", "model": "m", "n_bytes": 10**9, "n_params": 10**9}
 WITH_MODEL = HEAD | {"draft_model": {"n_bytes": 2 * 10**8, "n_params": 2 * 10**8}}

@@ -7,7 +7,7 @@ from scheduler.simulation import Clock, Oracle, a_text, best_fixed, decode, poli
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DrafterNeeds, Floor
 from edgedec.scheduler.drafter_record import Member, Record
-from edgedec_apps.rooflines import DEVICES, modelled
+from edgedec_apps.bench.rooflines import DEVICES, modelled
 
 N_TOKENS = 4000
 

@@ -9,8 +9,8 @@ from edgedec.errors import RequestError
 from edgedec.loading import draft_yields
 from edgedec.loading.draft_yields import KINDS, ROWS, Kind, seconds_per_token
 from edgedec.sequence import Proposals
-from edgedec_apps.bench_rows import ModelSize, Recorded, Recording
-from edgedec_apps.draft_yields import kinds_of, source_of
+from edgedec_apps.bench.draft_yields import kinds_of, source_of
+from edgedec_apps.bench.rows import ModelSize, Recorded, Recording
 
 _NOTHING = Proposals((), (), (), 0.0)
 _CHAIN = Proposals((6, 7, 8), (-1, 0, 1), (0.9, 0.8, 0.7), 0.0)  # promises 2.4 tokens

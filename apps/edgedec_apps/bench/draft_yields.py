@@ -1,7 +1,7 @@
 """Makes the table of edgedec/loading/draft_yields.py from recorded drafts.
 
     edgedec bench MODEL --runtime cpu --rows ROWS.jsonl
-    python -m edgedec_apps.draft_yields ROWS.jsonl
+    python -m edgedec_apps.bench.draft_yields ROWS.jsonl
 
 It depends on the model, the prompts and the drafters, and on no time: the drafts at every position of a plain text are
 compared with that text.
@@ -15,7 +15,7 @@ from pathlib import Path
 from edgedec.errors import RequestError
 from edgedec.loading.draft_yields import ROWS, Kind
 from edgedec.scheduler.recorder import n_accepted
-from edgedec_apps.bench_rows import Recorded, Recording, read_recording
+from edgedec_apps.bench.rows import Recorded, Recording, read_recording
 
 _PROMISES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # tokens that the best nodes promise: where one kind of position ends
 

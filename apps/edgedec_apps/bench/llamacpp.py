@@ -12,8 +12,8 @@ from typing import Any
 
 from edgedec.progress import CancelToken
 from edgedec.tokenizer import Tokenizer
-from edgedec_apps.bench_measure import Run, Runner
-from edgedec_apps.bench_prompts import BenchRequest
+from edgedec_apps.bench.measure import Run, Runner
+from edgedec_apps.bench.prompts import BenchRequest
 from edgedec_runtimes.llamacpp.library import llama
 
 LLAMACPP, LOOKUP = "llama.cpp", "llama.cpp, prompt lookup"

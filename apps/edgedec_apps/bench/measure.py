@@ -12,7 +12,7 @@ from math import ceil
 
 from edgedec.api.engine import Engine, SamplingOptions
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec_apps.bench_prompts import BenchRequest
+from edgedec_apps.bench.prompts import BenchRequest
 
 SPECULATIVE, PLAIN, AGAIN = "speculative", "plain", "plain again"
 

@@ -15,8 +15,8 @@ from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LayerSet
 from edgedec.progress import OnProgress, Progress
 from edgedec.sequence import Evaluated, Proposals
-from edgedec_apps.bench_measure import RunOptions
-from edgedec_apps.bench_prompts import BenchRequest
+from edgedec_apps.bench.measure import RunOptions
+from edgedec_apps.bench.prompts import BenchRequest
 
 _KIND = "edgedec drafts 1"
 _MOST_HEAD_BYTES = 1_000_000

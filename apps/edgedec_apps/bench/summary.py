@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from edgedec_apps.bench_measure import AGAIN, PLAIN, SPECULATIVE, Trial
+from edgedec_apps.bench.measure import AGAIN, PLAIN, SPECULATIVE, Trial
 
 Figures = dict[str, Any]
 

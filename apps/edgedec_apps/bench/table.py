@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgedec.counted import counted
-from edgedec_apps.bench_summary import Figures
+from edgedec_apps.bench.summary import Figures
 
 _HEADINGS = ("task", "tok/s", "plain", "speedup", "same text", "accepted/step", "first token", "rounds")
 

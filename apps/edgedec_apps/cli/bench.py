@@ -17,13 +17,13 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
-from edgedec_apps.bench_llamacpp import LLAMACPP, LOOKUP, open_lookup
-from edgedec_apps.bench_machine import bandwidths, forget_peak, versions
-from edgedec_apps.bench_measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
-from edgedec_apps.bench_prompts import DEFAULT_PROMPTS, BenchPrompt, BenchRequest, prepare, read_prompts
-from edgedec_apps.bench_rows import head_of, record
-from edgedec_apps.bench_summary import summarize, totals
-from edgedec_apps.bench_table import lines
+from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup
+from edgedec_apps.bench.machine import bandwidths, forget_peak, versions
+from edgedec_apps.bench.measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
+from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchPrompt, BenchRequest, prepare, read_prompts
+from edgedec_apps.bench.rows import head_of, record
+from edgedec_apps.bench.summary import summarize, totals
+from edgedec_apps.bench.table import lines
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import report, require_json_file, write_json_file
 from edgedec_apps.cli.opening import open_model

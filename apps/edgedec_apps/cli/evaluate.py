@@ -15,8 +15,8 @@ from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, stage
 from edgedec.resolver import ResolveOptions
-from edgedec_apps.bench_machine import versions
-from edgedec_apps.bench_table import columns, shown
+from edgedec_apps.bench.machine import versions
+from edgedec_apps.bench.table import columns, shown
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import report, require_json_file
 from edgedec_apps.cli.progress import ProgressLine

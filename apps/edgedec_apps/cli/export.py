@@ -13,7 +13,7 @@ from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, stage
 from edgedec.resolver import ResolveOptions
-from edgedec_apps.bench_table import columns
+from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.export_gguf import GGUFOptions, default_file, make_gguf, say_gguf
 from edgedec_apps.cli.export_optimum import make_via_optimum
 from edgedec_apps.cli.interrupts import interruptible

@@ -11,10 +11,10 @@ from edgedec.counted import counted
 from edgedec.errors import RequestError, StorageError
 from edgedec.scheduler.recorder import Replay, replay
 from edgedec.sequence import Evaluated
-from edgedec_apps.bench_rows import Recording, read_recording
-from edgedec_apps.bench_table import columns
+from edgedec_apps.bench.rooflines import DEVICES, modelled
+from edgedec_apps.bench.rows import Recording, read_recording
+from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.terminal import write_json, write_line
-from edgedec_apps.rooflines import DEVICES, modelled
 
 _HEADINGS = ("task", "tok/s", "plain", "speedup", "accepted/step")
 _WAYS = ("way", "tok/s", "speedup", "accepted/step", "draft forwards")

@@ -34,7 +34,7 @@ from edgedec.progress import CancelToken, OnProgress, Progress, stage
 from edgedec.resolver import ResolveOptions
 from edgedec.scheduler.cost_probe import cost_curve, part_cost
 from edgedec.scheduler.drafter_factories import SKIP_GAIN, promised_gain
-from edgedec_apps.bench_table import columns
+from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import report, require_json_file
 from edgedec_apps.cli.progress import ProgressLine

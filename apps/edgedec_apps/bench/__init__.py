@@ -1,0 +1,1 @@
+"""Speed measured: plain and drafted decoding in turn, summed up in rows and a table."""
