@@ -32,7 +32,7 @@ from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.evaluate import DEFAULT_TEXT
-from edgedec_apps.evaluation import Distribution, cut_windows, divergence, leading_tokens, read_row
+from edgedec_apps.evaluation.evaluate import Distribution, cut_windows, divergence, leading_tokens, read_row
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 

@@ -23,9 +23,17 @@ from edgedec.model import Capabilities, Forward, LayerSet, Session
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.cli.evaluate import DEFAULT_TEXT
 from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.eval_plot import Point, points, text_plot
-from edgedec_apps.eval_settings import Setting, combine, layers_text, parse_layers
-from edgedec_apps.evaluation import Distribution, Lane, cut_windows, divergence, evaluate, leading_tokens, read_row
+from edgedec_apps.evaluation.evaluate import (
+    Distribution,
+    Lane,
+    cut_windows,
+    divergence,
+    evaluate,
+    leading_tokens,
+    read_row,
+)
+from edgedec_apps.evaluation.plot import Point, points, text_plot
+from edgedec_apps.evaluation.settings import Setting, combine, layers_text, parse_layers
 
 TEXT = "The ferry left at ten past six, eleven minutes late."  # 52 tokens of the tiny models
 FIGURES = {"ppl", "kl_mean", "kl_p99", "top1", "n_positions", "tok_s"}
@@ -464,7 +472,7 @@ def test_without_matplotlib_the_extra_is_named(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is evaluated; the picture in plain text takes none."""
-    monkeypatch.setattr("edgedec_apps.eval_plot.find_spec", lambda name: None)
+    monkeypatch.setattr("edgedec_apps.evaluation.plot.find_spec", lambda name: None)
     out = tmp_path / "a.png"
     run_here("eval", model, "--text", text, "--plot-out", out).failed(
         30, 'pip install "matplotlib>=3.8"', "--plot draws"

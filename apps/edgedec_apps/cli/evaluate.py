@@ -21,8 +21,9 @@ from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import report, require_json_file
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line
-from edgedec_apps.eval_plot import points, require_png, text_plot, write_png
-from edgedec_apps.eval_settings import (
+from edgedec_apps.evaluation.evaluate import N_ROWS, Figures, Lane, Reading, cut_windows, evaluate, leading_tokens
+from edgedec_apps.evaluation.plot import points, require_png, text_plot, write_png
+from edgedec_apps.evaluation.settings import (
     DEFAULT_KV_TYPE,
     Setting,
     combine,
@@ -31,7 +32,6 @@ from edgedec_apps.eval_settings import (
     parse_layers,
     setting_name,
 )
-from edgedec_apps.evaluation import N_ROWS, Figures, Lane, Reading, cut_windows, evaluate, leading_tokens
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores

@@ -21,7 +21,7 @@ from edgedec_apps.cli.log import warnings_of
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say, write_json
 from edgedec_apps.cli.wording import in_options
-from edgedec_apps.export_measure import measured_apart
+from edgedec_apps.evaluation.export_measure import measured_apart
 from edgedec_export.folder import read_manifest
 from edgedec_export.npu import export_npu
 from edgedec_export.report import rows, write_report

@@ -39,7 +39,7 @@ from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import report, require_json_file
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line
-from edgedec_apps.evaluation import leading_tokens
+from edgedec_apps.evaluation.evaluate import leading_tokens
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 

@@ -1,4 +1,4 @@
-"""Measure an export against its source, in a process of its own: `python -m edgedec_apps.export_measure`.
+"""Measure an export against its source, in a process of its own: `python -m edgedec_apps.evaluation.export_measure`.
 
 The process prints one JSON object, so that neither its memory nor a crash of a library is the caller's.
 """
@@ -16,8 +16,8 @@ from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken
 from edgedec_apps.bench.machine import versions
 from edgedec_apps.cli.evaluate import DEFAULT_TEXT
-from edgedec_apps.eval_settings import Setting, open_lanes
-from edgedec_apps.evaluation import N_ROWS, cut_windows, evaluate, leading_tokens
+from edgedec_apps.evaluation.evaluate import N_ROWS, cut_windows, evaluate, leading_tokens
+from edgedec_apps.evaluation.settings import Setting, open_lanes
 from edgedec_export.report import forward_times
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
@@ -64,7 +64,13 @@ def measured_apart(source: Path, folder: Path, cancel: CancelToken) -> dict[str,
     """
     if getattr(sys, "frozen", False):
         return measure(source, folder, cancel)
-    command = [sys.executable, "-m", "edgedec_apps.export_measure", str(source.absolute()), str(folder.absolute())]
+    command = [
+        sys.executable,
+        "-m",
+        "edgedec_apps.evaluation.export_measure",
+        str(source.absolute()),
+        str(folder.absolute()),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while True:
             try:

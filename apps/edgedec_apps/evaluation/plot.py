@@ -11,7 +11,7 @@ from typing import Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError, StorageError
 from edgedec.extras import install_command
-from edgedec_apps.eval_settings import setting_name
+from edgedec_apps.evaluation.settings import setting_name
 
 _WIDTH, _HEIGHT = 60, 14  # characters of the plain picture
 _INCHES, _DOTS = (9.0, 4.5), 150

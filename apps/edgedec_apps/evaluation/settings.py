@@ -14,7 +14,7 @@ from edgedec.layer_skip.layer_sets import layer_bytes, tuned_set
 from edgedec.loading.draft_model import same_tokenizer
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, LoadOptions, Model
-from edgedec_apps.evaluation import Lane
+from edgedec_apps.evaluation.evaluate import Lane
 
 DEFAULT_KV_TYPE = "f16"
 ALL_LAYERS = "all"

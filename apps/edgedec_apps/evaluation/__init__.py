@@ -1,0 +1,1 @@
+"""Settings compared by what they cost and how good their answers are."""
