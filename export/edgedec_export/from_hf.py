@@ -14,10 +14,10 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.gguf_writer import Entry, OutTensor, real_number, text, whole_file, whole_number, write_gguf
-from edgedec_export.hf_config import Config, read_config
-from edgedec_export.hf_safetensors import open_checkpoint
-from edgedec_export.hf_tensors import gguf_tensors
-from edgedec_export.hf_tokenizer import tokenizer_entries
+from edgedec_export.hf.config import Config, read_config
+from edgedec_export.hf.safetensors import open_checkpoint
+from edgedec_export.hf.tensors import gguf_tensors
+from edgedec_export.hf.tokenizer import tokenizer_entries
 
 TYPES: Mapping[str, GGMLType | None] = {
     "KEEP": None,

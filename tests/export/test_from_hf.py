@@ -33,9 +33,9 @@ from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, R
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.model import LoadOptions, Runtime
 from edgedec_export.from_hf import convert
-from edgedec_export.hf_pretokenizers import pre_tokenizer_name
-from edgedec_export.hf_tensors import LAYER_NAMES
-from edgedec_export.hf_types import encode, quantize_q8_0
+from edgedec_export.hf.pretokenizers import pre_tokenizer_name
+from edgedec_export.hf.tensors import LAYER_NAMES
+from edgedec_export.hf.types import encode, quantize_q8_0
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.tokenizer import open_tokenizer
@@ -138,7 +138,7 @@ def test_numbers_are_rounded_as_gguf_rounds_them() -> None:
 
 
 def _types() -> list[Any]:
-    from edgedec_export.hf_types import ENCODERS
+    from edgedec_export.hf.types import ENCODERS
 
     return list(ENCODERS)
 

@@ -6,7 +6,7 @@ is refused, as one that is nearly the same would give other tokens.
 
 from typing import Any
 
-from edgedec_export.hf_vocabulary import steps
+from edgedec_export.hf.vocabulary import steps
 from edgedec_runtimes.tokenizer.pretokenizers import NAMES
 
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

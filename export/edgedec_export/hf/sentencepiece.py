@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec_export.gguf_writer import Entry, boolean, text
-from edgedec_export.hf_vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, Source, Tokens, steps
+from edgedec_export.hf.vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, Source, Tokens, steps
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _NO_SCORE = -1e9  # of tokens that no pair becomes: joined last, as it were

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import OutTensor, file_pieces
-from edgedec_export.hf_config import Config
-from edgedec_export.hf_safetensors import FLOATS, Tensor
-from edgedec_export.hf_types import encode
+from edgedec_export.hf.config import Config
+from edgedec_export.hf.safetensors import FLOATS, Tensor
+from edgedec_export.hf.types import encode
 
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",

@@ -12,9 +12,9 @@ from typing import Any
 
 from edgedec.errors import ModelFormatError
 from edgedec_export.gguf_writer import Entry, boolean, float32s, int32s, text, texts, whole_number
-from edgedec_export.hf_pretokenizers import pre_tokenizer_name
-from edgedec_export.hf_sentencepiece import sentencepiece_entries
-from edgedec_export.hf_vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, Source, Tokens, steps
+from edgedec_export.hf.pretokenizers import pre_tokenizer_name
+from edgedec_export.hf.sentencepiece import sentencepiece_entries
+from edgedec_export.hf.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, Source, Tokens, steps
 from edgedec_runtimes.tokenizer.pretokenizers import pre_tokenizer
 
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}

@@ -1,0 +1,1 @@
+"""Checkpoints as Hugging Face keeps them: their configuration, weights and tokenizers."""
