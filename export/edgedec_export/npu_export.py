@@ -18,14 +18,13 @@ from edgedec.errors import RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import DATA, GRAPH, VOCABULARY
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec_export import npu_qdq
 from edgedec_export.external_data import DataFile
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.graph import frequencies, local_layers, sliding_frequencies
 from edgedec_export.graph_parts import Initializers, require_onnx
-from edgedec_export.npu_calibration import Statistics, bundled_text, calibrate, calibration_ids, limits, ranges
-from edgedec_export.npu_graph import Plan, make_plan
-from edgedec_export.npu_weights import (
+from edgedec_export.npu.calibration import Statistics, bundled_text, calibrate, calibration_ids, limits, ranges
+from edgedec_export.npu.graph import Plan, make_plan
+from edgedec_export.npu.weights import (
     Weights,
     equalize_keys,
     equalize_values,
@@ -33,6 +32,7 @@ from edgedec_export.npu_weights import (
     write_embedding,
     write_weights,
 )
+from edgedec_export.npu_export import qdq as npu_qdq
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.npu.facts import EMBEDDING, KV, ROWS, TARGET, Facts, Quantizer, to_json
 from edgedec_runtimes.tokenizer import open_tokenizer

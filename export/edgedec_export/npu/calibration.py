@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
-from edgedec_export.npu_graph import Plan
+from edgedec_export.npu.graph import Plan
 from edgedec_runtimes.npu.facts import PARTS, ROWS, Facts
 from edgedec_runtimes.npu.inputs import rotation, shapes, visible
 from edgedec_runtimes.onnx.library import load_library, session_options

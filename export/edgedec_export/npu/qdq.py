@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_export.npu_graph import Op, Plan
+from edgedec_export.npu.graph import Op, Plan
 from edgedec_runtimes.npu.facts import LOW_ZERO, Quantizer, spanning
 
 if TYPE_CHECKING:

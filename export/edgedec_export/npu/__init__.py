@@ -1,0 +1,1 @@
+"""Graphs for NPUs: fixed shapes and whole numbers."""
