@@ -27,7 +27,7 @@ from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
 from edgedec.model import LoadOptions, Session
 from edgedec.resolver import ResolveOptions
-from edgedec_export.npu_export import export_npu
+from edgedec_export.npu.export import export_npu
 from edgedec_runtimes.npu.facts import read_facts
 from edgedec_runtimes.npu.runtime import Npu
 

@@ -29,8 +29,8 @@ from numpy.typing import DTypeLike, NDArray
 from edgedec.errors import MemoryCapError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.memory_plan import format_bytes
-from edgedec_export.packing_levels import LEVELS, Levels
-from edgedec_export.packing_rows import FLOATS, floats, matrix_of, read_rows
+from edgedec_export.packing.levels import LEVELS, Levels
+from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]

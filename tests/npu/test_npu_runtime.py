@@ -29,7 +29,7 @@ from edgedec.memory.planner import Cap
 from edgedec.model import LayerSet, LoadOptions, Model, Runtime
 from edgedec.progress import Progress
 from edgedec_export.npu.calibration import bundled_text
-from edgedec_export.npu_export import export_npu
+from edgedec_export.npu.export import export_npu
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.npu.runtime import Npu
 

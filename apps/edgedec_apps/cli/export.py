@@ -23,7 +23,7 @@ from edgedec_apps.cli.terminal import one_line, say, write_json
 from edgedec_apps.cli.wording import in_options
 from edgedec_apps.evaluation.export_measure import measured_apart
 from edgedec_export.folder import read_manifest
-from edgedec_export.npu_export import export_npu
+from edgedec_export.npu.export import export_npu
 from edgedec_export.report import rows, write_report
 from edgedec_export.to_onnx import export_onnx
 from edgedec_models.folders import cache_folder

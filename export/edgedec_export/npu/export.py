@@ -23,6 +23,7 @@ from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.graph import frequencies, local_layers, sliding_frequencies
 from edgedec_export.graph_parts import Initializers, require_onnx
 from edgedec_export.npu.calibration import Statistics, bundled_text, calibrate, calibration_ids, limits, ranges
+from edgedec_export.npu.export import qdq as npu_qdq
 from edgedec_export.npu.graph import Plan, make_plan
 from edgedec_export.npu.weights import (
     Weights,
@@ -32,7 +33,6 @@ from edgedec_export.npu.weights import (
     write_embedding,
     write_weights,
 )
-from edgedec_export.npu_export import qdq as npu_qdq
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.npu.facts import EMBEDDING, KV, ROWS, TARGET, Facts, Quantizer, to_json
 from edgedec_runtimes.tokenizer import open_tokenizer

@@ -20,8 +20,8 @@ from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import GGUF
 from edgedec_export.npu.graph import Plan
 from edgedec_export.npu.rotation import rotate
-from edgedec_export.packing import PIECE_WEIGHTS, to_levels
-from edgedec_export.packing_rows import FLOATS, floats, matrix_of, read_rows
+from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows
+from edgedec_export.packing_weights import PIECE_WEIGHTS, to_levels
 from edgedec_runtimes.cpu.network import Network
 
 if TYPE_CHECKING:

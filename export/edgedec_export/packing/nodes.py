@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec_export.graph_parts import CONTRIB, require_onnx
-from edgedec_export.packing import Matrix, Packed
+from edgedec_export.packing_weights import Matrix, Packed
 
 if TYPE_CHECKING:
     from onnx import NodeProto
