@@ -26,10 +26,10 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA, GRAPH
 from edgedec.memory.system import peak_resident_bytes, resident_bytes
 from edgedec.resolver import ResolveOptions
-from edgedec_export.external_data import DataFile
 from edgedec_export.folder import read_manifest
-from edgedec_export.graph import build_graph
-from edgedec_export.graph_parts import Initializers
+from edgedec_export.onnx_graph.decoder import build_graph
+from edgedec_export.onnx_graph.external_data import DataFile
+from edgedec_export.onnx_graph.parts import Initializers
 from edgedec_export.quantizing import Quant
 from edgedec_export.to_onnx import FileWeights, export_onnx
 from edgedec_models.folders import cache_folder

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.formats import DATA, GRAPH
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec_export.external_data import DataFile
-from edgedec_export.graph_parts import Initializers
+from edgedec_export.onnx_graph.external_data import DataFile
+from edgedec_export.onnx_graph.parts import Initializers
 from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
 from edgedec_runtimes.onnx.graph_check import check_graph
 

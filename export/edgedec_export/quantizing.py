@@ -37,7 +37,7 @@ from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec_export.packing.levels import Levels
 from edgedec_export.packing.rounding import round_rows
 from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows, sample_rows
-from edgedec_export.packing_weights import Matrix, Packed, assemble, dequantize, pack_exact, pack_levels, to_levels
+from edgedec_export.packing.weights import Matrix, Packed, assemble, dequantize, pack_exact, pack_levels, to_levels
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]

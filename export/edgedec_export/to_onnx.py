@@ -17,13 +17,13 @@ from edgedec.errors import ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import DATA, GRAPH, VOCABULARY
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec_export.external_data import DataFile
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
-from edgedec_export.graph import build_graph, local_layers
-from edgedec_export.graph_parts import Initializers, Scope, require_onnx
-from edgedec_export.kv_int8 import find_scales, with_int8_cache
+from edgedec_export.onnx_graph.decoder import build_graph, local_layers
+from edgedec_export.onnx_graph.external_data import DataFile
+from edgedec_export.onnx_graph.kv_int8 import find_scales, with_int8_cache
+from edgedec_export.onnx_graph.parts import Initializers, Scope, require_onnx
 from edgedec_export.packing.nodes import gather_nodes, linear_nodes
-from edgedec_export.packing_weights import Matrix
+from edgedec_export.packing.weights import Matrix
 from edgedec_export.quantizing import Quant, quantize
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.tokenizer import open_tokenizer

@@ -23,8 +23,8 @@ from edgedec_export.child_process import last_line, run_child
 from edgedec_export.folder import new_folder, write_manifest
 from edgedec_export.foreign_graph import rewrite_graph
 from edgedec_export.gguf_writer import Entry, text, whole_number, write_gguf
-from edgedec_export.graph_parts import require_onnx
 from edgedec_export.hf.tokenizer import tokenizer_entries
+from edgedec_export.onnx_graph.parts import require_onnx
 from edgedec_export.optimum_environment import ensure_environment
 from edgedec_models.hub_spec import parse_hub
 from edgedec_runtimes.onnx.exported import OPTIMUM

@@ -31,8 +31,8 @@ from edgedec.errors import (
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA, MANIFEST
 from edgedec.progress import CancelToken, Progress
-from edgedec_export.external_data import ALIGNMENT, DataFile
 from edgedec_export.folder import new_folder, read_manifest
+from edgedec_export.onnx_graph.external_data import ALIGNMENT, DataFile
 from edgedec_export.to_onnx import export_onnx
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")

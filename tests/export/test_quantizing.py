@@ -14,7 +14,7 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export import quantizing
 from edgedec_export.packing.rounding import round_rows
-from edgedec_export.packing_weights import Matrix, Packed, dequantize, pack_exact, unpack_bits
+from edgedec_export.packing.weights import Matrix, Packed, dequantize, pack_exact, unpack_bits
 from edgedec_export.quantizing import ROUNDINGS, RULES, Rule, bound, choose, methods, quantize, relative_error
 
 F32 = NDArray[np.float32]

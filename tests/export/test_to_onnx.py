@@ -15,10 +15,10 @@ from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA
 from edgedec.model import LayerSet, LoadOptions, Runtime
-from edgedec_export.external_data import DataFile
 from edgedec_export.folder import read_manifest
-from edgedec_export.graph import build_graph
-from edgedec_export.graph_parts import Initializers
+from edgedec_export.onnx_graph.decoder import build_graph
+from edgedec_export.onnx_graph.external_data import DataFile
+from edgedec_export.onnx_graph.parts import Initializers
 from edgedec_export.to_onnx import FileWeights, export_onnx
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu

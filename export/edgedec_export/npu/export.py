@@ -18,10 +18,7 @@ from edgedec.errors import RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import DATA, GRAPH, VOCABULARY
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec_export.external_data import DataFile
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
-from edgedec_export.graph import frequencies, local_layers, sliding_frequencies
-from edgedec_export.graph_parts import Initializers, require_onnx
 from edgedec_export.npu.calibration import Statistics, bundled_text, calibrate, calibration_ids, limits, ranges
 from edgedec_export.npu.export import qdq as npu_qdq
 from edgedec_export.npu.graph import Plan, make_plan
@@ -33,6 +30,9 @@ from edgedec_export.npu.weights import (
     write_embedding,
     write_weights,
 )
+from edgedec_export.onnx_graph.decoder import frequencies, local_layers, sliding_frequencies
+from edgedec_export.onnx_graph.external_data import DataFile
+from edgedec_export.onnx_graph.parts import Initializers, require_onnx
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.npu.facts import EMBEDDING, KV, ROWS, TARGET, Facts, Quantizer, to_json
 from edgedec_runtimes.tokenizer import open_tokenizer

@@ -21,11 +21,11 @@ from edgedec.gguf.file import GGUF
 from edgedec_export.npu.graph import Plan
 from edgedec_export.npu.rotation import rotate
 from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows
-from edgedec_export.packing_weights import PIECE_WEIGHTS, to_levels
+from edgedec_export.packing.weights import PIECE_WEIGHTS, to_levels
 from edgedec_runtimes.cpu.network import Network
 
 if TYPE_CHECKING:
-    from edgedec_export.graph_parts import Initializers
+    from edgedec_export.onnx_graph.parts import Initializers
 
 F32 = NDArray[np.float32]
 

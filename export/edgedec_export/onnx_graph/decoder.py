@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_export.graph_layers import Builder, Inputs, Weights, attention, feed_forward, rms_norm
-from edgedec_export.graph_parts import CONTRIB, IR_VERSION, OPSET, Initializers, Scope
+from edgedec_export.onnx_graph.layers import Builder, Inputs, Weights, attention, feed_forward, rms_norm
+from edgedec_export.onnx_graph.parts import CONTRIB, IR_VERSION, OPSET, Initializers, Scope
 from edgedec_runtimes.cpu.network import Network
 
 if TYPE_CHECKING:

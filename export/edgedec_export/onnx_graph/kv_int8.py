@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.gguf.formats import GRAPH
-from edgedec_export.graph import local_layers
+from edgedec_export.onnx_graph.decoder import local_layers
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.onnx.library import load_library
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgedec_export.graph_parts import Initializers, Scope
+from edgedec_export.onnx_graph.parts import Initializers, Scope
 from edgedec_runtimes.cpu.network import Network
 
 

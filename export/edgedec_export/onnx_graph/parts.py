@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec.gguf.formats import DATA
-from edgedec_export.external_data import DataFile, Place
+from edgedec_export.onnx_graph.external_data import DataFile, Place
 
 if TYPE_CHECKING:
     import onnx

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_export.graph_parts import CONTRIB, require_onnx
-from edgedec_export.packing_weights import Matrix, Packed
+from edgedec_export.onnx_graph.parts import CONTRIB, require_onnx
+from edgedec_export.packing.weights import Matrix, Packed
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -8,7 +8,7 @@ best (least squares), and the closer of the results is kept.
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_export.packing_weights import Packed, pack_bits
+from edgedec_export.packing.weights import Packed, pack_bits
 
 F32 = NDArray[np.float32]
 

@@ -1,0 +1,1 @@
+"""The ONNX graph of a decoder, and the file of weights beside it."""
