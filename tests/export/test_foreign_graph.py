@@ -12,7 +12,7 @@ from support.tiny_models import N_VOCAB
 from edgedec.errors import CancelledError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.formats import DATA, GRAPH
 from edgedec.progress import CancelToken
-from edgedec_export.foreign_graph import rewrite_graph
+from edgedec_export.optimum.foreign_graph import rewrite_graph
 from edgedec_runtimes.onnx.foreign.contract import Contract
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")

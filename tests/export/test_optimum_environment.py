@@ -11,9 +11,9 @@ from support.command_line import run_here
 
 from edgedec.errors import CancelledError, OfflineError, RuntimeUnavailableError, StorageError
 from edgedec.progress import CancelToken, Progress
-from edgedec_export import optimum_environment
-from edgedec_export.child_process import last_line, run_child
-from edgedec_export.optimum_environment import (
+from edgedec_export.optimum import environment as optimum_environment
+from edgedec_export.optimum.child_process import last_line, run_child
+from edgedec_export.optimum.environment import (
     ensure_environment,
     environment_folder,
     environments_folder,

@@ -20,8 +20,8 @@ from support.optimum_checkpoints import write_config
 import edgedec
 from edgedec.conformance import check_runtime, raise_failures
 from edgedec.gguf.formats import DATA
-from edgedec_export.optimum_environment import ensure_environment, environment_folder
-from edgedec_export.via_optimum import export_via_optimum
+from edgedec_export.optimum.environment import ensure_environment, environment_folder
+from edgedec_export.optimum.export import export_via_optimum
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.onnx.foreign.model import ForeignModel
 

@@ -32,8 +32,8 @@ from edgedec.errors import (
 from edgedec.gguf.file import read_gguf
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, Progress
-from edgedec_export.optimum_environment import python_of
-from edgedec_export.via_optimum import export_via_optimum, find_checkpoint
+from edgedec_export.optimum.environment import python_of
+from edgedec_export.optimum.export import export_via_optimum, find_checkpoint
 from edgedec_runtimes.onnx.runtime import Onnx
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")

@@ -13,7 +13,7 @@ from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
-from edgedec_export.optimum_environment import Environment, list_environments, remove_environment
+from edgedec_export.optimum.environment import Environment, list_environments, remove_environment
 from edgedec_models.cache import list_models
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.tiles.file import map_tiles

@@ -8,8 +8,8 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.terminal import one_line, say
 from edgedec_export.folder import read_manifest
-from edgedec_export.optimum_environment import NEEDED_BYTES, environment_folder, is_ready
-from edgedec_export.via_optimum import export_via_optimum, find_checkpoint
+from edgedec_export.optimum.environment import NEEDED_BYTES, environment_folder, is_ready
+from edgedec_export.optimum.export import export_via_optimum, find_checkpoint
 from edgedec_models.folders import cache_folder
 from edgedec_models.offline import offline_reason
 

@@ -15,7 +15,7 @@ from edgedec.errors import OfflineError, RuntimeUnavailableError
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.resolver import ResolveOptions
 from edgedec.storage.file_lock import try_lock
-from edgedec_export.child_process import last_line, run_child
+from edgedec_export.optimum.child_process import last_line, run_child
 from edgedec_models.lock import locked
 from edgedec_models.storage import require_space, storage_errors
 

@@ -19,13 +19,13 @@ from edgedec.errors import ModelError, ModelFormatError, ModelNotFoundError, Req
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA, VOCABULARY
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec_export.child_process import last_line, run_child
 from edgedec_export.folder import new_folder, write_manifest
-from edgedec_export.foreign_graph import rewrite_graph
 from edgedec_export.gguf_writer import Entry, text, whole_number, write_gguf
 from edgedec_export.hf.tokenizer import tokenizer_entries
 from edgedec_export.onnx_graph.parts import require_onnx
-from edgedec_export.optimum_environment import ensure_environment
+from edgedec_export.optimum.child_process import last_line, run_child
+from edgedec_export.optimum.environment import ensure_environment
+from edgedec_export.optimum.foreign_graph import rewrite_graph
 from edgedec_models.hub_spec import parse_hub
 from edgedec_runtimes.onnx.exported import OPTIMUM
 from edgedec_runtimes.onnx.foreign.contract import Contract
