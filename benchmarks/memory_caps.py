@@ -41,7 +41,9 @@ from edgedec.resolver import ResolveOptions
 from edgedec_models.folders import cache_folder
 
 _SHARES = (0.15, 0.3, 0.75, 0.85, 0.92, 0.97, 1.0, 1.2)
-_TEXT = files("edgedec_apps") / "eval_text.txt"  # prose and code: many different tokens, whose embeddings are looked up
+_TEXT = (
+    files("edgedec_apps") / "evaluation" / "text.txt"
+)  # prose and code: many different tokens, whose embeddings are looked up
 _REFUSED = 50  # MemoryCapError's exit code
 _LEAST_GROUP = 100_000_000
 _SLACK_BYTES, _SLACK = 16_000_000, 0.05

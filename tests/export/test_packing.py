@@ -21,7 +21,7 @@ from edgedec.errors import (
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LayerSet, LoadOptions
-from edgedec_export.packing import weights as packing_weights as packing
+from edgedec_export.packing import weights as packing
 from edgedec_export.packing.nodes import Emitted, gather_nodes, linear_nodes
 from edgedec_export.packing.rounding import round_rows
 from edgedec_export.packing.weights import Matrix, Packed, assemble, dequantize, pack_bits, pack_exact, unpack_bits

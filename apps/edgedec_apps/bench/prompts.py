@@ -14,7 +14,7 @@ from edgedec.counted import counted
 from edgedec.errors import PromptTooLongError, RequestError
 from edgedec_apps.texts import read_text
 
-DEFAULT_PROMPTS = Path(__file__).with_name("bench_prompts.jsonl")
+DEFAULT_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
-DEFAULT_TEXT = Path(__file__).parents[1] / "eval_text.txt"
+DEFAULT_TEXT = Path(__file__).parents[1] / "evaluation" / "text.txt"
 SAME = "same"
 _HEADINGS = ("setting", "bytes", "ppl", "KL mean", "KL p99", "same top-1", "tok/s")
 _MOST_WINDOW = 1 << 20

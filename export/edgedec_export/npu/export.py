@@ -19,8 +19,8 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import DATA, GRAPH, VOCABULARY
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
+from edgedec_export.npu import qdq as npu_qdq
 from edgedec_export.npu.calibration import Statistics, bundled_text, calibrate, calibration_ids, limits, ranges
-from edgedec_export.npu.export import qdq as npu_qdq
 from edgedec_export.npu.graph import Plan, make_plan
 from edgedec_export.npu.weights import (
     Weights,

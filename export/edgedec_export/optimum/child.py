@@ -1,4 +1,4 @@
-"""What runs in the environment of optimum, and is never imported here: python optimum_child.py REQUEST.
+"""What runs in the environment of optimum, and is never imported here: python child.py REQUEST.
 
 The request is a JSON object: step ("describe" or "export"), model (a folder, or OWNER/REPO), revision, offline, out.
 "describe" writes the tokenizer's files and facts.json into the folder `out`, "export" the graph. Code that a checkpoint

@@ -31,7 +31,7 @@ from edgedec_runtimes.onnx.exported import OPTIMUM
 from edgedec_runtimes.onnx.foreign.contract import Contract
 from edgedec_runtimes.tokenizer import refusal
 
-_CHILD = Path(__file__).with_name("optimum_child.py")
+_CHILD = Path(__file__).with_name("child.py")
 _MOST = 2**24
 _N_CTX_UNKNOWN = 2048  # where a configuration names no longest context
 
@@ -146,7 +146,7 @@ def export_via_optimum(
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Runs the steps of optimum_child.py, which write into the folder `work`."""
+    """Runs the steps of child.py, which write into the folder `work`."""
 
     python: Path
     checkpoint: Checkpoint
