@@ -26,8 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.gguf_writer import write_gguf
-from vocabulary.corpus import SENTENCES, random_texts, spelled, written
-from vocabulary.oracle import differing_texts, differing_tokens, oracle
+from support.token_oracle import differing_texts, differing_tokens, oracle
+from support.token_texts import SENTENCES, random_texts, spelled, written
 
 from edgedec.api.load import resolve
 from edgedec.gguf.file import GGUF, read_gguf

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-SOURCE = Path(__file__).parent.parent / "apps" / "desktop" / "main.py"
+SOURCE = Path(__file__).parents[2] / "apps" / "desktop" / "main.py"
 if not SOURCE.is_file():
     pytest.skip("the sources are not beside the tests", allow_module_level=True)
 QtCore = pytest.importorskip("PySide6.QtCore", reason="PySide6 is not installed", exc_type=ImportError)

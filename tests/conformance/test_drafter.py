@@ -22,7 +22,7 @@ from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.model import ReferenceModel
 from edgedec_runtimes.reference.runtime import Reference
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "drafter-plugin"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "drafter-plugin"
 DRAFTER = {check.__name__: check for check in DRAFTER_CHECKS}
 
 

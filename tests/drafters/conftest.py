@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters.draft_models import loaded, tiny
+from support.draft_models import loaded, tiny
 
 from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterFactory, Verification
 from edgedec.drafters.draft_model import model as model_drafter

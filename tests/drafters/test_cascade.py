@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drafters.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded
 from numpy.typing import NDArray
+from support.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded
 from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids
 

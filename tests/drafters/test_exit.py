@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters.draft_models import SETTINGS, TEXT
+from support.draft_models import SETTINGS, TEXT
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
+from support.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
 from support.tiny_models import BOS, byte_ids
 
 from edgedec.conformance import check_drafter

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters.draft_models import SETTINGS, TEXT, Recorded, counted, depth, generate, loaded
+from support.draft_models import SETTINGS, TEXT, Recorded, counted, depth, generate, loaded
 from support.tiny_models import BOS, byte_ids
 
 import edgedec

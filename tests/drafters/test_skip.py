@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters.draft_models import SETTINGS, TEXT, Recorded, depth
+from support.draft_models import SETTINGS, TEXT, Recorded, depth
 from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
 

@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler.simulation import a_text
 from support.command_line import run_here
 from support.rights import as_anybody
+from support.simulation import a_text
 from support.tiny_models import tiny_llama
 
 import edgedec

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler.simulation import a_text, context
+from support.simulation import a_text, context
 from support.tiny_models import tiny_llama
 
 import edgedec

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters.draft_models import SETTINGS, generate, loaded, tiny
-from drafters.spelled import END, Spelled, spelled_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draft_models import SETTINGS, generate, loaded, tiny
 from support.real_models import real_model
-from vocabulary.corpus import CODE, SENTENCES
-from vocabulary.vocabularies import bpe, spm, write
+from support.spelled import END, Spelled, spelled_context
+from support.token_texts import CODE, SENTENCES
+from support.vocabularies import bpe, spm, write
 
 import edgedec
 from edgedec.conformance import check_drafter

@@ -27,7 +27,7 @@ from support.hf_checkpoints import (
     sentencepiece_tokenizer,
     write_checkpoint,
 )
-from vocabulary.oracle import differing_texts, differing_tokens, oracle
+from support.token_oracle import differing_texts, differing_tokens, oracle
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters.draft_models import TEXT
 from numpy.typing import NDArray
+from support.draft_models import TEXT
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 from edgedec.errors import CancelledError, CapabilityError, RequestError, SessionError, StorageError

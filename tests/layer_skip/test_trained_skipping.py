@@ -15,7 +15,7 @@ from edgedec.layer_skip.search import Judge, Score
 from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec_runtimes.cpu.runtime import Cpu
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from prompt_layer_sets import behind, least_harmful, scores_alone
 from trained_skipping import (

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drafters.draft_models import TEXT, loaded, tiny
-from drafters.spelled import Spelled
 from support.command_line import run_here
+from support.draft_models import TEXT, loaded, tiny
 from support.real_models import real_model
+from support.spelled import Spelled
 
 import edgedec
 from edgedec.draft import DrafterFactory

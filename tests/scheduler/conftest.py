@@ -1,7 +1,7 @@
 """A clock that stands still unless told, in place of the scheduler's."""
 
 import pytest
-from scheduler.simulation import Clock
+from support.simulation import Clock
 
 
 @pytest.fixture

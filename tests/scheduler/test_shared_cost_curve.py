@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from scheduler.simulation import Oracle, a_text, member, policy_of
+from support.simulation import Oracle, a_text, member, policy_of
 
 from edgedec.cost_curve import CostCurve
 from edgedec.scheduler.shared_cost_curve import JoinedCurve

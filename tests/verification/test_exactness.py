@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from verification.exact import (
+from support.exact_distributions import (
     Drawing,
     Law,
     integrate,

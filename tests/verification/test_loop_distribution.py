@@ -11,9 +11,9 @@ from typing import cast
 
 import numpy as np
 import pytest
+from support.decoding_loop import Hotter, Text, exact, generated, likely_alone, p_value, plugin, survival, two_paths
 from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
-from verification.loop import Hotter, Text, exact, generated, likely_alone, p_value, plugin, survival, two_paths
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DrafterFactory, Verification

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verification.exact import mixed_law, outcomes, random_law, sparse, text_of
+from support.exact_distributions import mixed_law, outcomes, random_law, sparse, text_of
 
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.errors import PluginError

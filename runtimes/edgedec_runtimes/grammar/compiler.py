@@ -28,7 +28,7 @@ _N_REMEMBERED = 8  # compiled grammars, and never more of their memory than a fi
 # limits.MOST_LEVELS takes, of which only what is used is ever held.
 _STACK_BYTES = 64 << 20
 # Most that is ever allowed, and the bytes of memory that one of it takes: measured with the grammars of
-# tests/grammar/test_memory.py, where nothing else took as much.
+# tests/runtimes/grammar/test_memory.py, where nothing else took as much.
 _LIMITS = {
     "max_items_in_row": (20_000, 3000),  # an object with some thousand optional properties
     "initial_lexer_fuel": (1_000_000, 64),  # at most a second

@@ -11,7 +11,7 @@ from support.command_line import run_here
 from edgedec_apps.cli.app import app
 from edgedec_apps.cli.reference import reference
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
 _ROOT: Any = typer.main.get_command(app)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server.running import CHAT, Running, started
+from support.running_server import CHAT, Running, started
 from support.tiny_models import tiny_llama
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from server.running import CHAT, messages, started
+from support.running_server import CHAT, messages, started
 from support.tiny_models import tiny_llama
 
 from edgedec.layer_skip.skipping_model import lossy_note

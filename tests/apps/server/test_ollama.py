@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.running import Running, messages
+from support.running_server import Running, messages
 from support.servers import StubServer, model_bytes, sha256
 
 ollama = pytest.importorskip("ollama")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from server.running import Running, messages, wait_until
 from support.command_line import run_here
+from support.running_server import Running, messages, wait_until
 
 openai = pytest.importorskip("openai")
 
@@ -193,7 +193,7 @@ def test_the_clients_own_parsing(client: Any) -> None:
 
 def test_per_request_drafting(chat_path: Path) -> None:
     """Drafting can be switched off for a request; the text is the same, and the reply tells of both."""
-    from server.running import started
+    from support.running_server import started
 
     asked = {"messages": messages("abcabcabcabc"), "max_tokens": 40, "temperature": 0, "ignore_end": True}
     with started(chat_path, load_options={"draft": "suffix"}) as running:

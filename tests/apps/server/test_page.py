@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from server.running import Running
+from support.running_server import Running
 
 from edgedec_apps.server.app import STATIC
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server.running import ENDLESS, PATIENCE_S, Running, messages, metric, started, wait_until
+from support.running_server import ENDLESS, PATIENCE_S, Running, messages, metric, started, wait_until
 
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError

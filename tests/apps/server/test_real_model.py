@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.running import messages, started
 from support.command_line import run_here
+from support.running_server import messages, started
 
 pytestmark = pytest.mark.model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.running import Running, messages, started
+from support.running_server import Running, messages, started
 from support.tiny_models import tiny_llama
 
 from edgedec.errors import RequestError

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server.running import PATIENCE_S, Running, messages, started, wait_until
+from support.running_server import PATIENCE_S, Running, messages, started, wait_until
 
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from server.running import Running, messages
+from support.running_server import Running, messages
 
 from edgedec_apps.server.tools import Splitter
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grammar.schemas import CASES, closed
+from support.schemas import CASES, closed
 from support.tiny_models import FIRST_BYTE
 
 import edgedec

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.decoding_loop import Text, p_value, plugin, two_paths
 from support.tiny_models import BOS, EOS, byte_ids
-from verification.loop import Text, p_value, plugin, two_paths
 
 from edgedec.decoding.generate import Target, TokenStream
 from edgedec.decoding.session_pool import Turns

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grammar.schemas import CASES
 from numpy.typing import NDArray
+from support.schemas import CASES
 from support.tiny_models import EOS, byte_ids
 
 import edgedec

@@ -12,7 +12,7 @@ import pytest
 if find_spec("onnxruntime") is None:  # importing it here would be what must not be
     pytest.skip("onnxruntime is not installed", allow_module_level=True)
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 _LOADED = "import os; from edgedec_runtimes.onnx.library import load_library as l; l(); print(os.environ[{!r}])"
 _VARIABLE = "ORT_DISABLE_TELEMETRY"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from support.real_models import real_model
-from vocabulary.corpus import random_texts, spelled, written
-from vocabulary.oracle import oracle
-from vocabulary.vocabularies import CONTROL, SPACE, USER_DEFINED, bpe, spm, types, write
+from support.token_oracle import oracle
+from support.token_texts import random_texts, spelled, written
+from support.vocabularies import CONTROL, SPACE, USER_DEFINED, bpe, spm, types, write
 
 from edgedec.gguf.file import read_gguf
 from edgedec.tokenizer import Tokenizer

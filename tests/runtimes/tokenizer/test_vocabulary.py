@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.gguf_writer import Typed
-from vocabulary.corpus import written
-from vocabulary.vocabularies import CONTROL, USER_DEFINED, bpe, spm, types, write
+from support.token_texts import written
+from support.vocabularies import CONTROL, USER_DEFINED, bpe, spm, types, write
 
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from support.real_models import real_model
-from vocabulary.corpus import CODE, SENTENCES, random_texts, spelled, written
-from vocabulary.oracle import differing_texts, differing_tokens, oracle
-from vocabulary.vocabularies import CONTROL, NORMAL, SPACE, USER_DEFINED, bpe, spm, write
+from support.token_oracle import differing_texts, differing_tokens, oracle
+from support.token_texts import CODE, SENTENCES, random_texts, spelled, written
+from support.vocabularies import CONTROL, NORMAL, SPACE, USER_DEFINED, bpe, spm, write
 
 from edgedec.gguf.file import read_gguf
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal

@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scheduler.simulation import Clock, Oracle, a_text, member, policy_of
+from support.simulation import Clock, Oracle, a_text, member, policy_of
 
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step

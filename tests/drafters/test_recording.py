@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from drafters.draft_models import TEXT, counted, loaded
+from support.draft_models import TEXT, counted, loaded
 from support.tiny_models import tiny_llama
 
 import edgedec

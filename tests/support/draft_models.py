@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
@@ -17,6 +16,7 @@ from edgedec.model import Forward, LoadOptions, Model, Session
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
 from edgedec_runtimes.reference.runtime import Reference
+from support.tiny_models import tiny_llama
 
 TEXT = "the cat sat on the mat, the dog sat on the log, the cat sat on the "
 SETTINGS: dict[str, dict[str, Any]] = {
