@@ -21,7 +21,7 @@ class Total:
     weight: float
 
 
-class RowOps(Protocol):
+class LogitOps(Protocol):
     """Operations on f32[n_vocab], which must be contiguous; token ids come as int64, ascending."""
 
     def argmax(self, row: NDArray[np.float32]) -> int:
@@ -44,7 +44,7 @@ class RowOps(Protocol):
 
 
 class NumpyRowOps:
-    """Implements RowOps for any runtime."""
+    """Implements LogitOps for any runtime."""
 
     def argmax(self, row: NDArray[np.float32]) -> int:
         """Return the most probable token."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, RequestError
-from edgedec.logit_ops import NUMPY_ROW_OPS, RowOps
+from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.tokenizer import Tokenizer
@@ -128,7 +128,7 @@ class Forward:
 
     logits: NDArray[np.float32]
     hidden: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
-    ops: RowOps = NUMPY_ROW_OPS
+    ops: LogitOps = NUMPY_ROW_OPS
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError
-from edgedec.logit_ops import NUMPY_ROW_OPS, RowOps, nucleus
+from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps, nucleus
 from edgedec.noise import SEED_LIMIT, Noise, gumbel
 
 MAX_STOPS = 1000
@@ -162,7 +162,7 @@ class Distribution:
 
 
 def distribution(
-    logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int] = (), ops: RowOps = NUMPY_ROW_OPS
+    logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int] = (), ops: LogitOps = NUMPY_ROW_OPS
 ) -> Distribution:
     """Apply the transform to one row.
 
@@ -184,7 +184,7 @@ def draw(
     seen: Sequence[int],
     noise: Noise,
     position: int,
-    ops: RowOps = NUMPY_ROW_OPS,
+    ops: LogitOps = NUMPY_ROW_OPS,
 ) -> int:
     """Return the token for that absolute position: choose() from distribution(), with no more work than it takes.
 
@@ -213,7 +213,7 @@ def choose(dist: Distribution, noise: Noise, position: int) -> int:
 
 
 def log_probs(
-    logits: NDArray[np.float32], token_ids: NDArray[np.int64], ops: RowOps = NUMPY_ROW_OPS
+    logits: NDArray[np.float32], token_ids: NDArray[np.int64], ops: LogitOps = NUMPY_ROW_OPS
 ) -> NDArray[np.float64]:
     """Return f64[n], the model's own log-probabilities of these tokens."""
     total = ops.total(logits)
@@ -221,13 +221,13 @@ def log_probs(
     return result
 
 
-def _most_probable(scores: NDArray[np.float32], ops: RowOps) -> int:
+def _most_probable(scores: NDArray[np.float32], ops: LogitOps) -> int:
     best = ops.argmax(scores)
     _require_finite(scores[best])
     return best
 
 
-def _truncated(scores: NDArray[np.float32], params: SamplingParams, ops: RowOps) -> Distribution:
+def _truncated(scores: NDArray[np.float32], params: SamplingParams, ops: LogitOps) -> Distribution:
     """Keep what top-k, top-p and min-p leave, and apply the temperature."""
     if params.greedy:
         return Distribution(np.array([_most_probable(scores, ops)]), np.ones(1))
@@ -240,7 +240,7 @@ def _truncated(scores: NDArray[np.float32], params: SamplingParams, ops: RowOps)
     return Distribution(ids, weights / weights.sum())
 
 
-def _kept(scores: NDArray[np.float32], params: SamplingParams, ops: RowOps) -> NDArray[np.int64]:
+def _kept(scores: NDArray[np.float32], params: SamplingParams, ops: LogitOps) -> NDArray[np.int64]:
     """Return the tokens, ascending, that top-k, top-p and min-p leave; at least one."""
     ids = _candidates(scores, params, ops)
     row = scores[ids]
@@ -249,7 +249,7 @@ def _kept(scores: NDArray[np.float32], params: SamplingParams, ops: RowOps) -> N
     return ids[row.astype(np.float64) >= most + math.log(params.min_p)] if params.min_p > 0 else ids
 
 
-def _candidates(scores: NDArray[np.float32], params: SamplingParams, ops: RowOps) -> NDArray[np.int64]:
+def _candidates(scores: NDArray[np.float32], params: SamplingParams, ops: LogitOps) -> NDArray[np.int64]:
     """Return the tokens, ascending, that top-k and top-p leave, and of which min-p may leave some."""
     if 0 < params.top_k < len(scores):
         ids = ops.top_k(scores, params.top_k)

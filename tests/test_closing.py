@@ -105,7 +105,7 @@ def test_close_refuses_those_who_wait_behind_a_paused_stream(tiny_path: Path, tm
         held = in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS)))
         waiting = pool.submit(engine.generate, PROMPT, **ENDLESS)
         saving = pool.submit(engine.save_prompt_cache, tmp_path / "cache")
-        while len(engine._turns._waiting) < 2:
+        while len(engine._pool._waiting) < 2:
             assert not waiting.done()
             assert not saving.done()
         soon(engine.close)
@@ -123,7 +123,7 @@ def test_a_thread_is_not_taken_for_the_one_that_paused_a_stream(tiny_path: Path)
             stream = in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS)))
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(engine.generate, PROMPT, temperature=0, max_tokens=1, ignore_end=True)
-                while not engine._turns._waiting:
+                while not engine._pool._waiting:
                     assert not waiting.done()
                 stream.close()
                 assert waiting.result(WAIT_S).finish_reason == "length"

@@ -17,9 +17,9 @@ from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache
 from edgedec.chat import ChatTemplate, Message
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import Target, TokenStream
+from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.prompt_length import encode_prompt
-from edgedec.decoding.session_pool import Turns
+from edgedec.decoding.session_pool import SessionPool
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, SessionError, TemplateError
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar
 from edgedec.memory_plan import MemoryPlan, release
@@ -71,7 +71,7 @@ class RequestOptions(SamplingOptions, total=False):
 class Engine:
     """A loaded model. Made by edgedec.load; may be used from several threads.
 
-    Their requests share forwards, up to as many at once as it was loaded for; beyond that they take turns.
+    Their requests share forwards, up to as many at once as it was loaded for; beyond that they take pool.
 
     Attributes:
         plan: The memory plan it was loaded under (without terms where no cap was given).
@@ -80,7 +80,7 @@ class Engine:
     def __init__(
         self,
         model: Model,
-        targets: Sequence[Target],
+        targets: Sequence[SessionSlot],
         template: ChatTemplate | None,
         plan: MemoryPlan,
         small_model: Model | None = None,
@@ -88,7 +88,7 @@ class Engine:
     ) -> None:
         self._model = model
         self._small_model = small_model
-        self._turns = Turns(targets)
+        self._pool = SessionPool(targets)
         self._target = targets[0]
         self._template = template
         self._grammars = Grammars(model.tokenizer, grammar_bytes)
@@ -127,13 +127,13 @@ class Engine:
     def forget(self) -> None:
         """Empty what drafters keep between requests, and what is known of their acceptance."""
         if self._target.drafting is not None:
-            with self._turns.all() as targets:
+            with self._pool.all() as targets:
                 for target in targets:
                     if target.drafting is not None:
                         target.drafting.forget()
 
     def session(self, n_ctx: int | None = None) -> Session:
-        """Open a session of the runtime: KV cache and forward, without sampling or turns. Close it yourself."""
+        """Open a session of the runtime: KV cache and forward, without sampling or pool. Close it yourself."""
         held = holder(self._target.session)
         opener = held.batcher if isinstance(held, BatchedSession) else self._model
         return opener.session(n_ctx or self.n_ctx)
@@ -203,7 +203,7 @@ class Engine:
         request = Request(token_ids, sampling, seed, reuse, draft, verify)
         chosen = chosen_grammar(grammar, json_schema, close=json_close)
         constraint = None if chosen is None else self._grammars.open(chosen, sampling.logit_bias, close=json_close)
-        return TokenStream(self._turns, request, cancel, on_progress, constraint)
+        return TokenStream(self._pool, request, cancel, on_progress, constraint)
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return a prompt's tokens.
@@ -309,7 +309,7 @@ class Engine:
         sampling = self.sampling(**options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         request = Request(token_ids, sampling, seed, record=share)
-        return _finished(TokenStream(self._turns, request))
+        return _finished(TokenStream(self._pool, request))
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Generation:
         """Generate without blocking the event loop; cancelling the task stops the generation."""
@@ -329,8 +329,8 @@ class Engine:
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
         """Write the KV of the last request to a file, from which load_prompt_cache goes on."""
-        with self._turns.all():
-            target = self._turns.last
+        with self._pool.all():
+            target = self._pool.last
             n = min(len(target.cached_ids), target.session.n_cached)
             payload = _saved(target, n)
             cache = PromptCache(self.card.fingerprint, tuple(target.cached_ids[:n]), min(target.n_exact, n), payload)
@@ -347,8 +347,8 @@ class Engine:
             raise ModelFormatError(
                 f"the prompt cache {path} was made with another model, runtime release or options; delete it"
             )
-        with self._turns.all():
-            target = self._turns.last
+        with self._pool.all():
+            target = self._pool.last
             target.cached_ids, target.n_exact = [], 0
             target.session.load(cache.payload, len(cache.token_ids))
             target.cached_ids, target.n_exact = list(cache.token_ids), cache.n_exact
@@ -361,7 +361,7 @@ class Engine:
             StorageError, ModelFormatError: It can't be written, or is another model's by now; it is not tried again.
         """
         if self._target.drafting is not None:
-            with self._turns.all():
+            with self._pool.all():
                 self._target.drafting.save()
 
     def close(self) -> None:
@@ -373,26 +373,26 @@ class Engine:
         Raises:
             StorageError, ModelFormatError: All is freed, but the draft store could not be written.
         """
-        for target in self._turns.things:
+        for target in self._pool.slots:
             target.closing = True
             target.session.cancel()
         if os.getpid() != self._target.pid:  # in a forked child
             self._close_models()
             return
-        streams = [stream for target in self._turns.things if (stream := target.stream and target.stream())]
+        streams = [stream for target in self._pool.slots if (stream := target.stream and target.stream())]
         for stream in streams:
             stream.cancel()  # all of them, before the first is waited for
         if any(stream.close_soon(self.close) for stream in streams):
             return
         for stream in streams:
             stream.close()
-        with self._turns.all():
+        with self._pool.all():
             self._close_models()
 
     def _close_models(self) -> None:
         release(self)
         drafting = self._target.drafting
-        for target in self._turns.things:
+        for target in self._pool.slots:
             if target.drafting is not None:
                 target.drafting.close()
         if self._small_model is not None:
@@ -422,7 +422,7 @@ def _finished(stream: TokenStream) -> Generation:
     return stream.generation
 
 
-def _saved(target: Target, n: int) -> bytes:
+def _saved(target: SessionSlot, n: int) -> bytes:
     """Return a session's KV of its first `n` tokens; what a draft, or a step that failed, left beyond is dropped."""
     session, chunk = target.session, target.session.model.capabilities.prefill_chunk
     with suppress(SessionError):  # branched

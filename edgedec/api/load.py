@@ -12,7 +12,7 @@ from edgedec import plugins
 from edgedec.api.engine import Engine
 from edgedec.api.open_drafters import DraftWishes, Numerics, open_drafting
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
-from edgedec.decoding.generate import Target
+from edgedec.decoding.generate import SessionSlot
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.drafters.suffix.store_file import require_draft_store
@@ -278,7 +278,7 @@ def open_engine(
         return engine
 
 
-def _targets(model: Model, options: LoadOptions, runtime_reason: str, *, slide: bool) -> list[Target]:
+def _targets(model: Model, options: LoadOptions, runtime_reason: str, *, slide: bool) -> list[SessionSlot]:
     """Open the sessions of the requests that generate at the same time.
 
     They are several only where a row does not depend on what else is in its forward: elsewhere a text would depend on
@@ -292,7 +292,7 @@ def _targets(model: Model, options: LoadOptions, runtime_reason: str, *, slide: 
         sessions = [batcher.session(n_ctx) for _ in range(options.n_parallel)]
     if slide:
         sessions = [SlidingSession(session) for session in sessions]
-    targets = [Target(session, runtime_reason=runtime_reason) for session in sessions]
+    targets = [SessionSlot(session, runtime_reason=runtime_reason) for session in sessions]
     if len(targets) < options.n_parallel:
         row = f"on the {model.card.runtime} runtime a row depends on what else is in its forward"
         _tell(targets, [f"{options.n_parallel} parallel requests take turns: {row}"])
@@ -305,7 +305,7 @@ def _context_notes(path: Path, n_ctx: int, switching: Switching | None) -> list[
     return [note for note in (context_note(path, n_ctx), small) if note]
 
 
-def _tell(targets: Sequence[Target], notes: Sequence[str]) -> None:
+def _tell(targets: Sequence[SessionSlot], notes: Sequence[str]) -> None:
     """Warn of something now, and with the statistics of each text."""
     for note in notes:
         logger.warning("%s", note)
@@ -313,7 +313,7 @@ def _tell(targets: Sequence[Target], notes: Sequence[str]) -> None:
         target.notes += tuple(notes)
 
 
-def _pair(target: Target, switching: Switching, options: LoadOptions, undo: ExitStack) -> Model:
+def _pair(target: SessionSlot, switching: Switching, options: LoadOptions, undo: ExitStack) -> Model:
     """Load the small model, let it write in turn with the target's, and return it."""
     large = target.session
     with stage(options.on_progress, "load", switching.small_model.name):

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Literal
 
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import Target
+from edgedec.decoding.generate import SessionSlot
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.suffix.corpus_text import common_text
@@ -55,7 +55,7 @@ class DraftWishes:
 
 
 def open_drafting(
-    model: Model, targets: Sequence[Target], planned: Planned, wishes: DraftWishes, undo: ExitStack
+    model: Model, targets: Sequence[SessionSlot], planned: Planned, wishes: DraftWishes, undo: ExitStack
 ) -> Planned:
     """Let the sessions draft, and return the plan: without the draft model where that is not loaded.
 
@@ -125,7 +125,7 @@ def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
 
 
 def _draft_with(
-    targets: Sequence[Target],
+    targets: Sequence[SessionSlot],
     factories: Factories,
     make: Callable[..., Drafting],
     budget_bytes: int | None,
@@ -159,7 +159,7 @@ def _one_of(n: int, what: str) -> str:
     return f"{what} serves one of {n} parallel requests at a time, and not this one"
 
 
-def _share_common_text(targets: Sequence[Target], model: Model, options: LoadOptions) -> None:
+def _share_common_text(targets: Sequence[SessionSlot], model: Model, options: LoadOptions) -> None:
     common = common_text(model.tokenizer, options.cache_dir, model.card.fingerprint)
     common.build(options)
     for target in targets:
@@ -167,7 +167,7 @@ def _share_common_text(targets: Sequence[Target], model: Model, options: LoadOpt
             target.drafting.common = common
 
 
-def _share_curve(targets: Sequence[Target], curve: CostCurve) -> None:
+def _share_curve(targets: Sequence[SessionSlot], curve: CostCurve) -> None:
     lock = Lock()
     for target in targets:
         session = holder(target.session)

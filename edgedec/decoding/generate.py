@@ -13,7 +13,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.detokenizer import TextStream
 from edgedec.decoding.one_reader import OneReader
 from edgedec.decoding.prompt_length import too_long
-from edgedec.decoding.session_pool import Turns
+from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.step import Decoder, step
 from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
 from edgedec.layer_skip.skipping_model import lossy_note
@@ -31,7 +31,7 @@ from edgedec.sessions.sliding_window import holder, text_limit
 
 
 @dataclass(slots=True)
-class Target:
+class SessionSlot:
     """A session with what its KV cache holds, for the generations that take turns on it.
 
     Attributes:
@@ -71,13 +71,13 @@ class TokenStream(Iterator[TokenOutput]):
 
     def __init__(
         self,
-        turns: Turns[Target],
+        pool: SessionPool[SessionSlot],
         request: Request,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
         constraint: Constraint | None = None,
     ) -> None:
-        target = turns.things[0]
+        target = pool.slots[0]
         if cancel is not None and not isinstance(cancel, CancelToken):
             raise RequestError(f"cancel is a {type(cancel).__name__}; it must be an edgedec.CancelToken")
         if request.prompt_ids or cancel is None or not cancel.cancelled:  # else it was cancelled while it was rendered
@@ -98,7 +98,7 @@ class TokenStream(Iterator[TokenOutput]):
         for note in target.notes:
             self._sequence.stats.add_reason(note)
         self._outputs: list[TokenOutput] = []
-        tokens = _run(turns, self._sequence, self._stop, on_progress, constraint, weakref.ref(self))
+        tokens = _run(pool, self._sequence, self._stop, on_progress, constraint, weakref.ref(self))
         self._tokens = tokens if cancel is None else _stopped_by(cancel, self._stop, tokens)
 
     def __next__(self) -> TokenOutput:
@@ -168,7 +168,7 @@ def _most_tokens(request: Request, session: Session) -> int:
 
 
 def _run(
-    turns: Turns[Target],
+    pool: SessionPool[SessionSlot],
     sequence: Sequence,
     cancel: CancelToken,
     on_progress: OnProgress | None,
@@ -176,10 +176,10 @@ def _run(
     stream: "weakref.ref[TokenStream]",
 ) -> Generator[TokenOutput]:
     """Wait for a session, the one that holds most of the prompt, then decode until something ends the text."""
-    if os.getpid() != turns.things[0].pid:
+    if os.getpid() != pool.slots[0].pid:
         raise SessionError("the model was loaded before fork(); a child process must load its own")
     started = perf_counter()
-    with turns.turn(cancel, lambda target: _n_shared(target, sequence)) as target:
+    with pool.turn(cancel, lambda target: _n_shared(target, sequence)) as target:
         try:
             if target is None:
                 sequence.finish_reason = "cancelled"
@@ -206,7 +206,7 @@ def _stopped_by(cancel: CancelToken, stop: CancelToken, tokens: Generator[TokenO
 
 
 def _decode(
-    target: Target, sequence: Sequence, open_decoder: Callable[[], Decoder], cancel: CancelToken, started: float
+    target: SessionSlot, sequence: Sequence, open_decoder: Callable[[], Decoder], cancel: CancelToken, started: float
 ) -> Iterator[TokenOutput]:
     begin_text(target.session, len(sequence.request.prompt_ids))
     _reuse_prefix(target, sequence)
@@ -230,7 +230,7 @@ def _decode(
 
 
 def _steps(
-    target: Target, sequence: Sequence, decoder: Decoder, text: TextStream, cancel: CancelToken, started: float
+    target: SessionSlot, sequence: Sequence, decoder: Decoder, text: TextStream, cancel: CancelToken, started: float
 ) -> Iterator[TokenOutput]:
     while sequence.finish_reason is None:
         if cancel.cancelled:
@@ -319,7 +319,7 @@ def _joined(session: Session) -> AbstractContextManager[None]:
     return held.generating() if isinstance(held, BatchedSession) else nullcontext()
 
 
-def _n_shared(target: Target, sequence: Sequence) -> float:
+def _n_shared(target: SessionSlot, sequence: Sequence) -> float:
     """Return how many tokens of a prompt a session holds already; of equal ones the emptier is the better."""
     held, prompt = target.cached_ids, sequence.request.prompt_ids
     n = 0
@@ -328,7 +328,7 @@ def _n_shared(target: Target, sequence: Sequence) -> float:
     return n - len(held) / (len(held) + 1)
 
 
-def _reuse_prefix(target: Target, sequence: Sequence) -> None:
+def _reuse_prefix(target: SessionSlot, sequence: Sequence) -> None:
     """Find how much of the KV cache the prompt shares; its last token is always evaluated, for its logits."""
     prompt, capabilities = sequence.request.prompt_ids, target.session.model.capabilities
     limit = min(len(prompt) - 1, len(target.cached_ids), target.session.n_cached)
@@ -345,7 +345,7 @@ def _reuse_prefix(target: Target, sequence: Sequence) -> None:
     sequence.n_cached = sequence.stats.n_reused_tokens = n
 
 
-def _remember_cached(target: Target, sequence: Sequence) -> None:
+def _remember_cached(target: SessionSlot, sequence: Sequence) -> None:
     """Note what the KV cache holds now, and how much of it is as a cold start would have it."""
     n_start, n_prompt = sequence.stats.n_reused_tokens, len(sequence.request.prompt_ids)
     chunk = target.session.model.capabilities.prefill_chunk
@@ -359,7 +359,7 @@ def _remember_cached(target: Target, sequence: Sequence) -> None:
 
 
 def _decoder(
-    target: Target, sequence: Sequence, on_progress: OnProgress | None, constraint: Constraint | None
+    target: SessionSlot, sequence: Sequence, on_progress: OnProgress | None, constraint: Constraint | None
 ) -> Decoder:
     noise = Noise(sequence.request.seed)
     curve = None if target.drafting is None else target.curve

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Waiter:
-    """A thread that waits in the queue, for one of the things or for all of them.
+    """A thread that waits in the queue, for one of the slots or for all of them.
 
     Threads are compared as objects: the system gives the number of a thread that has ended to a new one.
     """
@@ -26,24 +26,24 @@ class _Waiter:
     wants_all: bool
 
 
-class Turns(Generic[T]):
-    """A fair lock on a few things of one kind, that says so instead of deadlocking when their holder asks again.
+class SessionPool(Generic[T]):
+    """A fair lock on a few slots of one kind, that says so instead of deadlocking when their holder asks again.
 
     Attributes:
-        things: What is shared; each is held by one thread at a time.
+        slots: What is shared; each is held by one thread at a time.
         last: The one that was held last.
     """
 
-    def __init__(self, things: Sequence[T]) -> None:
-        self.things = tuple(things)
-        self.last = self.things[0]
+    def __init__(self, slots: Sequence[T]) -> None:
+        self.slots = tuple(slots)
+        self.last = self.slots[0]
         self._changed = threading.Condition()
         self._waiting: deque[_Waiter] = deque()
         self._holders: dict[int, threading.Thread] = {}  # by place
 
     @property
     def mine(self) -> bool:
-        """Whether this thread holds one of the things."""
+        """Whether this thread holds one of the slots."""
         return threading.current_thread() in self._holders.values()
 
     @contextmanager
@@ -70,19 +70,19 @@ class Turns(Generic[T]):
                         self._changed.wait(_POLL_S)
                 if not cancel.cancelled:
                     free = self._free
-                    place = free[0] if value is None else max(free, key=lambda i: value(self.things[i]))
+                    place = free[0] if value is None else max(free, key=lambda i: value(self.slots[i]))
                     self._holders[place] = waiter.thread
-            yield None if place is None else self.things[place]
+            yield None if place is None else self.slots[place]
         finally:
             if place is not None:
                 with self._changed:
-                    self.last = self.things[place]
+                    self.last = self.slots[place]
                     self._holders.pop(place, None)
                     self._changed.notify_all()
 
     @contextmanager
     def all(self) -> Iterator[Sequence[T]]:
-        """Wait until nobody holds any of the things and hold them all inside the block.
+        """Wait until nobody holds any of the slots and hold them all inside the block.
 
         Raises:
             BusyError: This thread holds one of them.
@@ -98,8 +98,8 @@ class Turns(Generic[T]):
                     while self._holders or self._waiting[0] is not waiter:
                         self._changed.wait(_POLL_S)
                 taken = True
-                self._holders = dict.fromkeys(range(len(self.things)), waiter.thread)
-            yield self.things
+                self._holders = dict.fromkeys(range(len(self.slots)), waiter.thread)
+            yield self.slots
         finally:
             if taken:
                 with self._changed:
@@ -109,12 +109,12 @@ class Turns(Generic[T]):
     @property
     def _free(self) -> list[int]:
         """Places that nobody holds."""
-        return [i for i in range(len(self.things)) if i not in self._holders]
+        return [i for i in range(len(self.slots)) if i not in self._holders]
 
     def _would_wait_for_ever(self) -> bool:
         """Tell whether nobody could go on if this thread waited: who holds a thing waits, or all wait for it to let go.
 
-        With two things and a stream in each of two threads, the first that asks for another one waits for the second;
+        With two slots and a stream in each of two threads, the first that asks for another one waits for the second;
         if that asks too, both would wait for each other.
         """
         n_free, queue = len(self._free), [waiter.thread for waiter in self._waiting]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
-from edgedec.logit_ops import RowOps
+from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, Session
 from edgedec.noise import Noise
 from edgedec.progress import OnProgress
@@ -195,7 +195,7 @@ def _until_complete(verification: Verification, constraint: Constraint) -> Verif
     return verification
 
 
-def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: RowOps) -> ChosenLogprobs:
+def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: LogitOps) -> ChosenLogprobs:
     best = ops.top_k(row, min(n_top, len(row))) if n_top else np.empty(0, np.int64)
     best = best[np.argsort(-row[best], kind="stable")]
     own, *top = log_probs(row, np.concatenate([[token], best]), ops).tolist()

@@ -20,7 +20,7 @@ from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.metadata import get_per_layer
 from edgedec.gguf.model_info import describe
 from edgedec.model import LayerSet, ModelCard
-from edgedec.storage.probe_cache import recall, remember
+from edgedec.storage import probe_cache
 
 _KIND, _LOSSY_KIND = "draft-layer-set", "lossy-layer-set"
 _MOST_COST = 10.0  # times a whole token's: what takes longer was not measured soundly
@@ -189,14 +189,14 @@ def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet, *, lossy: 
         "n_positions": found.n_positions,
     }
     kind = _LOSSY_KIND if lossy else _KIND
-    remember(cache_dir, kind, card.fingerprint, document)
-    if recall(cache_dir, kind, card.fingerprint) != document:
+    probe_cache.put(cache_dir, kind, card.fingerprint, document)
+    if probe_cache.get(cache_dir, kind, card.fingerprint) != document:
         raise StorageError(f"the set of layers can't be written below {cache_dir}; make that folder writable")
 
 
 def tuned_set(cache_dir: Path | None, card: ModelCard, *, lossy: bool = False) -> TunedSet | None:
     """Return the set kept for a model; None where there is none, it is damaged, or it is another model's."""
-    found = recall(cache_dir, _LOSSY_KIND if lossy else _KIND, card.fingerprint)
+    found = probe_cache.get(cache_dir, _LOSSY_KIND if lossy else _KIND, card.fingerprint)
     if not isinstance(found, dict) or found.get("fingerprint") != card.fingerprint:
         return None
     attn, mlp = (_switches(found.get(name), card.n_layer) for name in ("attn", "mlp"))

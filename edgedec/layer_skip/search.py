@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.layer_skip.layer_sets import Half, LayerBytes, without
-from edgedec.logit_ops import RowOps
+from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, LayerSet, Session
 
 _ROWS = 64  # of a forward
@@ -259,7 +259,7 @@ class _Sums:
     overlap: float = 0.0
     kl: float = 0.0
 
-    def add(self, top: _Top, row: NDArray[np.float32], ops: RowOps) -> None:
+    def add(self, top: _Top, row: NDArray[np.float32], ops: LogitOps) -> None:
         """Compare a row of logits with the whole model's."""
         total = ops.total(row)
         q = np.exp(row[top.ids].astype(np.float64) - total.most) / total.weight
@@ -276,7 +276,7 @@ class _Sums:
         return Score(self.same / n, self.overlap / n, self.kl / n, self.n)
 
 
-def _top_of(row: NDArray[np.float32], ops: RowOps) -> _Top:
+def _top_of(row: NDArray[np.float32], ops: LogitOps) -> _Top:
     ids = ops.top_k(row, min(_TOP, len(row)))
     total = ops.total(row)
     return _Top(ops.argmax(row), ids, np.exp(row[ids].astype(np.float64) - total.most) / total.weight)

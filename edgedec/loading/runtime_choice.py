@@ -13,7 +13,8 @@ from edgedec.gguf.formats import is_onnx
 from edgedec.loading.runtime_comparison import as_measured, compare, is_faster
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import stage
-from edgedec.storage.probe_cache import machine_key, recall, remember
+from edgedec.storage import probe_cache
+from edgedec.storage.probe_cache import machine_key
 
 _PREFERRED = ("cpu", "llamacpp")
 _FOR_ONNX = ("onnx", "npu")
@@ -218,7 +219,7 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
     """Return the choice, or the rival's where that is known, or found now, to be faster."""
     first = choice.runtime
     key = _key(choice.path, options)
-    known = recall(options.cache_dir, _KIND, key)
+    known = probe_cache.get(options.cache_dir, _KIND, key)
     found = known if isinstance(known, dict) and as_measured(known.get(first.name)) is not None else {}
     if not found or (measure and _unfinished(found, rival.name)):
         if not measure:
@@ -230,7 +231,7 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
                 return choice
             measured = compare(choice.path, first, other, options)
         found = {name: one and one.as_dict() for name, one in measured.items()} | {_TRIES: n_tries}
-        remember(options.cache_dir, _KIND, key, found)
+        probe_cache.put(options.cache_dir, _KIND, key, found)
     ours, theirs = as_measured(found.get(first.name)), as_measured(found.get(rival.name))
     if ours is None:
         return choice

@@ -32,7 +32,7 @@ class _Sized(Protocol):
 
 
 def memory_watch(drafting: Drafting | None, cap_bytes: int | None) -> Watch:
-    """Return the watch over an engine's memory, for generate.Target.
+    """Return the watch over an engine's memory, for generate.SessionSlot.
 
     Args:
         drafting: What the engine drafts with, None where it doesn't.

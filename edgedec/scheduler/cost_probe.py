@@ -9,7 +9,8 @@ from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.model import LayerSet, LoadOptions, Session
 from edgedec.progress import Progress, stage
-from edgedec.storage.probe_cache import machine_key, recall, remember
+from edgedec.storage import probe_cache
+from edgedec.storage.probe_cache import machine_key
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 MOST_ROWS = _ROWS[-1]
@@ -30,13 +31,13 @@ def cost_curve(
     so that a busy moment does not count; n rises for as long as time lasts, to `most_rows`: each takes a row of logits.
     """
     key = f"{_key(session, options)} {most_rows}"
-    known = _as_curve(recall(options.cache_dir, "curve", key))
+    known = _as_curve(probe_cache.get(options.cache_dir, "curve", key))
     if known is not None:
         return known
     with stage(options.on_progress, _PHASE, _WHAT):
         measured = _measure(session, limit_s, options, most_rows)
     if len(measured) > 1:  # one n alone says nothing of drafts
-        remember(options.cache_dir, "curve", key, {str(n): seconds for n, seconds in measured.items()})
+        probe_cache.put(options.cache_dir, "curve", key, {str(n): seconds for n, seconds in measured.items()})
     return CostCurve(measured)
 
 

@@ -13,7 +13,7 @@ _FIRST_RATE = 0.7  # acceptance expected of a costly drafter that was never trie
 
 
 @dataclass(slots=True)
-class Record:
+class DrafterRecord:
     """What is known of a drafter; outlives a request.
 
     Attributes:
@@ -42,7 +42,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Member:
+class ActiveDrafter:
     """A drafter at work in one generation.
 
     Attributes:
@@ -66,7 +66,7 @@ class Member:
 
     name: str
     drafter: Drafter
-    record: Record
+    record: DrafterRecord
     costly: bool = False
     draft: Draft = EMPTY_DRAFT
     places: list[int] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Verdict:
+class DecisionLog:
     """How the decisions of a generation fell."""
 
     n_steps: int = 0

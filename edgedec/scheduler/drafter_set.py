@@ -19,7 +19,7 @@ from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
 from edgedec.scheduler.drafter_factories import SKIP, SKIP_GAIN, promised_gain
-from edgedec.scheduler.drafter_record import Member, Record
+from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.proposer import described
 from edgedec.scheduler.recorder import Recorder
@@ -55,7 +55,7 @@ class Drafting:
     budget_bytes: int | None = None
     store_bytes: int | None = None
     store: dict[str, Any] = field(default_factory=dict)
-    records: dict[str, Record] = field(default_factory=dict)
+    records: dict[str, DrafterRecord] = field(default_factory=dict)
     common: CommonText | None = None
     file: DraftStore | None = None
     notes: list[str] = field(default_factory=list)
@@ -204,16 +204,16 @@ def _with_tuned_layers(
 
 def _member(
     name: str, drafter: Drafter, factory: DrafterFactory, drafting: Drafting, curve: CostCurve, *, greedy: bool
-) -> Member:
+) -> ActiveDrafter:
     is_new = name not in drafting.records
-    record = drafting.records.setdefault(name, Record())
+    record = drafting.records.setdefault(name, DrafterRecord())
     if not isinstance(drafter, SelfDrafter):
         model = factory.summary if isinstance(factory, ModelFactory) else None
-        return Member(name, drafter, record, costly=model is not None, model=model)
+        return ActiveDrafter(name, drafter, record, costly=model is not None, model=model)
     drafter.learn_costs(curve, record.calibration[greedy].corrected)
     whole_s = curve.seconds(1)
     if is_new:
         record.accepted = [drafter.expected * offered for offered in record.offered]
     if record.level_s is None and whole_s is not None:
         record.level_s = whole_s * curve.part(drafter.share)
-    return Member(name, drafter, record, costly=True)
+    return ActiveDrafter(name, drafter, record, costly=True)

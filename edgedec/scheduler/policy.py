@@ -26,7 +26,7 @@ from edgedec.draft import EMPTY_DRAFT, Closing, Draft, Drafter, DrafterNeeds, Fl
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.model import Session
 from edgedec.scheduler.draft_tree import DraftTree, best_part, best_shape
-from edgedec.scheduler.drafter_record import SHOWN, Member, Record, Verdict, depth_of
+from edgedec.scheduler.drafter_record import SHOWN, ActiveDrafter, DecisionLog, DrafterRecord, depth_of
 from edgedec.scheduler.plugin_guard import Guarded
 from edgedec.scheduler.proposer import asked, described
 from edgedec.scheduler.recorder import Recorder
@@ -91,7 +91,7 @@ class Policy:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[ActiveDrafter],
         session: Session,
         curve: CostCurve,
         *,
@@ -118,7 +118,7 @@ class Policy:
         self._n_drafted = 0  # steps in a row
         self._trial: _Trial | None = None  # of this step
         self._n_looks = 0  # for one
-        self._verdict = Verdict()
+        self._verdict = DecisionLog()
         self._room = self._n_tokens = 0
         self._spent_s = 0.0
         self._needs_vary = any(isinstance(member.drafter, SelfDrafter) for member in self._members)
@@ -188,7 +188,7 @@ class Policy:
         self._note_verified(lambda member: len(member.draft) > 0 and not chosen.isdisjoint(member.places))
         return tree.draft(nodes)
 
-    def _note_verified(self, is_used: Callable[[Member], bool]) -> None:
+    def _note_verified(self, is_used: Callable[[ActiveDrafter], bool]) -> None:
         for member in self._members:
             if is_used(member):
                 member.idle = 0
@@ -237,7 +237,7 @@ class Policy:
         """Tell whether to find out again what a plain step takes: so seldom that it costs less than 1 % by the gain."""
         return not self._always and self._n_drafted >= max(_PLAIN_AFTER, (gain - 1) / _EXPLORE)
 
-    def _ask_cheap(self, stats: DecodeStats, member: Member, tree: DraftTree, n_max: int) -> None:
+    def _ask_cheap(self, stats: DecodeStats, member: ActiveDrafter, tree: DraftTree, n_max: int) -> None:
         """Merge in what a drafter proposes; one whose nodes were of no use for long is asked now and then."""
         member.draft = EMPTY_DRAFT
         member.idle += 1
@@ -246,7 +246,9 @@ class Policy:
             return
         self._merge(stats, member, tree, min(n_max, _MOST_NODES))
 
-    def _merge(self, stats: DecodeStats, member: Member, tree: DraftTree, n_max: int, more_s: float = 0.0) -> float:
+    def _merge(
+        self, stats: DecodeStats, member: ActiveDrafter, tree: DraftTree, n_max: int, more_s: float = 0.0
+    ) -> float:
         """Ask a drafter, add its nodes with corrected p to the tree; return the seconds it took.
 
         `more_s` is what it may take beyond the usual deadline: forwards of the target itself were reckoned with.
@@ -280,7 +282,7 @@ class Policy:
         """Tell whether a draft has a drawn node, and a shape that can be verified as it is."""
         return draft.q is not None and any(law is not None for law in draft.q) and (self._trees or draft.is_chain)
 
-    def _count_late(self, stats: DecodeStats, member: Member) -> None:
+    def _count_late(self, stats: DecodeStats, member: ActiveDrafter) -> None:
         if isinstance(member.drafter, Guarded) and member.drafter.n_late > member.late:
             member.late = member.drafter.n_late
             stats.count_failure(member.name, "late")
@@ -299,7 +301,7 @@ class Policy:
         return best_part(paths, candidates, cost, n_max, spent_s, self._curve.others)
 
     def _ask_costly(
-        self, stats: DecodeStats, member: Member, tree: DraftTree, cost: Cost, n_max: int, rate: float
+        self, stats: DecodeStats, member: ActiveDrafter, tree: DraftTree, cost: Cost, n_max: int, rate: float
     ) -> bool:
         """Draft where the record says that it pays, or to find out; tell whether there is something new."""
         member.draft = EMPTY_DRAFT
@@ -337,7 +339,7 @@ class Policy:
             record.trial_s += lost_s
         return n > 0
 
-    def _pays_to_read(self, member: Member, level_s: float, cost: Cost, n_max: int) -> bool:
+    def _pays_to_read(self, member: ActiveDrafter, level_s: float, cost: Cost, n_max: int) -> bool:
         """Tell whether the rest of the text is likely to repay what reading its beginning takes.
 
         How fast the cheap drafters go is seen in the first steps; a text is taken to become twice as long as it is.
@@ -353,7 +355,7 @@ class Policy:
         return gain >= _GAIN and rest / mean * (1 - 1 / gain) > _REPAID * first_s
 
     @staticmethod
-    def _time(record: Record, seconds: float, level_s: float, n_levels: int, n_missed: int | None) -> None:
+    def _time(record: DrafterRecord, seconds: float, level_s: float, n_levels: int, n_missed: int | None) -> None:
         """Note what a draft took; where much text had to be read first, a level took less than its share."""
         mine = seconds / n_levels
         if n_missed is not None and n_missed <= _KEEPS_UP:
@@ -365,7 +367,7 @@ class Policy:
             else:
                 record.read_s = max(0.0, seconds - n_levels * record.level_s) / n_missed
 
-    def _may_try(self, member: Member, step_s: float) -> bool:
+    def _may_try(self, member: ActiveDrafter, step_s: float) -> bool:
         """Tell whether a trial goes on, or another one is affordable: some steps in a row, as reading up takes time."""
         record = member.record
         if member.trials == 0:
@@ -401,7 +403,7 @@ class Policy:
         if self._needs_vary:  # which hidden states are asked for changes from step to step
             self._refresh_needs()
 
-    def _score(self, stats: DecodeStats, member: Member, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    def _score(self, stats: DecodeStats, member: ActiveDrafter, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Observe the nodes whose parents are on the text's path; return those that are on it themselves."""
         proposed = member.draft
         if not len(proposed):
@@ -440,13 +442,13 @@ class Policy:
         for member in [member for member in self._members if member.name == name]:
             self._remove(member)
 
-    def _drop(self, stats: DecodeStats, member: Member, error: Exception) -> None:
+    def _drop(self, stats: DecodeStats, member: ActiveDrafter, error: Exception) -> None:
         """Go on without a drafter that failed: a drafter never changes the text, so it never ends it either."""
         self._remove(member)
         stats.count_failure(member.name, "failed")
         stats.add_reason(f"{member.name} off: the drafter failed ({described(error)})")
 
-    def _remove(self, member: Member) -> None:
+    def _remove(self, member: ActiveDrafter) -> None:
         self._members.remove(member)
         if isinstance(member.drafter, Closing):
             member.drafter.close()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgedec.counted import counted
 from edgedec.errors import CapabilityError, RequestError, SessionError
-from edgedec.logit_ops import RowOps
+from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Rows, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import ItemSession
@@ -214,7 +214,7 @@ def next_writer(written: Sequence[Written], entropy: float) -> int:
     return SMALL if mean < entropy else LARGE
 
 
-def entropy_of(row: NDArray[np.float32], ops: RowOps) -> float:
+def entropy_of(row: NDArray[np.float32], ops: LogitOps) -> float:
     """Return the entropy in bits of the softmax of a row of logits, f32[n_vocab]; not a number where a logit isn't.
 
     >>> from edgedec.logit_ops import NUMPY_ROW_OPS

@@ -14,7 +14,7 @@ from edgedec import plugins
 from edgedec.model import LoadOptions
 
 
-def recall(cache_dir: Path | None, kind: str, key: str) -> Any:
+def get(cache_dir: Path | None, kind: str, key: str) -> Any:
     """Return what was remembered under that key, or None: absent, damaged, or there is no cache."""
     if cache_dir is None:
         return None
@@ -24,7 +24,7 @@ def recall(cache_dir: Path | None, kind: str, key: str) -> Any:
         return None
 
 
-def remember(cache_dir: Path | None, kind: str, key: str, value: Any) -> None:
+def put(cache_dir: Path | None, kind: str, key: str, value: Any) -> None:
     """Write a value of plain JSON types; without a writable cache it is found out again next time."""
     if cache_dir is None:
         return

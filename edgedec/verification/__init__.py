@@ -20,7 +20,7 @@ were looked up instead of drawn (q None) for what they are.
 from collections.abc import Mapping
 
 from edgedec.verification.block import verify_block
-from edgedec.verification.contract import Rule, Target, Uniform
+from edgedec.verification.contract import Rule, TargetRow, Uniform
 from edgedec.verification.kseq import verify_kseq
 from edgedec.verification.multipath import verify_multipath
 from edgedec.verification.recursive import verify_recursive
@@ -35,4 +35,4 @@ RULES: Mapping[str, Rule] = {
     "multipath": verify_multipath,
 }
 
-__all__ = ["RULES", "Rule", "Target", "Uniform", "uniform_source"]
+__all__ = ["RULES", "Rule", "TargetRow", "Uniform", "uniform_source"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import Target, Uniform, in_turn, laws_of
+from edgedec.verification.contract import TargetRow, Uniform, in_turn, laws_of
 from edgedec.verification.distributions import excess, probability, residual, sample
 from edgedec.verification.recursive import verify_recursive
 from edgedec.verification.walk import path_to
@@ -41,7 +41,7 @@ class Drawn:
         return above / (above + 1 - self.weight) if self.weight < 1 else 1.0
 
 
-def verify_block(draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform) -> Verification:
+def verify_block(draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform) -> Verification:
     """Judge a chain as a whole, by weights min(1, weight p(x) / q(x)): it accepts at least what verify_tokenwise does.
 
     Assumes a chain, each node drawn from its q given the nodes before it, with random numbers that no earlier step
@@ -70,7 +70,7 @@ def verify_block(draft: Draft, q: Sequence[Distribution | None], target: Target,
     return verify_path(draft, path, target, in_turn(uniform))
 
 
-def verify_path(draft: Draft, path: Sequence[Drawn], target: Target, numbers: Iterator[float]) -> Verification:
+def verify_path(draft: Draft, path: Sequence[Drawn], target: TargetRow, numbers: Iterator[float]) -> Verification:
     """Judge one path, from its end to its root: the first part that is taken stands.
 
     Args:

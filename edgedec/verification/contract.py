@@ -9,7 +9,7 @@ from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
 from edgedec.verification.distributions import point_mass, probability
 
-Target = Callable[[int, tuple[int, ...]], Distribution]
+TargetRow = Callable[[int, tuple[int, ...]], Distribution]
 """`(row, the draft's tokens up to it)` -> p after that row: row 0 the last token before it, row i + 1 node i."""
 
 Uniform = Callable[[int], float]
@@ -20,7 +20,7 @@ class Rule(Protocol):
     """A verification rule: a pure function of what it is given. It asks for p at most once a row."""
 
     def __call__(
-        self, draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform, /
+        self, draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform, /
     ) -> Verification: ...
 
 

@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import Target, Uniform, in_turn, laws_of
+from edgedec.verification.contract import TargetRow, Uniform, in_turn, laws_of
 from edgedec.verification.distributions import geometric, probabilities, probability, rescaled, same, sample
 from edgedec.verification.walk import walk
 
 _N_HALVINGS = 30
 
 
-def verify_kseq(draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform) -> Verification:
+def verify_kseq(draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform) -> Verification:
     """Test k candidates in order: accept x with min(1, p(x) / (rho q(x))), rho as small as exactness allows.
 
     Assumes that every node is a draw of its own, independent of its siblings: K paths side by side, not merged where

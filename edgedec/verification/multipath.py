@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
 from edgedec.verification.block import Drawn, verify_block, verify_path
-from edgedec.verification.contract import Target, Uniform, in_turn, laws_of
+from edgedec.verification.contract import TargetRow, Uniform, in_turn, laws_of
 from edgedec.verification.distributions import geometric, probabilities, same
 from edgedec.verification.kseq import verify_kseq
 from edgedec.verification.walk import children_of
 
 
-def verify_multipath(draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform) -> Verification:
+def verify_multipath(
+    draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform
+) -> Verification:
     """Choose one of the draft's paths by p / q and judge it as verify_block would, with the distribution of the choice.
 
     Assumes that every node is a draw of its own, independent of its siblings: K paths side by side, not merged where
@@ -47,7 +49,7 @@ def verify_multipath(draft: Draft, q: Sequence[Distribution | None], target: Tar
     return verify_path(draft, chosen_path(draft, laws_of(draft, q), target), target, in_turn(uniform))
 
 
-def chosen_path(draft: Draft, laws: Sequence[Distribution], target: Target) -> list[Drawn]:
+def chosen_path(draft: Draft, laws: Sequence[Distribution], target: TargetRow) -> list[Drawn]:
     """Return the path to judge, with what its tokens were, in effect, drawn from."""
     children, tokens = children_of(draft), draft.tokens.tolist()
     path: list[Drawn] = []

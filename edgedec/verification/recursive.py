@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from edgedec.draft import Draft, Verification
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import Target, Uniform, in_turn, laws_of
+from edgedec.verification.contract import TargetRow, Uniform, in_turn, laws_of
 from edgedec.verification.distributions import probability, residual, sample, without
 from edgedec.verification.walk import walk
 
 
-def verify_recursive(draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform) -> Verification:
+def verify_recursive(
+    draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform
+) -> Verification:
     """Test siblings in order: accept x with min(1, p(x) / q(x)), else go on with what p holds above q, and q without x.
 
     Assumes a tree in which siblings that share one q, the same object, were drawn from it without replacement, in the

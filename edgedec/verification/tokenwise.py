@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import Target, Uniform, in_turn, laws_of
+from edgedec.verification.contract import TargetRow, Uniform, in_turn, laws_of
 from edgedec.verification.distributions import probability, residual, sample
 from edgedec.verification.recursive import verify_recursive
 from edgedec.verification.walk import walk
 
 
-def verify_tokenwise(draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform) -> Verification:
+def verify_tokenwise(
+    draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform
+) -> Verification:
     """Accept each token x with min(1, p(x) / q(x)); replace the first rejected one from what p holds above q.
 
     Assumes a chain, each node drawn from its q given the nodes before it. A node without a q is accepted with p(x). A

@@ -289,7 +289,7 @@ def test_cancelling_the_task_stops_the_generation(tiny_path: Path, runtime: str)
 
         async def work() -> None:
             task = asyncio.create_task(engine.agenerate(PROMPT, temperature=0, ignore_end=True))
-            while not engine._turns._holders and not task.done():
+            while not engine._pool._holders and not task.done():
                 await asyncio.sleep(0.001)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

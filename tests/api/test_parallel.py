@@ -13,7 +13,7 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.decoding.session_pool import Turns
+from edgedec.decoding.session_pool import SessionPool
 from edgedec.errors import BusyError
 from edgedec.progress import CancelToken
 from edgedec.sessions.batching import BatchedSession
@@ -197,13 +197,13 @@ def in_threads(*calls: Callable[[], None]) -> None:
 
 def test_threads_that_would_wait_for_each_other_are_told() -> None:
     """Two threads that hold one thing each and ask for another: the second is refused, the first gets the other's."""
-    turns, both, found = Turns(["a", "b"]), threading.Barrier(2), list[str]()
+    pool, both, found = SessionPool(["a", "b"]), threading.Barrier(2), list[str]()
 
     def hold_and_ask() -> None:
-        with turns.turn(CancelToken()) as mine:
+        with pool.turn(CancelToken()) as mine:
             both.wait(20)
             try:
-                with turns.turn(CancelToken()) as other:
+                with pool.turn(CancelToken()) as other:
                     found.append("both" if mine != other else "the same")
             except BusyError:
                 found.append("refused")
@@ -214,20 +214,20 @@ def test_threads_that_would_wait_for_each_other_are_told() -> None:
 
 def test_one_that_holds_something_does_not_wait_behind_all() -> None:
     """all() waits for its holder, so the holder that asks for a second thing is refused; then all() has its turn."""
-    turns, holds, found = Turns(["a", "b"]), threading.Event(), list[str]()
+    pool, holds, found = SessionPool(["a", "b"]), threading.Event(), list[str]()
 
     def ask_again() -> None:
-        with turns.turn(CancelToken()):
+        with pool.turn(CancelToken()):
             holds.set()
-            while not turns._waiting:
+            while not pool._waiting:
                 threading.Event().wait(0.001)
-            with pytest.raises(BusyError), turns.turn(CancelToken()):
+            with pytest.raises(BusyError), pool.turn(CancelToken()):
                 pass
             found.append("refused")
 
     def take_all() -> None:
         holds.wait(20)
-        with turns.all():
+        with pool.all():
             found.append("all")
 
     in_threads(ask_again, take_all)
@@ -237,22 +237,22 @@ def test_one_that_holds_something_does_not_wait_behind_all() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a thread")
 def test_one_that_is_interrupted_leaves_the_queue() -> None:
     """Ctrl-C while waiting for a turn, or for all: those behind get theirs."""
-    turns, holds, release = Turns(["a"]), threading.Event(), threading.Event()
+    pool, holds, release = SessionPool(["a"]), threading.Event(), threading.Event()
 
     def hold() -> None:
-        with turns.turn(CancelToken()):
+        with pool.turn(CancelToken()):
             holds.set()
             release.wait(20)
 
     def interrupt() -> None:
-        while not turns._waiting:
+        while not pool._waiting:
             threading.Event().wait(0.001)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     holder = threading.Thread(target=hold)
     holder.start()
     assert holds.wait(20)
-    for wait in (turns.all, lambda: turns.turn(CancelToken())):
+    for wait in (pool.all, lambda: pool.turn(CancelToken())):
         interrupter = threading.Thread(target=interrupt)
         interrupter.start()
         with pytest.raises(KeyboardInterrupt), wait():
@@ -267,32 +267,32 @@ def test_one_that_is_interrupted_leaves_the_queue() -> None:
 
 def test_turns_are_fair_and_prefer_by_value() -> None:
     """The free thing of the highest value is taken; who waits longest gets what comes free; all() waits for all."""
-    turns = Turns(["a", "b", "c"])
-    with turns.turn(CancelToken(), "abc".index) as first, turns.turn(CancelToken(), "abc".index) as second:
+    pool = SessionPool(["a", "b", "c"])
+    with pool.turn(CancelToken(), "abc".index) as first, pool.turn(CancelToken(), "abc".index) as second:
         assert (first, second) == ("c", "b")
-        with pytest.raises(BusyError), turns.all():
+        with pytest.raises(BusyError), pool.all():
             pass
-    assert turns.last == "c"
+    assert pool.last == "c"
     order: list[int] = []
     release = threading.Event()
 
     def hold() -> None:
-        with turns.all():
+        with pool.all():
             release.wait(30)
 
     def take(i: int) -> None:
-        with turns.turn(CancelToken()):
+        with pool.turn(CancelToken()):
             order.append(i)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    while not turns._holders:
+    while not pool._holders:
         threading.Event().wait(0.001)
     waiting = []
     for i in range(5):
         waiting.append(threading.Thread(target=take, args=(i,)))
         waiting[-1].start()
-        while len(turns._waiting) < i + 1:
+        while len(pool._waiting) < i + 1:
             threading.Event().wait(0.001)
     release.set()
     for thread in (holder, *waiting):

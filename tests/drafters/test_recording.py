@@ -44,7 +44,7 @@ def opened(path: Path, draft: str | DrafterFactory, runtime: str) -> Engine:
 
 
 def rows_of(engine: Engine, path: Path) -> tuple[Proposals, ...]:
-    """Record after TEXT; shares are those of the file's bytes."""
+    """DrafterRecord after TEXT; shares are those of the file's bytes."""
     sizes = layer_bytes(path)
     found = engine.record(TEXT, share=sizes.share, max_tokens=N_TOKENS, temperature=0, ignore_end=True)
     assert len(found.proposals) == N_TOKENS - 2  # neither before the first token nor before the last

@@ -15,7 +15,7 @@ from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.loading.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
 from edgedec.memory_plan import held_bytes
 from edgedec.model import LoadOptions, Model
-from edgedec.scheduler.drafter_record import Member, Record
+from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec_runtimes.cpu.runtime import Cpu
 
 FLAT = CostCurve(dict.fromkeys((1, 2, 4, 8, 16), 0.1))
@@ -142,7 +142,7 @@ def test_one_that_is_kept_without_use_says_what_it_costs(
 
 def test_what_is_said_of_a_draft_model() -> None:
     """Asked in vain, asked with use, or not asked and why; nothing of a drafter without one."""
-    member = Member("cascade", None, Record(level_s=0.012), costly=True)  # type: ignore[arg-type]
+    member = ActiveDrafter("cascade", None, DrafterRecord(level_s=0.012), costly=True)  # type: ignore[arg-type]
     assert member.said() == ""
     member = replace(member, model=lambda: "the draft model X (700.0 MB)")
     asked = replace(member, n_asked=3, asked_s=0.036)

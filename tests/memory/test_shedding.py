@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_models import byte_ids, tiny_llama
 
-from edgedec.decoding.generate import Target, TokenStream
-from edgedec.decoding.session_pool import Turns
+from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.session_pool import SessionPool
 from edgedec.draft import EMPTY_DRAFT, Draft, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
@@ -73,14 +73,14 @@ class Bench:
     target: Model
     draft_model: Model
 
-    def opened(self, **factories: DrafterFactory) -> Target:
+    def opened(self, **factories: DrafterFactory) -> SessionSlot:
         """Return a target that always drafts with these drafters; without any, one that decodes plainly."""
-        target = Target(self.target.session(256))
+        target = SessionSlot(self.target.session(256))
         if factories:
             target.drafting = Drafting(factories, 8, always=True, common=CommonText(PROMPT))
         return target
 
-    def everything(self) -> Target:
+    def everything(self) -> SessionSlot:
         """Return a target with every kind of drafter, and a draft model that two of them share."""
         source = DraftModel(self.draft_model)
         return self.opened(
@@ -105,10 +105,10 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield Bench(target, draft_model)
 
 
-def generate(target: Target, temperature: float = 0.8, **request: Any) -> Generation:
+def generate(target: SessionSlot, temperature: float = 0.8, **request: Any) -> Generation:
     """Generate N_TOKENS after PROMPT."""
     sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=N_TOKENS, ignore_end=True)
-    stream = TokenStream(Turns([target]), Request(PROMPT, sampling, 3, "exact", **request))
+    stream = TokenStream(SessionPool([target]), Request(PROMPT, sampling, 3, "exact", **request))
     for _ in stream:
         pass
     return stream.generation
@@ -131,7 +131,7 @@ class Readings:
         return 1000 if self.step >= self.first else 0
 
 
-def watched(target: Target, first: int) -> Watch:
+def watched(target: SessionSlot, first: int) -> Watch:
     """Return a watch that sheds something at every step from that one on, however little it holds."""
     assert target.drafting is not None
     readings = Readings(first)
@@ -242,7 +242,7 @@ def test_the_draft_model_goes_on_with_a_small_window(bench: Bench) -> None:
     texts: list[tuple[int, ...]] = []
     held: list[int] = []
     for _ in range(2):
-        stream = TokenStream(Turns([target]), Request(prompt, sampling, 3, "exact"))
+        stream = TokenStream(SessionPool([target]), Request(prompt, sampling, 3, "exact"))
         for i, _token in enumerate(stream):
             if i == 8 and texts:
                 window = shedders(drafting)[0]

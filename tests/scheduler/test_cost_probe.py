@@ -16,7 +16,7 @@ from edgedec.errors import CancelledError, SessionError
 from edgedec.model import Capabilities, LoadOptions, Session
 from edgedec.progress import CancelToken
 from edgedec.scheduler.cost_probe import cost_curve
-from edgedec.storage.probe_cache import recall, remember
+from edgedec.storage import probe_cache
 
 
 @pytest.fixture
@@ -113,8 +113,8 @@ def test_damage_in_the_cache_is_measured_again(clock: Clock, tmp_path: Path, con
 def test_a_cache_that_cannot_be_written_does_no_harm(clock: Clock, tmp_path: Path) -> None:
     """A file where the folder should be."""
     (tmp_path / "cache").write_text("")
-    remember(tmp_path / "cache", "curve", "key", {"1": 1})
-    assert recall(tmp_path / "cache", "curve", "key") is None
+    probe_cache.put(tmp_path / "cache", "curve", "key", {"1": 1})
+    assert probe_cache.get(tmp_path / "cache", "curve", "key") is None
     assert curve_of(Timed(clock, lambda call, n: 0.001), tmp_path / "cache").seconds(1) == pytest.approx(0.001)
 
 

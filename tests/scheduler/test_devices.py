@@ -6,7 +6,7 @@ from support.simulation import Clock, Oracle, a_text, best_fixed, decode, policy
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DrafterNeeds, Floor
-from edgedec.scheduler.drafter_record import Member, Record
+from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 
 N_TOKENS = 4000
@@ -40,8 +40,8 @@ def test_auto_asks_the_targets_own_layers_where_they_are_the_fastest(
     text, floor, level_s = a_text(N_TOKENS), Floor(), share * seconds(1)
     table = Oracle(text, cheap, floor=floor, clock=clock, rng=np.random.default_rng(3))
     layers = OwnLayers(text, own, floor=floor, clock=clock, level_s=level_s)
-    record = Record(accepted=[own * 6.0] * 2, level_s=level_s)
-    members = [Member("suffix", table, Record()), Member("skip", layers, record, costly=True)]
+    record = DrafterRecord(accepted=[own * 6.0] * 2, level_s=level_s)
+    members = [ActiveDrafter("suffix", table, DrafterRecord()), ActiveDrafter("skip", layers, record, costly=True)]
     curve = CostCurve({n: seconds(n) for n in (1, 2, 4, 8, 16)})
     run = decode(policy_of(members, curve), text, curve, seconds, clock)
     assert run.token_ids == text

@@ -10,7 +10,7 @@ from support.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, m
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Verification
-from edgedec.scheduler.drafter_record import Member, Record
+from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.stats import DecodeStats
 
 JAGGED = [1, 1.6, 1.7, 1.2, 1.9, 2, 2.1, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.25, 3.5]
@@ -39,7 +39,9 @@ def curve_of(name: str) -> CostCurve:
     return CostCurve({n: CURVES[name](n) for n in (1, 2, 4, 8, 16)})
 
 
-def simulated(name: str, oracle: Oracle, clock: Clock, *, costly: bool = False, record: Record | None = None) -> Run:
+def simulated(
+    name: str, oracle: Oracle, clock: Clock, *, costly: bool = False, record: DrafterRecord | None = None
+) -> Run:
     """Decode the oracle's text."""
     curve = curve_of(name)
     policy = policy_of([member(oracle, costly=costly, record=record)], curve)
@@ -146,7 +148,7 @@ def test_long_contexts_where_rows_cost_more_than_at_load_do_not_mislead(p: float
 @pytest.mark.parametrize("name", ["jagged", "flat"])
 def test_a_costly_drafter_never_costs_more_than_it_may(name: str, p: float, level_s: float, clock: Clock) -> None:
     """Finding out costs 1 % of the time; where it pays, most of what it can bring is had."""
-    record = Record()
+    record = DrafterRecord()
     oracle = Oracle(a_text(6000), p, clock=clock, level_s=level_s)
     run = simulated(name, oracle, clock, costly=True, record=record)
     assert record.lost_s <= 0.011 * clock.now
@@ -172,7 +174,7 @@ def test_a_costly_drafter_is_taken_up_when_it_begins_to_pay(level_s: float, cloc
 
 def test_the_share_of_time_for_trials_outlives_a_request(clock: Clock) -> None:
     """A hundred short texts with a useless draft model together lose 1 % and its first trial."""
-    record, seconds = Record(), 0.0
+    record, seconds = DrafterRecord(), 0.0
     text = a_text(60)
     for seed in range(100):
         oracle = Oracle(text, 0.02, clock=clock, level_s=0.005, rng=np.random.default_rng(seed))
@@ -191,7 +193,7 @@ def test_shadow_scoring_judges_what_was_never_verified(clock: Clock) -> None:
 @pytest.mark.parametrize("greedy", [True, False])
 def test_greedy_and_sampled_texts_are_judged_apart(greedy: bool, clock: Clock) -> None:
     """What is seen of one changes nothing for the other."""
-    record, fresh, text = Record(), Record(), a_text(300)
+    record, fresh, text = DrafterRecord(), DrafterRecord(), a_text(300)
     oracle = Oracle(text, 0.02, says=0.85, clock=clock, level_s=0.001)
     curve = curve_of("flat")
     decode(policy_of([member(oracle, costly=True, record=record)], curve, greedy=greedy), text, curve, flat, clock)
@@ -231,12 +233,12 @@ class Told:
         return 0
 
 
-def one(draft: Draft, name: str = "one") -> Member:
+def one(draft: Draft, name: str = "one") -> ActiveDrafter:
     """Return a member that proposes one draft."""
-    return Member(name, Told([draft]), Record())
+    return ActiveDrafter(name, Told([draft]), DrafterRecord())
 
 
-def told(member: Member) -> list[Verification]:
+def told(member: ActiveDrafter) -> list[Verification]:
     """Return what its drafter was told."""
     assert isinstance(member.drafter, Told)
     return member.drafter.told
@@ -319,7 +321,7 @@ def test_the_text_is_the_same_with_any_drafters(seed: int, always: bool) -> None
     members = []
     for i in range(3):
         oracle = Oracle(text, rng.uniform(), says=rng.uniform(), clock=clock, depth=int(rng.integers(1, 15)), rng=rng)
-        members.append(Member(str(i), oracle, Record(), costly=bool(rng.integers(2))))
+        members.append(ActiveDrafter(str(i), oracle, DrafterRecord(), costly=bool(rng.integers(2))))
     run = decode(policy_of(members, curve, always=always), text, curve, lambda n: float(rng.uniform(1, 2)), clock)
     assert run.token_ids == text
     assert run.stats.reasons == []

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import Target, TokenStream
-from edgedec.decoding.session_pool import Turns
+from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.session_pool import SessionPool
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.model import Session
 from edgedec.sampling import Distribution, SamplingParams, distribution
-from edgedec.scheduler.drafter_record import Record
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request
 
@@ -66,7 +66,7 @@ def generated(
     seeds: Iterable[int],
     n_draft: int = 8,
     curve: CostCurve | None = None,
-    records: Mapping[str, Record] | None = None,
+    records: Mapping[str, DrafterRecord] | None = None,
 ) -> Sample:
     """Generate once a seed and count the first `n_tokens` tokens.
 
@@ -74,11 +74,11 @@ def generated(
     where a curve is given, the policy decides by it.
     """
     drafting = Drafting(drafters, n_draft, always=curve is None, records=dict(records or {}))
-    target = Target(session, curve=curve or CostCurve(), drafting=drafting)
+    target = SessionSlot(session, curve=curve or CostCurve(), drafting=drafting)
     params = replace(params, max_tokens=n_tokens + 3, ignore_end=True)
     sample = Sample()
     for seed in seeds:
-        stream = TokenStream(Turns([target]), Request(prompt, params, seed, rule=rule))
+        stream = TokenStream(SessionPool([target]), Request(prompt, params, seed, rule=rule))
         text = tuple(next(stream).token_id for _ in range(n_tokens))
         stream.close()
         stats = stream.generation.stats

@@ -13,7 +13,7 @@ from edgedec.draft import Draft, DraftContext, DrafterNeeds, Floor, Verification
 from edgedec.model import Capabilities, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
-from edgedec.scheduler.drafter_record import Member, Record
+from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
@@ -123,16 +123,16 @@ class Run:
 
 
 def policy_of(
-    members: Sequence[Member], curve: CostCurve, *, trees: bool = True, always: bool = False, greedy: bool = True
+    members: Sequence[ActiveDrafter], curve: CostCurve, *, trees: bool = True, always: bool = False, greedy: bool = True
 ) -> Policy:
     """Return a policy over a fake session."""
     floor = next((one.drafter.floor for one in members if isinstance(one.drafter, Oracle)), Floor())
     return Policy(members, fake_session(trees=trees), curve, greedy=greedy, n_max=N_MAX, floor=floor, always=always)
 
 
-def member(drafter: Oracle, *, costly: bool = False, record: Record | None = None) -> Member:
+def member(drafter: Oracle, *, costly: bool = False, record: DrafterRecord | None = None) -> ActiveDrafter:
     """Return an oracle as a policy's member."""
-    return Member("oracle", drafter, record or Record(), costly)
+    return ActiveDrafter("oracle", drafter, record or DrafterRecord(), costly)
 
 
 def decode(

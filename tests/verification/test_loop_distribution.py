@@ -23,9 +23,9 @@ from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler import policy
-from edgedec.scheduler.drafter_record import Record
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.sequence import COUPLED
-from edgedec.verification import RULES, Rule, Target, Uniform
+from edgedec.verification import RULES, Rule, TargetRow, Uniform
 from edgedec.verification.distributions import sample
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -133,7 +133,7 @@ def test_the_policy_keeps_the_distribution(
     curve = CostCurve({1: 1.0, 4: 1.1, 8: 1.6})
     monkeypatch.setattr(curve, "observe", lambda *args, **options: None)
     monkeypatch.setattr(policy, "_LOOK_FIRST", 0)
-    records = {"model": Record(level_s=0.05, first_s=0.0)}
+    records = {"model": DrafterRecord(level_s=0.05, first_s=0.0)}
     drafters: dict[str, DrafterFactory] = {"suffix": SuffixDrafter, "model": Hotter(source)}
     name = "temperature 1"
     found = generated(
@@ -151,7 +151,7 @@ def test_the_policy_keeps_the_distribution(
     assert 0.05 < found.n_accepted / found.n_drafted < 0.9
 
 
-def accept_always(draft: Draft, q: Sequence[Distribution | None], target: Target, uniform: Uniform) -> Verification:
+def accept_always(draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform) -> Verification:
     """Accept the first path of a draft, whatever the target says: a rule that is wrong."""
     path: tuple[int, ...] = ()
     for node, parent in enumerate(draft.parents.tolist()):

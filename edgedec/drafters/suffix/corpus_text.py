@@ -12,7 +12,7 @@ from edgedec.drafters.reporting import reported
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 from edgedec.errors import EdgedecError
 from edgedec.model import LoadOptions
-from edgedec.storage.probe_cache import recall, remember
+from edgedec.storage import probe_cache
 from edgedec.tokenizer import Tokenizer
 
 _FILE = Path(__file__).with_name("common_text.txt")
@@ -62,12 +62,12 @@ def _tokens(tokenizer: Tokenizer, cache_dir: Path | None, fingerprint: str) -> l
     except OSError:
         return []
     key = f"{fingerprint} {hashlib.sha256(text.encode()).hexdigest()}"
-    known = recall(cache_dir, "common-text", key)
+    known = probe_cache.get(cache_dir, "common-text", key)
     if isinstance(known, list) and all(isinstance(token, int) and 0 <= token < tokenizer.n_vocab for token in known):
         return known
     try:
         tokens = tokenizer.encode(text, add_special=False)
     except EdgedecError:
         return []
-    remember(cache_dir, "common-text", key, tokens)
+    probe_cache.put(cache_dir, "common-text", key, tokens)
     return tokens

@@ -11,7 +11,7 @@ from edgedec_runtimes.cpu.library import address, check, native
 
 
 class NativeRowOps(NumpyRowOps):
-    """Implements edgedec.logit_ops.RowOps with the kernels of one instruction set; numpy's argmax is native already.
+    """Implements edgedec.logit_ops.LogitOps with the kernels of one instruction set; numpy's argmax is native already.
 
     Raises:
         RuntimeUnavailableError: There is no such instruction set here.

@@ -17,7 +17,7 @@ from edgedec_runtimes.npu.graphs import Graphs
 from edgedec_runtimes.npu.inputs import position_inputs, quantized
 from edgedec_runtimes.npu.session import NpuSession
 from edgedec_runtimes.shared.bookkeeping import Checked, check_items, require_capable
-from edgedec_runtimes.shared.held_model import HeldModel
+from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 
 MAX_ROWS = 256
@@ -29,7 +29,7 @@ _EXACT_ROWS = PREFILL_ROWS - 1
 _CAPABILITIES = Capabilities(rollback=True, trees=False, fork=True, max_rows=MAX_ROWS, prefill_chunk=PREFILL_ROWS)
 
 
-class NpuModel(HeldModel[Graphs, NpuSession]):
+class NpuModel(LibraryModel[Graphs, NpuSession]):
     """Implements edgedec.model.Model.
 
     Attributes:

@@ -19,7 +19,7 @@ from edgedec.gguf.formats import DATA, GRAPH, MANIFEST, VOCABULARY
 from edgedec.gguf.metadata import get_int, get_text
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
-from edgedec.storage.probe_cache import recall, remember
+from edgedec.storage import probe_cache
 from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph
 from edgedec_runtimes.shared.hyperparameters import whole
 
@@ -150,7 +150,7 @@ def verify_files(export: Export, options: LoadOptions) -> None:
             raise _changed(export.folder / name, f"{found.st_size} bytes, expected {facts.n_bytes}")
         known.append([str((export.folder / name).absolute()), found.st_size, found.st_mtime_ns, facts.sha256])
     key = json.dumps(known)
-    if recall(options.cache_dir, "onnx", key) is True:
+    if probe_cache.get(options.cache_dir, "onnx", key) is True:
         return
     _check_graph(export)
     done, total = 0, sum(facts.n_bytes for facts in export.files.values())
@@ -158,7 +158,7 @@ def verify_files(export: Export, options: LoadOptions) -> None:
         if _sha256(export.folder / name, options, done, total) != facts.sha256:
             raise _changed(export.folder / name, f"other contents than were exported (SHA-256 {facts.sha256})")
         done += facts.n_bytes
-    remember(options.cache_dir, "onnx", key, True)
+    probe_cache.put(options.cache_dir, "onnx", key, True)
 
 
 def _folder_of(path: Path) -> Path:

@@ -13,7 +13,7 @@ from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.library import run_options, translated
 from edgedec_runtimes.shared.bookkeeping import Checked
-from edgedec_runtimes.shared.held_model import HeldModel
+from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 
 MAX_ROWS = 256
@@ -44,7 +44,7 @@ class Opened:
 S = TypeVar("S", bound=Session)
 
 
-class GraphModel(HeldModel[Opened, S]):
+class GraphModel(LibraryModel[Opened, S]):
     """The part of edgedec.model.Model that does not depend on what the graph's inputs are."""
 
     def __init__(
@@ -55,7 +55,7 @@ class GraphModel(HeldModel[Opened, S]):
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
         cache_dir: Path | None,
     ) -> None:
-        """Take over an opened graph, as HeldModel; `batch_invariant` is remembered in cache_dir, where there is one."""
+        """Take over an opened graph, as LibraryModel; what is found of its rows is kept in cache_dir, if given."""
         super().__init__(opened, tokenizer, card, terms, MAX_ROWS)
         self._cache_dir = cache_dir
         self._invariant: int | None = None

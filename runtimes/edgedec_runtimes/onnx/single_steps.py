@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.model import Model
-from edgedec.storage.probe_cache import recall, remember
+from edgedec.storage import probe_cache
 from edgedec_runtimes.shared.invariance import KIND
 
 _N_FEW = 3  # rows that take every way there is on the machines tried: in pairs, and one that is left over
@@ -24,7 +24,7 @@ def one_row_is_exact(model: Model, cache_dir: Path | None) -> bool:
     about four forwards.
     """
     key = f"{model.card.fingerprint} one row"
-    found = recall(cache_dir, KIND, key)
+    found = probe_cache.get(cache_dir, KIND, key)
     if type(found) is bool:
         return found
     tokens = np.random.default_rng(0).integers(0, model.card.n_vocab, _N_FEW).astype(np.int32)
@@ -35,5 +35,5 @@ def one_row_is_exact(model: Model, cache_dir: Path | None) -> bool:
     finally:
         session.close()
     exact = np.array_equal(rows, np.concatenate(steps))
-    remember(cache_dir, KIND, key, exact)
+    probe_cache.put(cache_dir, KIND, key, exact)
     return exact

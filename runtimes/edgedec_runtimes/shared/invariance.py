@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ContextFullError
 from edgedec.model import Model, Session
-from edgedec.storage.probe_cache import recall, remember
+from edgedec.storage import probe_cache
 
 KIND = "invariance"
 """What answers are remembered as, each by a key of its own."""
@@ -51,7 +51,7 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
         result = _largest_equal(session, n_prefix, tokens[n_prefix:], range(2, n_max + 1))
     finally:
         session.close()
-    remember(cache_dir, KIND, _key(model.card.fingerprint, n_max, n_prefix), result)
+    probe_cache.put(cache_dir, KIND, _key(model.card.fingerprint, n_max, n_prefix), result)
     return result
 
 
@@ -73,7 +73,7 @@ class ExactRows:
         self._model = model
         self._cache_dir = cache_dir
         self._key = f"{model.card.fingerprint} {min(N_MAX, model.capabilities.max_rows)} by range"
-        self._found = _remembered_ranges(recall(cache_dir, KIND, self._key))
+        self._found = _remembered_ranges(probe_cache.get(cache_dir, KIND, self._key))
 
     def limit(self, n_past: int) -> int | None:
         """Return how many rows after `n_past` cached tokens may be exact, as far as is known; None where no two are.
@@ -113,7 +113,7 @@ class ExactRows:
         except ContextFullError:  # other sessions have taken the cells
             return False
         self._found[place] = (equal, ceiling if equal == n else equal)
-        remember(self._cache_dir, KIND, self._key, {str(at): list(found) for at, found in self._found.items()})
+        probe_cache.put(self._cache_dir, KIND, self._key, {str(at): list(found) for at, found in self._found.items()})
         return n_rows <= equal
 
     @property
@@ -140,7 +140,7 @@ def _remembered_ranges(value: object) -> dict[int, tuple[int, int]]:
 
 
 def _known(fingerprint: str, n_max: int, cache_dir: Path | None, n_prefix: int) -> int | None:
-    found = recall(cache_dir, KIND, _key(fingerprint, n_max, n_prefix))
+    found = probe_cache.get(cache_dir, KIND, _key(fingerprint, n_max, n_prefix))
     return found if type(found) is int and 1 <= found <= n_max else None
 
 

@@ -8,8 +8,8 @@ import pytest
 from support.decoding_loop import Text, p_value, plugin, two_paths
 from support.tiny_models import BOS, EOS, byte_ids
 
-from edgedec.decoding.generate import Target, TokenStream
-from edgedec.decoding.session_pool import Turns
+from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.session_pool import SessionPool
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.grammar import Grammar, Grammars
@@ -86,10 +86,10 @@ def test_texts_come_with_the_renormalised_probability(
     law = exact(session, grammars, params)
     assert sum(law.values()) == pytest.approx(1)
     factories = FACTORIES[drafts]
-    turns = Turns([Target(session, drafting=Drafting(factories, 8, always=True) if factories else None)])
+    pool = SessionPool([SessionSlot(session, drafting=Drafting(factories, 8, always=True) if factories else None)])
     found: Counter[Text] = Counter()
     for seed in SEEDS:
-        stream = TokenStream(turns, Request(PROMPT, params, seed, rule=rule), constraint=grammars.open(GRAMMAR))
+        stream = TokenStream(pool, Request(PROMPT, params, seed, rule=rule), constraint=grammars.open(GRAMMAR))
         for _ in stream:
             pass
         assert stream.generation.finish_reason == "stop"

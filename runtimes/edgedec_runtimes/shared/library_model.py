@@ -17,17 +17,17 @@ H = TypeVar("H")
 S = TypeVar("S", bound=Session)
 
 
-class HeldModel(Generic[H, S]):
+class LibraryModel(Generic[H, S]):
     """The part of edgedec.model.Model that is the same for models of one thing that a library has opened.
 
     Attributes:
-        lock: Held by whatever touches what is held and its sessions; see exclusive().
+        lock: Held by whatever touches the handle and its sessions; see exclusive().
         stop: What cancels a forward.
     """
 
     def __init__(
         self,
-        held: H,
+        handle: H,
         tokenizer: Tokenizer,
         card: ModelCard,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
@@ -36,13 +36,13 @@ class HeldModel(Generic[H, S]):
         """Take over what evaluates.
 
         Args:
-            held: It.
+            handle: What a library has opened; `_free` gives it back.
             tokenizer: The vocabulary.
             card: The facts.
             terms: Makes the memory plan for a context and a number of rows.
             max_rows: Most rows of logits of a forward.
         """
-        self._held: H | None = held
+        self._handle: H | None = handle
         self._tokenizer = tokenizer
         self._card = card
         self._terms = terms
@@ -75,27 +75,27 @@ class HeldModel(Generic[H, S]):
 
     @contextmanager
     def exclusive(self) -> Iterator[H]:
-        """Let nobody else use what is held and its sessions.
+        """Let nobody else use the handle and its sessions.
 
         Raises:
             SessionError: The model is closed, or of the process that this one is a fork of.
         """
         with self.lock:
             self.lock.check_process()
-            if self._held is None:
+            if self._handle is None:
                 raise SessionError("the model is closed; load it again")
-            yield self._held
+            yield self._handle
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
         with self.lock:
             for session in list(self._sessions):
                 session.close()
-            if self._held is not None:
-                self._free(self._held)
-            self._held = None
+            if self._handle is not None:
+                self._free(self._handle)
+            self._handle = None
 
-    def _free(self, held: H) -> None:
+    def _free(self, handle: H) -> None:
         """Do what ends it, beside dropping it."""
 
     def __enter__(self) -> Self:
