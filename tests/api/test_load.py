@@ -110,7 +110,7 @@ def test_without_llama_cpp_the_refusal_names_the_extra(tmp_path: Path, monkeypat
     """A model that only llama.cpp runs is refused, where that is not installed, with what to install."""
     metadata, tensors = tiny_text_model()
     model = write_gguf(tmp_path / "m.gguf", metadata | {"general.architecture": "falcon"}, tensors)
-    monkeypatch.setattr("edgedec_runtimes.llamacpp.installed", lambda: False)
+    monkeypatch.setattr("edgedec_runtimes.llamacpp.runtime.installed", lambda: False)
     with pytest.raises(
         UnsupportedModelError, match=r"cpu: .*'falcon'.*; llamacpp: .*pip install \"llama-cpp-python<0.3.37,>=0.3.36\""
     ):

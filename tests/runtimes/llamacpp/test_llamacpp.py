@@ -303,7 +303,7 @@ from pathlib import Path
 import numpy as np
 from edgedec.memory.system import peak_resident_bytes
 from edgedec.model import LoadOptions
-from edgedec_runtimes.llamacpp import LlamaCpp
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 path, n_ctx = Path(sys.argv[1]), int(sys.argv[2])
 options = LoadOptions(n_ctx=n_ctx, max_rows=4)
 planned = sum(term.n_bytes for term in LlamaCpp().plan(path, options))
