@@ -23,8 +23,9 @@ from edgedec_runtimes.reference import network
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
-from edgedec_runtimes.shared import bookkeeping
-from edgedec_runtimes.shared.bookkeeping import Checked, SessionState, Stop
+from edgedec_runtimes.shared import requests
+from edgedec_runtimes.shared.session_state import CheckedItem, SessionState
+from edgedec_runtimes.shared.stop import Stop
 
 RUNTIME = {check.__name__: check for check in RUNTIME_CHECKS}
 EVERYTHING = Capabilities(
@@ -68,14 +69,14 @@ def patched(target: object, name: str, make: Callable[[Any], Any]) -> Patch:
     return lambda monkeypatch: monkeypatch.setattr(target, name, make(getattr(target, name)))
 
 
-def _with_logits(change: Callable[[int, Checked], float]) -> Callable[[Any], Any]:
+def _with_logits(change: Callable[[int, CheckedItem], float]) -> Callable[[Any], Any]:
     """Add to every logit of a forward what `change` says of its number and its item."""
     counter = iter(range(10**6))
 
     def make(original: Any) -> Any:
-        def run(self: Any, weights: Any, session: Any, checked: Checked, on_progress: Any) -> Forward:
-            forward: Forward = original(self, weights, session, checked, on_progress)
-            return replace(forward, logits=forward.logits + np.float32(change(next(counter), checked)))
+        def run(self: Any, item: CheckedItem, on_progress: Any) -> Forward:
+            forward: Forward = original(self, item, on_progress)
+            return replace(forward, logits=forward.logits + np.float32(change(next(counter), item)))
 
         return run
 
@@ -129,7 +130,7 @@ def _tap_too_early(original: Any) -> Any:
 
 
 def _shared_fork(self: ReferenceSession) -> ReferenceSession:
-    twin = self.model.session(self.n_ctx)
+    twin: ReferenceSession = self.model.session(self.n_ctx)
     twin.cache, twin.state.n_cached = self.cache, self.n_cached
     return twin
 
@@ -145,11 +146,12 @@ def _trusting_load(original: Any) -> Any:
 
 
 def _miscounting_branch(original: Any) -> Any:
-    def become_branched(self: SessionState) -> None:
-        original(self)
-        self.n_cached += 1
+    def advance(self: SessionState, n: int) -> None:
+        original(self, n)
+        if self.tree is not None:
+            self.n_cached += 1
 
-    return become_branched
+    return advance
 
 
 def _mixed_items(original: Any) -> Any:
@@ -178,8 +180,8 @@ def _ignored_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
 def _lossy_cancel(_: Any) -> Any:
     def check(self: Stop) -> None:
         if self.flag.value:
-            for session in self._running:
-                session.state.n_cached += 1  # type: ignore[attr-defined]  # a row that was not evaluated
+            for item in self.running:
+                item.session.state.n_cached += 1  # a row that was not evaluated
             raise CancelledError("cancelled")
 
     return check
@@ -203,12 +205,12 @@ RUNTIME_FAULTS: dict[str, tuple[str, Patch]] = {
     "text in capitals": ("tokenizer_is_sane", patched(ReferenceTokenizer, "decode", _shouting)),
     "NaN": ("logits_are_finite", patched(MODEL, "_run", _with_logits(lambda i, checked: np.nan))),
     "float64": ("logits_are_finite", patched(MODEL, "_run", _doubles)),
-    "the wrong row": ("rows_agree", patched(bookkeeping, "_wanted", _last_is_first)),
+    "the wrong row": ("rows_agree", patched(requests, "_wanted", _last_is_first)),
     "more rows than declared": ("max_rows_are_returned", declares(replace(EVERYTHING, max_rows=32))),
     "logits that drift": ("repeats_are_equal", patched(MODEL, "_run", _with_logits(lambda i, checked: i * 1e-3))),
     "stale slots": ("going_back_forgets", patched(reference, "evaluate", _stale)),
-    "bad tokens let through": ("errors_leave_the_session_usable", patched(bookkeeping, "_tokens", _clipped)),
-    "an n_past let through": ("errors_leave_the_session_usable", patched(bookkeeping, "_check_past", _nothing)),
+    "bad tokens let through": ("errors_leave_the_session_usable", patched(requests, "_tokens", _clipped)),
+    "an n_past let through": ("errors_leave_the_session_usable", patched(SessionState, "check_past", _nothing)),
     "a false claim": (
         "batch_invariance_holds",
         patched(MODEL, "_run", _with_logits(lambda i, checked: 1e-4 * (checked.n_rows > 3))),
@@ -217,15 +219,15 @@ RUNTIME_FAULTS: dict[str, tuple[str, Patch]] = {
         "exact_rows_hold",
         patched(MODEL, "_run", _with_logits(lambda i, checked: 1e-4 * (checked.n_rows > 3 and checked.n_past > 90))),
     ),
-    "trees taken for chains": ("trees_equal_their_chains", patched(bookkeeping, "_parents", _chained)),
+    "trees taken for chains": ("trees_equal_their_chains", patched(requests, "_parents", _chained)),
     "a path that is not compacted": ("kept_paths_go_on_as_chains", patched(network.KVCache, "move", _nothing)),
     "branches counted as cached": (
         "branches_must_be_settled",
-        patched(SessionState, "become_branched", _miscounting_branch),
+        patched(SessionState, "advance", _miscounting_branch),
     ),
     "a fork on the same memory": ("forks_share_and_diverge", patched(SESSION, "fork", lambda _: _shared_fork)),
     "items that touch": ("sessions_share_a_forward", patched(MODEL, "forward", _mixed_items)),
-    "layers ignored": ("layer_subsets_skip", patched(bookkeeping, "_layers", _nothing)),
+    "layers ignored": ("layer_subsets_skip", patched(requests, "_layers", _nothing)),
     "holes read": ("layer_subsets_skip", patched(SessionState, "check_written", _nothing)),
     "a tap before its layer": ("hidden_states_resume", patched(reference, "evaluate", _tap_too_early)),
     "undeclared abilities": ("undeclared_capabilities_raise", declares(Capabilities(prefill_chunk=1))),

@@ -23,7 +23,7 @@ from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
 from edgedec_runtimes.reference.model import ReferenceModel
 from edgedec_runtimes.reference.runtime import Reference
-from edgedec_runtimes.shared.bookkeeping import SessionState
+from edgedec_runtimes.shared.session_state import SessionState
 
 N_TOKENS = 24
 PROMPT = tuple(byte_ids("Once upon a time"))
@@ -404,7 +404,7 @@ def test_a_cancelled_tree_is_dropped(
         raise CancelledError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SessionState, "become_branched", cancelled)
+        patch.setattr(SessionState, "advance", cancelled)
         with pytest.raises(CancelledError):
             step(sequence, decoder)
     assert (sequence.token_ids, sequence.n_cached) == (before, len(PROMPT))

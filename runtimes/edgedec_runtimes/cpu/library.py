@@ -16,6 +16,8 @@ ABI_VERSION = 4
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE, NOT_FINITE = range(6)
 OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "head", "other")
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
+KERNEL_ROWS = 256
+"""Most rows that go through the layers together; also the most rows of a tree."""
 
 _NAME = {"win32": "edgedec_cpu.dll", "darwin": "libedgedec_cpu.dylib"}.get(sys.platform, "libedgedec_cpu.so")
 
@@ -87,7 +89,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "ec_model_finish": (c_int32, (c_void_p,)),
     "ec_model_instruction_set": (c_char_p, (c_void_p,)),
-    "ec_model_scratch_bytes": (c_uint64, (c_void_p,)),
     "ec_model_seconds": (None, (c_void_p, c_void_p)),
     "ec_model_destroy": (None, (c_void_p,)),
     "ec_kv_bytes": (c_uint64, (c_void_p, c_int32, c_int32)),

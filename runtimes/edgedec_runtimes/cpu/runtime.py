@@ -15,7 +15,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.progress import Progress
 from edgedec_runtimes.cpu import kv_types, weights
-from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native
+from edgedec_runtimes.cpu.library import KERNEL_ROWS, KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.tiles.cache import Tiles
@@ -175,7 +175,7 @@ def _terms(
             "KV cache", kv_bytes * options.n_parallel, f"{counted(n_ctx, 'token')} × {options.n_parallel}", grows=True
         ),
         MemoryTerm("logits", n_rows * n.n_vocab * 4, counted(n_rows, "row")),
-        MemoryTerm("activations", _scratch_bytes(n), f"{weights.MAX_ROWS} rows"),
+        MemoryTerm("activations", _scratch_bytes(n), f"{KERNEL_ROWS} rows"),
     )
 
 
@@ -184,4 +184,4 @@ def _scratch_bytes(n: Network) -> int:
     n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
     floats = 2 * n.n_embd + 2 * n_q + 2 * n_kv + 2 * n.n_rot
     quantized = (n.n_embd + n_q + n.n_ff) * (1 + 20 / _BLOCK)
-    return int(weights.MAX_ROWS * (4 * floats + quantized))
+    return int(KERNEL_ROWS * (4 * floats + quantized))

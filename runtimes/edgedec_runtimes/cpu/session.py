@@ -3,141 +3,120 @@
 import ctypes
 import os
 import weakref
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.model import Forward, ForwardItem, LayerSet, Rows
-from edgedec.progress import OnProgress
-from edgedec_runtimes.cpu.library import Item, address, check, native
+from edgedec_runtimes.cpu.library import KERNEL_ROWS, Item, address, check, native
+from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
-
-if TYPE_CHECKING:
-    from edgedec_runtimes.cpu.model import CpuModel
+from edgedec_runtimes.shared.session_state import CheckedItem
 
 
-class Step:
-    """A forward of one token as the native library takes it, made once.
+class NativeRows:
+    """Rows of a session as the native library takes them: made once, and filled anew for each native forward.
+
+    Tokens and row numbers are copied to buffers that stay where they are, as to ask numpy for an address takes longer.
 
     Attributes:
-        item: The description; n_past and the token are filled in for each step.
-        token: int32[1].
+        item: The description of the rows.
         pointer: To the description.
+        wanted: Which of the item's wanted rows are among these rows.
+        tapped: f32[n_taps, n_rows, n_embd], where the native library puts the output of tapped layers.
     """
 
-    def __init__(self, handle: ctypes.c_void_p) -> None:
-        self.token = np.zeros(1, np.int32)
-        self._wanted = np.zeros(1, np.int32)
-        self.item = Item(
-            session=handle, n_rows=1, tokens=address(self.token), n_wanted=1, wanted=address(self._wanted), n_taps=0
-        )
+    def __init__(self, session: ctypes.c_void_p, n_embd: int) -> None:
+        self._n_embd = n_embd
+        self._tokens = np.zeros(KERNEL_ROWS, np.int32)
+        self._wanted = np.zeros(KERNEL_ROWS, np.int32)
+        self._tokens_address = address(self._tokens)
+        self._pointed_to: tuple[object, ...] = ()
+        self.item = Item(session=session, tokens=self._tokens_address, wanted=address(self._wanted))
         self.pointer = ctypes.pointer(self.item)
+        self.wanted = slice(0, 0)
+        self.tapped = np.empty((0, 0, n_embd), np.float32)
+
+    def fill(self, c: CheckedItem, begin: int, end: int) -> None:
+        """Describe rows [begin, end) of an item."""
+        item, n = self.item, end - begin
+        first, last = bisect_left(c.wanted, begin), bisect_left(c.wanted, end)
+        wanted = c.wanted[first:last]
+        self._wanted[: last - first] = wanted if begin == 0 else wanted - begin
+        self.wanted = slice(first, last)
+        item.n_past, item.n_rows, item.n_wanted = c.n_past + begin, n, last - first
+        if c.tokens is not None:
+            self._tokens[:n] = c.tokens[begin:end]
+        if not c.is_plain or self._pointed_to:
+            self._fill_special(c, begin, end)
+
+    def _fill_special(self, c: CheckedItem, begin: int, end: int) -> None:
+        """Set the fields in which an item differs from a plain one, or take them back."""
+        hidden = None if c.hidden is None else c.hidden[begin:end]
+        attn = None if c.layers is None else c.layers.attn.astype(np.uint8)
+        mlp = None if c.layers is None else c.layers.mlp.astype(np.uint8)
+        taps = np.array(c.taps, np.int32)
+        self.tapped = np.empty((len(taps), end - begin, self._n_embd), np.float32)
+        self.item.tokens = None if c.tokens is None else self._tokens_address
+        self.item.first_layer, self.item.n_taps = c.first_layer, len(taps)
+        fields = {"hidden": hidden, "parents": c.parents, "attn": attn, "mlp": mlp, "taps": taps, "tapped": self.tapped}
+        for name, array in fields.items():
+            setattr(self.item, name, None if array is None else address(array))
+        self._pointed_to = () if c.is_plain else (hidden, c.parents, attn, mlp, taps)
 
 
-class CpuSession(OwnSession["CpuModel"]):
+class CpuSession(OwnSession):
     """Implements edgedec.model.Session.
 
     Attributes:
-        step: The native description of its plain steps.
+        rows: The native description of its rows in a forward.
     """
 
-    def __init__(self, model: "CpuModel", handle: ctypes.c_void_p, n_ctx: int) -> None:
+    def __init__(self, model: LibraryModel[Any, Any], handle: ctypes.c_void_p, n_ctx: int) -> None:
+        """Take over a native session."""
         super().__init__(model, n_ctx)
         self._handle = handle
         self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
         self._finalizer.atexit = False  # a daemon thread may be in a forward then
-        self.step = Step(handle)
+        self.rows = NativeRows(handle, model.card.n_embd)
 
-    @property
-    def handle(self) -> ctypes.c_void_p:
-        """The native session."""
-        return self._handle
+    def _move(self, slots: NDArray[np.int32]) -> None:
+        check(native().ec_session_move(self._handle, address(slots), len(slots), self.n_cached), "keeping a path")
 
-    def forward(
-        self,
-        tokens: NDArray[np.int32] | None = None,
-        *,
-        n_past: int,
-        hidden: NDArray[np.float32] | None = None,
-        resume_after: int | None = None,
-        parents: NDArray[np.int32] | None = None,
-        layers: LayerSet | None = None,
-        rows: Rows = "last",
-        taps: tuple[int, ...] = (),
-        on_progress: OnProgress | None = None,
-    ) -> Forward:
-        """Evaluate new rows; see edgedec.model.Session."""
-        if (
-            type(tokens) is np.ndarray
-            and tokens.shape == (1,)
-            and tokens.dtype == np.int32
-            and parents is None
-            and layers is None
-            and hidden is None
-            and resume_after is None
-            and taps == ()
-            and type(rows) is str
-            and rows in ("last", "all")
-            and self.state.is_whole
-        ):
-            return self._model.step(self, tokens, n_past)
-        item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
-        return self.evaluate(item, on_progress)
+    def _fork(self) -> "CpuSession":
+        """Return a second session; the pages of the cached prefix are shared until one of the two writes there."""
+        twin = opened(lambda to: native().ec_session_fork(self._handle, self.n_cached, to), "forking a session")
+        session = CpuSession(self._model, twin, self.n_ctx)
+        self._model.adopt(session)
+        return session
 
-    def keep(self, rows: NDArray[np.int32]) -> None:
-        """Keep the path `rows` of the last tree and drop its other rows."""
-        with self._model.exclusive():
-            slots = self.state.leave_tree(rows)
-            code = native().ec_session_move(self._handle, address(slots), len(slots), self.n_cached)
-            check(code, "keeping a path")
-            self.state.hold_path(slots)
+    def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
+        kv = np.empty(native().ec_session_saved_bytes(self._handle, n), np.uint8)
+        check(native().ec_session_save(self._handle, n, address(kv), len(kv)), "saving a session")
+        return self.state.written[:, :n], kv
 
-    def fork(self) -> "CpuSession":
-        """Open a second session; the pages of the cached prefix are shared until one of the two writes there."""
-        with self._model.exclusive():
-            self.state.check_settled("forked")
-            handle = ctypes.c_void_p()
-            check(native().ec_session_fork(self._handle, self.n_cached, ctypes.byref(handle)), "forking a session")
-            twin = self._model.adopt(handle, self.n_ctx)
-            twin.state.restore(self.n_cached, self.state.written[:, : self.n_cached])
-            return twin
+    def _layout(self, n: int) -> Sequence[tuple[Any, tuple[int, ...]]]:
+        return (np.bool_, (len(self.state.written), n)), (np.uint8, (native().ec_session_saved_bytes(self._handle, n),))
 
-    def save(self) -> bytes:
-        """Serialize the cached KV."""
-        with self._model.exclusive():
-            self.state.check_settled("saved")
-            n = self.n_cached
-            kv = np.empty(native().ec_session_saved_bytes(self._handle, n), np.uint8)
-            check(native().ec_session_save(self._handle, n, address(kv), len(kv)), "saving a session")
-            return self._saved_head(n) + self.state.written[:, :n].tobytes() + kv.tobytes()
+    def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> NDArray[np.bool_]:
+        written, kv = arrays
+        check(native().ec_session_load(self._handle, n, address(kv), len(kv)), "restoring a session")
+        return written
 
-    def load(self, data: bytes, n_tokens: int) -> None:
-        """Restore what save() returned; on an error the session is as it was."""
-        with self._model.exclusive():
-            self.state.check_open()
-            self._check_saved_tokens(n_tokens)
-            n_layer = self._model.card.n_layer
-            kv_bytes = int(native().ec_session_saved_bytes(self._handle, n_tokens))
-            n_flags = n_layer * n_tokens
-            begin = self._saved_body(data, n_tokens, n_flags + kv_bytes)
-            written = np.frombuffer(data, np.bool_, n_flags, begin).reshape(n_layer, n_tokens)
-            kv = np.frombuffer(data, np.uint8, kv_bytes, begin + n_flags)
-            check(native().ec_session_load(self._handle, n_tokens, address(kv), len(kv)), "restoring a session")
-            self.state.restore(n_tokens, written)
+    def _free(self) -> None:
+        self._finalizer()
 
-    def cancel(self) -> None:
-        """Stop the forward that is running; without one, nothing happens."""
-        self._model.stop.cancel(self)
 
-    def close(self) -> None:
-        """Free the KV cache; calling it again does nothing."""
-        with self._model.lock:
-            self.state.close()
-            self._finalizer()
+def opened(open_session: Callable[[Any], int], what: str) -> ctypes.c_void_p:
+    """Return the native session that a call opens, given where to put its handle; `what` begins an error's message."""
+    handle = ctypes.c_void_p()
+    check(open_session(ctypes.byref(handle)), what)
+    return handle
 
 
 def _free(handle: ctypes.c_void_p, pid: int) -> None:
-    """Free native memory; a forked child leaves the parent's alone."""
+    """Free native memory; a forked process leaves the parent's alone."""
     if os.getpid() == pid:
         native().ec_session_close(handle)

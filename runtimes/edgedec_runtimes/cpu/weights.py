@@ -15,7 +15,15 @@ from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec.storage.probe_cache import cache_folder
-from edgedec_runtimes.cpu.library import Config, address, check, forced_instruction_set, native, native_handle
+from edgedec_runtimes.cpu.library import (
+    KERNEL_ROWS,
+    Config,
+    address,
+    check,
+    forced_instruction_set,
+    native,
+    native_handle,
+)
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
 from edgedec_runtimes.cpu.tiles.cache import (
     Tiles,
@@ -31,9 +39,6 @@ from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming, rem
 
 LAYOUT = "1"
 """Version of the arrangement in tiles (native/tiles.h); a change makes caches start anew."""
-
-MAX_ROWS = 256
-"""Most rows that go through the layers together."""
 
 _PIECE_BYTES = 8 << 20
 _TILE_ROWS = 16
@@ -148,7 +153,7 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     config = Config(*(getattr(network, field[0]) for field in Config._fields_))
     handle = ctypes.c_void_p()
     code = native().ec_model_create(
-        ctypes.byref(config), n_threads, MAX_ROWS, forced_instruction_set(), ctypes.byref(handle)
+        ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)
     )
     check(code, f"a network of the shape of {network.architecture}")
     return handle

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CancelledError, ContextFullError, MemoryCapError, RuntimeUnavailableError
+from edgedec.errors import CancelledError, CapabilityError, ContextFullError, MemoryCapError, RuntimeUnavailableError
 from edgedec_runtimes.llamacpp.library import last_complaint, llama
-from edgedec_runtimes.shared.bookkeeping import Stop
+from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.shared.stop import Stop
 
 N_BATCH = 2048
 N_UBATCH = 512
@@ -81,10 +82,18 @@ def context_params(options: ContextOptions) -> Any:
 class Context:
     """Owns a llama_context. One decode at a time, which the model's Stop ends early."""
 
-    def __init__(self, model: Any, n_vocab: int, options: ContextOptions, stop: Stop) -> None:
+    def __init__(
+        self, model: Any, n_vocab: int, options: ContextOptions, stop: Stop, files: MappedFiles | None
+    ) -> None:
+        """Make a context of a model whose weights are mapped from `files`, if they are.
+
+        Raises:
+            MemoryCapError: There is no memory for it.
+        """
         self._api = llama()
         self.options = options
         self._n_vocab = n_vocab
+        self._files = files
         self._stop = stop  # its flag is read at its address
         params = context_params(options)
         params.abort_callback = ctypes.cast(_string_length(), type(params.abort_callback))
@@ -125,6 +134,7 @@ class Context:
         Raises:
             ContextFullError: No free cells; nothing was evaluated.
             CancelledError: The model's Stop was set; some rows may have been evaluated, drop them.
+            ModelFormatError: A file that the weights are mapped from has changed, so that results are of no use.
         """
         n = 0
         spans = []
@@ -143,6 +153,8 @@ class Context:
             )
         if code != 0:
             raise RuntimeUnavailableError(f"llama.cpp failed with code {code}: {last_complaint()}")
+        if self._files is not None:
+            self._files.check()
         return [self._logits(start, stop) for start, stop in spans]
 
     def _fill(self, part: Part, start: int) -> None:
@@ -206,6 +218,41 @@ class Context:
         handle, self._handle = self._handle, None
         if handle:
             self._api.llama_free(handle)
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """A context, and what of it sessions have not taken.
+
+    Attributes:
+        context: The context.
+        pools: All pools of the model; a pool that nobody uses leaves this list, unless it is the first.
+        free_ids: Sequence ids that nobody uses.
+        n_reserved: Cells that are kept for sessions.
+    """
+
+    context: Context
+    pools: list["Pool"]
+    free_ids: list[int]
+    n_reserved: int = 0
+
+    def take(self, n: int) -> tuple[int, ...]:
+        """Take `n` sequence ids (CapabilityError where fewer are free)."""
+        if len(self.free_ids) < n:
+            raise CapabilityError(
+                f"{n} more sequences are over the {self.context.options.n_sequences} the model was loaded for; "
+                f"close forks, or load with a larger n_parallel or max_rows"
+            )
+        taken, self.free_ids[:n] = tuple(self.free_ids[:n]), []
+        return taken
+
+    def release(self, sequence: int, n_reserved: int) -> None:
+        """Take back what a session held."""
+        self.free_ids.append(sequence)
+        self.n_reserved -= n_reserved
+        if len(self.free_ids) == self.context.options.n_sequences and self is not self.pools[0]:
+            self.pools.remove(self)
+            self.context.close()
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec_runtimes.onnx.exported import Export
-from edgedec_runtimes.shared.bookkeeping import Checked
+from edgedec_runtimes.shared.session_state import CheckedItem
 
 CHUNK = 64
 """Rows that one run of the graph takes of a long chain; twice as many are no faster, and cancelling waits for them."""
@@ -56,7 +56,7 @@ class Zeros:
 class Piece:
     """Rows [begin, end) of an item, as many as one run of the graph takes."""
 
-    checked: Checked
+    item: CheckedItem
     begin: int
     end: int
 
@@ -68,8 +68,8 @@ class Piece:
     @property
     def wanted(self) -> NDArray[np.int32]:
         """Those whose logits are wanted, int32, counted from the piece's first row."""
-        first, last = np.searchsorted(self.checked.wanted, (self.begin, self.end))
-        return self.checked.wanted[first:last] - self.begin
+        first, last = np.searchsorted(self.item.wanted, (self.begin, self.end))
+        return self.item.wanted[first:last] - self.begin
 
 
 def even(n: int) -> int:
@@ -83,7 +83,7 @@ def even(n: int) -> int:
 
 def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding) -> Arrays:
     """Return the inputs of the graph for a piece, but for the KV buffers."""
-    c, n = piece.checked, piece.n_rows
+    c, n = piece.item, piece.n_rows
     assert c.tokens is not None, "exports take tokens only"
     n_padded, n_past = even(n), c.n_past + piece.begin
     n_graph, n_total = n_padded if padding is Padding.ALL else n, n_past + n_padded

@@ -1,1 +1,1 @@
-"""What several runtimes use: the sessions' bookkeeping, who may use a model, the proof that rows are exact."""
+"""What several runtimes share: the models' and sessions' common part, checks of a forward, measured facts."""

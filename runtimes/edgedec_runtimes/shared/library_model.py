@@ -1,55 +1,70 @@
-"""The part of a model that does not depend on what it evaluates with: what it holds until it is closed."""
+"""What the models of all runtimes share: what they hold until they are closed, and the way into a forward."""
 
+import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
-from edgedec.errors import SessionError
+from edgedec.errors import MemoryCapError, SessionError
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Forward, ForwardItem, ModelCard, Session
+from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Session
 from edgedec.progress import OnProgress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.shared.bookkeeping import ModelLock, Shape, Stop
+from edgedec_runtimes.shared.model_lock import ModelLock
+from edgedec_runtimes.shared.requests import Limits, check_items
+from edgedec_runtimes.shared.session_state import CheckedItem
+from edgedec_runtimes.shared.stop import Stop
 
 H = TypeVar("H")
 S = TypeVar("S", bound=Session)
 
 
 class LibraryModel(Generic[H, S]):
-    """The part of edgedec.model.Model that is the same for models of one thing that a library has opened.
+    """The part of edgedec.model.Model that does not depend on the library that computes.
 
     Attributes:
-        lock: Held by whatever touches the handle and its sessions; see exclusive().
-        stop: What cancels a forward.
+        card: The facts of the model.
+        handle: What the library has opened; use it inside `lock`.
+        lock: Held by whatever touches the handle and its sessions; it refuses a closed model, and a forked process.
+        stop: Cancels a forward.
     """
 
     def __init__(
         self,
         handle: H,
-        tokenizer: Tokenizer,
         card: ModelCard,
+        capabilities: Capabilities,
+        tokenizer: Tokenizer,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
-        max_rows: int,
+        free: Callable[[], None],
+        tree_rows: int = 0,
+        logit_rows: int = 0,
     ) -> None:
-        """Take over what evaluates.
+        """Take over what the library has opened.
 
         Args:
-            handle: What a library has opened; `_free` gives it back.
+            handle: What was opened.
+            card: The facts of the model.
+            capabilities: What the runtime can do with it.
             tokenizer: The vocabulary.
-            card: The facts.
             terms: Makes the memory plan for a context and a number of rows.
-            max_rows: Most rows of logits of a forward.
+            free: Gives the handle back. Called once, in the process that loaded the model; must not refer to the model.
+            tree_rows: Most rows of a tree.
+            logit_rows: Most rows of logits of a forward of several sessions, where one session may ask for fewer.
         """
-        self._handle: H | None = handle
-        self._tokenizer = tokenizer
-        self._card = card
-        self._terms = terms
-        self._shape = Shape(card.n_vocab, card.n_embd, card.n_layer, max_rows)
+        self.handle = handle
         self.lock = ModelLock()
         self.stop = Stop()
+        self._card = card
+        self._capabilities = capabilities
+        self._tokenizer = tokenizer
+        self._terms = terms
+        self._limits = Limits(card, capabilities, max(logit_rows, capabilities.max_rows), tree_rows)
         self._sessions: weakref.WeakSet[S] = weakref.WeakSet()
+        self._finalizer = weakref.finalize(self, _free, free, os.getpid())
+        self._finalizer.atexit = False  # a daemon thread may be in a forward then
 
     @property
     def card(self) -> ModelCard:
@@ -57,46 +72,71 @@ class LibraryModel(Generic[H, S]):
         return self._card
 
     @property
+    def capabilities(self) -> Capabilities:
+        """What the runtime can do with this model."""
+        return self._capabilities
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        """The vocabulary of the export."""
+        """The model's own tokenizer."""
         return self._tokenizer
+
+    @property
+    @abstractmethod
+    def batch_invariant(self) -> int | Literal[True]:
+        """How many rows of a forward are bit-equal to single steps; see edgedec.model.Model."""
 
     def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
         """Return what the process will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""
         return self._terms(n_ctx, n_rows)
 
+    @abstractmethod
+    def session(self, n_ctx: int) -> S:
+        """Open an empty session of `n_ctx` tokens."""
+
+    def adopt(self, session: S) -> S:
+        """Close a session together with the model; return the session."""
+        self._sessions.add(session)
+        return session
+
     def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
-        """Evaluate rows of several sessions, one after another."""
+        """Evaluate rows of several sessions; see edgedec.model.Model."""
         return self.forward_with_progress(items, None)
 
     def forward_with_progress(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
-        """Evaluate rows of several sessions; `on_progress` is told of the tokens of a long prefill."""
+        """Evaluate rows of several sessions; `on_progress` is called with the tokens of a long prefill."""
+        with self.lock:
+            checked = check_items(items, self, self._limits)
+            outer = self.stop.running
+            try:
+                self.stop.running = (*outer, *checked)
+                return self._evaluate(checked, on_progress)
+            except MemoryError as error:
+                raise MemoryCapError("no memory for a forward's results; ask for fewer rows or taps") from error
+            finally:
+                self.stop.leave(outer)
+
+    def _evaluate(self, checked: list[CheckedItem], on_progress: OnProgress | None) -> list[Forward]:
+        """Evaluate checked items, here one after another; called inside the lock."""
+        return [self._run(item, on_progress) for item in checked]
+
+    def _run(self, item: CheckedItem, on_progress: OnProgress | None) -> Forward:
+        """Evaluate one item."""
         raise NotImplementedError
 
-    @contextmanager
-    def exclusive(self) -> Iterator[H]:
-        """Let nobody else use the handle and its sessions.
-
-        Raises:
-            SessionError: The model is closed, or of the process that this one is a fork of.
-        """
-        with self.lock:
-            self.lock.check_process()
-            if self._handle is None:
-                raise SessionError("the model is closed; load it again")
-            yield self._handle
+    def cancel(self, session: S) -> None:
+        """Stop the forward that the session is in, from any thread; without one, nothing happens."""
+        self.stop.cancel(session)
 
     def close(self) -> None:
-        """Free the weights and every session; calling it again does nothing."""
-        with self.lock:
-            for session in list(self._sessions):
-                session.close()
-            if self._handle is not None:
-                self._free(self._handle)
-            self._handle = None
-
-    def _free(self, handle: H) -> None:
-        """Do what ends it, beside dropping it."""
+        """Free the weights and every session; calling it again, or in a forked process, does nothing."""
+        if self.lock.is_ours:
+            with self.lock.threads:
+                self.lock.refusal = SessionError("the model is closed; load it again")
+                for session in list(self._sessions):
+                    session.close()
+                self._finalizer()
+                self.__dict__.pop("handle", None)
 
     def __enter__(self) -> Self:
         return self
@@ -105,3 +145,9 @@ class LibraryModel(Generic[H, S]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _free(free: Callable[[], None], pid: int) -> None:
+    """Free what a library holds; a forked process leaves the parent's alone."""
+    if os.getpid() == pid:
+        free()

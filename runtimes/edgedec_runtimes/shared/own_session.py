@@ -1,41 +1,40 @@
-"""What sessions share whose runtime keeps their KV cache itself, and counts what it holds with a SessionState."""
+"""What sessions share whose KV cache is counted by a SessionState: all runtimes' sessions."""
 
+import math
 import struct
-from typing import Generic, Protocol, TypeVar
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
-from edgedec.model import Forward, ForwardItem, Model
+from edgedec.model import Forward, ForwardItem
 from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import ItemSession
-from edgedec_runtimes.shared.bookkeeping import SessionState
+from edgedec_runtimes.shared.library_model import LibraryModel
+from edgedec_runtimes.shared.session_state import SessionState
 
 _HEAD = struct.Struct("<64sI")
 
 
-class ReportingModel(Model, Protocol):
-    """A model that tells of a long prefill."""
-
-    def forward_with_progress(self, items: list[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
-        """Evaluate rows of several sessions; `on_progress` is told of the tokens of a long prefill."""
-
-
-M = TypeVar("M", bound=ReportingModel)
-
-
-class OwnSession(ItemSession, Generic[M]):
+class OwnSession(ItemSession):
     """The part of edgedec.model.Session that does not depend on where keys and values lie.
 
+    A runtime's session implements `_fork`, `_arrays`, `_take` and `_free`, and `_move` where it has trees.
+
     Attributes:
-        state: What the cache holds.
+        state: What the KV cache holds.
     """
 
-    def __init__(self, model: M, n_ctx: int) -> None:
-        """Begin empty."""
+    def __init__(self, model: LibraryModel[Any, Any], n_ctx: int, n_layer: int | None = None) -> None:
+        """Begin empty; `n_layer` is how many layers are counted on their own, all where it is None."""
         self._model = model
-        self.state = SessionState(n_ctx, model.card.n_layer)
+        self.state = SessionState(n_ctx, model.card.n_layer if n_layer is None else n_layer)
 
     @property
-    def model(self) -> M:
+    def model(self) -> LibraryModel[Any, Any]:
         """The model this session belongs to."""
         return self._model
 
@@ -51,25 +50,96 @@ class OwnSession(ItemSession, Generic[M]):
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate an item; see edgedec.model.Session."""
-        return self._model.forward_with_progress([item], on_progress)[0]
+        return self._model.forward_with_progress((item,), on_progress)[0]
 
-    def _saved_head(self, n_tokens: int) -> bytes:
-        """Return what save() begins with: the model's fingerprint, and how many tokens follow."""
-        return _HEAD.pack(self._model.card.fingerprint.encode(), n_tokens)
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Keep the path `rows` of the last tree and drop its other rows; see edgedec.model.Session."""
+        with self._model.lock:
+            slots = self.state.leave_tree(rows)
+            self._move(slots)
+            self.state.hold_path(slots)
 
-    def _check_saved_tokens(self, n_tokens: int) -> None:
-        """Raise ModelFormatError where a saved state holds more tokens than the session may."""
+    def _move(self, slots: NDArray[np.int32]) -> None:
+        """Move keys and values from `slots`, int32[n] ascending, to the slots from n_cached on."""
+        raise NotImplementedError
+
+    def fork(self) -> "OwnSession":
+        """Open a second session with the cached prefix of this one."""
+        with self._model.lock:
+            self.state.check_settled("forked")
+            twin, n = self._fork(), self.n_cached
+            twin.state.restore(n, self.state.written[:, :n])
+            return twin
+
+    @abstractmethod
+    def _fork(self) -> "OwnSession":
+        """Return a second session whose first n_cached slots hold what this one's hold."""
+
+    def save(self) -> bytes:
+        """Serialize the cached KV; see edgedec.model.Session."""
+        with self._model.lock:
+            self.state.check_settled("saved")
+            n = self.n_cached
+            return self._head(n) + b"".join(array.tobytes() for array in self._arrays(n))
+
+    def load(self, data: bytes, n_tokens: int) -> None:
+        """Restore what save() returned for `n_tokens` tokens; on an error the session is as it was.
+
+        Raises:
+            ModelFormatError: The session is too short, or the data is not of this model with these options.
+        """
+        with self._model.lock:
+            self.state.check_open()
+            self._check_length(n_tokens)
+            head = self._head(n_tokens)
+            layout = [(np.dtype(dtype), shape) for dtype, shape in self._layout(n_tokens)]
+            n_bytes = len(head) + sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout)
+            if data[: len(head)] != head or len(data) != n_bytes:
+                raise ModelFormatError(
+                    f"the saved state ({len(data)} bytes) is not one of {n_tokens} tokens of this model with these "
+                    "options; evaluate the tokens again"
+                )
+            arrays, offset = [], len(head)
+            for dtype, shape in layout:
+                arrays.append(np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape))
+                offset += arrays[-1].nbytes
+            self.state.restore(n_tokens, self._take(arrays, n_tokens))
+
+    def _check_length(self, n_tokens: int) -> None:
+        """Raise ModelFormatError where a saved state holds more tokens than the session can."""
         if not 0 <= n_tokens <= self.n_ctx:
             raise ModelFormatError(
-                f"the saved state holds {n_tokens} tokens, the session {self.n_ctx}; open a longer one"
+                f"the saved state holds {n_tokens} tokens, the session {self.n_ctx}; open a longer session"
             )
 
-    def _saved_body(self, data: bytes, n_tokens: int, n_bytes: int) -> int:
-        """Return where the body of a saved state begins (ModelFormatError: another head, or no body of `n_bytes`)."""
-        head = self._saved_head(n_tokens)
-        if data[: len(head)] != head or len(data) != len(head) + n_bytes:
-            raise ModelFormatError(
-                f"the saved state ({len(data)} bytes) is not one of {n_tokens} tokens of this model with these "
-                "options; evaluate the tokens again"
-            )
-        return len(head)
+    @abstractmethod
+    def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
+        """Return what save() writes of the first `n` tokens."""
+
+    def _layout(self, n: int) -> Iterable[tuple[Any, tuple[int, ...]]]:
+        """Return type and shape of what save() writes of `n` tokens, whatever the session holds."""
+        return [(array.dtype, array.shape) for array in self._arrays(n)]
+
+    @abstractmethod
+    def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> NDArray[np.bool_] | Literal[True]:
+        """Put saved arrays of `n` tokens in their places; return which layers have written them, bool[n_layer, n]."""
+
+    def cancel(self) -> None:
+        """Stop the forward that is running, from any thread; without one, nothing happens."""
+        self._model.cancel(self)
+
+    def close(self) -> None:
+        """Free the KV cache; calling it again, or in a forked process, does nothing."""
+        if self._model.lock.is_ours:
+            with self._model.lock.threads:
+                if not self.state.is_closed:
+                    self._free()
+                self.state.close()
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Free the keys and values."""
+
+    def _head(self, n_tokens: int) -> bytes:
+        """Return what a saved state begins with: the model's fingerprint, and how many tokens follow."""
+        return _HEAD.pack(self._model.card.fingerprint.encode(), n_tokens)

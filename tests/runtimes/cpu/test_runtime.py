@@ -235,7 +235,7 @@ def test_too_many_rows_are_refused(model: Model) -> None:
     with pytest.raises(CapabilityError, match="256 rows"):
         session.forward(TOKENS[:257], n_past=0, parents=np.arange(-1, 256, dtype=np.int32))
     halves = [ForwardItem(s, 0, TOKENS[:129], rows="all") for s in (session, model.session(512))]
-    with pytest.raises(CapabilityError, match="256 rows"):
+    with pytest.raises(CapabilityError, match="258 rows"):
         model.forward(halves)
     with pytest.raises(RequestError, match="twice"):
         model.forward([halves[0], halves[0]])

@@ -270,8 +270,7 @@ def test_a_forked_process_loads_its_own(exported: Exporter) -> None:
 def opened_of(model: Model) -> Opened:
     """Return what a model has opened."""
     assert isinstance(model, OnnxModel)
-    with model.exclusive() as opened:
-        return opened
+    return model.handle
 
 
 def test_a_folder_and_its_graph_are_names_of_the_model(exported: Exporter) -> None:

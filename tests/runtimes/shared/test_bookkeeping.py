@@ -13,7 +13,7 @@ from edgedec.errors import CancelledError, RequestError, SessionError
 from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec.progress import Progress
 from edgedec_runtimes.reference.runtime import Reference
-from edgedec_runtimes.shared.bookkeeping import ModelLock
+from edgedec_runtimes.shared.model_lock import ModelLock
 
 
 @pytest.fixture(scope="module")
@@ -94,30 +94,30 @@ def test_a_session_is_whole_again_when_its_holes_are_filled(model: Model) -> Non
     session: Any = model.session(16)
     first_only = LayerSet(np.array([True, False]), np.array([True, False]))
     session.forward(tokens(3), n_past=0)
-    assert session.state.is_whole
+    assert session.state.n_whole == session.n_cached
     session.forward(tokens(2), n_past=3, layers=first_only)
-    assert not session.state.is_whole
+    assert session.state.n_whole < session.n_cached
     with pytest.raises(SessionError, match="layer 1 has no keys and values at position 3"):
         session.forward(tokens(1), n_past=5)
     session.forward(tokens(1), n_past=3)
-    assert session.state.is_whole
+    assert session.state.n_whole == session.n_cached
     session.forward(tokens(1), n_past=4, layers=first_only)
     session.forward(tokens(3), n_past=4, parents=np.array([-1, 0, 0], np.int32))
     session.keep(np.array([0, 2], np.int32))
-    assert session.state.is_whole
+    assert session.state.n_whole == session.n_cached
     hidden = session.forward(tokens(2), n_past=6, layers=first_only, taps=(0,)).hidden[0]
     session.forward(hidden=hidden, resume_after=0, n_past=6)  # the upper layers of the same rows
-    assert session.state.is_whole
+    assert session.state.n_whole == session.n_cached
     saved = session.save()
     session.forward(tokens(1), n_past=8, layers=first_only)
     session.load(session.save(), 9)
-    assert not session.state.is_whole
+    assert session.state.n_whole < session.n_cached
     session.load(saved, 8)
-    assert session.state.is_whole
+    assert session.state.n_whole == session.n_cached
 
 
 def test_a_lock_is_not_waited_for_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another process made the lock it is entered at once, whoever holds it, and use is refused."""
+    """Where another process made the lock, use is refused at once, whoever holds the lock."""
     lock, entered = ModelLock(), threading.Event()
 
     def enter() -> None:
@@ -129,14 +129,39 @@ def test_a_lock_is_not_waited_for_in_a_child(monkeypatch: pytest.MonkeyPatch) ->
         thread.start()
         assert not entered.wait(0.05)
     thread.join(60)
-    entered.clear()
-    lock.check_process()
+    assert entered.is_set()
+    refused: list[str] = []
+
+    def enter_in_child() -> None:
+        try:
+            enter()
+        except SessionError as error:
+            refused.append(str(error))
+
     with lock:
         monkeypatch.setattr(lock, "_pid", -1)
-        thread = threading.Thread(target=enter)
+        thread = threading.Thread(target=enter_in_child)
         thread.start()
-        assert entered.wait(60)
-        with pytest.raises(SessionError, match="before fork"):
-            lock.check_process()
+        thread.join(60)
+        assert not lock.is_ours
         monkeypatch.undo()
+    assert "before fork" in refused[0]
+
+
+def test_a_lock_with_a_refusal_raises_it_and_stays_free() -> None:
+    """Every later use gets an error of its own with the same message; closing still gets in, from any thread."""
+    lock = ModelLock()
+    lock.refusal = SessionError("the model is closed")
+    for _ in range(2):
+        with pytest.raises(SessionError, match="the model is closed"), lock:
+            pass
+    entered = threading.Event()
+
+    def close() -> None:
+        with lock.threads:
+            entered.set()
+
+    thread = threading.Thread(target=close)
+    thread.start()
     thread.join(60)
+    assert entered.is_set()

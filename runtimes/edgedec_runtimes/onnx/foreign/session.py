@@ -1,86 +1,62 @@
 """One sequence's KV cache, as arrays that the graph returned and that nobody writes to again."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.shared.own_session import OwnSession
-
-if TYPE_CHECKING:
-    from edgedec_runtimes.onnx.foreign.model import ForeignModel
+from edgedec.errors import MemoryCapError
+from edgedec_runtimes.onnx.foreign.contract import Contract
+from edgedec_runtimes.shared.measured_model import MeasuredModel, MeasuredSession
 
 Arrays = list[NDArray[np.float32]]
 
 
-class ForeignSession(OwnSession["ForeignModel"]):
+class ForeignSession(MeasuredSession):
     """Implements edgedec.model.Session."""
 
-    def __init__(self, model: "ForeignModel", n_ctx: int) -> None:
+    def __init__(self, model: MeasuredModel[Any, Any], contract: Contract, n_ctx: int) -> None:
         """Begin empty."""
         super().__init__(model, n_ctx)
-        self._arrays = model.empty_caches(0)
+        self._contract = contract
+        self._cached = empty_caches(contract, 0)
 
     def past(self, n_past: int) -> Arrays:
         """Return the first n_past tokens' keys and values, f32[1, n_head_kv, n_past, head_dim] each.
 
-        Copied where more tokens are held: the graph wants arrays without gaps.
+        They are copied where more tokens are held: the graph wants arrays without gaps.
         """
-        self._arrays = [np.ascontiguousarray(array[:, :, :n_past]) for array in self._arrays]
-        return self._arrays
+        self._cached = [np.ascontiguousarray(array[:, :, :n_past]) for array in self._cached]
+        return self._cached
 
     def hold(self, arrays: Arrays) -> None:
         """Take over what the graph returned, which may have a slot more than there are tokens."""
-        self._arrays = arrays
+        self._cached = arrays
 
-    def keep(self, rows: NDArray[np.int32]) -> None:
-        """Raise SessionError: there are no trees to keep a path of."""
-        with self._model.exclusive():
-            self.state.leave_tree(rows)
+    def _fork(self) -> "ForeignSession":
+        """Return a second session with the same arrays: neither writes to them."""
+        twin: ForeignSession = self._model.session(self.n_ctx)
+        twin.hold(list(self._cached))
+        return twin
 
-    def exact_rows(self, n_past: int) -> int | None:
-        """Return how many rows may be bit-equal to single steps; see edgedec.model.Session."""
-        return self._model.exact.limit(n_past)
+    def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
+        return [array[:, :, :n] for array in self._cached]
 
-    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
-        """Tell whether so many rows are bit-equal to single steps; see edgedec.model.Session."""
-        return self._model.exact.holds(self, n_past, n_rows)
+    def _layout(self, n: int) -> Sequence[tuple[Any, tuple[int, ...]]]:
+        return [(np.float32, (1, self._contract.n_head_kv, n, self._contract.head_dim))] * len(self._contract.caches)
 
-    def fork(self) -> "ForeignSession":
-        """Open a second session with the same arrays: neither writes to them."""
-        with self._model.exclusive():
-            self.state.check_settled("forked")
-            twin, n = self._model.session(self.n_ctx), self.n_cached
-            twin.hold(list(self._arrays))
-            twin.state.restore(n, self.state.written[:, :n])
-            return twin
+    def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> Literal[True]:
+        self.hold([array.copy() for array in arrays])
+        return True
 
-    def save(self) -> bytes:
-        """Serialize the cached KV."""
-        with self._model.exclusive():
-            self.state.check_settled("saved")
-            n = self.n_cached
-            return self._saved_head(n) + b"".join(array[:, :, :n].tobytes() for array in self._arrays)
+    def _free(self) -> None:
+        self._cached = []
 
-    def load(self, data: bytes, n_tokens: int) -> None:
-        """Restore what save() returned; on an error the session is as it was."""
-        with self._model.exclusive():
-            self.state.check_open()
-            self._check_saved_tokens(n_tokens)
-            arrays = self._model.empty_caches(n_tokens)
-            offset = self._saved_body(data, n_tokens, sum(array.nbytes for array in arrays))
-            for array in arrays:
-                array[:] = np.frombuffer(data, np.float32, array.size, offset).reshape(array.shape)
-                offset += array.nbytes
-            self.hold(arrays)
-            self.state.restore(n_tokens, np.ones((len(self.state.written), n_tokens), np.bool_))
 
-    def cancel(self) -> None:
-        """Stop the forward that is running; without one, nothing happens."""
-        self._model.cancel(self)
-
-    def close(self) -> None:
-        """Free the KV cache; calling it again does nothing."""
-        with self._model.lock:
-            self.state.close()
-            self._arrays = []
+def empty_caches(contract: Contract, n_slots: int) -> Arrays:
+    """Return arrays for the keys and values of n_slots tokens (MemoryCapError where there is no memory)."""
+    try:
+        return [np.empty((1, contract.n_head_kv, n_slots, contract.head_dim), np.float32) for _ in contract.caches]
+    except MemoryError as error:
+        raise MemoryCapError(f"no memory for the keys and values of {n_slots} tokens; ask for fewer") from error
