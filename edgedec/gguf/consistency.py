@@ -20,7 +20,7 @@ from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.tensor_types import GGMLType
 
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # llama.cpp's
-_MAX_WINDOW = 2**24  # far above any model; llama.cpp allocates by it
+_MAX_WIDTH = 2**24  # far above any model; llama.cpp allocates by windows and lengths
 _MAX_COUNT = 2**31 - 1
 # Tries of tokens recurse once a byte; the suffixes that PLaMo 2 looks up cost the cube of a token's length.
 _MAX_TOKEN_BYTES, _MAX_SUFFIX_COST = 4096, 2**30
@@ -107,7 +107,9 @@ def _check_layers(gguf: GGUF, info: ModelInfo) -> None:
         _refuse(gguf, f"{name}.embedding_length is {info.n_embd}", "1 or more")
     get_int(gguf, f"{name}.nextn_predict_layers", at_most=info.n_layer - 1)
     get_int(gguf, f"{name}.attention.shared_kv_layers", at_most=max(info.n_layer - 2, 0))
-    if get_int(gguf, f"{name}.attention.sliding_window", at_most=_MAX_WINDOW):
+    get_int(gguf, f"{name}.full_attention_interval", at_least=1, at_most=_MAX_LAYERS)
+    get_per_layer(gguf, f"{name}.attention.recurrent_layers", info.n_layer, at_most=1)
+    if get_int(gguf, f"{name}.attention.sliding_window", at_most=_MAX_WIDTH):
         pattern = gguf.metadata.get(f"{name}.attention.sliding_window_pattern")
         if pattern == 1 or (isinstance(pattern, GGUFArray) and not any(list(pattern)[: info.n_layer])):
             found = f"{name}.attention.sliding_window_pattern gives no layer a window"
@@ -122,6 +124,8 @@ def _check_layers(gguf: GGUF, info: ModelInfo) -> None:
 
 def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
     name = info.architecture
+    n_key_swa = get_int(gguf, f"{name}.attention.key_length_swa", at_most=_MAX_WIDTH) or info.key_length
+    get_int(gguf, f"{name}.attention.value_length_swa", at_most=_MAX_WIDTH)
     for i, (n_head, n_head_kv) in enumerate(zip(info.n_head, info.n_head_kv, strict=True)):
         if n_head and n_head_kv and n_head % n_head_kv:
             _refuse(gguf, f"layer {i} has {n_head} heads and {n_head_kv} KV heads", "a multiple of the KV heads")
@@ -129,39 +133,29 @@ def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
         if name in _LAYERS:
             _refuse(gguf, f"{name}.attention.head_count is 0", "1 or more")
         return
-    lengths = {which: _head_length(gguf, info, which) for which in ("key_length", "value_length")}
-    for which, length in lengths.items():
+    n_key, n_value = info.key_length, info.value_length
+    for which, length in (("key_length", n_key), ("value_length", n_value)):
         if length < 1:
             _refuse(gguf, f"{name}.attention.{which} is {length}", "1 or more")
-    n_key = lengths["key_length"]
     # Without a rotation llama.cpp would loop for ever; architectures that have none say 0.
     at_least = 0 if info.has_recurrent_state or name in _NO_ROTATION else 2
-    n_rotated = _check_rotation(gguf, f"{name}.rope.dimension_count", n_key, n_key, at_least)
-    n_key_swa = get_int(gguf, f"{name}.attention.key_length_swa", at_most=_MAX_COUNT) or n_key
-    _check_rotation(gguf, f"{name}.rope.dimension_count_swa", n_rotated, n_key_swa, at_least)
-    if name in _WHOLE_HEADS and not n_key == lengths["value_length"] == n_rotated:
-        found = f"a key has the length {n_key}, a value {lengths['value_length']}, and {n_rotated} are rotated"
+    n_rotated_swa = get_int(gguf, f"{name}.rope.dimension_count_swa", at_most=_MAX_COUNT)
+    rotations = (
+        ("dimension_count", info.n_rot, n_key),
+        ("dimension_count_swa", info.n_rot if n_rotated_swa is None else n_rotated_swa, n_key_swa),
+    )
+    for key, n_rotated, most in rotations:
+        if n_rotated % 2 or not at_least <= n_rotated <= most:
+            expected = f"an even number from {at_least} up to the key length {most}"
+            _refuse(gguf, f"{name}.rope.{key} is {n_rotated}", expected)
+    if name in _WHOLE_HEADS and not n_key == n_value == info.n_rot:
+        found = f"a key has the length {n_key}, a value {n_value}, and {info.n_rot} are rotated"
         _refuse(gguf, found, f"the same three times for the architecture {name}")
-
-
-def _head_length(gguf: GGUF, info: ModelInfo, which: str) -> int:
-    length = get_int(gguf, f"{info.architecture}.attention.{which}", at_most=_MAX_COUNT)
-    return info.n_embd // info.n_head[0] if length is None else length
-
-
-def _check_rotation(gguf: GGUF, key: str, default: int, n_key: int, at_least: int) -> int:
-    """Return how many numbers of a key are rotated, which they are in pairs."""
-    n_rotated = get_int(gguf, key, at_most=_MAX_COUNT)
-    n_rotated = default if n_rotated is None else n_rotated
-    if n_rotated % 2 or not at_least <= n_rotated <= n_key:
-        _refuse(gguf, f"{key} is {n_rotated}", f"an even number from {at_least} up to the key length {n_key}")
-    return n_rotated
 
 
 def _check_experts(gguf: GGUF, info: ModelInfo) -> None:
     name, n = info.architecture, info.n_expert
-    used = get_per_layer(gguf, f"{name}.expert_used_count", info.n_layer, at_most=_MAX_EXPERTS)
-    n_used = max(used or (0,))
+    n_used = info.n_expert_used
     if n > _MAX_EXPERTS or n_used > n or (n > 0) != (n_used > 0):
         _refuse(gguf, f"{n_used} of {n} experts are used", f"1 up to all of at most {_MAX_EXPERTS}, or 0 of 0")
     n_groups = get_int(gguf, f"{name}.expert_group_count", at_most=_MAX_COUNT) or 0
@@ -228,12 +222,11 @@ def _check_shapes(gguf: GGUF, info: ModelInfo) -> None:
 
 def _sizes(gguf: GGUF, info: ModelInfo) -> Mapping[str, int | None]:
     """Return what the letters of shapes stand for; None for any size."""
-    lengths = [_head_length(gguf, info, w) if info.n_head[0] else 0 for w in ("key_length", "value_length")]
-    n_ff = gguf.metadata.get(f"{info.architecture}.feed_forward_length")
-    q, k, v = info.n_head[0] * lengths[0], info.n_head_kv[0] * lengths[0], info.n_head_kv[0] * lengths[1]
-    sizes: dict[str, int | None] = {"e": info.n_embd, "n": info.n_vocab, "h": lengths[0], "f": None, "g": None}
-    if type(n_ff) is int:
-        sizes |= {"f": n_ff, "g": 2 * n_ff}
+    n_head_kv, n_key = info.n_head_kv[0], info.key_length
+    q, k, v = info.n_head[0] * n_key, n_head_kv * n_key, n_head_kv * info.value_length
+    sizes: dict[str, int | None] = {"e": info.n_embd, "n": info.n_vocab, "h": n_key, "f": None, "g": None}
+    if info.n_ff is not None and len(set(info.n_ff)) == 1:
+        sizes |= {"f": info.n_ff[0], "g": 2 * info.n_ff[0]}
     return sizes | {"q": q, "k": k, "v": v, "a": q + k + v}
 
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from edgedec.errors import RequestError, StorageError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
-from edgedec.gguf.metadata import get_per_layer
 from edgedec.gguf.model_info import describe
 from edgedec.model import LayerSet, ModelCard
 from edgedec.storage import probe_cache
@@ -25,7 +24,6 @@ from edgedec.storage import probe_cache
 _KIND, _LOSSY_KIND = "draft-layer-set", "lossy-layer-set"
 _MOST_COST = 10.0  # times a whole token's: what takes longer was not measured soundly
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_MOST_WIDTH = 2**24  # as model_info has it: sums stay exact
 
 Half = tuple[int, int]
 """A half-layer: its layer, and 0 for attention or 1 for feed-forward."""
@@ -93,14 +91,13 @@ def layer_bytes(path: Path) -> LayerBytes:
 def _layer_weights(gguf: GGUF) -> LayerBytes:
     """Return the weights of each half-layer, attention's four matrices and the three of a gated feed-forward block."""
     info = describe(gguf)
-    widths = get_per_layer(gguf, f"{info.architecture}.feed_forward_length", info.n_layer, at_most=_MOST_WIDTH)
-    if widths is None:
+    if info.n_ff is None:
         raise RequestError(f"{gguf.paths[0]}: how wide its layers are is not said, so which half reads what is unknown")
     attn = [
         info.n_embd * (n_head + n_head_kv) * (info.key_length + info.value_length)
         for n_head, n_head_kv in zip(info.n_head, info.n_head_kv, strict=True)
     ]
-    mlp = [3 * info.n_embd * width for width in widths]
+    mlp = [3 * info.n_embd * width for width in info.n_ff]
     return LayerBytes(np.array([attn, mlp], np.int64).T.copy(), info.n_embd * info.n_vocab)
 
 

@@ -104,6 +104,16 @@ METADATA = [
     ({"llama.expert_group_count": 1}, "0 experts are in 1 group, expected 2 experts or more"),
     ({"llama.expert_group_count": 2}, "0 experts are in 2 groups, 0 of them used"),
     ({"llama.nextn_predict_layers": 2}, "'llama.nextn_predict_layers' is 2, expected a whole number from 0 to 1"),
+    (
+        {"llama.attention.shared_kv_layers": 1},
+        "shared_kv_layers' is 1, expected a whole number from 0",
+    ),
+    ({"llama.full_attention_interval": 0}, "'llama.full_attention_interval' is 0, expected a whole number from 1"),
+    (
+        {"llama.attention.recurrent_layers": 2},
+        "recurrent_layers' is 2, expected a whole number from 0",
+    ),
+    ({"llama.attention.value_length_swa": "x"}, "'llama.attention.value_length_swa' is 'x', expected a whole number"),
     ({"llama.attention.sliding_window": 2**31 - 1}, "sliding_window' is 2147483647, expected a whole number"),
     (
         {"llama.attention.sliding_window": 8, "llama.attention.sliding_window_pattern": 1},

@@ -1,4 +1,4 @@
-"""What describe() says of a model, the size of its KV cache, and which files are refused as no text decoder."""
+"""What describe() says of a model, and which files are refused as no text decoder."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,9 @@ import pytest
 from support.gguf_writer import RawTensor, Typed, tiny_text_model, write_gguf
 from support.real_models import real_model
 
-from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError
+from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, ValueType, read_gguf
-from edgedec.gguf.model_info import ModelInfo, TypeShare, describe, kv_cache_bytes, require_text_decoder
+from edgedec.gguf.model_info import ModelInfo, TypeShare, describe, require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.sampling import SamplingParams
 
@@ -45,13 +45,17 @@ def test_a_tiny_model_is_described_exactly(tmp_path: Path) -> None:
         n_head_kv=(2, 2),
         key_length=2,
         value_length=2,
-        kv_width=(8, 8),
+        n_ff=None,
+        n_rot=2,
+        rope_base=10000.0,
+        rope_scaling=None,
+        rope_factor=None,
+        rms_epsilon=None,
+        sliding_window=0,
         has_recurrent_state=False,
         n_vocab=5,
-        sliding_window=None,
         n_expert=0,
         n_expert_used=0,
-        tokenizer_model="gpt2",
         has_chat_template=True,
         license="apache-2.0",
         sampling_defaults={},
@@ -81,35 +85,35 @@ def test_the_vocabulary_is_counted_as_llama_cpp_does(tmp_path: Path) -> None:
     assert describe(model(tmp_path, **tokens)).n_vocab == 5
 
 
-# Changes to a model of 2 layers with 4 heads of length 2, and the numbers per token that each layer then caches.
-KV_WIDTHS: list[tuple[dict[str, Any], tuple[int, ...]]] = [
-    ({}, (8, 8)),
-    ({"llama__attention__key_length": 16}, (36, 36)),
-    ({"llama__attention__key_length": 6, "llama__attention__value_length": 10}, (32, 32)),
-    ({"llama__attention__key_length_swa": 3}, (10, 10)),
-    ({"llama__attention__head_count_kv": [1, 0]}, (4, 0)),
-    ({"llama__attention__head_count_kv": np.array([0, 4], np.uint64)}, (0, 16)),
-    ({"llama__attention__sliding_window": 16}, (8, 8)),
-    ({"llama__attention__shared_kv_layers": 1}, (8, 0)),
-    ({"llama__attention__recurrent_layers": [True, False]}, (0, 8)),
-    ({"llama__full_attention_interval": 2}, (0, 8)),
-    ({"llama__full_attention_interval": 4, "llama__nextn_predict_layers": 1}, (0, 8)),
+# Changes to a model of 2 layers of 8 numbers with 4 query heads and 2 key-value heads, and what is read of them.
+SHAPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"n_head": (4, 4), "n_head_kv": (2, 2), "key_length": 2, "value_length": 2, "n_rot": 2}),
+    ({"attention__key_length": 16}, {"key_length": 16, "value_length": 2, "n_rot": 16}),
+    ({"attention__value_length": 10, "rope__dimension_count": 4}, {"key_length": 2, "value_length": 10, "n_rot": 4}),
+    ({"attention__key_length_swa": 3}, {"key_length": 2}),
+    ({"attention__head_count_kv": [1, 0]}, {"n_head_kv": (1, 0)}),
+    ({"attention__head_count_kv": np.array([0, 4], np.uint64)}, {"n_head_kv": (0, 4)}),
+    ({"attention__head_count": [0, 2]}, {"n_head": (0, 2), "key_length": 4}),
+    ({"attention__sliding_window": 16}, {"sliding_window": 16}),
+    ({"feed_forward_length": 24}, {"n_ff": (24, 24)}),
+    ({"feed_forward_length": [24, 32]}, {"n_ff": (24, 32)}),
+    ({"rope__freq_base": 5e5}, {"rope_base": 5e5}),
+    (
+        {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0},
+        {"rope_scaling": "yarn", "rope_factor": 4.0, "n_ctx_train": 128, "n_ctx_scaled": 512},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "kv_width"), KV_WIDTHS, ids=[str(list(c)) for c, _ in KV_WIDTHS])
-def test_the_kv_cache_counts_attention_layers(
-    tmp_path: Path, changes: dict[str, Any], kv_width: tuple[int, ...]
-) -> None:
-    """Each layer caches heads x (key + value) numbers per token; recurrent and sharing layers none."""
-    info = describe(model(tmp_path, **changes))
-    assert info.kv_width == kv_width
-    assert kv_cache_bytes(info, 100) == sum(kv_width) * 200
-    assert kv_cache_bytes(info, 100, 34 / 32) == sum(kv_width) * 425 // 4
+@pytest.mark.parametrize(("changes", "expected"), SHAPES, ids=[str(list(c)) for c, _ in SHAPES])
+def test_the_shape_is_what_the_metadata_says(tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Hyperparameters are read by layer where layers may differ, with llama.cpp's defaults where keys are absent."""
+    info = describe(model(tmp_path, **{f"llama__{key}": value for key, value in changes.items()}))
+    assert {name: getattr(info, name) for name in expected} == expected
 
 
-def test_a_recurrent_model_has_a_state_and_no_kv_cache(tmp_path: Path) -> None:
-    """Mamba has no heads and no KV cache; a hybrid says that some layers have a state."""
+def test_a_recurrent_model_has_a_state_and_no_heads(tmp_path: Path) -> None:
+    """Mamba has no heads and keeps a state; a hybrid says that some layers have a state."""
     metadata = {
         "general.architecture": "mamba",
         "mamba.block_count": 3,
@@ -117,16 +121,8 @@ def test_a_recurrent_model_has_a_state_and_no_kv_cache(tmp_path: Path) -> None:
         "mamba.ssm.state_size": 16,
     }
     info = describe(read_gguf(write_gguf(tmp_path / "s.gguf", metadata, {"token_embd.weight": np.zeros((2, 8), "f4")})))
-    assert (info.has_recurrent_state, info.n_head, kv_cache_bytes(info, 1000)) == (True, (0, 0, 0), 0)
+    assert (info.has_recurrent_state, info.n_head, info.key_length) == (True, (0, 0, 0), 0)
     assert describe(model(tmp_path, llama__ssm__state_size=16)).has_recurrent_state
-
-
-@pytest.mark.parametrize(("n_ctx", "bytes_per_element"), [(-1, 2.0), (2**31, 2.0), (1, 0.0), (1, float("nan"))])
-def test_a_kv_cache_of_an_impossible_size_is_refused(tmp_path: Path, n_ctx: int, bytes_per_element: float) -> None:
-    """A context or element size that no cache has is a RequestError."""
-    info = describe(model(tmp_path))
-    with pytest.raises(RequestError, match="it must be"):
-        kv_cache_bytes(info, n_ctx, bytes_per_element)
 
 
 def test_recommended_sampling_has_our_names(tmp_path: Path) -> None:
@@ -183,8 +179,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("llama__attention__head_count_kv", [-1, 1], "or 2 of them"),
     ("llama__attention__key_length", 0.5, "expected a whole number"),
     ("llama__attention__sliding_window", "x", "expected a whole number"),
-    ("llama__attention__shared_kv_layers", 3, "expected a whole number from 0 to 2"),
-    ("llama__full_attention_interval", 0, "expected a whole number from 1"),
+    ("llama__feed_forward_length", -1, "expected a whole number from 0"),
+    ("llama__rope__dimension_count", "x", "expected a whole number"),
+    ("llama__rope__freq_base", "x", "expected a finite number"),
     ("llama__expert_count", "8", "expected a whole number"),
     ("tokenizer__ggml__tokens", [1, 2], "expected an array of STRING"),
     ("tokenizer__ggml__tokens", "abc", "expected an array of STRING"),
@@ -284,6 +281,5 @@ def test_smollm2_is_described_as_its_model_card_does() -> None:
     assert (info.architecture, info.n_layer, info.n_embd, info.n_vocab) == ("llama", 30, 576, 49152)
     assert (info.n_params, info.n_ctx_train, info.quantization_label) == (134_515_008, 8192, "Q4_1")
     assert (info.n_head, info.n_head_kv, info.key_length) == ((9,) * 30, (3,) * 30, 64)
-    assert kv_cache_bytes(info, 8192) == 30 * 3 * 128 * 2 * 8192
     assert [share.type.name for share in info.quantization] == ["Q4_1", "Q8_0", "F32"]
-    assert (info.license, info.has_chat_template, info.tokenizer_model) == ("apache-2.0", True, "gpt2")
+    assert (info.license, info.has_chat_template) == ("apache-2.0", True)

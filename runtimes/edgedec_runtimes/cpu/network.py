@@ -6,13 +6,14 @@ What it does not know it refuses: a metadata key or a tensor that it would ignor
 import ctypes
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.metadata import get_float, get_text
+from edgedec.gguf.model_info import describe
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.shared.hyperparameters import DECODER_KEYS, number, whole
+from edgedec_runtimes.shared.hyperparameters import Hyperparameters, read_hyperparameters
 
 # Numbers of native/edgedec_cpu.h.
 EMBEDDING, OUTPUT = 0, 1
@@ -111,27 +112,15 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """Shape and switches of a model; the names are those of ec_config."""
+class Network(Hyperparameters):
+    """Shape and switches of a model, by the names of ec_config, and the places of its tensors."""
 
-    architecture: str
-    n_ctx_train: int
-    n_vocab: int
-    n_embd: int
-    n_layer: int
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    n_ff: int
-    n_rot: int
     rope_interleaved: bool
     gelu: bool
     sliding_window: int
     sliding_pattern: int
-    rms_epsilon: float
     embedding_scale: float
     attention_scale: float
-    rope_base: float
     rope_base_sliding: float
     rope_scale: float
     matrices: tuple[Placed, ...]
@@ -139,7 +128,7 @@ class Network:
 
 
 def read_network(gguf: GGUF) -> Network:
-    """Read shape, switches and places from a header.
+    """Return the shape, the switches and the tensors' places of a model, from its header.
 
     Raises:
         UnsupportedModelError: The cpu runtime does not run this file.
@@ -148,40 +137,22 @@ def read_network(gguf: GGUF) -> Network:
     name = get_text(gguf, "general.architecture") or "none"
     if name not in ARCHITECTURES:
         raise _unsupported(gguf, f"the architecture is {name!r}; the cpu runtime runs {', '.join(ARCHITECTURES)}")
-    architecture = ARCHITECTURES[name]
-    for key in gguf.metadata:
-        prefix, _, rest = key.partition(".")
-        if prefix == name and rest not in DECODER_KEYS | architecture.keys:
-            raise _unsupported(gguf, f"the cpu runtime does not know {key!r}")
-    embedding = gguf.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise ModelFormatError(f"{gguf.paths[0]}: it has no matrix 'token_embd.weight'; download the file again")
-    n_embd, n_head = whole(gguf, "embedding_length"), whole(gguf, "attention.head_count")
-    head_dim = whole(gguf, "attention.key_length", max(1, n_embd // n_head))
-    window = whole(gguf, "attention.sliding_window", 0, at_least=0) if name == "gemma3" else 0
-    n_layer = whole(gguf, "block_count", at_most=4096)
-    matrices, vectors = _place(gguf, architecture, n_layer)
+    architecture, info = ARCHITECTURES[name], describe(gguf)
+    hyper = read_hyperparameters(gguf, info, "cpu", architecture.keys)
+    if info.rope_scaling not in (None, "none", "linear"):
+        raise _unsupported(gguf, f"rope scaling {info.rope_scaling!r} is not linear")
+    base_sliding = get_float(gguf, f"{name}.rope.freq_base_swa")
+    matrices, vectors = _place(gguf, architecture, hyper.n_layer)
     network = Network(
-        architecture=name,
-        n_ctx_train=whole(gguf, "context_length"),
-        n_vocab=embedding.shape[1],
-        n_embd=n_embd,
-        n_layer=n_layer,
-        n_head=n_head,
-        n_head_kv=whole(gguf, "attention.head_count_kv", n_head),
-        head_dim=head_dim,
-        n_ff=whole(gguf, "feed_forward_length"),
-        n_rot=whole(gguf, "rope.dimension_count", head_dim),
+        **{field.name: getattr(hyper, field.name) for field in fields(hyper)},
         rope_interleaved=architecture.interleaved,
         gelu=architecture.gelu,
-        sliding_window=window,
-        sliding_pattern=_GEMMA_PATTERN if window else 0,
-        rms_epsilon=number(gguf, "attention.layer_norm_rms_epsilon", None),
-        embedding_scale=math.sqrt(n_embd) if architecture.scaled_embedding else 1.0,
-        attention_scale=1 / math.sqrt(head_dim),
-        rope_base=number(gguf, "rope.freq_base", 10000.0),
-        rope_base_sliding=number(gguf, "rope.freq_base_swa", _GEMMA_BASE_SLIDING),
-        rope_scale=_rope_scale(gguf),
+        sliding_window=info.sliding_window,
+        sliding_pattern=_GEMMA_PATTERN if info.sliding_window else 0,
+        embedding_scale=math.sqrt(hyper.n_embd) if architecture.scaled_embedding else 1.0,
+        attention_scale=1 / math.sqrt(hyper.head_dim),
+        rope_base_sliding=_GEMMA_BASE_SLIDING if base_sliding is None else base_sliding,
+        rope_scale=1 / info.rope_factor if info.rope_scaling == "linear" and info.rope_factor else 1.0,
         matrices=matrices,
         vectors=vectors,
     )
@@ -190,14 +161,7 @@ def read_network(gguf: GGUF) -> Network:
 
 
 def _check(gguf: GGUF, n: Network) -> None:
-    path = gguf.paths[0]
-    if n.n_head % n.n_head_kv or n.n_rot % 2 or n.n_rot > n.head_dim:
-        raise ModelFormatError(
-            f"{path}: {n.n_head} heads on {n.n_head_kv} key-value heads, {n.n_rot} rotated elements of "
-            f"{n.head_dim}; expected a multiple and an even number of at most the head: download the file again"
-        )
-    if whole(gguf, "attention.value_length", n.head_dim) != n.head_dim:
-        raise _unsupported(gguf, "keys and values differ in length")
+    """Refuse sizes, numbers, types and shapes that the kernels do not take."""
     for name, size in _LARGEST.items():
         if getattr(n, name) > size:
             raise _unsupported(gguf, f"{name} is {getattr(n, name)}, more than {size}")
@@ -225,7 +189,7 @@ def _check(gguf: GGUF, n: Network) -> None:
     for name, shape in expected.items():
         if gguf.tensors[name].shape != shape:
             raise ModelFormatError(
-                f"{path}: tensor {name!r} has the shape {gguf.tensors[name].shape}, expected {shape}; "
+                f"{gguf.paths[0]}: tensor {name!r} has the shape {gguf.tensors[name].shape}, expected {shape}; "
                 "download the file again"
             )
 
@@ -263,16 +227,6 @@ def _names(n_layer: int) -> Iterator[tuple[str, int, str]]:
                 yield f"blk.{layer}.{short}", layer, short
     yield "output_norm.weight", 0, "output_norm.weight"
     yield "output.weight", 0, "output.weight"
-
-
-def _rope_scale(gguf: GGUF) -> float:
-    """Return what positions are multiplied by; only linear scaling is a number."""
-    architecture = gguf.metadata["general.architecture"]
-    kind = get_text(gguf, f"{architecture}.rope.scaling.type")
-    factor = get_float(gguf, f"{architecture}.rope.scaling.factor")
-    if kind not in (None, "none", "linear"):
-        raise _unsupported(gguf, f"rope scaling {kind!r} is not linear")
-    return 1 / factor if kind == "linear" and factor else 1.0
 
 
 def _unsupported(gguf: GGUF, reason: str) -> UnsupportedModelError:

@@ -16,12 +16,12 @@ from typing import Any
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf, storage_error
 from edgedec.gguf.formats import DATA, GRAPH, MANIFEST, VOCABULARY
-from edgedec.gguf.metadata import get_int, get_text
+from edgedec.gguf.model_info import describe
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
 from edgedec.storage import probe_cache
 from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph
-from edgedec_runtimes.shared.hyperparameters import whole
+from edgedec_runtimes.shared.hyperparameters import in_all_layers, positive
 
 OPTIMUM = "optimum"
 """Kind of an export whose graph optimum made; ours have none."""
@@ -102,19 +102,18 @@ def read_export(path: Path) -> Export:
         )
     files = _files(folder, facts)
     gguf = read_gguf(folder / VOCABULARY)
-    architecture = get_text(gguf, "general.architecture") or ""
+    info = describe(gguf)
     n_layer = _count(folder, facts, "n_layer", 4096)
     local = facts.get("local_layers", [])
-    window = get_int(gguf, f"{architecture}.attention.sliding_window", at_most=2**31 - 1) or 0
     layers_are_whole = isinstance(local, list) and all(type(i) is int and 0 <= i < n_layer for i in local)
-    if not layers_are_whole or (local and window < 1):
+    if not layers_are_whole or (local and info.sliding_window < 1):
         raise _contradiction(folder, "local_layers", local)
-    if facts.get("architecture") != architecture or facts.get("kv") not in ("f32", "int8"):
+    if facts.get("architecture") != info.architecture or facts.get("kv") not in ("f32", "int8"):
         raise _contradiction(folder, "architecture or kv", (facts.get("architecture"), facts.get("kv")))
     return Export(
         folder=folder,
         gguf=gguf,
-        architecture=architecture,
+        architecture=info.architecture,
         quant=str(facts.get("quant")),
         kv=facts["kv"],
         n_layer=n_layer,
@@ -122,10 +121,10 @@ def read_export(path: Path) -> Export:
         n_embd=_count(folder, facts, "n_embd", 2**20),
         n_head_kv=_count(folder, facts, "n_head_kv", 2**16),
         head_dim=_count(folder, facts, "head_dim", 2**16),
-        n_ff=whole(gguf, "feed_forward_length"),
-        n_ctx_train=whole(gguf, "context_length"),
+        n_ff=in_all_layers(gguf, "feed_forward_length", info.n_ff),
+        n_ctx_train=positive(gguf, "context_length", info.n_ctx_train),
         local_layers=tuple(local),
-        window=window if local else 0,
+        window=info.sliding_window if local else 0,
         files=files,
         sha256=hashlib.sha256(text).hexdigest(),
         kind=_kind(folder, facts),

@@ -15,7 +15,8 @@ from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.reference.network import KVCache, Row, evaluate, logits
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
-from edgedec_runtimes.reference.weights import Hyperparameters, Weights
+from edgedec_runtimes.reference.weights import Weights
+from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import CheckedItem
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.model import LayerSet
-from edgedec_runtimes.reference.weights import ROPE_IS_INTERLEAVED, Hyperparameters, Layer, Weights
+from edgedec_runtimes.reference.weights import ROPE_IS_INTERLEAVED, Layer, Weights
+from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
 Floats = NDArray[np.float32]
 

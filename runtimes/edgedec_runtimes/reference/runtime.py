@@ -16,7 +16,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, RuntimeReport, default_n_ctx
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
-from edgedec_runtimes.reference.weights import n_weight_bytes, read_hyperparameters, read_weights
+from edgedec_runtimes.reference.weights import n_weight_bytes, read_shape, read_weights
 from edgedec_runtimes.shared.cards import model_card
 
 _KV_DTYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
@@ -30,7 +30,7 @@ class Reference:
     def accepts(self, path: Path) -> str | None:
         """Return None when the model is a small enough kind of llama or qwen2, else the reason why not."""
         try:
-            read_hyperparameters(read_gguf(path))
+            read_shape(read_gguf(path))
         except EdgedecError as error:
             return str(error)
         return None
@@ -39,7 +39,7 @@ class Reference:
         """Return the terms of the memory plan, from the header."""
         _check_options(options)
         gguf = read_gguf(path)
-        hyper = read_hyperparameters(gguf)
+        hyper = read_shape(gguf)
         kv_dtype = _KV_DTYPES[options.kv_type]
         needs = Needs(hyper, n_weight_bytes(gguf), kv_dtype, resident_bytes() or 0, options.n_parallel)
         return memory_terms(needs, options.n_ctx or default_n_ctx(hyper.n_ctx_train), options.max_rows)
@@ -49,7 +49,7 @@ class Reference:
         _check_options(options)
         before = resident_bytes() or 0
         gguf = read_gguf(path)
-        hyper = read_hyperparameters(gguf)
+        hyper = read_shape(gguf)
         weights = read_weights(gguf, hyper)
         if options.cancel is not None:
             options.cancel.check(f"loading {path.name}")

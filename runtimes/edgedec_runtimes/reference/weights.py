@@ -12,35 +12,13 @@ from numpy.typing import NDArray
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGMLType
 from edgedec.gguf.metadata import get_text
-from edgedec_runtimes.shared.hyperparameters import DECODER_KEYS, number, whole
+from edgedec.gguf.model_info import describe
+from edgedec_runtimes.shared.hyperparameters import Hyperparameters, read_hyperparameters
 
 ROPE_IS_INTERLEAVED = {"llama": True, "qwen2": False}
 """By architecture: whether rotary embedding pairs neighbours (NORM in llama.cpp) or halves of a head (NEOX)."""
 
 _DTYPES: dict[GGMLType, np.dtype[np.floating]] = {GGMLType.F32: np.dtype("<f4"), GGMLType.F16: np.dtype("<f2")}
-
-
-@dataclass(frozen=True, slots=True)
-class Hyperparameters:
-    """The numbers that give a decoder its shape; `n_rot` is how many elements of a head are rotated."""
-
-    architecture: str
-    n_vocab: int
-    n_embd: int
-    n_layer: int
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    n_ff: int
-    n_ctx_train: int
-    n_rot: int
-    rope_base: float
-    rms_epsilon: float
-
-    @property
-    def n_kv(self) -> int:
-        """Elements of one token's keys (or values) in one layer."""
-        return self.n_head_kv * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +69,8 @@ def n_weight_bytes(gguf: GGUF) -> int:
     return sum(4 * tensor.n_elements for tensor in gguf.tensors.values())
 
 
-def read_hyperparameters(gguf: GGUF) -> Hyperparameters:
-    """Read the hyperparameters, from the header alone.
+def read_shape(gguf: GGUF) -> Hyperparameters:
+    """Return the shape of a model that the reference runs, from its header alone.
 
     Raises:
         UnsupportedModelError: The reference does not run this file.
@@ -105,42 +83,13 @@ def read_hyperparameters(gguf: GGUF) -> Hyperparameters:
             f"{path}: architecture {architecture!r}; the reference runtime runs {' and '.join(ROPE_IS_INTERLEAVED)}: "
             "use the llamacpp runtime"
         )
-    for key in gguf.metadata:
-        prefix, _, rest = key.partition(".")
-        if prefix == architecture and rest not in DECODER_KEYS:
-            raise UnsupportedModelError(
-                f"{path}: the reference runtime does not know {key!r}: use the llamacpp runtime"
-            )
     for tensor in gguf.tensors.values():
         if tensor.type not in _DTYPES:
             raise UnsupportedModelError(
                 f"{path}: tensor {tensor.name!r} is {tensor.type.name}, but the reference runtime reads only F32 and "
                 "F16: use the llamacpp runtime"
             )
-    n_embd, n_head = whole(gguf, "embedding_length"), whole(gguf, "attention.head_count")
-    head_dim = whole(gguf, "attention.key_length", n_embd // n_head)
-    hyper = Hyperparameters(
-        architecture=architecture,
-        n_vocab=_rows(gguf, "token_embd.weight"),
-        n_embd=n_embd,
-        n_layer=whole(gguf, "block_count"),
-        n_head=n_head,
-        n_head_kv=whole(gguf, "attention.head_count_kv", n_head),
-        head_dim=head_dim,
-        n_ff=whole(gguf, "feed_forward_length"),
-        n_ctx_train=whole(gguf, "context_length"),
-        n_rot=whole(gguf, "rope.dimension_count", head_dim),
-        rope_base=number(gguf, "rope.freq_base", 10000.0),
-        rms_epsilon=number(gguf, "attention.layer_norm_rms_epsilon", None),
-    )
-    if n_head % hyper.n_head_kv or hyper.n_rot % 2 or hyper.n_rot > head_dim:
-        raise ModelFormatError(
-            f"{path}: {n_head} heads on {hyper.n_head_kv} key-value heads, {hyper.n_rot} rotated elements of "
-            f"{head_dim}; expected a multiple and an even number of at most the head: download the file again"
-        )
-    if whole(gguf, "attention.value_length", head_dim) != head_dim:
-        raise UnsupportedModelError(f"{path}: keys and values differ in length: use the llamacpp runtime")
-    return hyper
+    return read_hyperparameters(gguf, describe(gguf), "reference")
 
 
 def read_weights(gguf: GGUF, hyper: Hyperparameters) -> Weights:
@@ -198,9 +147,3 @@ def _read_tensor(gguf: GGUF, name: str, shape: tuple[int, ...]) -> NDArray[np.fl
         )
     values: NDArray[np.float32] = np.frombuffer(data, _DTYPES[tensor.type]).astype(np.float32)
     return values.reshape(shape)
-
-
-def _rows(gguf: GGUF, name: str) -> int:
-    if name not in gguf.tensors or len(gguf.tensors[name].shape) != 2:
-        raise ModelFormatError(f"{gguf.paths[0]}: it has no matrix {name!r}; download the file again")
-    return gguf.tensors[name].shape[1]

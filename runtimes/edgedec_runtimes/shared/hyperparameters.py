@@ -1,9 +1,13 @@
-"""The hyperparameters of a decoder in a GGUF's metadata, for the runtimes that read them themselves."""
+"""The hyperparameters of a llama-like decoder as single numbers, for the runtimes that run one themselves."""
 
+from dataclasses import dataclass
+
+from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF
-from edgedec.gguf.metadata import get_float, get_int, refuse_missing
+from edgedec.gguf.metadata import refuse_missing
+from edgedec.gguf.model_info import ModelInfo
 
-DECODER_KEYS = frozenset(
+_KEYS = frozenset(
     {
         "attention.head_count",
         "attention.head_count_kv",
@@ -19,32 +23,110 @@ DECODER_KEYS = frozenset(
         "vocab_size",
     }
 )
-"""Keys, below the architecture's name, that every llama-like decoder may have."""
-
-_MOST = 2**31 - 1
 
 
-def whole(gguf: GGUF, key: str, default: int | None = None, *, at_least: int = 1, at_most: int = _MOST) -> int:
-    """Return a whole number below the architecture's name.
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """The numbers that give a decoder its shape, the same in every layer.
+
+    Attributes:
+        n_vocab: Rows of the embedding matrix.
+        head_dim: Length of a head, of keys as of values.
+        n_rot: Elements of a head that are rotated to their position.
+    """
+
+    architecture: str
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    n_ctx_train: int
+    n_rot: int
+    rope_base: float
+    rms_epsilon: float
+
+    @property
+    def n_kv(self) -> int:
+        """Elements of one token's keys (or values) in one layer."""
+        return self.n_head_kv * self.head_dim
+
+
+def read_hyperparameters(
+    gguf: GGUF, info: ModelInfo, runtime: str, more_keys: frozenset[str] = frozenset()
+) -> Hyperparameters:
+    """Return the hyperparameters of a llama-like decoder.
+
+    Args:
+        gguf: The model.
+        info: What describe said of it.
+        runtime: The runtime's name, for messages.
+        more_keys: Metadata keys that the runtime honours, below the architecture's name, beside those of every decoder.
 
     Raises:
-        ModelFormatError: It is out of bounds, or missing without a default.
+        UnsupportedModelError: The file has a key that the runtime would ignore, or its layers or heads differ in size.
+        ModelFormatError: The file contradicts itself, or a number is missing.
     """
-    key = f"{gguf.metadata['general.architecture']}.{key}"
-    value = get_int(gguf, key, at_least=at_least, at_most=at_most)
-    if value is None and default is None:
-        refuse_missing(gguf, key)
-    return value if value is not None else default or 0
+    path, name = gguf.paths[0], info.architecture
+    for key in gguf.metadata:
+        prefix, _, rest = key.partition(".")
+        if prefix == name and rest not in _KEYS | more_keys:
+            raise UnsupportedModelError(
+                f"{path}: the {runtime} runtime does not know {key!r}; use the llamacpp runtime"
+            )
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelFormatError(f"{path}: it has no matrix 'token_embd.weight'; download the file again")
+    if info.rms_epsilon is None:
+        refuse_missing(gguf, f"{name}.attention.layer_norm_rms_epsilon")
+    hyper = Hyperparameters(
+        architecture=name,
+        n_vocab=embedding.shape[1],
+        n_embd=positive(gguf, "embedding_length", info.n_embd),
+        n_layer=positive(gguf, "block_count", info.n_layer),
+        n_head=in_all_layers(gguf, "attention.head_count", info.n_head),
+        n_head_kv=in_all_layers(gguf, "attention.head_count_kv", info.n_head_kv),
+        head_dim=positive(gguf, "attention.key_length", info.key_length),
+        n_ff=in_all_layers(gguf, "feed_forward_length", info.n_ff),
+        n_ctx_train=positive(gguf, "context_length", info.n_ctx_train),
+        n_rot=positive(gguf, "rope.dimension_count", info.n_rot),
+        rope_base=info.rope_base,
+        rms_epsilon=info.rms_epsilon,
+    )
+    if hyper.n_head % hyper.n_head_kv or hyper.n_rot % 2 or hyper.n_rot > hyper.head_dim:
+        raise ModelFormatError(
+            f"{path}: {hyper.n_head} heads on {hyper.n_head_kv} key-value heads, {hyper.n_rot} rotated elements of "
+            f"{hyper.head_dim}; expected a multiple and an even number of at most the head: download the file again"
+        )
+    if info.value_length != info.key_length:
+        raise UnsupportedModelError(f"{path}: keys and values differ in length; use the llamacpp runtime")
+    return hyper
 
 
-def number(gguf: GGUF, key: str, default: float | None) -> float:
-    """Return a finite number below the architecture's name.
+def in_all_layers(gguf: GGUF, key: str, values: tuple[int, ...] | None) -> int:
+    """Return the number that a hyperparameter has in every layer.
+
+    Args:
+        gguf: The model, for messages.
+        key: The hyperparameter's key below the architecture's name, for messages.
+        values: The hyperparameter by layer; None where the file does not give it.
 
     Raises:
-        ModelFormatError: It is none, or missing without a default.
+        UnsupportedModelError: The layers differ in it.
+        ModelFormatError: It is missing or 0.
     """
+    if len(set(values or ())) > 1:
+        raise UnsupportedModelError(f"{gguf.paths[0]}: the layers differ in {key!r}; use the llamacpp runtime")
+    return positive(gguf, key, values[0] if values else None)
+
+
+def positive(gguf: GGUF, key: str, value: int | None) -> int:
+    """Return a hyperparameter that is 1 or more (ModelFormatError where it is 0, or None: not in the file)."""
     key = f"{gguf.metadata['general.architecture']}.{key}"
-    value = get_float(gguf, key)
-    if value is None and default is None:
+    if value is None:
         refuse_missing(gguf, key)
-    return value if value is not None else default or 0.0
+    if value < 1:
+        raise ModelFormatError(f"{gguf.paths[0]}: {key} is {value}, expected 1 or more; download the file again")
+    return value

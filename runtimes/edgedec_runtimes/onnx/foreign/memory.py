@@ -1,12 +1,13 @@
 """The memory plan of a graph that copies its KV cache, as optimum's do."""
 
+from edgedec.gguf.model_info import describe
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.kv import token_bytes
 from edgedec_runtimes.onnx.memory import memory_terms
-from edgedec_runtimes.shared.hyperparameters import whole
+from edgedec_runtimes.shared.hyperparameters import in_all_layers
 
 _SCORES = 3  # arrays of all heads' scores that are there at once, about
 
@@ -16,6 +17,7 @@ def copying_memory_terms(
 ) -> tuple[MemoryTerm, ...]:
     """Return the terms of `memory_terms`, and what such a graph needs beyond: a second cache, scores, all logits."""
     terms = memory_terms(export, options, n_ctx, n_rows, base_bytes, with_library=with_library)
-    scores = _SCORES * whole(export.gguf, "attention.head_count") * CHUNK * n_ctx * 4
+    n_head = in_all_layers(export.gguf, "attention.head_count", describe(export.gguf).n_head)
+    scores = _SCORES * n_head * CHUNK * n_ctx * 4
     copies = (n_ctx + 1) * token_bytes(export) + scores + CHUNK * export.n_vocab * 4
     return (*terms, MemoryTerm("copies", copies, "the KV cache as it grows, attention scores, logits of all rows"))
