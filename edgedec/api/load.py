@@ -21,7 +21,7 @@ from edgedec.gguf.file import NO_SUCH_FILE, storage_error
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out, require_layer_skip
-from edgedec.loading.runtime_choice import Choice, choose_runtime, told_with_others
+from edgedec.loading.runtime_choice import Choice, choose_runtime
 from edgedec.loading.small_model import for_pair, open_small_model, require_alone
 from edgedec.memory.planner import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
 from edgedec.memory.shedding import memory_watch
@@ -254,7 +254,7 @@ def open_engine(
     options = setting.options
     drafting = DraftWishes(factories, n_draft_max, draft_numerics, draft_store, notes)
     with ExitStack() as undo:
-        with told_with_others(choice), stage(options.on_progress, "load", choice.path.name):
+        with stage(options.on_progress, "load", choice.path.name):
             loaded = choice.runtime.load(choice.path, options)
         undo.callback(loaded.close)
         if planned.plan.terms:

@@ -1,10 +1,11 @@
-"""GGUF files: open one, or the parts of a split one, safely, and say what is in it.
+"""GGUF files: read the header of one, or of all parts of a split one, and check it.
 
     gguf = read_gguf("model.gguf")
     gguf.metadata["general.architecture"], gguf.tensors["token_embd.weight"].shape
 
-A file that is no GGUF is refused by name (a web page, a Git LFS pointer, safetensors, ...), a damaged or hostile
-one by what contradicts what; either before memory or time of the size it claims is spent.
+A file that is no GGUF is refused by the name of what it is (a web page, a Git LFS pointer, safetensors, ...). A
+damaged or hostile file is refused with what contradicts what. Neither costs the memory or the time that the file claims
+to need.
 """
 
 import errno
@@ -12,11 +13,13 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
+from typing import BinaryIO, Self
+from weakref import WeakValueDictionary
 
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.formats import HEAD_BYTES, name_format
@@ -29,16 +32,45 @@ __all__ = ["GGUF", "GGMLType", "GGUFArray", "TensorInfo", "Value", "ValueType", 
 _MAGIC = b"GGUF"
 _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _MAX_PARTS = 2**14
-# What systems say of a name that no file has, or that none can have.
+# The errors of systems for a name that no file has, or that no file can have.
 NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What the system says of a file without reading it: a file with an equal state has not changed.
+
+    On Windows `ctime_ns` is the time at which the file was made, elsewhere that of its last change of any kind: a copy
+    that keeps the modification time of its original does not keep that one.
+    """
+
+    path: str
+    n_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, path: Path, found: os.stat_result) -> Self:
+        """Return the state of the file at `path`, which os.stat or os.fstat described as `found`."""
+        return cls(os.fspath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def file_states(paths: Iterable[Path]) -> tuple[FileState, ...]:
+    """Return the states of files as they are now.
+
+    Raises:
+        OSError: A file is gone, or the system refuses to describe it.
+    """
+    return tuple(FileState.of(path, path.stat()) for path in paths)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class GGUF:
-    """A model file, or all parts of a split one: what its headers say, checked.
+    """The checked headers of a model file, or of all parts of a split one.
 
     Attributes:
-        paths: The file, or its parts in order; `TensorInfo.shard` is an index here.
+        paths: The file, or its parts in order; `TensorInfo.shard` is an index into this.
+        states: The state of each part when its header was read.
         version: GGUF version of the first part.
         metadata: Key to value, of the first part.
         tensors: Name to tensor, of all parts, in the order of the files.
@@ -48,6 +80,7 @@ class GGUF:
     """
 
     paths: tuple[Path, ...]
+    states: tuple[FileState, ...]
     version: int
     metadata: Mapping[str, Value] = field(repr=False)
     tensors: Mapping[str, TensorInfo] = field(repr=False)
@@ -56,12 +89,12 @@ class GGUF:
     header_hash: str
 
     def read_tensor_bytes(self, name: str) -> bytes:
-        """Read the bytes of a tensor as the file holds them.
+        """Return the bytes of a tensor as the file holds them.
 
         Raises:
-            ModelFormatError: There is no such tensor, or the file got shorter since it was opened.
+            ModelFormatError: There is no such tensor, or the file got shorter since its header was read.
             ModelNotFoundError, StorageError: The file is gone, or cannot be read.
-            MemoryCapError: The system has no memory for it.
+            MemoryCapError: The system has no memory for the tensor.
         """
         if name not in self.tensors:
             raise ModelFormatError(f"{self.paths[0]}: it has no tensor {name!r}; another model may be meant")
@@ -70,7 +103,7 @@ class GGUF:
         try:
             with _open(path) as file:
                 n_bytes = os.fstat(file.fileno()).st_size
-                # Looked at first: a read allocates what it is asked for.
+                # The size is compared first, because a read allocates all that it is to read.
                 if tensor.offset + tensor.n_bytes > n_bytes:
                     raise _shrunk(path, name)
                 file.seek(tensor.offset)
@@ -88,28 +121,46 @@ class GGUF:
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GGUF:
-    """Read and check the header of a GGUF file, and of the other parts of a split one given its first.
+    """Return the checked header of a GGUF file, or of all parts of a split one, given its first.
+
+    While an earlier result for the same path is still referenced, and the state of no part changed, that result is
+    returned and nothing is read. Choosing a runtime, planning its memory and loading all ask by path, as runtimes of
+    other packages get nothing but the path; so whoever takes these steps keeps the result meanwhile
+    (edgedec.loading.runtime_choice.Choice), and no signature passes it on. Nothing is kept beyond that.
 
     Raises:
         ModelNotFoundError: No file is at that path, or a part of a split model is missing.
-        ModelFormatError: It is a directory, another format, truncated or damaged, or not the first part.
-        UnsupportedModelError: Its version, byte order or a tensor's type is not one that edgedec reads.
-        StorageError: It may not be read, or reading failed.
+        ModelFormatError: The file is a directory, of another format, truncated, damaged or not the first part.
+        UnsupportedModelError: Its version, its byte order or the type of a tensor is not one that edgedec reads.
+        StorageError: The file may not be read, or reading failed.
     """
     first_path = Path(path).absolute()
-    first, n_bytes = _read_part(first_path, 0)
-    paths = _part_paths(first_path, first)
+    known = _in_use.get(first_path)
+    with suppress(OSError):  # a part is gone: reading says which
+        if known is not None and file_states(known.paths) == known.states:
+            return known
+    gguf = _in_use[first_path] = _read(first_path)
+    return gguf
+
+
+_in_use: WeakValueDictionary[Path, GGUF] = WeakValueDictionary()
+
+
+def _read(first_path: Path) -> GGUF:
+    """Read and check the headers of all parts, given the absolute path of the first."""
+    first, state = _read_part(first_path, 0)
+    paths, states = _part_paths(first_path, first), [state]
     tensors = dict(first.tensors)
     digest = hashlib.sha256(first.raw)
     for i, part_path in enumerate(paths[1:], start=1):
-        part, part_bytes = _read_part(part_path, i)
+        part, state = _read_part(part_path, i)
         _check_part(part_path, part, i, len(paths))
         twice = tensors.keys() & part.tensors.keys()
         if twice:
             raise ModelFormatError(f"{part_path}: tensor {min(twice)!r} is in an earlier part, too; download all again")
         tensors |= part.tensors
         digest.update(part.raw)
-        n_bytes += part_bytes
+        states.append(state)
     n_expected = _whole(first_path, first, "split.tensors.count", default=len(tensors))
     if len(paths) > 1 and n_expected != len(tensors):
         raise ModelFormatError(
@@ -118,11 +169,12 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUF:
         )
     return GGUF(
         paths,
+        tuple(states),
         first.version,
         MappingProxyType(first.metadata),
         MappingProxyType(tensors),
         first.alignment,
-        n_bytes,
+        sum(state.n_bytes for state in states),
         digest.hexdigest(),
     )
 
@@ -142,18 +194,18 @@ def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _read_part(path: Path, shard: int) -> tuple[Header, int]:
-    """Return the header and the size of one file."""
+def _read_part(path: Path, shard: int) -> tuple[Header, FileState]:
+    """Return the header of one file, and the state of the file that was read."""
     try:
         with _open(path) as file:
-            n_bytes = os.fstat(file.fileno()).st_size
+            state = FileState.of(path, os.fstat(file.fileno()))
             head = file.read(HEAD_BYTES)
             if not head:
                 raise ModelFormatError(f"{path}: an empty file, expected a GGUF model; download it again")
             if not head.startswith(_MAGIC[: len(head)]):
                 raise ModelFormatError(f"{path}: expected a GGUF model, found {name_format(head)}")
             file.seek(0)
-            return read_header(file, n_bytes, str(path), shard=shard), n_bytes
+            return read_header(file, state.n_bytes, str(path), shard=shard), state
     except OSError as error:
         raise storage_error(path, error) from error
 

@@ -1,15 +1,15 @@
-"""Which runtime runs a model: the one named, the first that takes it, or of two that do the faster, as measured."""
+"""Which runtime runs a model: the one named, or the first that takes the model, or the faster of two, as measured."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgedec import plugins
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import is_onnx
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.loading.runtime_comparison import as_measured, compare, is_faster
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import stage
@@ -32,78 +32,81 @@ class Choice:
     Attributes:
         path: The model file.
         runtime: The runtime.
-        refusals: Why other runtimes don't take it, by name.
-        reason: What a comparison of two runtimes found, for a person; empty where there was none.
-        declined: What runtimes that take the file, and were asked first, have against the options.
-        slower: The runtime that was preferred but for its speed; it may need less memory.
+        reason: What a comparison of two runtimes found, for a person; empty where none was made.
+        slower: The runtime that would be preferred but for its speed; it may need less memory.
+        header: The file's header, where it has one. While the choice is referenced, read_gguf returns this object to
+            whatever plans and loads the model, and parses nothing again.
     """
 
     path: Path
     runtime: Runtime
-    refusals: dict[str, str]
     reason: str = ""
-    declined: tuple[str, ...] = ()
     slower: Runtime | None = None
+    header: GGUF | None = field(default=None, repr=False, compare=False)
 
 
 def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *, measure: bool = False) -> Choice:
-    """Return the runtime of that name, or for "auto" the best that takes the file (and these options).
+    """Return the runtime of that name, or for "auto" the best one that takes the file and the options.
 
-    Where the first two both take it, the one that is measured to be faster is chosen, drafts counted as they are
-    expected on any text: whatever drafts, and how long a draft may be, changes nothing. The comparison takes 8 s at
-    most, is made only if `measure`, and is remembered per model and machine in the options' cache_dir.
+    Where both preferred runtimes take them, the one that was measured to be faster is chosen, with drafts counted as
+    they are expected on any text: neither the drafters nor the length of drafts can change the choice. The comparison
+    takes at most 8 s, is made only if `measure`, and is remembered by model and machine below the options' cache_dir.
 
     Raises:
-        PluginError: No runtime has that name, or it does not import.
-        UnsupportedModelError, ModelFormatError: The file can't be run.
-        RequestError: A runtime takes the file, but not the options, and no other one does; or the options ask for
-            layers on a GPU, and there is none.
-        CancelledError: The options' cancel came during the comparison.
+        PluginError: No runtime has that name, or the runtime does not import.
+        UnsupportedModelError, ModelFormatError: No runtime can run the file.
+        RequestError: Runtimes take the file, but none of them takes the options; or the options ask for a number of
+            layers on a GPU, and there is no GPU.
+        CancelledError: The options' `cancel` was cancelled during the comparison.
     """
+    header = None
+    with suppress(EdgedecError):  # a runtime of another package may take what is no GGUF
+        header = read_gguf(header_path(path))
     wants_gpu = options is not None and bool(options.n_gpu_layers)
     if name != "auto":
-        named = _made(plugins.load_plugin(plugins.RUNTIMES, name))
+        named = _instance(plugins.load_plugin(plugins.RUNTIMES, name))
         note = _gpu_note(options, {name: _devices(named)}) if options is not None and wants_gpu else ""
-        return Choice(path, named, {}, note)
+        return Choice(path, named, note, header=header)
     found = plugins.plugins(plugins.RUNTIMES)
     order = _order(path, found)
-    if options is None or not wants_gpu:
-        return _first_taking(path, found, order, options, measure=measure)
-    devices = {candidate: _devices_of(found[candidate]) for candidate in order}
-    note = _gpu_note(options, devices)
-    with_gpu = [candidate for candidate in order if _may_have_gpu(devices[candidate])]
-    choice = _first_taking(path, found, with_gpu or order, options, measure=measure)
+    note = ""
+    if options is not None and wants_gpu:
+        devices = {candidate: _devices_of(found[candidate]) for candidate in order}
+        note = _gpu_note(options, devices)
+        order = [candidate for candidate in order if _may_have_gpu(devices[candidate])] or order
+    choice = replace(_first_taking(path, found, order, options), header=header)
+    if options is not None and tuple(order[:2]) == _PREFERRED and choice.runtime.name == _PREFERRED[0]:
+        choice = _compare(choice, found[order[1]], options, measure=measure)
     return replace(choice, reason="; ".join(filter(None, (choice.reason, note))))
 
 
 def _first_taking(
-    path: Path,
-    found: Mapping[str, plugins.Plugin],
-    order: Sequence[str],
-    options: LoadOptions | None,
-    *,
-    measure: bool,
+    path: Path, found: Mapping[str, plugins.Plugin], order: Sequence[str], options: LoadOptions | None
 ) -> Choice:
-    """Return the first of these runtimes that takes the file and the options, or the second where it is faster."""
-    refusals: dict[str, str] = {}
-    declined: list[str] = []
+    """Return the first of the runtimes in `order` that takes the file and the options (raises as choose_runtime)."""
+    refusals: dict[str, EdgedecError] = {}
     for candidate in order:
-        checked = None if candidate == order[-1] else options  # the last hope says itself what it has against them
-        runtime = _taking(found[candidate], path, checked, refusals, declined)
+        # The last runtime is asked for its plan only where others refused the options: else loading says the same.
+        is_last = candidate == order[-1]
+        runtime = _taking(found[candidate], path, None if is_last else options, refusals)
         if runtime is None:
             continue
-        choice = Choice(path, runtime, refusals, declined=tuple(declined))
-        if options is None or tuple(order[:2]) != _PREFERRED or candidate != _PREFERRED[0]:
-            return choice
-        return _compared(choice, found[order[1]], options, measure=measure)
+        try:
+            if is_last and options is not None and any(isinstance(e, RequestError) for e in refusals.values()):
+                runtime.plan(path, replace(options, on_progress=None))
+            return Choice(path, runtime)
+        except RequestError as error:
+            refusals[candidate] = error
+    declined = {name: str(error) for name, error in refusals.items() if isinstance(error, RequestError)}
     if declined:
-        others = [f"; {name}: {reason}" for name, reason in refusals.items() if reason not in declined]
-        raise RequestError(_together(declined) + "".join(others))
+        first = next(iter(declined))
+        others = [f"; {name}: {e}" for name, e in refusals.items() if str(e) != declined[first]]
+        raise RequestError(declined[first] + "".join(others))
     if not is_onnx(path):
-        read_gguf(path)  # a file that is no model at all is told as such, not as one that no runtime takes
+        read_gguf(path)  # where the file is no model at all, this raises what it is instead
     if len(refusals) == 1:
-        raise UnsupportedModelError(*refusals.values())
-    reasons = "; ".join(f"{runtime}: {reason}" for runtime, reason in refusals.items())
+        raise UnsupportedModelError(str(*refusals.values()))
+    reasons = "; ".join(f"{name}: {error}" for name, error in refusals.items())
     raise UnsupportedModelError(f"no runtime takes {path}: {reasons}")
 
 
@@ -116,7 +119,7 @@ def _order(path: Path, names: Mapping[str, object]) -> list[str]:
 def _devices_of(plugin: plugins.Plugin) -> tuple[str, ...] | None:
     """Return the devices of a runtime that may not be installed; None where it does not work."""
     try:
-        return _devices(_made(plugin.load()))
+        return _devices(_instance(plugin.load()))
     except EdgedecError:
         return None
 
@@ -153,70 +156,37 @@ def _gpu_note(options: LoadOptions, devices: Mapping[str, tuple[str, ...] | None
     return f"no layer is on a GPU, as none was found ({found})"
 
 
-@contextmanager
-def told_with_others(choice: Choice) -> Iterator[None]:
-    """Add to what the chosen runtime has against the options, in the block, what those asked before it take."""
-    try:
-        yield
-    except RequestError as error:
-        if choice.declined:
-            raise RequestError(_together([*choice.declined, str(error)])) from error
-        raise
-
-
-def _together(refusals: Sequence[str]) -> str:
-    """Return refusals of the same value as one, the last one where they are about different things.
-
-    >>> _together(["kv_type is 'q9'; A takes f16", "kv_type is 'q9'; B takes f32"])
-    "kv_type is 'q9'; A takes f16; B takes f32"
-    """
-    subjects, _, tails = zip(*(refusal.partition("; ") for refusal in refusals), strict=True)
-    if len(set(subjects)) > 1:
-        return refusals[-1]
-    return "; ".join([subjects[0], *dict.fromkeys(filter(None, tails))])
-
-
 def _taking(
-    plugin: plugins.Plugin,
-    path: Path,
-    options: LoadOptions | None,
-    refusals: dict[str, str],
-    declined: list[str] | None = None,
+    plugin: plugins.Plugin, path: Path, options: LoadOptions | None, refusals: dict[str, EdgedecError]
 ) -> Runtime | None:
-    """Return the runtime when it takes the file, and the options where there are any; else note why not."""
+    """Return the runtime if it takes the file, and the options where they are given.
+
+    Otherwise add its refusal to `refusals`, by its name: a RequestError where it takes the file but not the options.
+    """
     try:
-        runtime = _made(plugin.load())
+        runtime = _instance(plugin.load())
         refusal = runtime.accepts(path)
-        if refusal is None and options is not None:
-            refusal = _declined(runtime, path, options)
-            if refusal is not None and declined is not None:
-                declined.append(refusal)
         if refusal is None:
+            if options is not None:
+                runtime.plan(path, replace(options, on_progress=None))
             return runtime
+        refusals[plugin.name] = UnsupportedModelError(refusal)
     except EdgedecError as error:
-        refusal = str(error)
+        refusals[plugin.name] = error
     except Exception as error:  # one plug-in's fault must not end the search
-        refusal = f"{type(error).__name__}: {error} (report it to {plugin.package})"
-    refusals[plugin.name] = refusal
+        message = f"{type(error).__name__}: {error} (report it to {plugin.package})"
+        refusals[plugin.name] = UnsupportedModelError(message)
     return None
 
 
-def _declined(runtime: Runtime, path: Path, options: LoadOptions) -> str | None:
-    """Return what the runtime has against the options, when that is something."""
-    try:
-        runtime.plan(path, replace(options, on_progress=None))
-    except RequestError as error:
-        return str(error)
-    return None
-
-
-def _made(plugin: Any) -> Runtime:
+def _instance(plugin: Any) -> Runtime:
+    """Return the runtime that an entry point names: an object, or a class without arguments."""
     runtime: Runtime = plugin() if isinstance(plugin, type) else plugin
     return runtime
 
 
-def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
-    """Return the choice, or the rival's where that is known, or found now, to be faster."""
+def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
+    """Return the choice with the rival in place of its runtime where the rival is known, or found now, to be faster."""
     first = choice.runtime
     key = _key(choice.path, options)
     known = probe_cache.get(options.cache_dir, _KIND, key)
@@ -226,7 +196,7 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
             return choice
         n_tries = _n_tries(found) + 1
         with stage(options.on_progress, _COMPARING, f"{first.name} with {rival.name}"):
-            other = _taking(rival, choice.path, options, choice.refusals)
+            other = _taking(rival, choice.path, options, {})
             if other is None:
                 return choice
             measured = compare(choice.path, first, other, options)
@@ -238,11 +208,10 @@ def _compared(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, me
     if theirs is None:
         return replace(choice, reason=f"{ours.text(first.name)}; {rival.name} took too long to load")
     reason = f"{ours.text(first.name)}; {theirs.text(rival.name)}"
-    if is_faster(theirs, ours):
-        other = _taking(rival, choice.path, options, choice.refusals)
-        if other is not None:
-            return replace(choice, runtime=other, reason=reason, slower=first)
-    return replace(choice, reason=reason)
+    other = _taking(rival, choice.path, options, {}) if is_faster(theirs, ours) else None
+    if other is None:
+        return replace(choice, reason=reason)
+    return replace(choice, runtime=other, reason=reason, slower=first)
 
 
 def _unfinished(found: Mapping[str, Any], name: str) -> bool:

@@ -24,7 +24,7 @@ from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import trained_context
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.loading.draft_model import DRAFT_MODEL_TERMS, draft_model_terms
-from edgedec.loading.runtime_choice import Choice, told_with_others
+from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.small_model import small_model_terms
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 from edgedec.memory.watch import margin_bytes
@@ -278,8 +278,7 @@ def _with_back(plan: Plan, rungs: Sequence[Rung], wishes: Setting, found: Planne
 
 def _terms(choice: Choice, wishes: Setting, options: LoadOptions) -> tuple[MemoryTerm, ...]:
     """Return the runtime's terms, and that of the grammars' vocabulary, which depends on the model alone."""
-    with told_with_others(choice):
-        found = choice.runtime.plan(choice.path, options)
+    found = choice.runtime.plan(choice.path, options)
     if not wishes.grammar_bytes:
         return found
     n_vocab = describe(read_gguf(header_path(choice.path))).n_vocab

@@ -295,7 +295,7 @@ def test_a_value_that_no_runtime_takes_is_refused_with_what_each_takes(model: Pa
     for options, words in (
         (
             {"kv_type": "q9"},
-            "kv_type is 'q9'; the cpu runtime takes f16, q8_0, q4_0, gear; the llamacpp runtime takes f32,",
+            "kv_type is 'q9'; the cpu runtime takes f16, q8_0, q4_0, gear; llamacpp: kv_type is 'q9'; the llamacpp ",
         ),
         ({"n_threads": 999}, "n_threads is 999; it must be from 1 to 256$"),
     ):

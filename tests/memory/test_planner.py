@@ -71,7 +71,7 @@ def _no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def choice(tmp_path: Path) -> Choice:
     """A file of 8,192 tokens of context on that runtime."""
-    return Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), Sized(), {})
+    return Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), Sized())
 
 
 WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"))
@@ -156,7 +156,7 @@ def test_below_the_weights_they_are_read_as_needed_with_drafting(choice: Choice)
 
 def test_a_runtime_that_needs_all_weights_refuses(tmp_path: Path) -> None:
     """Without reading as needed the smallest setting is the one without drafting; it says how much it is over."""
-    choice = Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), NoStream(), {})
+    choice = Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), NoStream())
     found = planned(choice, 400)
     assert not found.plan.fits
     assert found.setting.drafters == ()

@@ -134,7 +134,7 @@ def test_drafts_change_no_text(exported: Path) -> None:
     """Pinned drafts of the suffix drafter are accepted in part, and the text is plain decoding's."""
     prompt, texts = "one two one two one two one", []
     for draft in ("off", "suffix"):
-        choice = Choice(exported, Npu(), {})
+        choice = Choice(exported, Npu())
         with open_engine(
             choice, ON_CPU, Cap(None, whole_process=False), draft=draft, draft_numerics="strict"
         ) as engine:

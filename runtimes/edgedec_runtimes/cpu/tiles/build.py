@@ -15,12 +15,12 @@ from typing import Self
 import numpy as np
 
 from edgedec.errors import MemoryCapError, StorageError
-from edgedec.gguf.file import GGUF
+from edgedec.gguf.file import GGUF, file_states
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.file_lock import publish
 from edgedec_runtimes.cpu.tiles.file import U8, TileHead, Tiles, TileTensor, blocks, read_tiles
-from edgedec_runtimes.cpu.tiles.sources import Source, model_sha256, source_of
+from edgedec_runtimes.cpu.tiles.sources import Source, model_sha256
 
 Fill = Callable[[str, U8, int], None]
 
@@ -140,7 +140,7 @@ def make_file(job: Job, partial_path: Path, source: Source) -> Path:
 def require_unchanged(job: Job, source: Source) -> None:
     """Raise StorageError when the model's files are not as they were."""
     try:
-        unchanged = source_of(job.gguf.paths) == source
+        unchanged = file_states(job.gguf.paths) == source
     except OSError:
         unchanged = False
     if not unchanged:

@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
-from edgedec.gguf.file import GGUF
+from edgedec.gguf.file import GGUF, file_states
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.storage.file_lock import FileLock, try_lock
@@ -48,7 +48,6 @@ from edgedec_runtimes.cpu.tiles.sources import (
     model_sha256,
     read_sources,
     read_stamp,
-    source_of,
     sources_path,
     stamp_of,
     write_sources,
@@ -182,7 +181,7 @@ def _note(head: TileHead, folder: Path) -> str:
 def _from_cache(job: Job, cache_dir: Path) -> Tiles:
     folder = tiles_folder(cache_dir)
     try:
-        source = source_of(job.gguf.paths)
+        source = file_states(job.gguf.paths)
     except OSError as error:
         raise ModelNotFoundError(f"{job.gguf.paths[0]}: {error.strerror or error}; check the directory") from error
     tiles = _find(job, folder, source)

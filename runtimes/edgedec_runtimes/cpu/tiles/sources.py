@@ -18,21 +18,13 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from edgedec.errors import ModelNotFoundError, StorageError
+from edgedec.gguf.file import FileState, file_states
 
 _BLOCK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A model file as the system describes it without reading it."""
-
-    path: str
-    n_bytes: int
-    mtime_ns: int
-    ctime_ns: int
-
-
-Source = tuple[SourceFile, ...]
+Source = tuple[FileState, ...]
+"""The files of a model, in order, as they were when they were last known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +35,10 @@ class Stamp:
     mtime_ns: int
 
 
-def source_of(paths: Iterable[Path]) -> Source:
-    """Describe the files of a model as they are now.
-
-    Raises:
-        OSError: One is gone or can't be looked at.
-    """
-    return tuple(_describe(path) for path in paths)
-
-
 def is_current(source: Source) -> bool:
     """Tell whether all files of a source are there, and as they were."""
     try:
-        return source == source_of(Path(file.path) for file in source)
+        return source == file_states(Path(file.path) for file in source)
     except OSError:
         return False
 
@@ -75,7 +58,7 @@ def read_sources(tile_path: Path) -> tuple[Source, ...]:
     try:
         rows = json.loads(sources_path(tile_path).read_text(encoding="ascii"))["sources"]
         return tuple(
-            tuple(SourceFile(str(path), int(size), int(m), int(c)) for path, size, m, c in row) for row in rows if row
+            tuple(FileState(str(path), int(size), int(m), int(c)) for path, size, m, c in row) for row in rows if row
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()
@@ -148,8 +131,3 @@ def model_sha256(paths: Iterable[Path], on_bytes: Callable[[int], None]) -> str:
         except OSError as error:
             raise StorageError(f"{path}: reading failed ({error.strerror or error}); check the disk") from error
     return digest.hexdigest()
-
-
-def _describe(path: Path) -> SourceFile:
-    found = path.stat()
-    return SourceFile(os.fspath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
