@@ -7,13 +7,12 @@ runtime release and options, as the payload fits nothing else.
 
 import hashlib
 import json
-import os
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError, StorageError
+from edgedec.storage.whole_file import write_atomically
 
 _MAGIC = b"edgedec prompt cache\n"
 _VERSION = 1
@@ -53,16 +52,10 @@ def write_prompt_cache(path: Path, cache: PromptCache) -> None:
             "sha256": hashlib.sha256(cache.payload).hexdigest(),
         }
     ).encode()
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         require_prompt_cache(path)
-        with partial.open("wb") as file:
-            file.write(_MAGIC + _LENGTHS.pack(_VERSION, len(header)) + header)
-            file.write(cache.payload)
-        partial.replace(path)
+        write_atomically(path, _MAGIC + _LENGTHS.pack(_VERSION, len(header)) + header, cache.payload)
     except OSError as error:
-        with suppress(OSError):  # a file system that lets nothing be written lets nothing be deleted
-            partial.unlink(missing_ok=True)
         raise StorageError(f"the prompt cache {path} could not be written: {error.strerror or error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Files that several processes share: a lock that is gone with its holder, and giving a whole file its name."""
+"""Locks on files that several processes share; a lock is gone with the process that holds it."""
 
 import os
 import sys
@@ -84,21 +84,6 @@ def try_lock(path: Path) -> FileLock | None:
         if _is_current(fd, lock):
             return FileLock(lock, fd)
         os.close(fd)  # its former holder removed the file between our open and our lock
-
-
-def publish(source: Path, target: Path) -> None:
-    """Give a file that was written and synced its final name, and make the name last.
-
-    Raises:
-        OSError: It cannot be renamed.
-    """
-    os.replace(source, target)
-    if os.name == "posix":
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _is_current(fd: int, lock: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from edgedec import plugins
 from edgedec.model import LoadOptions
+from edgedec.storage.whole_file import write_atomically
 
 
 def get(cache_dir: Path | None, kind: str, key: str) -> Any:
@@ -29,14 +30,9 @@ def put(cache_dir: Path | None, kind: str, key: str, value: Any) -> None:
     if cache_dir is None:
         return
     path = _path(cache_dir, kind, key)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(value), encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()
+        write_atomically(path, json.dumps(value).encode())
 
 
 def machine_key(options: LoadOptions) -> str:

@@ -26,7 +26,7 @@ from edgedec.gguf.header import DEFAULT_ALIGNMENT
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.values import HeaderReader
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec.storage.file_lock import publish
+from edgedec.storage.whole_file import publish
 from edgedec_export.workplace import workplace
 
 PIECE_BYTES = 4 << 20

@@ -25,7 +25,7 @@ from edgedec_models.storage import storage_errors
 
 # What else the cache keeps beside FILE.gguf: parts on their way, sidecars, locks, files being written.
 _COMPANION = re.compile(
-    r"(?P<file>.+\.gguf)(?:\.partial|\.part\d+\.whl(?:\.partial)?)?(?:\.json(?:\.\d+-\d+\.tmp)?|\.lock)?", re.IGNORECASE
+    r"(?P<file>.+\.gguf)(?:\.partial|\.part\d+\.whl(?:\.partial)?)?(?:\.json(?:\.[\w-]+\.tmp)?|\.lock)?", re.IGNORECASE
 )
 
 

@@ -2,15 +2,13 @@
 
 import errno
 import json
-import os
 import shutil
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from edgedec.errors import StorageError
-from edgedec.storage.file_lock import publish
+from edgedec.storage.whole_file import publish, write_atomically
 
 BLOCK_BYTES = 1 << 20
 MARGIN_BYTES = 16 << 20  # left free, so that a pull does not fill the disk to the last byte
@@ -83,13 +81,8 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
     Raises:
         StorageError: It cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with storage_errors("write", path):
-        try:
-            temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomically(path, json.dumps(value, indent=1).encode())
 
 
 def move_into_place(source: Path, target: Path) -> None:

@@ -176,7 +176,7 @@ def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypa
     def refuse(self: Path, *args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr("edgedec_models.storage.write_atomically", refuse)
     assert resolve("tiny", ResolveOptions()) == path
     assert os.listdir(path.parent) == ["tiny.gguf"]
 

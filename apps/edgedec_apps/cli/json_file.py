@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import StorageError
+from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.cli.terminal import write_json, write_line
 
 
@@ -39,21 +40,14 @@ def write_json_file(path: Path, document: Any) -> None:
     What is no regular file, or one of our own output (/dev/stderr), is added to; of a link, the file it names counts.
     """
     text = json.dumps(document) + "\n"
-    partial: Path | None = None
     try:
         if path.exists() and (not path.is_file() or _is_own_output(path)):
             with path.open("a", encoding="ascii") as file:
                 file.write(text)
-            return
-        target = Path(os.path.realpath(path))
-        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-        partial.write_text(text, encoding="ascii")
-        partial.replace(target)
+        else:
+            write_atomically(Path(os.path.realpath(path)), text.encode("ascii"))
     except OSError as error:
         raise StorageError(f"{path} could not be written: {error.strerror or error}") from error
-    finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
 
 
 def _is_own_output(path: Path) -> bool:

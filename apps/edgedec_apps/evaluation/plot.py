@@ -1,7 +1,6 @@
 """Quality against speed as a picture: at a terminal in plain text, as a PNG with matplotlib (the extra `plot`)."""
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ from typing import Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError, StorageError
 from edgedec.extras import install_command
+from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.evaluation.settings import setting_name
 
 _WIDTH, _HEIGHT = 60, 14  # characters of the plain picture
@@ -145,11 +145,7 @@ def write_png(path: Path, found: Sequence[Point], title: str) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(data)
-        partial.replace(path)
+        write_atomically(path, data)
     except OSError as error:
         raise StorageError(f"{path} could not be written: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.drafters.suffix.suffix import MOST_TOKENS, SuffixStore, Text
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.model import LoadOptions, Model
-from edgedec.storage.file_lock import publish
+from edgedec.storage.whole_file import write_atomically
 from edgedec.tokenizer import Tokenizer
 
 _KIND = b"edgedec draft store "
@@ -206,15 +206,7 @@ def _read(path: Path, n_bytes: int = _MOST_BYTES + 1) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     """Replace the file, whole or not at all; only its owner may read it (mode 0600)."""
-    partial = ""
     try:
-        descriptor, partial = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        publish(Path(partial), path)
+        write_atomically(path, data, private=True, sync=True)
     except OSError as error:
-        if partial:
-            Path(partial).unlink(missing_ok=True)
         raise StorageError(f"the draft store {path} could not be written: {error.strerror or error}") from error

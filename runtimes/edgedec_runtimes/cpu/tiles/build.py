@@ -18,7 +18,7 @@ from edgedec.errors import MemoryCapError, StorageError
 from edgedec.gguf.file import GGUF, file_states
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec.storage.file_lock import publish
+from edgedec.storage.whole_file import publish
 from edgedec_runtimes.cpu.tiles.file import U8, TileHead, Tiles, TileTensor, blocks, read_tiles
 from edgedec_runtimes.cpu.tiles.sources import Source, model_sha256
 

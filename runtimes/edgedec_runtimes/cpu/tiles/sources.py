@@ -12,13 +12,13 @@ sound. With others, or where they are lost, it is read whole once.
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from edgedec.errors import ModelNotFoundError, StorageError
 from edgedec.gguf.file import FileState, file_states
+from edgedec.storage.whole_file import write_atomically
 
 _BLOCK_BYTES = 1 << 20
 
@@ -89,16 +89,10 @@ def write_sources(tile_path: Path, sources: Iterable[Source], stamp: Stamp | Non
     Raises:
         OSError: They can't be written.
     """
-    path = sources_path(tile_path)
     stamp = stamp or read_stamp(tile_path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     rows = [[astuple(file) for file in source] for source in sources]
-    try:
-        known = {"sources": rows, "stamp": None if stamp is None else astuple(stamp)}
-        temporary.write_text(json.dumps(known), encoding="ascii")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    known = {"sources": rows, "stamp": None if stamp is None else astuple(stamp)}
+    write_atomically(sources_path(tile_path), json.dumps(known).encode())
 
 
 def add_source(tile_path: Path, source: Source, stamp: Stamp | None = None) -> None:
