@@ -36,10 +36,68 @@ def pack(kind: GGMLType, n_rows: int, n_cols: int, data: U8, ranges: list[tuple[
 
 
 def unpack(kind: GGMLType, n_rows: int, n_cols: int, tiles: U8, n_bytes: int) -> U8:
-    """Return a matrix's bytes again."""
-    data = np.full(n_bytes, 0x5A, np.uint8)
-    assert native().ec_tile_unpack(kind, n_rows, n_cols, address(tiles), len(tiles), address(data), len(data)) == OK
-    return data
+    """Return a matrix's bytes again, by the layout that native/tiles.h describes."""
+    n_blocks, n_block_bytes = n_cols // kind.block_size, kind.block_bytes
+    blocks = tiles.reshape(-1, 16 * n_block_bytes)
+    if kind.block_size == 1:
+        rows = blocks.reshape(len(blocks), 16, n_block_bytes)
+    elif kind is GGMLType.Q8_0:
+        values = blocks[:, :512].reshape(-1, 8, 16, 4).transpose(0, 2, 1, 3).reshape(-1, 16, 32)
+        rows = np.concatenate([by_row(blocks[:, 512:], 2), values], axis=2)
+    elif kind.block_size == 32:
+        rows = unpacked_32(kind, blocks)
+    else:
+        rows = unpacked_256(kind, blocks)
+    by_tile = rows.reshape(-1, n_blocks, 16, n_block_bytes).transpose(0, 2, 1, 3)
+    return by_tile.reshape(-1, n_blocks * n_block_bytes)[:n_rows].reshape(-1)
+
+
+def by_row(data: U8, n_each: int) -> U8:
+    """Return [blocks, 16, n_each] of values of n_each bytes that stand row after row."""
+    return data.reshape(len(data), 16, n_each)
+
+
+def columns(part: U8, *, fifth: bool = False, two: bool = False) -> U8:
+    """Return [blocks, 16, 32]: the numbers in the nibbles of a part of a tile, with the bits behind them."""
+    nibbles = part[:, :256].reshape(-1, 4, 16, 4).transpose(0, 2, 1, 3).reshape(-1, 16, 16)
+    numbers = np.concatenate([nibbles & 15, nibbles >> 4], axis=2)
+    groups = np.arange(8)[:, None]
+    if fifth:
+        bits = part[:, 256:320].reshape(-1, 16, 1, 4)
+        numbers |= ((bits >> groups & 1) << 4).astype(np.uint8).reshape(-1, 16, 32)
+    if two:
+        bits = part[:, 256:384].reshape(-1, 2, 16, 1, 4).transpose(0, 2, 1, 3, 4)
+        numbers |= ((bits >> 2 * groups[:4] & 3) << 4).astype(np.uint8).reshape(-1, 16, 32)
+    return numbers
+
+
+def unpacked_32(kind: GGMLType, blocks: U8) -> U8:
+    """Return [blocks, 16, bytes] of Q4_0, Q4_1, Q5_0 or Q5_1: the scales, the fifth bits, the nibbles."""
+    fifth, n_scales = kind in (GGMLType.Q5_0, GGMLType.Q5_1), 1 + (kind in (GGMLType.Q4_1, GGMLType.Q5_1))
+    q, scales = columns(blocks, fifth=fifth), blocks[:, 320 if fifth else 256 :]
+    parts = [by_row(scales[:, 32 * i : 32 * i + 32], 2) for i in range(n_scales)]
+    if fifth:
+        parts.append(np.packbits(q >> 4, axis=2, bitorder="little"))
+    return np.concatenate([*parts, q[..., :16] & 15 | (q[..., 16:] & 15) << 4], axis=2)
+
+
+def unpacked_256(kind: GGMLType, blocks: U8) -> U8:
+    """Return [blocks, 16, bytes] of Q4_K, Q5_K or Q6_K."""
+    fifth, two = kind is GGMLType.Q5_K, kind is GGMLType.Q6_K
+    step = 384 if two else 320 if fifth else 256
+    q = np.stack([columns(blocks[:, step * s : step * s + step], fifth=fifth, two=two) for s in range(8)], axis=2)
+    low, high, rest = q & 15, q >> 4, blocks[:, 8 * step :]
+    if two:
+        low, high = low.reshape(*low.shape[:2], 2, 2, 64), high.reshape(*high.shape[:2], 2, 4, 32)
+        scales = rest[:, :256].reshape(-1, 16, 16).transpose(0, 2, 1)
+        twos = sum(high[..., i, :] << 2 * i for i in range(4)).reshape(-1, 16, 64)  # type: ignore[union-attr]
+        ql = (low[..., 0, :] | low[..., 1, :] << 4).reshape(-1, 16, 128)
+        return np.concatenate([ql, twos, scales, by_row(rest[:, 256:], 2)], axis=2)
+    scales = rest[:, :192].reshape(-1, 12, 16).transpose(0, 2, 1)
+    parts = [by_row(rest[:, 192:224], 2), by_row(rest[:, 224:], 2), scales]
+    if fifth:
+        parts.append(np.bitwise_or.reduce(high << np.arange(8, dtype=np.uint8)[:, None], axis=2))
+    return np.concatenate([*parts, (low[:, :, ::2] | low[:, :, 1::2] << 4).reshape(-1, 16, 128)], axis=2)
 
 
 @pytest.mark.parametrize("n_rows", ROWS)
@@ -100,7 +158,6 @@ def test_types_and_shapes_without_tiles_have_no_size(kind: int, n_rows: int, n_c
     shape = (kind, n_rows, n_cols, 0, 16)
     assert native().ec_tile_pack(*shape, address(data), 64, address(data), 0) == INVALID
     assert native().ec_last_error() == b"a matrix of this type or shape has no tiles"
-    assert native().ec_tile_unpack(kind, n_rows, n_cols, address(data), 64, address(data), 64) == INVALID
 
 
 @pytest.mark.parametrize(
@@ -131,8 +188,6 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     data, tiles = np.zeros(40 * 34, np.uint8), np.zeros(48 * 34, np.uint8)
     matrix_shape = (GGMLType.Q8_0, 40, 32)
     for n_data, n_tiles in ((len(data), len(tiles) - 1), (len(data) - 1, len(tiles)), (0, len(tiles))):
-        places = (address(tiles), n_tiles, address(data), n_data)
-        assert native().ec_tile_unpack(*matrix_shape, *places) == INVALID
         assert native().ec_tile_pack(*matrix_shape, 0, 40, address(data), n_data, address(tiles), n_tiles) == INVALID
 
 

@@ -124,16 +124,6 @@ int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_b
   });
 }
 
-int32_t ec_tile_unpack(int32_t type, int64_t n_rows, int64_t n_cols, const void *tiles, uint64_t n_tile_bytes,
-                       void *target, uint64_t target_bytes) {
-  return guarded([&] {
-    check_tiles(type, n_rows, n_cols, n_tile_bytes);
-    require(target_bytes == row_bytes(type, n_cols) * (uint64_t)n_rows, "the target has another size");
-    unpack_tiles(type, n_rows, n_cols, (const uint8_t *)tiles, (uint8_t *)target);
-    return EC_OK;
-  });
-}
-
 int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32_t max_rows, const char *instruction_set,
                         ec_model **model) {
   return guarded([&] {
@@ -220,8 +210,6 @@ int32_t ec_model_finish(ec_model *model) {
 
 const char *ec_model_instruction_set(const ec_model *model) { return model->kernels->name; }
 
-uint64_t ec_model_scratch_bytes(const ec_model *model) { return model->scratch_bytes(); }
-
 void ec_model_seconds(const ec_model *model, double *seconds) { memcpy(seconds, model->seconds, sizeof model->seconds); }
 
 void ec_model_destroy(ec_model *model) { delete model; }
@@ -250,15 +238,6 @@ void check_tokens(const ec_session *session, int32_t n_tokens) {
 }
 
 }  // namespace
-
-uint64_t ec_kv_bytes(const ec_model *model, int32_t n_ctx, int32_t kv_type) {
-  try {
-    const int64_t pages = ((int64_t)n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    return n_ctx < 1 ? 0 : (uint64_t)(pages * kv_shape(model, kv_type).page_bytes());
-  } catch (const Invalid &) {
-    return 0;
-  }
-}
 
 int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session) {
   return guarded([&] {

@@ -151,10 +151,6 @@ EC_API uint64_t ec_tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
  * row_begin is a multiple of 16. */
 EC_API int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_begin, int64_t row_end,
                             const void *source, uint64_t source_bytes, void *tiles, uint64_t tile_bytes);
-/* The inverse: GGUF's bytes again. */
-EC_API int32_t ec_tile_unpack(int32_t type, int64_t n_rows, int64_t n_cols, const void *tiles, uint64_t tile_bytes,
-                              void *target, uint64_t target_bytes);
-
 /* instruction_set: a name of ec_instruction_sets(), or NULL for the best. max_rows: most rows of one forward. */
 EC_API int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32_t max_rows,
                                const char *instruction_set, ec_model **model);
@@ -181,13 +177,10 @@ EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer
 /* Check that everything is there and allocate what forwards need. */
 EC_API int32_t ec_model_finish(ec_model *model);
 EC_API const char *ec_model_instruction_set(const ec_model *model);
-/* Bytes that forwards of this model hold besides weights and sessions. */
-EC_API uint64_t ec_model_scratch_bytes(const ec_model *model);
 /* Seconds that all forwards so far spent in each operation, waiting for the other threads included. */
 EC_API void ec_model_seconds(const ec_model *model, double *seconds /* [EC_N_OPERATIONS] */);
 EC_API void ec_model_destroy(ec_model *model);
 
-EC_API uint64_t ec_kv_bytes(const ec_model *model, int32_t n_ctx, int32_t kv_type);
 EC_API int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session);
 /* A second session that shares the first n_tokens. */
 EC_API int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork);

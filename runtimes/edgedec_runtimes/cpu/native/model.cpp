@@ -110,9 +110,3 @@ void ec_model::finish() {
   thread_memory.resize((size_t)pool.size());
   finished = true;
 }
-
-uint64_t ec_model::scratch_bytes() const {
-  uint64_t floats = x.size() + branch.size() + qkv.size() + attention.size() + cos_sin[0].size() + cos_sin[1].size();
-  for (const auto &memory : thread_memory) floats += memory.size();
-  return 4 * floats + normed.bytes() + attended.bytes() + gated.bytes();
-}

@@ -34,7 +34,6 @@ class ActivationBuffer {
   ActivationBuffer() = default;
   ActivationBuffer(int64_t rows, int64_t n, bool quantized, bool floats);
   const Activations &view() const { return view_; }
-  uint64_t bytes() const { return blocks_.size() * sizeof(ActivationBlock) + floats_.size() * sizeof(float); }
 
  private:
   std::vector<ActivationBlock> blocks_;
@@ -79,7 +78,6 @@ struct ec_model {
   int64_t n_q() const { return (int64_t)config.n_head * config.head_dim; }
   int64_t n_kv() const { return (int64_t)config.n_head_kv * config.head_dim; }
   void finish();
-  uint64_t scratch_bytes() const;
 };
 
 namespace edgedec {

@@ -70,30 +70,9 @@ void pack_simple(const uint8_t *in, uint8_t *out, int r, bool min, bool fifth) {
   if (min) copy16(scales + 32 + 2 * r, in + 2);
 }
 
-void unpack_simple(const uint8_t *in, uint8_t *out, int r, bool min, bool fifth) {
-  const uint8_t *scales = in + 256 + (fifth ? 64 : 0);
-  copy16(out, scales + 2 * r);
-  if (min) copy16(out + 2, scales + 32 + 2 * r);
-  uint8_t *high = out + (min ? 4 : 2), *low = high + (fifth ? 4 : 0);
-  Columns32 c;
-  get_nibbles(in, r, c);
-  if (fifth) get_fifth_bits(in + 256, r, c);
-  uint32_t bits = 0;
-  for (int j = 0; j < 16; ++j) {
-    low[j] = (uint8_t)((c.q[j] & 15) | (c.q[j + 16] & 15) << 4);
-    bits |= (uint32_t)(c.q[j] >> 4) << j | (uint32_t)(c.q[j + 16] >> 4) << (j + 16);
-  }
-  if (fifth) memcpy(high, &bits, 4);
-}
-
 void pack_q8_0(const uint8_t *in, uint8_t *out, int r) {
   for (int g = 0; g < 8; ++g) memcpy(out + 64 * g + 4 * r, in + 2 + 4 * g, 4);
   copy16(out + 512 + 2 * r, in);
-}
-
-void unpack_q8_0(const uint8_t *in, uint8_t *out, int r) {
-  copy16(out, in + 512 + 2 * r);
-  for (int g = 0; g < 8; ++g) memcpy(out + 2 + 4 * g, in + 64 * g + 4 * r, 4);
 }
 
 // Q4_K and Q5_K: d, dmin, scales[12], [qh[32]], qs[128]
@@ -116,25 +95,6 @@ void pack_q45_k(const uint8_t *in, uint8_t *out, int r, bool fifth) {
   copy16(scales + 224 + 2 * r, in + 2);
 }
 
-void unpack_q45_k(const uint8_t *in, uint8_t *out, int r, bool fifth) {
-  const int step = fifth ? 320 : 256;
-  uint8_t *high = out + 16, *low = out + (fifth ? 48 : 16);
-  memset(high, 0, fifth ? 160 : 128);
-  for (int s = 0; s < 8; ++s) {
-    Columns32 c;
-    get_nibbles(in + step * s, r, c);
-    if (fifth) get_fifth_bits(in + step * s + 256, r, c);
-    for (int l = 0; l < 32; ++l) {
-      low[32 * (s / 2) + l] |= (uint8_t)((c.q[l] & 15) << (s % 2 ? 4 : 0));
-      if (fifth) high[l] |= (uint8_t)((c.q[l] >> 4) << s);
-    }
-  }
-  const uint8_t *scales = in + 8 * step;
-  for (int i = 0; i < 12; ++i) out[4 + i] = scales[16 * i + r];
-  copy16(out, scales + 192 + 2 * r);
-  copy16(out + 2, scales + 224 + 2 * r);
-}
-
 // Q6_K: ql[128], qh[64], scales[16], d. Columns 128 h + 32 i + l: 4 bits in ql[64 h + 32 (i % 2) + l], its high half
 // for i of 2 and 3; 2 bits in qh[32 h + l] from bit 2 i.
 void pack_q6_k(const uint8_t *in, uint8_t *out, int r) {
@@ -153,22 +113,6 @@ void pack_q6_k(const uint8_t *in, uint8_t *out, int r) {
   copy16(out + 3328 + 2 * r, in + 208);
 }
 
-void unpack_q6_k(const uint8_t *in, uint8_t *out, int r) {
-  memset(out, 0, 192);
-  for (int s = 0; s < 8; ++s) {
-    const int h = s / 4, i = s % 4;
-    Columns32 c;
-    get_nibbles(in + 384 * s, r, c);
-    get_two_bits(in + 384 * s + 256, r, c);
-    for (int l = 0; l < 32; ++l) {
-      out[64 * h + 32 * (i % 2) + l] |= (uint8_t)((c.q[l] & 15) << (i < 2 ? 0 : 4));
-      out[128 + 32 * h + l] |= (uint8_t)((c.q[l] >> 4) << 2 * i);
-    }
-  }
-  for (int i = 0; i < 16; ++i) out[192 + i] = in[3072 + 16 * i + r];
-  copy16(out + 208, in + 3328 + 2 * r);
-}
-
 void pack_block(int32_t type, const uint8_t *in, uint8_t *out, int r) {
   switch (type) {
     case F32: memcpy(out + 4 * r, in, 4); break;
@@ -181,22 +125,6 @@ void pack_block(int32_t type, const uint8_t *in, uint8_t *out, int r) {
     case Q4_K: pack_q45_k(in, out, r, false); break;
     case Q5_K: pack_q45_k(in, out, r, true); break;
     case Q6_K: pack_q6_k(in, out, r); break;
-    default: break;
-  }
-}
-
-void unpack_block(int32_t type, const uint8_t *in, uint8_t *out, int r) {
-  switch (type) {
-    case F32: memcpy(out, in + 4 * r, 4); break;
-    case F16: case BF16: copy16(out, in + 2 * r); break;
-    case Q4_0: unpack_simple(in, out, r, false, false); break;
-    case Q4_1: unpack_simple(in, out, r, true, false); break;
-    case Q5_0: unpack_simple(in, out, r, false, true); break;
-    case Q5_1: unpack_simple(in, out, r, true, true); break;
-    case Q8_0: unpack_q8_0(in, out, r); break;
-    case Q4_K: unpack_q45_k(in, out, r, false); break;
-    case Q5_K: unpack_q45_k(in, out, r, true); break;
-    case Q6_K: unpack_q6_k(in, out, r); break;
     default: break;
   }
 }
@@ -297,15 +225,6 @@ void pack_tiles(int32_t type, int64_t n_cols, int64_t row_begin, int64_t row_end
         pack_block(type, source + (row - row_begin + r) * row_bytes + b * block.bytes,
                    tile + b * block.bytes * TILE_ROWS, r);
   }
-}
-
-void unpack_tiles(int32_t type, int64_t n_rows, int64_t n_cols, const uint8_t *tiles, uint8_t *target) {
-  const BlockLayout block = block_layout(type);
-  const int64_t n_blocks = n_cols / block.columns, row_bytes = n_blocks * block.bytes;
-  for (int64_t row = 0; row < n_rows; ++row)
-    for (int64_t b = 0; b < n_blocks; ++b)
-      unpack_block(type, tiles + (row / TILE_ROWS * n_blocks + b) * block.bytes * TILE_ROWS,
-                   target + row * row_bytes + b * block.bytes, (int)(row % TILE_ROWS));
 }
 
 void tile_row(int32_t type, int64_t n_cols, const uint8_t *tiles, int64_t row, float *out) {

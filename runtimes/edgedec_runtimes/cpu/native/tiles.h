@@ -26,7 +26,6 @@ namespace edgedec {
 uint64_t tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
 // Rearrange rows [row_begin, row_end); `source` starts with row_begin, a multiple of 16.
 void pack_tiles(int32_t type, int64_t n_cols, int64_t row_begin, int64_t row_end, const uint8_t *source, uint8_t *tiles);
-void unpack_tiles(int32_t type, int64_t n_rows, int64_t n_cols, const uint8_t *tiles, uint8_t *target);
 // Dequantize one row, as ggml does: out[n_cols].
 void tile_row(int32_t type, int64_t n_cols, const uint8_t *tiles, int64_t row, float *out);
 

@@ -1,0 +1,84 @@
+#include "forward_plan.h"
+
+#include <algorithm>
+
+namespace edgedec {
+namespace {
+
+void add_paths(Plan &plan, const ec_item &item, int32_t first) {
+  for (int32_t i = 0; i < item.n_rows; ++i) {
+    RowInfo &row = plan.rows[(size_t)(first + i)];
+    const int32_t parent = item.parents[i];
+    row.path_begin = (int32_t)plan.paths.size();
+    if (parent >= 0) {
+      const RowInfo &p = plan.rows[(size_t)(first + parent)];
+      for (int32_t j = 0; j < p.path_length; ++j) plan.paths.push_back(plan.paths[(size_t)(p.path_begin + j)]);
+      row.path_length = p.path_length;
+    }
+    plan.paths.push_back(row.slot);
+    row.path_length += 1;
+    row.position = item.n_past + row.path_length - 1;
+  }
+}
+
+void check_item(const ec_model &model, const ec_item &item) {
+  const ec_config &c = model.config;
+  const auto require = [](bool holds, const char *message) {
+    if (!holds) throw Invalid(message);
+  };
+  require(item.session != nullptr && item.session->model == &model, "an item's session belongs to another model");
+  require(item.n_rows > 0 && item.n_past >= 0, "an item has no rows, or a negative n_past");
+  require((int64_t)item.n_past + item.n_rows <= item.session->cache.n_ctx(), "an item is longer than its session");
+  require((item.tokens == nullptr) != (item.hidden == nullptr), "an item has either tokens or hidden states");
+  require(item.first_layer >= 0 && item.first_layer <= c.n_layer, "first_layer is out of range");
+  require(item.hidden != nullptr || item.first_layer == 0, "tokens begin with layer 0");
+  for (int32_t i = 0; i < item.n_rows; ++i) {
+    require(item.tokens == nullptr || (item.tokens[i] >= 0 && item.tokens[i] < c.n_vocab), "a token is out of range");
+    require(item.parents == nullptr || (item.parents[i] >= -1 && item.parents[i] < i), "a parent is out of range");
+  }
+  require(item.n_wanted >= 0 && item.n_taps >= 0, "a count is negative");
+  for (int32_t i = 0; i < item.n_wanted; ++i)
+    require(item.wanted[i] >= 0 && item.wanted[i] < item.n_rows, "a wanted row is out of range");
+  for (int32_t i = 0; i < item.n_taps; ++i)
+    require(item.taps[i] >= item.first_layer && item.taps[i] < c.n_layer, "a tap is out of range");
+}
+
+}  // namespace
+
+Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
+  Plan plan{};
+  plan.items = items;
+  plan.n_items = n_items;
+  bool subset = false;
+  for (int32_t i = 0; i < n_items; ++i) {
+    const ec_item &item = items[i];
+    check_item(model, item);
+    for (int32_t j = 0; j < i; ++j)
+      if (items[j].session == item.session) throw Invalid("a session stands twice in one forward");
+    if (item.n_rows > model.max_rows - plan.n_rows) throw Invalid("a forward has too many rows");
+    plan.first_row.push_back(plan.n_rows);
+    for (int32_t r = 0; r < item.n_rows; ++r) {
+      plan.rows.push_back({i, r, item.n_past + r, item.n_past + r, 0, 0});
+      plan.all_rows.push_back(plan.n_rows + r);
+    }
+    if (item.parents != nullptr) add_paths(plan, item, plan.n_rows);
+    for (int32_t w = 0; w < item.n_wanted; ++w) plan.wanted.push_back(plan.n_rows + item.wanted[w]);
+    plan.n_rows += item.n_rows;
+    plan.most_slots = std::max(plan.most_slots, item.n_past + item.n_rows);
+    subset = subset || item.attn != nullptr || item.mlp != nullptr || item.first_layer > 0;
+  }
+  plan.n_wanted = (int32_t)plan.wanted.size();
+  if (!subset) return plan;
+  plan.attn_rows.resize((size_t)model.config.n_layer);
+  plan.mlp_rows.resize((size_t)model.config.n_layer);
+  for (int32_t l = 0; l < model.config.n_layer; ++l)
+    for (int32_t r = 0; r < plan.n_rows; ++r) {
+      const ec_item &item = items[plan.rows[(size_t)r].item];
+      if (l < item.first_layer) continue;
+      if (item.attn == nullptr || item.attn[l]) plan.attn_rows[(size_t)l].push_back(r);
+      if (item.mlp == nullptr || item.mlp[l]) plan.mlp_rows[(size_t)l].push_back(r);
+    }
+  return plan;
+}
+
+}  // namespace edgedec

@@ -1,0 +1,92 @@
+// One forward while it runs: what its threads share, and the stages that each of them calls.
+//
+// Every thread calls the same stages in the same order and takes pieces of each stage's work until none is left. Which
+// thread takes which piece does not change a result: a piece is some rows of a matrix, some rows of activations or some
+// queries, and its result depends on nothing else.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <vector>
+
+#include "forward_plan.h"
+#include "model.h"
+#include "tensor_types.h"
+
+namespace edgedec {
+
+constexpr int PANEL_TILES = 2;  // a panel is 32 rows of a matrix: their products are one block of quantized activations
+constexpr int PANEL_ROWS = PANEL_TILES * TILE_ROWS;
+constexpr int BAND = 64;  // the most activations that pass a panel together
+
+class Run {
+ public:
+  Run(ec_model &model, const Plan &plan, float *logits, const volatile int32_t *cancel)
+      : m_(model), c_(model.config), k_(*model.kernels), plan_(plan), logits_(logits), cancel_(cancel) {}
+
+  // All of the forward; every thread of the pool calls it. `memory` of a thread is its element of thread_memory.
+  void operator()(int thread);
+
+  bool stopped = false;            // *cancel stopped the forward
+  std::atomic<bool> finite{true};  // whether all logits are finite
+
+ private:
+  // What products() writes: out[row][column] of one of the matrices that share their activations.
+  struct Target {
+    const Matrix *matrix;
+    float *out;  // [rows][stride]
+    int64_t stride;
+  };
+
+  // --- forward.cpp ---
+  void next_stage(int thread, int operation);
+  void embed(int thread);
+  void norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory);
+  void products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
+                float *memory, const std::vector<int32_t> *add_to = nullptr);
+  template <class Work>
+  void each_panel(int thread, int64_t n_panels, int64_t n_cols, int64_t n_rows, Work work);
+  void add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
+                   const std::vector<float> &post_norm, float *memory);
+  bool mlp_block(int thread, int32_t l, float *memory);
+  void gate_and_up(int thread, const Layer &layer, int64_t n_rows, float *memory);
+  void copy_taps(int32_t l);
+  void head(int thread, float *memory);
+  void head_in_parts(int thread, float *memory);
+
+  // --- forward_attention.cpp ---
+  bool attention_block(int thread, int32_t l, float *memory);
+  void write_keys_and_values(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
+  void prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
+                    const float *cos_sin, float *memory);
+  void attend(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
+  int chunk_size(int n_queries) const;
+  void attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t> &rows, size_t begin, int head, int first,
+                    int n, float *memory);
+
+  // Take a piece of the current stage; the stage's pieces are numbered from 0.
+  int take(int thread) { return counters_[stages_[(size_t)thread].number % 3].take(); }
+  // Have a part of streamed weights in memory. False where it can't be read or the forward was cancelled: then all threads
+  // leave the forward.
+  bool fetch(int thread, int32_t part) { return !streamed_ || m_.streamer.fetch(thread, part, cancel_); }
+  bool fetch(int thread, int32_t stage, int32_t l) { return fetch(thread, Streamer::part(stage, l)); }
+  // Give a part back that was fetched, when its stage is over.
+  void release(int thread, int32_t part) {
+    if (streamed_ && thread == 0) m_.streamer.release(part);
+  }
+  void release(int thread, int32_t stage, int32_t l) { release(thread, Streamer::part(stage, l)); }
+
+  ec_model &m_;
+  const ec_config &c_;
+  const Kernels &k_;
+  const Plan &plan_;
+  float *logits_;
+  const volatile int32_t *cancel_;
+  const std::vector<float> none_;
+  const bool streamed_ = m_.streamer.started();
+  Counter counters_[3];
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  struct alignas(64) Stage { int64_t number = 0; };
+  std::vector<Stage> stages_ = std::vector<Stage>((size_t)m_.pool.size());
+};
+
+}  // namespace edgedec
