@@ -33,7 +33,7 @@ from edgedec_runtimes.cpu.library import instruction_sets, read_bandwidth
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.cpu.weights import tile_bytes
+from edgedec_runtimes.cpu.weights import tile_job
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
@@ -239,7 +239,7 @@ def _weight_bytes(path: Path) -> int:
     """Return the bytes of the tiles that a step reads: all but an embedding that is not the head as well."""
     gguf = read_gguf(path)
     network = read_network(gguf)
-    total = tile_bytes(gguf, network)
+    total = tile_job(gguf, network, LoadOptions()).n_bytes
     if "output.weight" in gguf.tensors:
         total -= gguf.tensors["token_embd.weight"].n_bytes
     return total

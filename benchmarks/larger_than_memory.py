@@ -30,7 +30,7 @@ from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.cpu.tiles.cache import known_tile_file, tile_offsets
+from edgedec_runtimes.cpu.tiles.cache import known_tile_file
 from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES, PagedFile, page_buffer
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
 
@@ -55,7 +55,7 @@ def stream_plan(path: Path, share: float) -> tuple[StreamPlan, int]:
     """Return the plan for a share of the weights that each token needs, and what is allowed for it."""
     gguf = read_gguf(path)
     network = read_network(gguf)
-    offsets = tile_offsets(gguf, weights.tile_tensors(network), layout=weights.LAYOUT)
+    offsets = weights.tile_job(gguf, network, LoadOptions()).head.places()
     needed = sum(part.n_bytes for part in plan_streaming(network, offsets, 1 << 60).parts)
     allowed = int(needed * share)
     return plan_streaming(network, offsets, allowed), allowed
@@ -92,7 +92,8 @@ def decode(path: Path, tile_file: Path, resident_bytes: int | None, n_rounds: in
     """Take greedy steps in rounds, with a look at the disk's speed around each where weights are streamed."""
     chosen = options(resident_bytes)
     gguf = read_gguf(path)
-    plan = weights.stream_plan(gguf, read_network(gguf), chosen)
+    network = read_network(gguf)
+    plan = weights.stream_plan(weights.tile_job(gguf, network, chosen), network, chosen.resident_bytes)
     if resident_bytes is not None:
         terms = Cpu().plan(path, chosen)
         with PagedFile(tile_file) as file:
@@ -152,8 +153,7 @@ def main() -> None:
     plan, allowed = stream_plan(path, arguments.share)
     Cpu().load(path, options(allowed)).close()  # makes the tiles where there are none
     gguf = read_gguf(path)
-    tensors = weights.tile_tensors(read_network(gguf))
-    tile_file = known_tile_file(gguf, tensors, layout=weights.LAYOUT, cache_dir=cache_folder(None))
+    tile_file = known_tile_file(weights.tile_job(gguf, read_network(gguf), LoadOptions(tile_cache=True)))
     assert tile_file is not None, "they were made"
     whole, streamed = (in_child(path, tile_file, most, arguments) for most in (None, allowed))
     if whole["tokens"] != streamed["tokens"]:

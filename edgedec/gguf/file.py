@@ -88,8 +88,8 @@ class GGUF:
     n_bytes: int
     header_hash: str
 
-    def read_tensor_bytes(self, name: str) -> bytes:
-        """Return the bytes of a tensor as the file holds them.
+    def read_tensor_bytes(self, name: str, start: int = 0, n_bytes: int | None = None) -> bytes:
+        """Return `n_bytes` bytes of a tensor from its byte `start` on, as the file holds them; None: all that are left.
 
         Raises:
             ModelFormatError: There is no such tensor, or the file got shorter since its header was read.
@@ -99,23 +99,23 @@ class GGUF:
         if name not in self.tensors:
             raise ModelFormatError(f"{self.paths[0]}: it has no tensor {name!r}; another model may be meant")
         tensor = self.tensors[name]
+        n_wanted = tensor.n_bytes - start if n_bytes is None else n_bytes
         path = self.paths[tensor.shard]
         try:
             with _open(path) as file:
-                n_bytes = os.fstat(file.fileno()).st_size
                 # The size is compared first, because a read allocates all that it is to read.
-                if tensor.offset + tensor.n_bytes > n_bytes:
+                if tensor.offset + tensor.n_bytes > os.fstat(file.fileno()).st_size:
                     raise _shrunk(path, name)
-                file.seek(tensor.offset)
-                data = file.read(tensor.n_bytes)
+                file.seek(tensor.offset + start)
+                data = file.read(n_wanted)
         except OSError as error:
             raise storage_error(path, error) from error
         except MemoryError as error:
             raise MemoryCapError(
-                f"{path}: the system has no {tensor.n_bytes} bytes for tensor {name!r}; close programs, or use a "
+                f"{path}: the system has no {n_wanted} bytes for tensor {name!r}; close programs, or use a "
                 "smaller model"
             ) from error
-        if len(data) != tensor.n_bytes:
+        if len(data) != n_wanted:
             raise _shrunk(path, name)
         return data
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgedec.gguf.file import read_gguf
 from edgedec.progress import Progress
-from edgedec_runtimes.cpu.tiles.cache import TileTensor, open_tiles
+from edgedec_runtimes.cpu.tiles.cache import Job, TileTensor, open_tiles
 from edgedec_runtimes.cpu.tiles.file import U8, Tiles
 
 LAYOUT = "16x1-v1"
@@ -34,11 +34,9 @@ class Maker:
         gguf = read_gguf(self.path)
         return {name: gguf.read_tensor_bytes(name)[::-1] + bytes(3) for name in gguf.tensors}
 
-    def open(self, **options: Any) -> Tiles:
-        """Open the tiles; notes the tensors that were filled and the progress."""
+    def job(self, **options: Any) -> Job:
+        """Return the job of the model's tiles, with these options in place of the maker's own."""
         gguf = read_gguf(self.path)
-        self.filled.clear()
-        self.reports.clear()
 
         def fill(name: str, out: U8, start: int) -> None:
             self.filled.append(name)
@@ -46,9 +44,14 @@ class Maker:
             data = np.frombuffer(gguf.read_tensor_bytes(name), np.uint8)
             out[: len(data)] = data[::-1]
 
-        chosen: dict[str, Any] = {"layout": LAYOUT, "cache_dir": self.root}
-        chosen |= {"on_progress": self.reports.append} | options
-        return open_tiles(gguf, chosen.pop("tensors", self.tensors()), fill, **chosen)
+        chosen: dict[str, Any] = {"tensors": self.tensors(), "layout": LAYOUT, "fill": fill, "cache_dir": self.root}
+        return Job(gguf, **(chosen | {"on_progress": self.reports.append} | options))
+
+    def open(self, **options: Any) -> Tiles:
+        """Open the tiles; notes the tensors that were filled and the progress."""
+        self.filled.clear()
+        self.reports.clear()
+        return open_tiles(self.job(**options))
 
     def files(self) -> list[Path]:
         """Return all files below the cache's root."""

@@ -18,8 +18,7 @@ from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.library import KERNEL_ROWS, KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
-from edgedec_runtimes.cpu.tiles.cache import Tiles
-from edgedec_runtimes.cpu.tiles.streaming import StreamPlan
+from edgedec_runtimes.cpu.tiles.cache import Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
@@ -50,12 +49,9 @@ class Cpu:
         gguf, network = _read(path)
         _require_covered_vocabulary(gguf)
         _check_kv(path, network, options)
-        n_ctx, streamed = (
-            options.n_ctx or default_n_ctx(network.n_ctx_train),
-            weights.stream_plan(gguf, network, options),
-        )
-        mapped = weights.are_mapped(gguf, network, options)
-        held = _weights_term(gguf, network, options, streamed, mapped=mapped)
+        n_ctx, job = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_job(gguf, network, options)
+        streamed = weights.stream_plan(job, network, options.resident_bytes)
+        held = weights.weights_term(job, network, streamed, mapped=job.mapped and can_be_mapped(job))
         return _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
@@ -70,12 +66,9 @@ class Cpu:
         with ExitStack() as undo:
             handle = weights.create(network, options.n_threads or usable_cores())
             undo.callback(native().ec_model_destroy, handle)
-            streamed = weights.stream_plan(gguf, network, options)
-            tiles = (
-                weights.load_tiles(gguf, network, options)
-                if streamed is None
-                else weights.stream_tiles(gguf, network, options, streamed)
-            )
+            job = weights.tile_job(gguf, network, options)
+            streamed = weights.stream_plan(job, network, options.resident_bytes)
+            tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed)
             undo.callback(tiles.close)
             weights.attach(handle, gguf, network, tiles)
             if options.cancel is not None:
@@ -83,7 +76,7 @@ class Cpu:
             isa = native().ec_model_instruction_set(handle).decode()
             card = _card(gguf, network, tiles.head.model_sha256, f"{isa} {options.kv_type}")
             mapped = isinstance(tiles, Tiles) and tiles.mapped
-            held = _weights_term(gguf, network, options, streamed, mapped=mapped)
+            held = weights.weights_term(job, network, streamed, mapped=mapped)
 
             @lru_cache(maxsize=8)
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
@@ -149,16 +142,6 @@ def _check_kv(path: Path, network: Network, options: LoadOptions) -> None:
 def _card(gguf: GGUF, network: Network, model_sha256: str, numerics: str) -> ModelCard:
     identity = f"cpu {weights.LAYOUT} {gguf.header_hash} {model_sha256} {numerics}"
     return model_card(Cpu.name, gguf, network, hashlib.sha256(identity.encode()).hexdigest())
-
-
-def _weights_term(
-    gguf: GGUF, network: Network, options: LoadOptions, streamed: StreamPlan | None, *, mapped: bool
-) -> MemoryTerm:
-    if streamed is not None:
-        return weights.streamed_term(gguf, network, options, streamed)
-    if mapped:
-        return MemoryTerm("weights (tiles)", weights.mapped_bytes(gguf, network), "mapped")
-    return MemoryTerm("weights (tiles)", weights.tile_bytes(gguf, network), "private")
 
 
 def _terms(

@@ -2,15 +2,13 @@
 
 import ctypes
 import os
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import BinaryIO
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError, RequestError, StorageError
+from edgedec.errors import ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
@@ -25,15 +23,7 @@ from edgedec_runtimes.cpu.library import (
     native_handle,
 )
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
-from edgedec_runtimes.cpu.tiles.cache import (
-    Tiles,
-    TileTensor,
-    can_be_mapped,
-    known_tile_file,
-    open_tiles,
-    tile_offsets,
-    tiles_n_bytes,
-)
+from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming, remembered_rate
 
@@ -44,10 +34,10 @@ _PIECE_BYTES = 8 << 20
 _TILE_ROWS = 16
 
 
-def tile_tensors(network: Network) -> tuple[TileTensor, ...]:
-    """Return the tiles of a network's matrices, in the order in which a forward reads them."""
+def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
+    """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
     library = native()
-    return tuple(
+    tensors = tuple(
         TileTensor(
             t.name,
             library.ec_tile_bytes(t.type, t.shape[1], t.shape[0]),
@@ -55,97 +45,83 @@ def tile_tensors(network: Network) -> tuple[TileTensor, ...]:
         )
         for t in (placed.tensor for placed in network.matrices)
     )
-
-
-def tile_bytes(gguf: GGUF, network: Network) -> int:
-    """Return what all tiles take."""
-    return tiles_n_bytes(gguf, tile_tensors(network), layout=LAYOUT)
-
-
-def stream_plan(gguf: GGUF, network: Network, options: LoadOptions) -> StreamPlan | None:
-    """Return how the weights share options.resident_bytes; None where all of them may stay in memory.
-
-    Raises:
-        RequestError: It is too little, or there is to be no tile file to read from.
-    """
-    if options.resident_bytes is None or options.resident_bytes >= tile_bytes(gguf, network):
-        return None
-    if not has_tile_file(gguf, network, options):
-        raise RequestError(
-            "resident_bytes is less than the weights take, and there is no tile file to read the rest from, nor can "
-            "one be made (tile_cache is off, or its folder can't be written or is full); allow all, or make room"
-        )
-    offsets = tile_offsets(gguf, tile_tensors(network), layout=LAYOUT)
-    return plan_streaming(network, offsets, options.resident_bytes)
-
-
-def streamed_term(gguf: GGUF, network: Network, options: LoadOptions, plan: StreamPlan) -> MemoryTerm:
-    """Return the weights' line of the memory plan; before there are tiles, the speed is that of the model's disk."""
-    tiles = known_tile_file(gguf, tile_tensors(network), layout=LAYOUT, cache_dir=cache_folder(options.cache_dir))
-    rate = remembered_rate(tiles or gguf.paths[0])
-    return plan.memory_term(rate, "the tiles" if tiles else "the model's file, as there are no tiles yet")
-
-
-def stream_tiles(gguf: GGUF, network: Network, options: LoadOptions, plan: StreamPlan) -> StreamedTiles:
-    """Open the tiles in the cache, made first if need be, and read what stays in memory.
-
-    Raises:
-        StorageError: They can't be kept on the disk, or read.
-        CancelledError, MemoryCapError, ModelFormatError.
-    """
-    mapped = replace(options, mmap=True)  # but not read: that takes no memory
-    with load_tiles(gguf, network, mapped, in_memory=False) as tiles:
-        assert tiles.path is not None, "they are in a file"
-        return StreamedTiles(tiles.path, tiles.label, plan, on_progress=options.on_progress, cancel=options.cancel)
-
-
-def load_tiles(gguf: GGUF, network: Network, options: LoadOptions, *, in_memory: bool = True) -> Tiles:
-    """Map the tiles from the cache, or copy them; made first if need be, with `in_memory=False` nowhere else."""
-    return open_tiles(
+    return Job(
         gguf,
-        tile_tensors(network),
-        _packer(gguf),
-        layout=LAYOUT,
+        tensors,
+        LAYOUT,
+        partial(_fill, gguf),
         cache_dir=cache_folder(options.cache_dir) if options.tile_cache else None,
-        in_memory=in_memory,
         mapped=options.mmap,
         on_progress=options.on_progress,
         cancel=options.cancel,
     )
 
 
-def _packer(gguf: GGUF) -> Callable[[str, NDArray[np.uint8], int], None]:
-    """Return what writes a tensor's tiles from a byte on, reading the file a few rows at a time."""
+def stream_plan(job: Job, network: Network, resident_bytes: int | None) -> StreamPlan | None:
+    """Return how the weights share `resident_bytes` of memory; None where all of them may stay in memory.
 
-    def fill(name: str, out: NDArray[np.uint8], start: int) -> None:
-        tensor = gguf.tensors[name]
-        n_cols, n_all_rows = tensor.shape
-        unit_bytes = native().ec_tile_bytes(tensor.type, _TILE_ROWS, n_cols)
-        first = start // unit_bytes * _TILE_ROWS
-        n_rows = min(len(out) // unit_bytes * _TILE_ROWS, n_all_rows - first)
-        row_bytes = tensor.n_bytes // n_all_rows
-        step = max(_TILE_ROWS, _PIECE_BYTES // row_bytes // _TILE_ROWS * _TILE_ROWS)
-        piece = np.empty(step * row_bytes, np.uint8)
-        path = gguf.paths[tensor.shard]
-        with _open(path) as file:
-            file.seek(tensor.offset + first * row_bytes)
-            for begin in range(0, n_rows, step):
-                end = min(begin + step, n_rows)
-                data = piece[: (end - begin) * row_bytes]
-                if file.readinto(data) != len(data):  # type: ignore[attr-defined]  # a buffered binary file
-                    raise _shrunk(path, tensor)
-                rows = (tensor.type, n_rows, n_cols, begin, end)
-                code = native().ec_tile_pack(*rows, address(data), len(data), address(out), len(out))
-                check(code, f"packing {name}")
-
-    return fill
+    Raises:
+        RequestError: `resident_bytes` is too little, or there can be no tile file to read from.
+    """
+    if resident_bytes is None or resident_bytes >= job.n_bytes:
+        return None
+    if not can_be_mapped(job):
+        raise RequestError(
+            "resident_bytes is less than the weights take, and there is no tile file to read the rest from, nor can "
+            "one be made (tile_cache is off, or its folder can't be written or is full); allow all, or make room"
+        )
+    return plan_streaming(network, job.head.places(), resident_bytes)
 
 
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise StorageError(f"{path}: reading failed ({error.strerror or error}); check the disk") from error
+def weights_term(job: Job, network: Network, plan: StreamPlan | None, *, mapped: bool) -> MemoryTerm:
+    """Return the weights' line of the memory plan.
+
+    Args:
+        job: The tiles.
+        network: Shape and places.
+        plan: How the weights are streamed; None where all of them stay in memory.
+        mapped: Whether a tile file is mapped. A mapped embedding matrix that rarely_read names does not count.
+    """
+    if plan is not None:
+        tiles = known_tile_file(job)
+        rate = remembered_rate(tiles or job.gguf.paths[0])
+        return plan.memory_term(rate, "the tiles" if tiles else "the model's file, as there are no tiles yet")
+    if not mapped:
+        return MemoryTerm("weights (tiles)", job.n_bytes, "private")
+    rare = rarely_read(network)
+    n_rare = sum(tensor.n_bytes for tensor in job.tensors if rare is not None and tensor.name == rare.name)
+    return MemoryTerm("weights (tiles)", job.n_bytes - n_rare, "mapped")
+
+
+def stream_tiles(job: Job, plan: StreamPlan) -> StreamedTiles:
+    """Open the tiles in the cache, which are made first if need be, and read the parts that stay in memory.
+
+    Raises:
+        StorageError: The tiles can't be kept on the disk, or read.
+        CancelledError, MemoryCapError, ModelFormatError: As open_tiles.
+    """
+    # Mapped and not copied, as mapping takes no memory as long as nothing is read.
+    with open_tiles(replace(job, mapped=True, in_memory=False)) as tiles:
+        assert tiles.path is not None, "they are in a file"
+        return StreamedTiles(tiles.path, tiles.label, plan, on_progress=job.on_progress, cancel=job.cancel)
+
+
+def _fill(gguf: GGUF, name: str, out: NDArray[np.uint8], start: int) -> None:
+    """Write a tensor's tiles from byte `start` on to `out`, reading the model's file a few rows at a time."""
+    tensor = gguf.tensors[name]
+    n_cols, n_all_rows = tensor.shape
+    unit_bytes = native().ec_tile_bytes(tensor.type, _TILE_ROWS, n_cols)
+    first = start // unit_bytes * _TILE_ROWS
+    n_rows = min(len(out) // unit_bytes * _TILE_ROWS, n_all_rows - first)
+    row_bytes = tensor.n_bytes // n_all_rows
+    step = max(_TILE_ROWS, _PIECE_BYTES // row_bytes // _TILE_ROWS * _TILE_ROWS)
+    for begin in range(0, n_rows, step):
+        end = min(begin + step, n_rows)
+        piece = gguf.read_tensor_bytes(name, (first + begin) * row_bytes, (end - begin) * row_bytes)
+        data = np.frombuffer(piece, np.uint8)
+        rows = (tensor.type, n_rows, n_cols, begin, end)
+        code = native().ec_tile_pack(*rows, address(data), len(data), address(out), len(out))
+        check(code, f"packing {name}")
 
 
 def create(network: Network, n_threads: int) -> ctypes.c_void_p:
@@ -184,25 +160,6 @@ def rarely_read(network: Network) -> TensorInfo | None:
     return None if output is None or output.name == embedding.name else embedding
 
 
-def mapped_bytes(gguf: GGUF, network: Network) -> int:
-    """Return what mapped tiles hold in memory: all but the embedding matrix where its rows are read from the file."""
-    rare, n_bytes = rarely_read(network), tile_bytes(gguf, network)
-    if rare is None:
-        return n_bytes
-    return n_bytes - next(tensor.n_bytes for tensor in tile_tensors(network) if tensor.name == rare.name)
-
-
-def are_mapped(gguf: GGUF, network: Network, options: LoadOptions) -> bool:
-    """Tell whether load_tiles will map a file."""
-    return options.mmap and has_tile_file(gguf, network, options)
-
-
-def has_tile_file(gguf: GGUF, network: Network, options: LoadOptions) -> bool:
-    """Tell whether load_tiles will have a file of tiles: there is one, or one can be made."""
-    tensors, folder = tile_tensors(network), cache_folder(options.cache_dir)
-    return options.tile_cache and can_be_mapped(gguf, tensors, layout=LAYOUT, cache_dir=folder)
-
-
 def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> None:
     for placed in network.matrices:
         tensor, data = placed.tensor, tiles[placed.tensor.name]
@@ -218,10 +175,3 @@ def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> No
         fd, place = tiles.file.fileno(), tiles.head.places()[rare.name]
         code = native().ec_model_read_rows(handle, native_handle(fd), os.fstat(fd).st_size, place)
         check(code, rare.name)
-
-
-def _shrunk(path: Path, tensor: TensorInfo) -> ModelFormatError:
-    return ModelFormatError(
-        f"{path}: tensor {tensor.name!r} reaches beyond the file's end; the file got shorter since it was opened: "
-        "download or copy it again"
-    )

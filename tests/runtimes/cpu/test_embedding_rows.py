@@ -45,7 +45,9 @@ def test_no_page_of_it_is_held(path: Path, tmp_path: Path) -> None:
         planned = next(term.n_bytes for term in model.memory(4096, 16) if term.name == "weights (tiles)")
     gguf = read_gguf(path)
     network = read_network(gguf)
-    assert planned == weights.mapped_bytes(gguf, network) < weights.tile_bytes(gguf, network) - 20_000_000
+    job = weights.tile_job(gguf, network, LoadOptions())
+    term = weights.weights_term(job, network, None, mapped=True)
+    assert planned == term.n_bytes < job.n_bytes - 20_000_000
     assert held < planned + 5_000_000  # and some pages of libraries
 
 
@@ -67,7 +69,8 @@ def test_a_head_that_is_the_embedding_stays(tmp_path: Path) -> None:
     gguf = read_gguf(tiny_llama(tmp_path / "tied.gguf", tied=True))
     network = read_network(gguf)
     assert weights.rarely_read(network) is None
-    assert weights.mapped_bytes(gguf, network) == weights.tile_bytes(gguf, network)
+    job = weights.tile_job(gguf, network, LoadOptions())
+    assert weights.weights_term(job, network, None, mapped=True).n_bytes == job.n_bytes
 
 
 def test_a_head_of_its_own(path: Path) -> None:

@@ -62,7 +62,8 @@ class Streamed:
     def plan(self) -> StreamPlan:
         """Return which parts stay."""
         gguf = read_gguf(self.path)
-        plan = weights.stream_plan(gguf, read_network(gguf), self.options())
+        network, options = read_network(gguf), self.options()
+        plan = weights.stream_plan(weights.tile_job(gguf, network, options), network, options.resident_bytes)
         assert plan is not None
         return plan
 
@@ -76,7 +77,7 @@ def make(folder: Path, tiny: Tiny) -> Streamed:
     """Write a model of six layers, of which half a layer and more must be read each time."""
     path = write_tiny(folder / "m.gguf", replace(tiny, n_layer=6, n_ctx_train=8192))
     gguf = read_gguf(path)
-    return Streamed(path, folder / "cache", weights.tile_bytes(gguf, read_network(gguf)) * 3 // 5)
+    return Streamed(path, folder / "cache", weights.tile_job(gguf, read_network(gguf), LoadOptions()).n_bytes * 3 // 5)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from support.tiny_models import tiny_llama
 from edgedec.errors import CancelledError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import read_gguf
 from edgedec.progress import CancelToken, Progress
-from edgedec_runtimes.cpu.tiles.cache import TileTensor, open_tiles, tile_cache_note, tiles_n_bytes
+from edgedec_runtimes.cpu.tiles.cache import Job, TileTensor, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.file import map_tiles, place
 from edgedec_runtimes.cpu.tiles.listing import list_tiles
 
@@ -38,22 +38,22 @@ def test_made_once_and_mapped_afterwards(maker: Maker) -> None:
     assert [path.suffix for path in maker.files()] == [".json", ".tiles"]
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_aligned_and_read_only(maker: Maker, use_cache: bool) -> None:
+@pytest.mark.parametrize("in_a_file", [True, False])
+def test_aligned_and_read_only(maker: Maker, in_a_file: bool) -> None:
     """Every tensor starts at a multiple of 64 bytes, in a file as in memory, and can't be written to."""
-    with maker.open(use_cache=use_cache) as tiles:
-        assert tiles.mapped is use_cache
+    with maker.open(**({} if in_a_file else {"cache_dir": None})) as tiles:
+        assert tiles.mapped is in_a_file
         assert {tiles[name].ctypes.data % 64 for name in tiles} == {0}
         assert not any(tiles[name].flags.writeable for name in tiles)
         assert contents(tiles) == maker.expected()
-        assert tiles.n_bytes == tiles_n_bytes(read_gguf(maker.path), maker.tensors(), layout=LAYOUT)
+        assert tiles.n_bytes == maker.job().n_bytes
 
 
 def test_padding_is_small(maker: Maker) -> None:
     """For 200 tensors of odd sizes about 100 kB, head and padding are less than 2 %."""
     tensors = [TileTensor(f"blk.{i}.attn_output.weight", 100_001 + i) for i in range(200)]
     n_payload = sum(tensor.n_bytes for tensor in tensors)
-    assert n_payload < tiles_n_bytes(read_gguf(maker.path), tensors, layout=LAYOUT) < 1.02 * n_payload
+    assert n_payload < maker.job(tensors=tensors).n_bytes < 1.02 * n_payload
     assert all(offset % 64 == 0 for offset in place(tensors)[:-1])
 
 
@@ -61,23 +61,17 @@ def test_empty_tensors(maker: Maker) -> None:
     """A tensor without bytes, even the last, and a model without tensors make sound files."""
     for tensors in ([TileTensor("token_embd.weight", 8323), TileTensor("none", 0)], []):
         for _ in range(2):
-            gguf = read_gguf(maker.path)
-            with open_tiles(
-                gguf, tensors, lambda name, out, start: None, layout="empty", cache_dir=maker.root
-            ) as tiles:
+            with open_tiles(maker.job(tensors=tensors, fill=lambda name, out, start: None, layout="empty")) as tiles:
                 assert [(name, len(tiles[name])) for name in tiles] == [(t.name, t.n_bytes) for t in tensors]
 
 
 def test_what_it_takes_is_said_first(maker: Maker, caplog: pytest.LogCaptureFixture) -> None:
-    """The note, the log and the first progress say size or folder before a byte is written; bytes count up to all."""
+    """The log and the first progress say size or folder before a byte is written; bytes count up to all."""
     caplog.set_level(logging.INFO, "edgedec.tiles")
-    gguf, tensors = read_gguf(maker.path), maker.tensors()
     folder = maker.root / "tiles"
-    note = tile_cache_note(gguf, tensors, layout=LAYOUT, cache_dir=maker.root)
-    assert note == f"tiles: 20.5 kB on disk in {folder}"
     maker.open().close()
     assert caplog.messages == [
-        f"m.gguf: {note}",
+        f"m.gguf: tiles: 20.5 kB on disk in {folder}",
         f"m.gguf: 20.5 kB kept in {folder}, so that its next start is fast (edgedec cache prune --all deletes it)",
     ]
     total = maker.tile_file().stat().st_size
@@ -88,8 +82,8 @@ def test_what_it_takes_is_said_first(maker: Maker, caplog: pytest.LogCaptureFixt
     done = [report.done for report in maker.reports]
     assert done == sorted(done)
     assert done[-1] == total
-    assert tile_cache_note(gguf, tensors, layout=LAYOUT, cache_dir=maker.root) is None
-    assert tile_cache_note(gguf, tensors, layout=LAYOUT, cache_dir=None) is None
+    assert known_tile_file(maker.job()) == maker.tile_file()
+    assert known_tile_file(maker.job(cache_dir=None)) is None
 
 
 def test_a_touched_model_is_read_once(maker: Maker) -> None:
@@ -380,4 +374,4 @@ def test_a_model_that_is_gone(maker: Maker) -> None:
     gguf = read_gguf(maker.path)
     maker.path.unlink()
     with pytest.raises(ModelNotFoundError, match=r"m\.gguf"):
-        open_tiles(gguf, [], lambda name, out, start: None, layout=LAYOUT, cache_dir=maker.root)
+        open_tiles(Job(gguf, [], LAYOUT, lambda name, out, start: None, cache_dir=maker.root))

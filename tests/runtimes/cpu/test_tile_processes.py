@@ -23,7 +23,7 @@ import logging, os, sys, time
 from pathlib import Path
 import numpy as np
 from edgedec.gguf.file import read_gguf
-from edgedec_runtimes.cpu.tiles.cache import TileTensor, open_tiles
+from edgedec_runtimes.cpu.tiles.cache import Job, TileTensor, open_tiles
 
 path, root, notes, go, layout, n_fills, n_file_bytes = sys.argv[1:]
 if int(n_file_bytes):
@@ -46,7 +46,7 @@ def report(progress):
     phases.add(progress.phase)
 logging.basicConfig(level=logging.WARNING)
 tensors = [TileTensor(name, info.n_bytes + 3) for name, info in gguf.tensors.items()]
-tiles = open_tiles(gguf, tensors, fill, layout=layout, cache_dir=Path(root), on_progress=report)
+tiles = open_tiles(Job(gguf, tensors, layout, fill, cache_dir=Path(root), on_progress=report))
 right = all(tiles[n].tobytes() == gguf.read_tensor_bytes(n)[::-1] + bytes(3) for n in gguf.tensors)
 note(f"{'right' if right else 'WRONG'} {'mapped' if tiles.mapped else 'memory'} {' '.join(sorted(phases))}")
 """

@@ -28,12 +28,11 @@ def in_memory_after(maker: Maker, caplog: pytest.LogCaptureFixture, *words: str)
 
 
 def test_without_a_cache(maker: Maker, caplog: pytest.LogCaptureFixture) -> None:
-    """use_cache=False and no folder mean memory, without a warning and without a file."""
-    for options in ({"use_cache": False}, {"cache_dir": None}):
-        with maker.open(**options) as tiles:
-            assert not tiles.mapped
-            assert contents(tiles) == maker.expected()
-        assert {report.detail for report in maker.reports} == {"m.gguf, in memory"}
+    """No folder means memory, without a warning and without a file."""
+    with maker.open(cache_dir=None) as tiles:
+        assert not tiles.mapped
+        assert contents(tiles) == maker.expected()
+    assert {report.detail for report in maker.reports} == {"m.gguf, in memory"}
     assert caplog.records == []
     assert not maker.root.exists()
 

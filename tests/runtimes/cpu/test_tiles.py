@@ -12,7 +12,8 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LoadOptions
 from edgedec_runtimes.cpu.library import INVALID, OK, address, native
 from edgedec_runtimes.cpu.network import read_network
-from edgedec_runtimes.cpu.weights import load_tiles
+from edgedec_runtimes.cpu.tiles.cache import open_tiles
+from edgedec_runtimes.cpu.weights import tile_job
 
 U8 = NDArray[np.uint8]
 ROWS = (1, 15, 16, 17, 32, 70)
@@ -197,7 +198,7 @@ def test_the_tiles_of_a_real_model_are_its_bytes(smollm_path: Path) -> None:
     gguf = read_gguf(smollm_path)
     network = read_network(gguf)
     with_tiles = {placed.tensor.name: placed.tensor for placed in network.matrices}
-    tiles = load_tiles(gguf, network, LoadOptions())
+    tiles = open_tiles(tile_job(gguf, network, LoadOptions()))
     try:
         for name, tensor in with_tiles.items():
             expected = np.frombuffer(gguf.read_tensor_bytes(name), np.uint8)

@@ -5,10 +5,10 @@ import mmap
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -32,36 +32,54 @@ class CacheUnusableError(StorageError):
     """The disk does not take the tiles; they are made in memory instead."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Job:
-    """What was asked for, and the model's SHA-256 once it is known.
+    """The tiles that are wanted of a model, where they are kept, and what is told of the work.
 
     Attributes:
-        head: The head of the file but for what is known when the tiles are made: SHA-256 and CRCs.
-        fill: Writes a tensor's tiles, or of one that has units those from a byte on.
-        mapped: Whether a tile file is mapped; else what it holds is copied to private memory.
+        gguf: The model, unchanged since its header was read.
+        tensors: Names and sizes of the tiles, in the order of the file; no name twice.
+        layout: Version of the arrangement; each version has a tile file of its own.
+        fill: Writes one tensor's tiles: called with its name, zeros (uint8) to write into, and the byte of the tiles
+            that these begin with. A tensor that has units may be asked for some units at a time, in order.
+        cache_dir: The cache's root; None for private memory.
+        in_memory: Whether private memory will do where the disk does not take the tiles.
+        mapped: Whether a tile file is mapped; else its contents are copied to private memory and checked.
+        on_progress: Gets the phases "tiles", "wait" (another process makes the tiles), "verify" (a model or a tile file
+            that may have changed is read) and "load" (tiles are copied).
+        cancel: Stops the work between two tensors at the latest; nothing is left on the disk.
+        head: The head of the tile file but for what is known when the tiles are made: SHA-256 and CRCs.
+        n_bytes: What the tiles take, head and padding included, on the disk as in memory.
+        sha256: Of the model's files, once it is known; "" before.
     """
 
     gguf: GGUF
-    head: TileHead
+    tensors: Sequence[TileTensor]
+    layout: str
     fill: Fill
+    cache_dir: Path | None = None
+    in_memory: bool = True
+    mapped: bool = True
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
-    mapped: bool = True
+    head: TileHead = field(init=False)
+    n_bytes: int = field(init=False)
     sha256: str = ""
+
+    def __post_init__(self) -> None:
+        names = {tensor.name for tensor in self.tensors}
+        assert len(names) == len(self.tensors), "a tensor is there twice"
+        unknown = "0" * 64, tuple(self.tensors), (0,) * len(self.tensors)
+        self.head = TileHead(self.layout, self.gguf.header_hash, self.gguf.n_bytes, *unknown)
+        self.n_bytes = self.head.offsets()[-1]
 
     @property
     def label(self) -> str:
-        """Name of the model's first file."""
+        """The name of the model's first file."""
         return self.gguf.paths[0].name
 
-    @property
-    def n_bytes(self) -> int:
-        """Size of the tile file."""
-        return self.head.offsets()[-1]
-
     def report(self, phase: str, done: int, total: int, detail: str) -> None:
-        """Look at the cancellation, and report progress in bytes."""
+        """Report progress in bytes (CancelledError where the work is cancelled)."""
         if self.cancel is not None:
             self.cancel.check(f"{phase} {self.label}")
         if self.on_progress is not None:

@@ -1,6 +1,6 @@
 """The tile cache: a model's matrices, rearranged once, written to a file and mapped on later starts.
 
-    tiles = open_tiles(gguf, tensors, fill, layout="...", cache_dir=root, on_progress=None, cancel=None)
+    tiles = open_tiles(Job(gguf, tensors, "layout", fill, cache_dir=root))
     tiles["blk.0.attn_q.weight"].ctypes.data
 
 The file is found by the model's header and size and the layout, and taken when path, size and times of the model's
@@ -19,15 +19,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
-from edgedec.gguf.file import GGUF, file_states
+from edgedec.gguf.file import file_states
 from edgedec.memory_plan import format_bytes
-from edgedec.progress import CancelToken, OnProgress
 from edgedec.storage.file_lock import FileLock, try_lock
 from edgedec_runtimes.cpu.tiles.build import (
     CacheUnusableError,
@@ -53,16 +52,7 @@ from edgedec_runtimes.cpu.tiles.sources import (
     write_sources,
 )
 
-__all__ = [
-    "Fill",
-    "TileTensor",
-    "Tiles",
-    "known_tile_file",
-    "open_tiles",
-    "tile_cache_note",
-    "tile_offsets",
-    "tiles_n_bytes",
-]
+__all__ = ["Fill", "Job", "TileTensor", "Tiles", "can_be_mapped", "known_tile_file", "open_tiles"]
 
 MARGIN_BYTES = 16 << 20  # left free, so that the tiles do not fill the disk to the last byte
 POLL_S = 0.1
@@ -70,70 +60,34 @@ POLL_S = 0.1
 logger = logging.getLogger("edgedec.tiles")
 
 
-def open_tiles(
-    gguf: GGUF,
-    tensors: Sequence[TileTensor],
-    fill: Fill,
-    *,
-    layout: str,
-    cache_dir: Path | None,
-    use_cache: bool = True,
-    in_memory: bool = True,
-    mapped: bool = True,
-    on_progress: OnProgress | None = None,
-    cancel: CancelToken | None = None,
-) -> Tiles:
-    """Map the tiles of a model; make them first where there are none that are sound and of this model.
+def open_tiles(job: Job) -> Tiles:
+    """Return the tiles that a job wants; they are made first where no sound tile file of this very model is there.
 
-    What they take on the disk is said before they are written, to the log and in the detail of the first progress.
-
-    Args:
-        gguf: The model, unchanged since its header was read.
-        tensors: Names and sizes of the tiles, in the order of the file; no name twice.
-        fill: Called with a name, zeros and a number, to write one tensor's tiles into, those from that byte on: all of
-            them (uint8[n_bytes], 0), or some units of a tensor that has units; in this thread, in order. After a
-            failure of the disk it is called again from the first tensor on.
-        layout: Version of the arrangement; another one has a file of its own.
-        cache_dir: The cache's root; None for private memory.
-        use_cache: False for private memory as well.
-        in_memory: False to raise StorageError where only private memory would be left.
-        mapped: False to copy what the file holds to private memory, and check all of it.
-        on_progress: Gets the phases "tiles", "wait" (for another process that makes them), "verify" (a model or a tile
-            file that may have changed is read) and "load" (tiles are copied).
-        cancel: Stops it, between two tensors at the latest; nothing is left on the disk.
+    What they will take on the disk is said before they are written, in the log and in the detail of the first progress.
+    After a failure of the disk, `job.fill` is called again from the first tensor on, for private memory.
 
     Raises:
-        CancelledError: Cancelled.
-        ModelNotFoundError, StorageError: The model's files are gone, can't be read or change while they are read.
+        CancelledError: The job was cancelled.
+        ModelNotFoundError, StorageError: The model's files are gone, can't be read or change while they are read; or
+            private memory would be left, and will not do.
         MemoryCapError: The system has no memory for the tiles.
     """
-    job = Job(gguf, _draft_head(gguf, tensors, layout), fill, on_progress, cancel, mapped)
-    if cache_dir is not None and use_cache:
+    if job.cache_dir is not None:
         try:
-            return _from_cache(job, cache_dir)
+            return _from_cache(job, job.cache_dir)
         except CacheUnusableError as error:
-            if not in_memory:
+            if not job.in_memory:
                 raise
             logger.warning("%s: the tiles are made in memory, at each start: %s", job.label, error)
     return make_in_memory(job)
 
 
-def tiles_n_bytes(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str) -> int:
-    """Return what the tiles take, on the disk as in memory: Tiles.n_bytes."""
-    return _draft_head(gguf, tensors, layout).offsets()[-1]
-
-
-def tile_offsets(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str) -> dict[str, int]:
-    """Return where in the tile file each tensor's tiles begin, in bytes by name."""
-    offsets = _draft_head(gguf, tensors, layout).offsets()
-    return {tensor.name: offset for tensor, offset in zip(tensors, offsets, strict=False)}
-
-
-def known_tile_file(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str, cache_dir: Path) -> Path | None:
+def known_tile_file(job: Job) -> Path | None:
     """Return a sound tile file that may be this model's, as the header is the same; None where there is none."""
-    job = Job(gguf, _draft_head(gguf, tensors, layout), lambda name, out, start: None)
+    if job.cache_dir is None:
+        return None
     try:
-        found = _candidates(job, tiles_folder(cache_dir))
+        found = _candidates(job, tiles_folder(job.cache_dir))
     except CacheUnusableError:
         return None
     for tiles in found:
@@ -141,41 +95,25 @@ def known_tile_file(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str, c
     return found[0].path if found else None
 
 
-def tile_cache_note(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str, cache_dir: Path | None) -> str | None:
-    """Return what open_tiles would take on the disk, "tiles: 96.0 MB on disk in FOLDER"; None when it takes no more."""
-    if cache_dir is None:
-        return None
-    if known_tile_file(gguf, tensors, layout=layout, cache_dir=cache_dir) is not None:
-        return None
-    return _note(_draft_head(gguf, tensors, layout), tiles_folder(cache_dir))
-
-
-def can_be_mapped(gguf: GGUF, tensors: Sequence[TileTensor], *, layout: str, cache_dir: Path) -> bool:
-    """Tell whether open_tiles will map a file: there is one, or the disk has room for one and takes it."""
-    if known_tile_file(gguf, tensors, layout=layout, cache_dir=cache_dir) is not None:
+def can_be_mapped(job: Job) -> bool:
+    """Tell whether open_tiles will map a file: a tile file is there, or the disk has room for one and takes it."""
+    if job.cache_dir is None:
+        return False
+    if known_tile_file(job) is not None:
         return True
-    folder = tiles_folder(cache_dir)
+    folder = tiles_folder(job.cache_dir)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        room = shutil.disk_usage(folder).free >= tiles_n_bytes(gguf, tensors, layout=layout) + MARGIN_BYTES
+        room = shutil.disk_usage(folder).free >= job.n_bytes + MARGIN_BYTES
         return room and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
     except OSError:
         return False
 
 
-def _draft_head(gguf: GGUF, tensors: Sequence[TileTensor], layout: str) -> TileHead:
-    assert len({tensor.name for tensor in tensors}) == len(tensors), "a tensor is there twice"
-    return TileHead(layout, gguf.header_hash, gguf.n_bytes, "0" * 64, tuple(tensors), (0,) * len(tensors))
-
-
 def _key(head: TileHead) -> str:
     wanted = json.dumps([head.layout, head.header_hash, head.n_model_bytes])
     return hashlib.sha256(wanted.encode()).hexdigest()[:16]
-
-
-def _note(head: TileHead, folder: Path) -> str:
-    return f"tiles: {format_bytes(head.offsets()[-1])} on disk in {folder}"
 
 
 def _from_cache(job: Job, cache_dir: Path) -> Tiles:
@@ -298,7 +236,7 @@ def _remember(job: Job, path: Path, source: Source, stamp: Stamp | None = None) 
 def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
     """Make the tiles in a file, under the lock, and map it; what the same paths held before loses its tiles."""
     folder = tiles_folder(cache_dir)
-    logger.info("%s: %s", job.label, _note(job.head, folder))
+    logger.info("%s: tiles: %s on disk in %s", job.label, format_bytes(job.n_bytes), folder)
     with cache_errors():
         free = shutil.disk_usage(folder).free
     if free < job.n_bytes + MARGIN_BYTES:
