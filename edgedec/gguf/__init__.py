@@ -1,1 +1,1 @@
-"""GGUF files: their headers, checked before anything is used, and what the headers say of a model."""
+"""Reading the headers of GGUF files, checked before they are used, and what they say about a model."""

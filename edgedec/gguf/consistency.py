@@ -1,8 +1,8 @@
-"""Refuse a GGUF whose header is sound by itself, and whose numbers contradict each other or its tensors.
+"""Refusing a GGUF whose header is well formed, but whose numbers contradict each other or the tensors.
 
-llama.cpp checks the shapes of most tensors and raises; what it only asserts, divides by or indexes with would end
-the process. The rules here are of that kind. They hold for every architecture, but for those of `_LAYERS` (all
-their tensors are known) and `_WHOLE_HEADS` (rotation of whole heads).
+llama.cpp itself refuses most wrong shapes. But it ends the process over a number that it only asserts, divides by or
+indexes with: the checks here find those before llama.cpp sees them. They hold for every architecture; only the
+architectures of `_LAYERS` (all their tensors are known) and `_WHOLE_HEADS` (heads are rotated whole) have further ones.
 """
 
 import re
@@ -22,11 +22,11 @@ from edgedec.gguf.tensor_types import GGMLType
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # llama.cpp's
 _MAX_WIDTH = 2**24  # far above any model; llama.cpp allocates by windows and lengths
 _MAX_COUNT = 2**31 - 1
-# Tries of tokens recurse once a byte; the suffixes that PLaMo 2 looks up cost the cube of a token's length.
+# llama.cpp recurses once for each byte of a token; what it builds for PLaMo 2 costs the cube of a token's length.
 _MAX_TOKEN_BYTES, _MAX_SUFFIX_COST = 4096, 2**30
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
-# Keys and values of one length, all of it rotated.
+# Architectures whose keys and values have one length, all of which is rotated.
 _WHOLE_HEADS = frozenset(
     {
         *("apertus", "arcee", "arctic", "baichuan", "chameleon", "codeshell", "dbrx", "deepseek", "dots1"),
@@ -42,7 +42,7 @@ _QKV = {"attn_q": "eq", "attn_k": "ek", "attn_v": "ev", "attn_output": "qe", "at
 _DENSE = {"ffn_gate": "ef", "ffn_up": "ef", "ffn_down": "fe"}
 _HEAD_NORMS = {"attn_q_norm": "h", "attn_k_norm": "h"}
 _POST_NORMS = {"post_attention_norm": "e", "post_ffw_norm": "e"}
-# The weights of each layer by architecture, and the letters of their shapes: see `_sizes`.
+# The weights of a layer by architecture, with a letter for each dimension of their shape: `_sizes` says what it is.
 _LAYERS = {
     "llama": _QKV | _DENSE,
     "qwen2": _QKV | _DENSE,
@@ -54,14 +54,14 @@ _LAYERS = {
 }
 _TOP = {"token_embd.weight": "en", "output_norm.weight": "e", "output.weight": "en"}
 
-# Nothing computes with weights of these types; with whole numbers of 32 and 64 bits only where tables hold ids.
+# llama.cpp computes with weights of none of these types; whole numbers of 32 and 64 bits may only be tables of ids.
 _NO_WEIGHT = frozenset({GGMLType.I8, GGMLType.I16, GGMLType.F64, GGMLType.Q8_1, GGMLType.Q8_K})
 _IDS = frozenset({GGMLType.I32, GGMLType.I64})
 _COMPUTED = ("token_embd", "output", "attn_", "ffn_", "ssm_", "time_mix_", "channel_mix_")
 _ONLY_F32 = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short", "ssm_a", "ssm_d", "ssm_conv1d"})
 
 _BPE = frozenset({"gpt2", "gemma4", "hybriddna", "whitespace"})
-# Ids that llama.cpp takes where the metadata names none; by tokenizer.
+# Token ids that llama.cpp takes where the metadata names none, by tokenizer.
 _DEFAULT_BOS = {"llama": 1, "bert": 101, "gpt2": 11, "hybriddna": 11, "whitespace": 11}
 _DEFAULT_EOS = {"llama": 2, "t5": 1, "gpt2": 11, "hybriddna": 11, "whitespace": 11}
 # Pre-tokenizers of byte-pair vocabularies that begin texts with BOS where the metadata does not say.
@@ -72,14 +72,14 @@ _ADDS_BOS = frozenset(
     }
 )
 _BYTE_KIND = 6
-_TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # those that occur in UTF-8
+_TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # the bytes that occur in UTF-8
 
 
 def require_consistent(gguf: GGUF) -> None:
-    """Return if what a text model's header says fits together.
+    """Raise an error if two statements of a text model's header contradict each other.
 
     Raises:
-        ModelFormatError: It does not; the message has both sides.
+        ModelFormatError: They do; the message names both.
         UnsupportedModelError: The file holds no text decoder.
     """
     info = describe(gguf)
@@ -137,7 +137,7 @@ def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
     for which, length in (("key_length", n_key), ("value_length", n_value)):
         if length < 1:
             _refuse(gguf, f"{name}.attention.{which} is {length}", "1 or more")
-    # Without a rotation llama.cpp would loop for ever; architectures that have none say 0.
+    # llama.cpp would loop for ever without a rotation; architectures that have none say 0.
     at_least = 0 if info.has_recurrent_state or name in _NO_ROTATION else 2
     n_rotated_swa = get_int(gguf, f"{name}.rope.dimension_count_swa", at_most=_MAX_COUNT)
     rotations = (
@@ -168,7 +168,7 @@ def _check_experts(gguf: GGUF, info: ModelInfo) -> None:
 
 
 def _check_numbers(gguf: GGUF, name: str) -> None:
-    """Check the numbers that every activation is divided by or scaled with."""
+    """Refuse numbers that no activation can be divided by or scaled with."""
     for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon"):
         epsilon = get_float(gguf, f"{name}.{key}")
         if epsilon is not None and not 0 <= epsilon < 1:
@@ -185,7 +185,7 @@ def _check_numbers(gguf: GGUF, name: str) -> None:
 
 
 def _check_types(gguf: GGUF) -> None:
-    """Check that there are kernels for the types of the tensors: all that is added or scaled with is F32."""
+    """Refuse tensors of types that llama.cpp has no kernels for; what it adds or multiplies by element must be F32."""
     for name, tensor in gguf.tensors.items():
         stem, _, kind = name.rpartition(".")
         role = stem.rpartition(".")[2] if kind in ("weight", "bias") else kind
@@ -221,7 +221,7 @@ def _check_shapes(gguf: GGUF, info: ModelInfo) -> None:
 
 
 def _sizes(gguf: GGUF, info: ModelInfo) -> Mapping[str, int | None]:
-    """Return what the letters of shapes stand for; None for any size."""
+    """Return the sizes that the letters of shapes stand for; None stands for any size."""
     n_head_kv, n_key = info.n_head_kv[0], info.key_length
     q, k, v = info.n_head[0] * n_key, n_head_kv * n_key, n_head_kv * info.value_length
     sizes: dict[str, int | None] = {"e": info.n_embd, "n": info.n_vocab, "h": n_key, "f": None, "g": None}
@@ -235,7 +235,7 @@ def _check_shape(gguf: GGUF, name: str, letters: str, sizes: Mapping[str, int | 
     expected = tuple(sizes[letter] for letter in letters)
     if tensor is None:
         _refuse(gguf, f"there is no tensor {name}", f"one of the shape {expected}")
-    # Missing dimensions are 1; a size of None may be any.
+    # Missing dimensions are 1.
     shape = tensor.shape + (1,) * (len(expected) - len(tensor.shape))
     wanted = expected + (1,) * (len(shape) - len(expected))
     if any(size not in (found, None) for found, size in zip(shape, wanted, strict=True)):
@@ -263,7 +263,7 @@ def _check_vocabulary(gguf: GGUF, n_vocab: int) -> None:
 
 
 def _texts(tokens: GGUFArray) -> list[bytes]:
-    """Return the tokens as llama.cpp takes them: up to a NUL, and under a made-up name where nothing is left."""
+    """Return the tokens as llama.cpp sees them: up to a NUL byte, and under a made-up name where nothing is left."""
     unpack, data, end = struct.Struct("<Q").unpack_from, tokens.data, 0
     texts = []
     for _ in range(len(tokens)):
@@ -276,7 +276,7 @@ def _texts(tokens: GGUFArray) -> list[bytes]:
 
 
 def _check_tokenizer(gguf: GGUF, n_vocab: int, texts: set[bytes]) -> None:
-    """Check that any text can become tokens, each of the tokenizer's kinds with what it takes for granted."""
+    """Refuse a vocabulary that lacks tokens which llama.cpp's tokenizer of its kind takes for granted."""
     model = get_text(gguf, "tokenizer.ggml.model")
     if model == "llama":
         bare = [byte for byte in _TEXT_BYTES if b"<0x%02X>" % byte not in texts and bytes([byte]) not in texts]
@@ -309,7 +309,7 @@ def _check_tokenizer(gguf: GGUF, n_vocab: int, texts: set[bytes]) -> None:
 
 
 def _check_special(gguf: GGUF, which: str, default: int | None, n_vocab: int) -> None:
-    """Check a token that is added to every text: the one that the metadata names, else the tokenizer's default."""
+    """Refuse a token that is added to every text and does not exist: the metadata's, else the tokenizer's default."""
     key = f"tokenizer.ggml.{which}_token_id"
     token_id = gguf.metadata.get(key)
     known = (token_id, default)
@@ -318,7 +318,7 @@ def _check_special(gguf: GGUF, which: str, default: int | None, n_vocab: int) ->
 
 
 def _spelled_bytes(texts: set[bytes]) -> set[int]:
-    r"""Return the bytes that are tokens by themselves, as RWKV's vocabularies write them.
+    r"""Return the bytes that have a token of their own, spelled as in RWKV's vocabularies.
 
     >>> sorted(_spelled_bytes({b"A", rb"\n", rb"\x01", b"AB"}))
     [1, 10, 65]
@@ -331,10 +331,11 @@ def _spelled_bytes(texts: set[bytes]) -> set[int]:
 
 
 def _check_replacements(gguf: GGUF) -> None:
-    """Check SentencePiece's table of replaced characters: a double array of 32-bit nodes, then texts that end in NUL.
+    """Refuse a table of replaced characters (SentencePiece) whose steps lead outside of it.
 
-    A step goes from node i with byte c to (i ^ offset of i) ^ c, and from one marked as an end to i ^ offset of i,
-    whose number is a place in the texts. llama.cpp checks each step, and ends the process where one leads outside.
+    The table is a double array of 32-bit nodes; texts that end in NUL follow it. From node i a step with byte c goes to
+    node (i ^ offset of i) ^ c. From a node that is marked as an end it goes to node i ^ offset of i, whose number is a
+    place in the texts. llama.cpp ends the process where a step leads outside.
     """
     key = "tokenizer.ggml.precompiled_charsmap"
     array = get_array(gguf, key, frozenset({ValueType.INT8, ValueType.UINT8}))

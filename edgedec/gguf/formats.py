@@ -1,4 +1,4 @@
-"""Say what a file that is no GGUF is, from its first bytes, so that the refusal can name it; and tell exports."""
+"""File formats: naming a file that is no GGUF by its first bytes, and finding the files of an exported folder."""
 
 from pathlib import Path
 
@@ -29,25 +29,25 @@ _ONNX_SECOND_TAGS = frozenset({0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0
 
 
 MANIFEST, GRAPH, DATA, VOCABULARY = "edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"
-"""What an exported folder holds: facts, graph, weights, and a GGUF of all metadata without tensors."""
+"""The files of an exported folder: facts, graph, weights, and a GGUF with the metadata and without tensors."""
 
 
 def is_onnx(path: Path) -> bool:
-    """Tell whether a path is an .onnx file, or a folder with one or with an export of ours."""
+    """Return whether a path is an .onnx file, or a folder that holds one or holds an export made by edgedec."""
     if not path.is_dir():
         return path.suffix == ".onnx"
     return (path / MANIFEST).is_file() or any(path.glob("*.onnx"))
 
 
 def header_path(path: Path) -> Path:
-    """Return the GGUF that says what a model is: the file itself, or the one in an export's folder."""
+    """Return the GGUF whose header describes a model: the model's file, or the vocabulary in an exported folder."""
     if not is_onnx(path):
         return path
     return (path if path.is_dir() else path.parent) / VOCABULARY
 
 
 def name_format(head: bytes) -> str:
-    """Name the format that `head`, a file's first HEAD_BYTES bytes, belongs to, and say what to do about it.
+    """Return what format a file has, by its first HEAD_BYTES bytes `head`, and what to do about it.
 
     >>> name_format(b"<!doctype html><title>Sign in</title>")
     'a web page saved instead of the model; download the file itself, signing in where the site asks for it'
@@ -76,11 +76,11 @@ def name_format(head: bytes) -> str:
 
 
 def _is_safetensors(head: bytes) -> bool:
-    """Tell whether `head` is a safetensors header: its length in eight bytes, then a JSON object."""
+    """Return whether `head` begins like safetensors: the header's length in eight bytes, then a JSON object."""
     return len(head) > 9 and head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= 100_000_000
 
 
 def _is_text(head: bytes) -> bool:
-    """Tell whether `head` is UTF-8 text without control characters; its last character may be cut."""
+    """Return whether `head` is UTF-8 text without control characters, the last of which may be cut off."""
     text = head.decode(errors="replace").rstrip("\ufffd")
     return "\ufffd" not in text and all(c.isprintable() or c in "\t\r\n" for c in text)

@@ -1,7 +1,7 @@
 """The header of one GGUF file: magic, version, counts, key-value pairs and tensor infos.
 
-Everything is checked against the file's size and against itself, so that what `read_header` returns can be used
-without further checks. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Every count, length and offset is checked against the file's size and against the rest of the header, so the result of
+`read_header` can be used without further checks. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from edgedec.gguf.values import HeaderReader, Value, show
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
-# No model comes near these; they bound the time and memory that a hostile file can cost.
+# No model comes near these limits; they bound the time and the memory that a hostile file can cost.
 MAX_KEYS = 2**16
 MAX_TENSORS = 2**18
 MAX_KEY_BYTES = 2**16 - 1
@@ -26,12 +26,13 @@ MAX_ALIGNMENT = 2**30
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies and what it holds.
+    """A tensor's place in the file, its shape and its type.
 
     Attributes:
         shape: Number of elements by dimension in ggml's order: shape[0] is the length of a row.
-        offset: First byte, counted from the start of its shard.
-        shard: Index of its shard in `GGUF.paths`.
+        offset: Its first byte, counted from the start of its shard.
+        n_bytes: What it takes in the file.
+        shard: Index of the part of the model that holds it, in `GGUF.paths`.
     """
 
     name: str
@@ -49,7 +50,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header of one file says; `raw` is its bytes up to the last tensor info."""
+    """The checked header of one file; `raw` is its bytes, up to the end of the last tensor info."""
 
     version: int
     metadata: dict[str, Value]
@@ -59,17 +60,17 @@ class Header:
 
 
 def read_header(file: BinaryIO, n_bytes: int, name: str, *, shard: int = 0) -> Header:
-    """Read and check the header of one GGUF file, whose magic was already recognised.
+    """Return the checked header of one GGUF file, whose first four bytes were already recognised.
 
     Args:
-        file: Open at its start.
+        file: The file, at its start.
         n_bytes: The file's size.
-        name: The file, for messages.
-        shard: What `TensorInfo.shard` says of its tensors.
+        name: The file's name, for messages.
+        shard: The file's index in `GGUF.paths`.
 
     Raises:
-        ModelFormatError: It is truncated, damaged, or contradicts itself.
-        UnsupportedModelError: Its version, byte order or a tensor's type is not one that edgedec reads.
+        ModelFormatError: The header is truncated, damaged, or contradicts itself.
+        UnsupportedModelError: Its version, its byte order or the type of a tensor is not one that edgedec reads.
     """
     reader = HeaderReader(file, n_bytes, name)
     reader.take(4, "the magic number")
@@ -79,7 +80,8 @@ def read_header(file: BinaryIO, n_bytes: int, name: str, *, shard: int = 0) -> H
     if n_tensors > MAX_TENSORS or n_keys > MAX_KEYS:
         most = f"at most {MAX_TENSORS} and {MAX_KEYS}"
         reader.fail(f"it claims {n_tensors} tensors and {n_keys} metadata entries, {most}")
-    # The shortest: a key of one byte with a value of one byte, a tensor of a one-byte name and no dimensions.
+    # The shortest entry is a key of one byte with a value of one byte; the shortest tensor info, a name of one byte and
+    # no dimensions.
     reader.require(14 * n_keys + 25 * n_tensors, f"{n_keys} metadata entries and {n_tensors} tensors")
     metadata: dict[str, Value] = {}
     for i in range(n_keys):
@@ -108,7 +110,7 @@ def _check_version(reader: HeaderReader) -> int:
 
 
 def _read_tensors(reader: HeaderReader, n_tensors: int, shard: int) -> list[TensorInfo]:
-    """Take the tensor infos; their offsets still count from the start of the data."""
+    """Return the tensor infos, with offsets that count from the start of the tensor data."""
     tensors: dict[str, TensorInfo] = {}
     for i in range(n_tensors):
         name = reader.name_of(f"the name of tensor {i}", MAX_TENSOR_NAME_BYTES)
@@ -148,7 +150,10 @@ def _tensor_type(reader: HeaderReader, what: str) -> GGMLType:
 
 
 def _place(reader: HeaderReader, tensors: list[TensorInfo], alignment: int, n_bytes: int) -> dict[str, TensorInfo]:
-    """Turn offsets into places in the file; refuse what is not aligned, overlaps or reaches beyond its end."""
+    """Return the tensors by name, with offsets that count from the start of the file.
+
+    Refuse a tensor that is not aligned, overlaps another one or reaches beyond the end of the file.
+    """
     data_start = -(-reader.position // alignment) * alignment
     placed: dict[str, TensorInfo] = {}
     for t in tensors:

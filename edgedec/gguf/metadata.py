@@ -1,4 +1,8 @@
-"""Typed access to a GGUF's metadata: the value, None where the key is absent, ModelFormatError for the wrong type."""
+"""Typed access to a GGUF's metadata.
+
+Every function returns None where the key is absent, and raises ModelFormatError where the value has another type or is
+out of bounds.
+"""
 
 import math
 from typing import NoReturn
@@ -11,7 +15,7 @@ from edgedec.gguf.values import show
 
 
 def get_text(gguf: GGUF, key: str) -> str | None:
-    """Return a string."""
+    """Return the string of a key."""
     value = gguf.metadata.get(key)
     if value is None or isinstance(value, str):
         return value
@@ -19,7 +23,7 @@ def get_text(gguf: GGUF, key: str) -> str | None:
 
 
 def get_bool(gguf: GGUF, key: str) -> bool | None:
-    """Return a boolean."""
+    """Return the boolean of a key."""
     value = gguf.metadata.get(key)
     if value is None or isinstance(value, bool):
         return value
@@ -27,7 +31,7 @@ def get_bool(gguf: GGUF, key: str) -> bool | None:
 
 
 def get_int(gguf: GGUF, key: str, *, at_most: int, at_least: int = 0) -> int | None:
-    """Return a whole number within bounds."""
+    """Return the whole number of a key, which must be from `at_least` to `at_most`."""
     value = gguf.metadata.get(key)
     if value is None or (type(value) is int and at_least <= value <= at_most):
         return value
@@ -35,7 +39,7 @@ def get_int(gguf: GGUF, key: str, *, at_most: int, at_least: int = 0) -> int | N
 
 
 def get_float(gguf: GGUF, key: str) -> float | None:
-    """Return a finite number; 32-bit floats come back as the decimal they were made from (0.95, not 0.9499...)."""
+    """Return the finite number of a key; a 32-bit float as the decimal it was made from (0.95, not 0.9499...)."""
     value = gguf.metadata.get(key)
     if value is None:
         return None
@@ -49,7 +53,7 @@ def get_float(gguf: GGUF, key: str) -> float | None:
 
 
 def get_array(gguf: GGUF, key: str, element_types: frozenset[ValueType]) -> GGUFArray | None:
-    """Return an array with elements of one of these types."""
+    """Return the array of a key, whose elements must have one of these types."""
     value = gguf.metadata.get(key)
     if value is None or (isinstance(value, GGUFArray) and value.element_type in element_types):
         return value
@@ -57,7 +61,10 @@ def get_array(gguf: GGUF, key: str, element_types: frozenset[ValueType]) -> GGUF
 
 
 def get_per_layer(gguf: GGUF, key: str, n_layer: int, *, at_most: int) -> tuple[int, ...] | None:
-    """Return a whole number or boolean for each layer, from an array of at least n_layer or one value for all."""
+    """Return int[n_layer], a whole number (or 0 and 1 for booleans) for each layer.
+
+    The value is an array of at least n_layer elements, each from 0 to `at_most`, or one number for all layers.
+    """
     value = gguf.metadata.get(key)
     if value is None:
         return None

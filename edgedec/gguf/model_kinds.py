@@ -1,7 +1,7 @@
-"""What kind of thing a GGUF holds, so that what is no text decoder is refused by name.
+"""Refusing a GGUF that holds no text decoder, by the name of what it holds.
 
-The names are llama.cpp's (llama-arch.cpp, gguf-py's constants) and, for image, video and speech files, those
-that the tools around ComfyUI, stable-diffusion.cpp and whisper.cpp write.
+The architectures' names are those of llama.cpp (llama-arch.cpp, gguf-py's constants) and, for image, video and speech
+models, those that the tools around ComfyUI, stable-diffusion.cpp and whisper.cpp write.
 """
 
 from edgedec.errors import UnsupportedModelError
@@ -46,7 +46,7 @@ _ARCHITECTURES = {
 }
 
 _POOLING_RANK = 4
-# First words of tensor names in files whose metadata does not say what they are.
+# Beginnings of tensor names in files whose metadata does not say what the files are.
 _TENSOR_PREFIXES = {
     "model.diffusion_model.": _IMAGE,
     "first_stage_model.": _IMAGE,
@@ -65,11 +65,11 @@ _NO_TOKENIZER = frozenset({"none", "no_vocab"})
 
 
 def require_text_decoder(gguf: GGUF) -> None:
-    """Return if the file holds a text decoder with its tokenizer.
+    """Raise an error unless the file holds a text decoder with its tokenizer.
 
     Raises:
-        UnsupportedModelError: It holds something else; the message names it.
-        ModelFormatError: A value that tells has the wrong type, or the file does not say what it is.
+        UnsupportedModelError: The file holds something else, which the message names.
+        ModelFormatError: A value that would say it has the wrong type, or nothing says what the file is.
     """
     kind = _other_kind(gguf)
     if kind is not None:
@@ -79,7 +79,7 @@ def require_text_decoder(gguf: GGUF) -> None:
 
 
 def _other_kind(gguf: GGUF) -> str | None:
-    """Name what the file holds if that is no text decoder."""
+    """Return the name of what the file holds; None for a text decoder."""
     file_type = get_text(gguf, "general.type")
     if file_type in _FILE_TYPES:
         return _FILE_TYPES[file_type]

@@ -13,7 +13,14 @@ _ABOVE_ZERO = math.ulp(0.0)
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """An option's name in SamplingParams, its range there, and the side on which llama.cpp takes values for "off"."""
+    """An option of SamplingParams, and how a GGUF gives it.
+
+    Attributes:
+        name: Its name in SamplingParams.
+        low, high: Its range there.
+        clip_low, clip_high: Whether llama.cpp takes a value below `low`, or above `high`, for "off".
+        whole: Whether it is a whole number.
+    """
 
     name: str
     low: float
@@ -30,17 +37,17 @@ _OPTIONS = {
     "general.sampling.min_p": _Option("min_p", 0, 1, clip_low=True),
     "general.sampling.penalty_repeat": _Option("repetition_penalty", _ABOVE_ZERO, math.inf),
     "general.sampling.penalty_last_n": _Option("penalty_last_n", -1, math.inf, whole=True),
-    # These two are Ollama's; llama.cpp has no key for them.
+    # Ollama writes these two keys; llama.cpp has none for them.
     "general.sampling.penalty_freq": _Option("frequency_penalty", -100, 100),
     "general.sampling.penalty_present": _Option("presence_penalty", -100, 100),
 }
 
 
 def read_sampling_defaults(gguf: GGUF) -> dict[str, Any]:
-    """Return the recommended options by SamplingParams' names, each within its range there.
+    """Return the options that the file recommends, by their names in SamplingParams and within their ranges there.
 
     Raises:
-        ModelFormatError: A value is no finite number, or means nothing for its option.
+        ModelFormatError: A value is no finite number, or is out of its option's range.
     """
     defaults: dict[str, Any] = {}
     for key, option in _OPTIONS.items():

@@ -1,8 +1,9 @@
-"""Finding the strings of a GGUF array: each is its length, a little-endian u64, and its bytes.
+"""Finding where the strings of a GGUF array begin. A string is its length, a little-endian u64, and its bytes.
 
-Where a string begins follows from all before it, and a vocabulary has 150,000; one step each in Python is what opening
-a model would take longest for. But nearly all lengths are below 256, so seven zeros follow their first byte. Places
-that look so are found for many strings at once, and taken only where each is where the string before it ends.
+Where a string begins follows from the lengths of all strings before it. A vocabulary has 150,000 of them, and a step of
+Python for each would take longer than all else when a model is opened. But nearly all lengths are below 256, so seven
+zero bytes follow the first byte of a length. numpy finds all such places of a block at once; a place counts as a length
+only where the string before it ends there.
 """
 
 import struct
@@ -27,7 +28,8 @@ def string_offsets(buffer: bytes | bytearray, start: int, n: int) -> NDArray[np.
     position, left, n_steps = start, n, _N_STEPS
     while left:
         leapt = _leap(buffer, position, left)
-        # The more steps the less was leapt over, so that strings made to defeat leaps cost little more than the steps.
+        # The less a leap covered, the more single steps follow it. So strings that are made to defeat the leaps cost
+        # little more than their steps.
         n_steps = _N_STEPS if len(leapt) > n_steps else min(2 * n_steps, _MAX_STEPS)
         position = int(leapt[-1]) if len(leapt) else position
         stepped = _steps(buffer, position, min(left - len(leapt), n_steps))
@@ -40,7 +42,7 @@ def string_offsets(buffer: bytes | bytearray, start: int, n: int) -> NDArray[np.
 
 
 def _leap(buffer: bytes | bytearray, start: int, n: int) -> NDArray[np.int64]:
-    """Return where strings end that begin in a block, as far as their lengths look like lengths."""
+    """Return where the next strings of a block end, up to the first whose length is 256 bytes or more."""
     n_bytes = min(_BLOCK_BYTES, len(buffer) - start)
     if n_bytes < _LENGTH.size:
         return np.empty(0, np.int64)
@@ -57,7 +59,7 @@ def _leap(buffer: bytes | bytearray, start: int, n: int) -> NDArray[np.int64]:
 
 
 def _steps(buffer: bytes | bytearray, position: int, n: int) -> NDArray[np.int64]:
-    """Return where the next strings end, one after another."""
+    """Return where the next n strings end, found one after another."""
     ends, unpack, end = [], _LENGTH.unpack_from, len(buffer)
     for _ in range(n):
         if position > end - _LENGTH.size:

@@ -7,14 +7,14 @@ from enum import IntEnum
 
 
 class GGMLType(IntEnum):
-    """A tensor type: `block_size` consecutive elements of a row are stored in `block_bytes` bytes."""
+    """A tensor type. `block_size` consecutive elements of a row are stored in `block_bytes` bytes."""
 
     block_size: int
     block_bytes: int
 
-    # The defaults are for type checkers, which take the look-up GGMLType(12) for a call of this.
+    # The defaults are for type checkers, which take the look-up GGMLType(12) for a call of __new__.
     def __new__(cls, number: int, block_size: int = 1, block_bytes: int = 1) -> "GGMLType":
-        """Make the member `number` with its block layout."""
+        """Return the member for a type number, with its block layout."""
         member = int.__new__(cls, number)
         member._value_ = number
         member.block_size = block_size
@@ -68,7 +68,7 @@ REMOVED_TYPES = {
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-"""Numbers that ggml took out of GGUF files, with the names they had."""
+"""Type numbers that ggml no longer reads, with the names that they had."""
 
 FILE_TYPE_NAMES = {
     0: "F32",
@@ -108,7 +108,7 @@ FILE_TYPE_NAMES = {
     40: "Q1_0",
     41: "Q2_0",
 }
-"""`general.file_type` (llama.cpp's LLAMA_FTYPE): what the quantizer was asked for."""
+"""The names of `general.file_type` (llama.cpp's LLAMA_FTYPE), the quantization that was asked for, by number."""
 
 FILE_TYPE_GUESSED = 1024
-"""Added to `general.file_type` by llama.cpp where it guessed the type."""
+"""The bit that llama.cpp adds to `general.file_type` where it guessed the type."""

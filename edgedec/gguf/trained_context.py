@@ -1,4 +1,4 @@
-"""The context that a model was trained for, as its header says, and what to tell of a longer one."""
+"""The context that a model was trained for, as its header says, and a note for a longer context."""
 
 from pathlib import Path
 
@@ -9,17 +9,20 @@ from edgedec.gguf.model_info import ModelInfo, describe
 
 
 def trained_context(path: Path) -> int:
-    """Return the longest context that a model was trained for, in tokens; 0 where its file does not say it."""
-    info = described(path)
+    """Return the longest context that a model was trained for, in tokens; 0 where its header does not say it."""
+    info = read_model_info(path)
     return (info.n_ctx_train or 0) if info is not None else 0
 
 
 def context_note(path: Path, n_ctx: int, what: str = "the model") -> str:
-    """Return what to tell of a context that is longer than what a model was trained for; else nothing.
+    """Return a note if a context is longer than what a model was trained for, else "".
 
-    Where the metadata scales positions, the scaled length counts.
+    Args:
+        path: The model's file, or the folder of an export.
+        n_ctx: The context, in tokens. Where the metadata scales positions, it is compared with the scaled length.
+        what: What the note calls the model.
     """
-    info = described(path)
+    info = read_model_info(path)
     n_trained = 0 if info is None else info.n_ctx_scaled or 0
     if not 0 < n_trained < n_ctx:
         return ""
@@ -29,8 +32,8 @@ def context_note(path: Path, n_ctx: int, what: str = "the model") -> str:
     )
 
 
-def described(path: Path) -> ModelInfo | None:
-    """Return what a model's header says, whatever the file is called; None where it has none that can be read."""
+def read_model_info(path: Path) -> ModelInfo | None:
+    """Return what the header of a model's file or of an exported folder says; None where no header can be read."""
     try:
         return describe(read_gguf(header_path(path)))
     except EdgedecError:  # the runtime says what is wrong, or needs no such header

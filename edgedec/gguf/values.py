@@ -1,8 +1,8 @@
-"""Taking values off the front of a GGUF file within hard bounds.
+"""Reading the values of a GGUF header, one after another, within hard bounds.
 
-Nothing the file claims is believed: every count and length is compared with the bytes that are there before
-anything is allocated or looped over. The header is read, never mapped, so that a file that shrinks meanwhile is
-an error and not a SIGBUS. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, all little endian.
+Every count and length is compared with the bytes that are left in the file before anything is allocated or looped over.
+The header is read, never mapped: a file that shrinks meanwhile causes an error, where a mapping would cause a SIGBUS.
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, all little endian.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.string_offsets import string_offsets
 
-# No model comes near these; they bound the time and memory that a hostile file can cost.
+# No model comes near these limits; they bound the time and the memory that a hostile file can cost.
 MAX_HEADER_BYTES = 128 * 2**20
 MAX_NESTED_ARRAYS = 2**16
 MAX_ARRAY_DEPTH = 4
@@ -64,11 +64,12 @@ _DTYPES: dict[ValueType, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class GGUFArray:
-    """An array of the metadata, decoded only when asked for; its bounds were checked when the file was read.
+    """An array of the metadata. Its bounds were checked when the header was read; its elements are decoded on demand.
 
     Attributes:
         element_type: Type of every element.
-        data: The n elements as the file holds them.
+        n: Number of elements.
+        data: The elements as the file holds them.
     """
 
     element_type: ValueType
@@ -122,17 +123,17 @@ Value = int | float | bool | str | GGUFArray
 
 
 def show(value: Value) -> str:
-    """Return a short form of a value for messages, on one line and without control characters."""
+    """Return a value for a message: shortened, on one line and without control characters."""
     return repr(value[:60] if isinstance(value, str) else value)
 
 
 class HeaderReader:
-    """Take values off the front of a file, never beyond its end or MAX_HEADER_BYTES.
+    """Reads values one after another, never beyond the end of the file or MAX_HEADER_BYTES.
 
     Args:
-        file: Open at its start.
+        file: The file, at its start; None for bytes in memory.
         n_bytes: The file's size.
-        name: The file, for messages.
+        name: The file's name, for messages.
     """
 
     def __init__(self, file: BinaryIO | None, n_bytes: int, name: str) -> None:
@@ -152,11 +153,11 @@ class HeaderReader:
         return reader
 
     def fail(self, message: str) -> NoReturn:
-        """Raise ModelFormatError for what was found at the current position."""
+        """Raise ModelFormatError with this message, the file's name and what to do."""
         raise ModelFormatError(f"{self.name}: {message}; {_AGAIN}")
 
     def require(self, n_bytes: int, what: str) -> None:
-        """Refuse `what` unless its n_bytes are within the file and the largest header."""
+        """Refuse `what`, which takes n_bytes from here on, if it ends beyond the file or beyond the largest header."""
         end = self.position + n_bytes
         if end > self._n_file_bytes:
             self.fail(f"{what} needs {n_bytes} bytes at byte {self.position}, but the file has {self._n_file_bytes}")
@@ -164,7 +165,7 @@ class HeaderReader:
             self.fail(f"{what} would make the header larger than {MAX_HEADER_BYTES} bytes, more than any model's")
 
     def take(self, n_bytes: int, what: str) -> int:
-        """Step over n_bytes that are then in `buffer`, and return where they start."""
+        """Step over n_bytes, which are in `buffer` afterwards, and return the position at which they start."""
         start = self.position
         self.require(n_bytes, what)
         self._fill(start + n_bytes)
@@ -172,15 +173,15 @@ class HeaderReader:
         return start
 
     def u32(self, what: str) -> int:
-        """Take an unsigned 32-bit number."""
+        """Return the next unsigned 32-bit number."""
         return int(_U32.unpack_from(self.buffer, self.take(4, what))[0])
 
     def u64(self, what: str) -> int:
-        """Take an unsigned 64-bit number."""
+        """Return the next unsigned 64-bit number."""
         return int(_U64.unpack_from(self.buffer, self.take(8, what))[0])
 
     def name_of(self, what: str, max_bytes: int) -> str:
-        """Take a key or tensor name: UTF-8, printable, not empty, at most max_bytes long."""
+        """Return the next name of a key or tensor: UTF-8, printable, not empty, at most max_bytes long."""
         n_bytes = self.u64(f"the length of {what}")
         if not 0 < n_bytes <= max_bytes:
             self.fail(f"{what} is {n_bytes} bytes long, expected 1 to {max_bytes}")
@@ -202,7 +203,7 @@ class HeaderReader:
         return ValueType(number)
 
     def value(self, what: str) -> Value:
-        """Take the type and value of a metadata entry."""
+        """Return the next value, before which its type stands."""
         value_type = self.value_type(what)
         if value_type is ValueType.ARRAY:
             return self.array(what, depth=1)
@@ -215,7 +216,7 @@ class HeaderReader:
         return scalar
 
     def array(self, what: str, *, depth: int) -> GGUFArray:
-        """Take an array whose place is `depth` arrays deep (1 is the outermost)."""
+        """Return the next array, which stands `depth` arrays deep (1 is the outermost)."""
         element_type = self.value_type(what)
         n = self.u64(f"the length of {what}")
         start = self.position
@@ -246,7 +247,7 @@ class HeaderReader:
         while left:
             offsets = string_offsets(self.buffer, self.position, left)
             self.position, left = int(offsets[-1]), left - len(offsets) + 1
-            if left:  # the buffer ends before the next one does: read on, or find that the file ends, too
+            if left:  # the buffer ends within the next string: read on, or find that the file ends there, too
                 string = f"a string of {what}"
                 self.take(self.u64(string), string)
                 left -= 1
@@ -260,7 +261,7 @@ class HeaderReader:
             self.array(what, depth=depth + 1)
 
     def _fill(self, end: int) -> None:
-        """Read so that `buffer` reaches `end`, which is within the limit; in growing pieces, as headers differ."""
+        """Read until `buffer` reaches `end`, which is within the limit, in pieces that grow with the header."""
         missing = end - len(self.buffer)
         if missing <= 0:
             return

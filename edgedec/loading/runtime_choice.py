@@ -111,13 +111,13 @@ def _first_taking(
 
 
 def _order(path: Path, names: Mapping[str, object]) -> list[str]:
-    """Return whom to ask: our runtimes for GGUFs, or those for ONNX, the preferred first; then other packages'."""
+    """Return the names of the runtimes to ask, in order: edgedec's own for this kind of file, then other packages'."""
     own = [name for name in _FOR_ONNX if name in names] if is_onnx(path) else [*_PREFERRED]
     return own + [name for name in names if name not in (*_PREFERRED, *_FOR_ONNX, *_NEVER_CHOSEN)]
 
 
 def _devices_of(plugin: plugins.Plugin) -> tuple[str, ...] | None:
-    """Return the devices of a runtime that may not be installed; None where it does not work."""
+    """Return the devices of a runtime; None where it is not installed or does not work."""
     try:
         return _devices(_instance(plugin.load()))
     except EdgedecError:
@@ -127,23 +127,23 @@ def _devices_of(plugin: plugins.Plugin) -> tuple[str, ...] | None:
 def _devices(runtime: Runtime) -> tuple[str, ...] | None:
     try:
         return runtime.report().devices
-    except EdgedecError:  # it will say so when it is asked for
+    except EdgedecError:  # loading with this runtime says why
         return None
 
 
 def _may_have_gpu(devices: tuple[str, ...] | None) -> bool:
-    """Tell whether a GPU is among a runtime's devices; one that works and names none may have one."""
+    """Return whether a GPU may be among a runtime's devices: yes where a working runtime names no devices."""
     return devices is not None and (not devices or any(name.upper() not in _NO_GPUS for name in devices))
 
 
 def _gpu_note(options: LoadOptions, devices: Mapping[str, tuple[str, ...] | None]) -> str:
-    """Return what to tell of the layers on a GPU that were asked for; empty where there may be a GPU.
+    """Return a note if layers on a GPU are wished for and there is no GPU, else "".
 
-    -1 stands for all that can go there, so a machine without a GPU is only told. A number of layers is refused: to
-    take the runtime that could have put them there would change the runtime for nothing.
+    -1 wishes for as many layers as possible, so without a GPU nothing is wrong. A number of layers is refused: taking
+    the runtime that could have put them on a GPU would change the runtime for nothing.
 
     Raises:
-        RequestError: A number of layers was asked for, and there is no GPU.
+        RequestError: A number of layers is wished for, and there is no GPU.
     """
     found = ", ".join(f"{name} has {' and '.join(names)}" for name, names in devices.items() if names)
     if not found or any(map(_may_have_gpu, devices.values())):
@@ -215,7 +215,7 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
 
 
 def _unfinished(found: Mapping[str, Any], name: str) -> bool:
-    """Tell whether a runtime was not measured, perhaps for a busy machine, and is worth another try."""
+    """Return whether a runtime could not be measured, perhaps on a busy machine, and is worth another try."""
     return found.get(name) is None and _n_tries(found) < _MOST_TRIES
 
 
@@ -225,7 +225,10 @@ def _n_tries(found: Mapping[str, Any]) -> int:
 
 
 def _key(path: Path, options: LoadOptions) -> str:
-    """Name model, machine and options of a comparison: what changes a forward's time, and not what changes drafts."""
+    """Return the key of a comparison: the model, the machine and the options that change the time of a forward.
+
+    The options of drafting are no part of it.
+    """
     from edgedec import __version__
 
     forward = f"{options.kv_type} {options.flash_attention} {options.mmap} {options.repack}"

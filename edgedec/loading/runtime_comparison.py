@@ -1,9 +1,9 @@
-"""Two runtimes compared by what the scheduler will make of each: forwards of several rows, prompts, memory.
+"""Comparing two runtimes by the time of an answer with drafts, the time of its prompt, and their memory.
 
-One token's time alone misleads: drafts are verified in forwards of several rows, which cost next to nothing on one
-runtime and a step each on another. What drafts bring is taken from a table of recorded texts
-(edgedec.loading.draft_yields), so that neither a user's requests nor the option `draft` can change the choice: another
-runtime may write another text.
+The time of one token alone misleads: drafts are verified in forwards of several rows, whose further rows cost next to
+nothing on one runtime and a whole step each on another. The tokens that a draft brings are taken from a table of
+recorded texts (edgedec.loading.draft_yields). So neither a user's requests nor the option `draft` can change the
+choice, as another runtime may write another text.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,22 +24,23 @@ from edgedec.memory_plan import format_bytes
 from edgedec.model import LoadOptions, Model, Runtime
 from edgedec.progress import CancelToken
 
-_LIMIT_S = 6.0  # of both measurements, what must be loaded anyway not counted
-_MARGIN = 0.95  # what the second must fall below of the first's time: the first is the one with all capabilities
-_DOUBLED = 0.9  # the same, for each time that the second holds twice the memory of the first
+_LIMIT_S = 6.0  # for both measurements; loading the first runtime does not count
+_MARGIN = 0.95  # the second must take less than this share of the time of the first, which has all capabilities
+_DOUBLED = 0.9  # a further factor for each time that the second holds twice the memory of the first
 _N_WARM, _N_PROMPT, _ROUNDS = 8, 32, 3
-_PROBE_STEPS = 25  # steps that finding out how many rows are bit-equal mostly takes
-_N_LONG = 300  # tokens before rows whose bits are compared: kernels change with the length of the context
+_PROBE_STEPS = 25  # what finding out how many rows are bit-equal mostly takes, in single steps
+_N_LONG = 300  # tokens before the rows whose bits are compared, as kernels change with the length of the context
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a comparison found of a runtime.
+    """What a comparison measured of one runtime.
 
     Attributes:
-        seconds: Of a forward by its rows; one row at least.
-        prompt_s: Seconds that a token of a prompt takes, or None where there was no time to find out.
-        n_exact: Rows whose bits are single steps', as far as ROWS goes; None where that could not change the choice.
+        seconds: Seconds of a forward by its number of rows; a forward of one row is always there.
+        prompt_s: Seconds for each token of a prompt; None where there was no time to measure it.
+        n_exact: The most rows of a forward, up to the last of ROWS, that have the bits of single steps; None where the
+            number could not change the choice.
         n_bytes: What the runtime would hold with the default context; None where it does not say.
     """
 
@@ -49,17 +50,17 @@ class Measured:
     n_bytes: int | None = None
 
     def drafted_s(self, rows: Mapping[int, float] | None = None) -> float:
-        """Return the seconds of a token with drafts as expected; of the forwards only those of `rows`, where given."""
+        """Return the expected seconds of a token with drafts, by forwards of as many rows as `rows` has (None: all)."""
         n_most = ROWS[-1] if self.n_exact is None else self.n_exact
         known = self.seconds if rows is None else rows
         return seconds_per_token({n: self.seconds[n] for n in known if n in self.seconds and (n <= n_most or n == 1)})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain types for JSON."""
+        """Return the measurement in plain types for JSON, as `as_measured` takes it."""
         return asdict(self) | {"seconds": {str(n): found for n, found in self.seconds.items()}}
 
     def text(self, name: str) -> str:
-        """Say it for a person."""
+        """Return the measurement of the runtime `name` in words."""
         at_best = "at best " if self.n_exact is None else ""
         parts = [f"{name}: {1000 * self.seconds[1]:.1f} ms a token"]
         if len(self.seconds) > 1:
@@ -72,7 +73,7 @@ class Measured:
 
 
 def as_measured(found: object) -> Measured | None:
-    """Return what as_dict gave, None for anything else.
+    """Return the measurement that Measured.as_dict returned as `found`; None for anything else.
 
     >>> as_measured(Measured({1: 0.5}, 0.1, 4, 10).as_dict())
     Measured(seconds={1: 0.5}, prompt_s=0.1, n_exact=4, n_bytes=10)
@@ -95,10 +96,10 @@ def as_measured(found: object) -> Measured | None:
 
 
 def is_faster(theirs: Measured, ours: Measured) -> bool:
-    """Tell whether the second runtime is worth taking in place of the first.
+    """Return whether the second runtime (`theirs`) is worth taking in place of the first (`ours`).
 
-    Compared is the time of an answer with its prompt, with forwards of as many rows as both were timed with. A runtime
-    that holds twice the memory must be a tenth faster for it.
+    It is by the time of an answer with its prompt, over the numbers of rows that are known of both runtimes. A runtime
+    that holds twice the memory must be a tenth faster.
 
     >>> cpu = Measured({1: 0.0343, 2: 0.037, 4: 0.043, 8: 0.050}, 0.005, 8, 1074_000_000)
     >>> is_faster(Measured({1: 0.0317, 2: 0.050, 4: 0.092, 8: 0.222}, 0.009, 8, 2044_000_000), cpu)
@@ -126,23 +127,23 @@ def _for_memory(theirs: Measured, ours: Measured) -> float:
 
 
 def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Measured | None]:
-    """Return what was measured of each runtime, None of one that was not ready in time.
+    """Return the measurement of each runtime by its name; None for a runtime that was not ready in time.
 
-    The rival's load counts for the limit, the first's (which may make tiles) does not. How many of the rival's rows are
-    bit-equal takes a probe, which is made only where the choice depends on it. Where the rival is faster, the first is
-    measured once more: the machine may have been busy with something else.
+    Loading counts for the rival's time limit, and not for the first runtime's, which may have to make tiles. How many
+    of the rival's rows are bit-equal takes a probe, which is made only where the choice depends on it. Where the rival
+    is faster, the first runtime is measured once more, as the machine may have been busy with something else.
 
     Raises:
-        CancelledError: The options' cancel came.
+        CancelledError: The options' `cancel` was cancelled.
     """
-    ours = measured(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
+    ours = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
 
     def matters(found: Measured) -> bool:
         return ours is None or (is_faster(found, ours) and not is_faster(replace(found, n_exact=1), ours))
 
-    theirs = measured(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
+    theirs = measure(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
     if ours is not None and theirs is not None and is_faster(theirs, ours):
-        again = measured(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
+        again = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
         ours = ours if again is None else _least(ours, again)
     return {first.name: ours, rival.name: theirs}
 
@@ -152,14 +153,14 @@ def _always(found: Measured) -> bool:
 
 
 def _least(one: Measured, other: Measured) -> Measured:
-    """Return the less of two measurements of a runtime, for each kind of forward."""
+    """Return the smaller times of two measurements of one runtime, for each kind of forward."""
     rows = one.seconds.keys() | other.seconds.keys()
     seconds = {n: min(found.seconds[n] for found in (one, other) if n in found.seconds) for n in sorted(rows)}
     prompts = [found.prompt_s for found in (one, other) if found.prompt_s is not None]
     return replace(one, seconds=seconds, prompt_s=min(prompts, default=None))
 
 
-def measured(
+def measure(
     path: Path,
     runtime: Runtime,
     options: LoadOptions,
@@ -168,10 +169,23 @@ def measured(
     load_limited: bool,
     matters: Callable[[Measured], bool],
 ) -> Measured | None:
-    """Return what the runtime takes, the least of a few times each, as far as the time allows; None without any.
+    """Measure a runtime, as far as the time allows.
 
-    The options that change with a request, or with how it drafts, are left out: the same model gets the same answer.
-    `matters` says whether the number of rows that are bit-equal is worth finding out.
+    Options that change with a request or with its drafts are left out, so that the same model gets the same answer.
+
+    Args:
+        path: The model's file.
+        runtime: The runtime, which is loaded and closed again.
+        options: How the model would be loaded.
+        limit_s: Seconds for the measurement.
+        load_limited: Whether loading counts for `limit_s`.
+        matters: Called with the times; returns whether the number of bit-equal rows is worth finding out.
+
+    Returns:
+        The smallest of a few times for each kind of forward; None where not even one forward was timed.
+
+    Raises:
+        CancelledError: The options' `cancel` was cancelled.
     """
     outer, token = options.cancel or CancelToken(), CancelToken()
     usual = replace(options, n_ctx=None, n_parallel=1, max_rows=N_DRAFT_MAX + 1, planning_bytes=None, on_progress=None)
@@ -193,7 +207,7 @@ def measured(
                 n_exact = _rows_exact(model, token, may_probe=probe_s < limit_s and not token.cancelled)
     except CancelledError:
         pass
-    except EdgedecError:  # it will say so when it is asked for
+    except EdgedecError:  # loading with this runtime says why
         return None
     outer.check("measuring the runtimes")
     return Measured(seconds, min(prompts, default=None), n_exact, _n_bytes(path, runtime, usual)) if seconds else None
@@ -207,9 +221,9 @@ def _time_forwards(
     seconds: dict[int, float],
     prompts: list[float],
 ) -> None:
-    """Add the least seconds of forwards by their rows, and those of a prompt's token, until the token is cancelled.
+    """Add times to `seconds` (of forwards by their rows) and `prompts` (for each token) until the token is cancelled.
 
-    The limit, where there is one, begins after a first forward, which may have to read the weights from a cold disk.
+    The limit begins after a first forward, which may have to read the weights from a cold disk; None for no limit.
     """
     session = model.session(n_ctx)
     tokens = np.arange(n_ctx, dtype=np.int32) % model.card.n_vocab
@@ -231,9 +245,9 @@ def _time_forwards(
 
 
 def _rows_exact(model: Model, token: CancelToken, *, may_probe: bool) -> int:
-    """Return how many rows of a forward are bit-equal to single steps in a context of the usual length.
+    """Return how many rows of a forward have the bits of single steps, in a context of _N_LONG tokens.
 
-    1 where there is no time to find out.
+    The answer is 1 where it would take a probe and `may_probe` is false.
     """
     if not may_probe:
         return 1
@@ -258,7 +272,7 @@ def _n_bytes(path: Path, runtime: Runtime, options: LoadOptions) -> int | None:
 
 @contextmanager
 def _timer(limit_s: float | None, token: CancelToken) -> Iterator[None]:
-    """Cancel the token when the time is over."""
+    """Cancel the token when `limit_s` seconds are over and the block is not; None for no limit."""
     if limit_s is None:
         yield
         return

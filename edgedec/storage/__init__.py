@@ -1,1 +1,1 @@
-"""What outlives a process: small answers in the cache, and locks on files that processes share."""
+"""What outlives a process: answers kept in the cache, locks on shared files, and files written whole or not at all."""

@@ -26,19 +26,19 @@ else:
 
 
 class FileLock:
-    """A lock that is held, between threads as well as processes; a context manager that gives it back.
+    """A lock that is held, against other threads as well as other processes. Leaving its context gives it back.
 
     Attributes:
-        path: The lock file, `FILE.lock`; it exists while somebody holds the lock or has died with it.
+        path: The lock file, `FILE.lock`; it exists while the lock is held, or where its holder was killed.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
-        """Wrap what try_lock took."""
+        """Take over the open and locked file of `path`, as try_lock does."""
         self.path = path
         self._fd = fd
 
     def __enter__(self) -> Self:
-        """Return the lock, which is held already."""
+        """Return the lock."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,7 +48,7 @@ class FileLock:
     def release(self) -> None:
         """Give the lock back and remove its file."""
         if sys.platform == "win32":
-            os.close(self._fd)  # an open file cannot be removed there; nor can one that another process has just opened
+            os.close(self._fd)  # Windows removes no file that is open, be it in this process or in another one
             try:
                 self.path.unlink(missing_ok=True)
             except PermissionError:
@@ -61,15 +61,15 @@ class FileLock:
 
 
 def lock_path(path: Path) -> Path:
-    """Return the lock file of a file."""
+    """Return the path of the lock file of a file."""
     return path.with_name(path.name + ".lock")
 
 
 def try_lock(path: Path) -> FileLock | None:
-    """Take the lock of the file `path`, which need not exist; None while another holds it.
+    """Return the lock of the file `path`, which need not exist; None while it is held elsewhere.
 
     Raises:
-        OSError: The lock file cannot be made, or the disk knows no locks.
+        OSError: The lock file cannot be made, or the file system has no locks.
     """
     lock = lock_path(path)
     while True:
@@ -83,7 +83,7 @@ def try_lock(path: Path) -> FileLock | None:
             raise
         if _is_current(fd, lock):
             return FileLock(lock, fd)
-        os.close(fd)  # its former holder removed the file between our open and our lock
+        os.close(fd)  # the former holder removed the file after it was opened here
 
 
 def _is_current(fd: int, lock: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Small answers that took time to find, kept in the cache between starts."""
+"""Answers that took time to find, such as measurements, kept in the cache between starts."""
 
 import hashlib
 import json
@@ -16,7 +16,13 @@ from edgedec.storage.whole_file import write_atomically
 
 
 def get(cache_dir: Path | None, kind: str, key: str) -> Any:
-    """Return what was remembered under that key, or None: absent, damaged, or there is no cache."""
+    """Return the value that `put` kept under a key; None where there is none, it is damaged, or there is no cache.
+
+    Args:
+        cache_dir: The cache's root; None for no cache.
+        kind: What the value is of, the beginning of its file's name.
+        key: All that the value depends on.
+    """
     if cache_dir is None:
         return None
     try:
@@ -26,7 +32,7 @@ def get(cache_dir: Path | None, kind: str, key: str) -> Any:
 
 
 def put(cache_dir: Path | None, kind: str, key: str, value: Any) -> None:
-    """Write a value of plain JSON types; without a writable cache it is found out again next time."""
+    """Keep a value of plain JSON types under a key, as `get` takes it; do nothing where the cache can't be written."""
     if cache_dir is None:
         return
     path = _path(cache_dir, kind, key)
@@ -36,7 +42,7 @@ def put(cache_dir: Path | None, kind: str, key: str, value: Any) -> None:
 
 
 def machine_key(options: LoadOptions) -> str:
-    """Name what a measured time depends on besides the model: the machine, threads and device."""
+    """Return a key of all that a measured time depends on besides the model: the machine, the threads, the device."""
     machine = f"{platform.machine()} {cpu_name()} {os.cpu_count()}"
     key = f"{machine} {options.n_threads} {options.n_gpu_layers} {options.device}"
     return key if options.resident_bytes is None else f"{key} {options.resident_bytes}"
@@ -44,7 +50,7 @@ def machine_key(options: LoadOptions) -> str:
 
 @cache
 def cpu_name() -> str:
-    """Name the CPU, as two machines that share a home folder differ by it; empty where the system does not say."""
+    """Return the CPU's name, by which machines that share a home folder differ; "" where the system does not say it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             return named_cpu(lines) or platform.processor()
@@ -53,7 +59,7 @@ def cpu_name() -> str:
 
 
 def named_cpu(lines: Iterable[str]) -> str:
-    """Return the CPU of the lines of /proc/cpuinfo: its model's name or, on Arm, the parts that its cores are.
+    """Return the name of a CPU from the lines of /proc/cpuinfo: that of its model or, on Arm, of its cores' designs.
 
     >>> named_cpu(["processor : 0", "model name : Some CPU @ 2 GHz", "model name : never read"])
     'Some CPU @ 2 GHz'
@@ -71,7 +77,7 @@ def named_cpu(lines: Iterable[str]) -> str:
 
 
 def cache_folder(cache_dir: Path | None) -> Path:
-    """Return the root of the cache: `cache_dir`, or where this installation keeps it."""
+    """Return the root of the cache: `cache_dir`, or for None this installation's default."""
     root: Path = plugins.load_plugin(plugins.FOLDERS, "cache")() if cache_dir is None else cache_dir
     return root
 

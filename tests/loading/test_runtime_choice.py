@@ -40,7 +40,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch, **found: Measured | None) -> list[st
         names.append(runtime.name)
         return found[runtime.name]
 
-    monkeypatch.setattr(comparing, "measured", measured)
+    monkeypatch.setattr(comparing, "measure", measured)
     return names
 
 
@@ -102,7 +102,7 @@ def test_the_choice_does_not_depend_on_the_drafting(
     found = []
     for options in (LoadOptions(max_rows=1), LoadOptions(max_rows=16, n_ctx=64, n_parallel=3, planning_bytes=1)):
         seen.clear()
-        comparing.measured(model, Seen(), options, 600.0, load_limited=False, matters=_always)
+        comparing.measure(model, Seen(), options, 600.0, load_limited=False, matters=_always)
         found.append(list(seen))
     assert found[0] == found[1]
     assert [(options.n_ctx, options.max_rows) for options in found[0]] == [(40, 16), (None, 16)]
@@ -132,7 +132,7 @@ def test_nearly_equal_or_unknown_is_no_reason_to_change(
 def test_a_busy_moment_of_the_first_is_measured_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least of both measurements counts, for each number of rows."""
     found = [alike(3.0), alike(0.9), replace(CPU, prompt_s=None, seconds={1: 0.0343, 2: 0.5})]
-    monkeypatch.setattr(comparing, "measured", lambda *_, **__: found.pop(0))
+    monkeypatch.setattr(comparing, "measure", lambda *_, **__: found.pop(0))
     ours = comparing.compare(model, Cpu(), LlamaCpp(), LoadOptions())["cpu"]
     slow = alike(3.0)
     assert ours == replace(slow, seconds={**slow.seconds, 1: 0.0343})
@@ -177,7 +177,7 @@ def test_the_probe_for_equal_bits_is_made_where_the_choice_depends_on_it(
         return CPU
 
     with monkeypatch.context() as patch:
-        patch.setattr(comparing, "measured", noted)
+        patch.setattr(comparing, "measure", noted)
         comparing.compare(model, Cpu(), LlamaCpp(), LoadOptions())
     unprobed = [replace(alike(factor), n_exact=None) for factor in (0.4, 0.9, 1.1)]
     assert [asked["llamacpp"](found) for found in unprobed] == [False, True, False]
@@ -187,7 +187,7 @@ def test_the_probe_for_equal_bits_is_made_where_the_choice_depends_on_it(
         name = "llamacpp"
 
     for n_exact, matters in ((8, _always), (None, _never)):
-        found = comparing.measured(model, Slow(), LoadOptions(), 600.0, load_limited=True, matters=matters)
+        found = comparing.measure(model, Slow(), LoadOptions(), 600.0, load_limited=True, matters=matters)
         assert found is not None
         assert found.n_exact == n_exact
         assert set(found.seconds) == {1, 2, 4, 8}
@@ -201,7 +201,7 @@ def test_rows_count_where_they_are_bit_equal_in_contexts_of_the_usual_length(
 ) -> None:
     """With two threads llama.cpp's rows have the bits of single steps in short contexts only."""
     options = LoadOptions(n_threads=n_threads)
-    found = comparing.measured(smollm_path, LlamaCpp(), options, 600.0, load_limited=True, matters=_always)
+    found = comparing.measure(smollm_path, LlamaCpp(), options, 600.0, load_limited=True, matters=_always)
     assert found is not None
     assert found.n_exact == n_exact
 

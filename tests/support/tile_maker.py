@@ -69,7 +69,12 @@ class Maker:
 
 def contents(tiles: Tiles) -> dict[str, bytes]:
     """Return the tiles as bytes."""
-    return {name: tiles[name].tobytes() for name in tiles}
+    return {name: tiles[name].tobytes() for name in names(tiles)}
+
+
+def names(tiles: Tiles) -> list[str]:
+    """Return the names of the tensors, in the order of the file."""
+    return [tensor.name for tensor in tiles.head.tensors]
 
 
 def until_seen(path: Path, change: Callable[[], object]) -> None:

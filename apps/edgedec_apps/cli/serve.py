@@ -4,7 +4,7 @@ from edgedec.api.engine import Engine
 from edgedec.api.load import resolve
 from edgedec.errors import CancelledError, RuntimeUnavailableError
 from edgedec.extras import install_command
-from edgedec.gguf.trained_context import described
+from edgedec.gguf.trained_context import read_model_info
 from edgedec.memory.planner import REQUESTS
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken
@@ -79,7 +79,7 @@ def run_server(model: str, load: LoadFlags, flags: ServeFlags) -> None:
         try:
             restore_prompt_cache(engine, load.prompt_cache)
             path = resolve(model, ResolveOptions(offline=True))
-            file = ModelFile(path, described(path), path.stat().st_mtime, template(engine))
+            file = ModelFile(path, read_model_info(path), path.stat().st_mtime, template(engine))
         except BaseException:
             engine.close()
             raise

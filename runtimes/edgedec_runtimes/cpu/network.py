@@ -1,6 +1,6 @@
-"""What the cpu runtime makes of a GGUF's header: the switches of the architecture, and which tensor goes where.
+"""The network that a GGUF's header describes: its shape, the switches of its architecture, the place of each tensor.
 
-What it does not know it refuses: a metadata key or a tensor that it would ignore could change a logit.
+The cpu runtime refuses a metadata key or a tensor that it does not know, as ignoring it could change a logit.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from edgedec.gguf.model_info import describe
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters, read_hyperparameters
 
-# Numbers of native/edgedec_cpu.h.
+# The numbers of native/edgedec_cpu.h.
 EMBEDDING, OUTPUT = 0, 1
 MATRICES = {
     "token_embd.weight": EMBEDDING,
@@ -61,20 +61,20 @@ TILE_TYPES = frozenset(
     }
 )
 
-# What native/model.cpp takes.
+# The largest sizes that native/model.cpp takes.
 _LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A line of the table of architectures.
+    """What distinguishes an architecture.
 
     Attributes:
-        interleaved: Rotary embedding pairs neighbours, not halves of a head.
-        vectors: Vectors that the architecture may have beside the norms that all have.
-        keys: Metadata keys that it has beside the common ones.
-        gelu: GELU instead of SiLU.
-        scaled_embedding: Embeddings are multiplied by the root of their length.
+        interleaved: Rotary embedding pairs neighbouring elements of a head, not its two halves.
+        vectors: Vectors that a layer may have beside the norms that all architectures have.
+        keys: Metadata keys below the architecture's name, beside those of every llama-like decoder.
+        gelu: The feed-forward activation is GELU, not SiLU.
+        scaled_embedding: Embeddings are multiplied by the square root of their length.
     """
 
     interleaved: bool = False
@@ -104,7 +104,12 @@ _GEMMA_BASE_SLIDING = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor of the file and its place in the network; `layer` is 0 for those outside the layers."""
+    """A tensor of the file and its place in the network.
+
+    Attributes:
+        which: Its number in MATRICES or VECTORS.
+        layer: Its layer; 0 for a tensor outside the layers.
+    """
 
     tensor: TensorInfo
     which: int
@@ -195,7 +200,7 @@ def _check(gguf: GGUF, n: Network) -> None:
 
 
 def _place(gguf: GGUF, architecture: Architecture, n_layer: int) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
-    """Find every tensor's place; none may be left over, none may be missing."""
+    """Return the matrices and the vectors with their places; refuse a file with a tensor too many or too few."""
     matrices, vectors, used = [], [], set()
     allowed = _NEEDED_VECTORS | architecture.vectors
     for name, layer, short in _names(n_layer):
@@ -218,7 +223,7 @@ def _place(gguf: GGUF, architecture: Architecture, n_layer: int) -> tuple[tuple[
 
 
 def _names(n_layer: int) -> Iterator[tuple[str, int, str]]:
-    """Yield name, layer and name within the layer of all tensors there can be, in the order they are used."""
+    """Yield (name, layer, name within the layer) of every tensor that can be there, in the order of their use."""
     yield "token_embd.weight", 0, "token_embd.weight"
     yield "rope_freqs.weight", 0, "rope_freqs.weight"
     for layer in range(n_layer):

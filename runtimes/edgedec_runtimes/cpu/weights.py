@@ -1,4 +1,4 @@
-"""From a GGUF to native weights: tiles packed in pieces, vectors copied, a native model made of both."""
+"""From a GGUF to a native model's weights: which tiles it needs, how they are packed, and how it gets them."""
 
 import ctypes
 import os
@@ -28,7 +28,7 @@ from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming, remembered_rate
 
 LAYOUT = "1"
-"""Version of the arrangement in tiles (native/tiles.h); a change makes caches start anew."""
+"""The version of the arrangement in tiles (native/tiles.h): another version has other tile files."""
 
 _PIECE_BYTES = 8 << 20
 _TILE_ROWS = 16
@@ -125,7 +125,7 @@ def _fill(gguf: GGUF, name: str, out: NDArray[np.uint8], start: int) -> None:
 
 
 def create(network: Network, n_threads: int) -> ctypes.c_void_p:
-    """Make a native model without weights."""
+    """Return a new native model without weights."""
     config = Config(*(getattr(network, field[0]) for field in Config._fields_))
     handle = ctypes.c_void_p()
     code = native().ec_model_create(
@@ -136,7 +136,7 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
 
 
 def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles) -> None:
-    """Give a native model its weights; the tiles must outlive it."""
+    """Give a native model its weights. The tiles must outlive the model."""
     library = native()
     if isinstance(tiles, StreamedTiles):
         tiles.attach(handle, network)
@@ -154,7 +154,7 @@ def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles |
 
 
 def rarely_read(network: Network) -> TensorInfo | None:
-    """Return the embedding matrix where it is not the head's as well: of it a forward reads a row for each token."""
+    """Return the embedding matrix if it is not the head as well: a forward reads one row of it for each token."""
     placed = {matrix.which: matrix.tensor for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
     embedding, output = placed[EMBEDDING], placed.get(OUTPUT)
     return None if output is None or output.name == embedding.name else embedding

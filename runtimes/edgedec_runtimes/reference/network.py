@@ -1,8 +1,8 @@
-"""The transformer, one row at a time: what a row sees is all that its result depends on.
+"""The transformer, evaluated row by row: the result of a row depends on nothing but the tokens that it sees.
 
-Every array of a row's computation has a shape that depends on the weights and on how many tokens the row sees, and
-on nothing else; the keys and values it sees are copied together in order of position. So a row has the same bits
-in a chain, in a tree, alone or among others.
+The shape of every array in a row's computation depends only on the weights and on the number of tokens that the row
+sees, and the keys and values of these are copied together in the order of their positions. So a row has the same bits
+in a chain, in a tree, alone or among other rows.
 
 Llama (Touvron et al. 2023, arXiv:2302.13971): RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467), rotary
 positions (Su et al. 2021, arXiv:2104.09864), grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245), SwiGLU
@@ -35,16 +35,16 @@ class KVCache:
 
     @classmethod
     def empty(cls, hyper: Hyperparameters, n_ctx: int, dtype: np.dtype[np.floating]) -> "KVCache":
-        """Make a cache of `n_ctx` slots with nothing in it."""
+        """Return a cache of `n_ctx` slots, all zero."""
         shape = (hyper.n_layer, n_ctx, hyper.n_kv)
         return cls(np.zeros(shape, dtype), np.zeros(shape, dtype))
 
     def arrays(self) -> tuple[NDArray[np.floating], ...]:
-        """Return both arrays."""
+        """Return the keys and the values."""
         return self.keys, self.values
 
     def move(self, source: NDArray[np.int32], start: int) -> None:
-        """Put the slots `source` where `start` and the next ones are."""
+        """Copy the slots `source` to the slots from `start` on."""
         for array in self.arrays():
             array[:, start : start + len(source)] = array[:, source]
 
@@ -54,10 +54,10 @@ class Row:
     """One row to evaluate.
 
     Attributes:
-        visible: int[n], slots of the tokens it sees in order of position; the last is its own.
-        taps: Layers whose output to return.
-        first_layer: The layer to begin with; above 0 the input is that of a forward resumed mid-stack.
-        layers: Subset to run, or None.
+        visible: int[n], the slots of the tokens that the row sees, in order of position; the last is its own.
+        taps: Layers whose output is returned.
+        first_layer: The layer to begin with; above 0 the input is the hidden state after the layer before.
+        layers: The half-layers to run; None for all.
     """
 
     visible: NDArray[np.intp]
@@ -68,17 +68,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RowOutput:
-    """The state after the last layer, f32[n_embd], and after each tapped one."""
+    """The hidden state after the last layer, f32[n_embd], and after each tapped layer."""
 
     state: Floats
     tapped: Mapping[int, Floats] = field(default_factory=dict)
 
 
 def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row) -> RowOutput:
-    """Run the layers on one row, writing its keys and values into its slot.
+    """Run the layers on one row, and write its keys and values to its slot of the cache.
 
     Args:
-        state: f32[n_embd], the token's embedding or the hidden state to resume from.
+        state: f32[n_embd], the token's embedding, or the hidden state to go on from.
     """
     tapped = {}
     for i in range(row.first_layer, weights.hyper.n_layer):
@@ -92,7 +92,7 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row) -> RowOu
 
 
 def logits(weights: Weights, state: Floats) -> Floats:
-    """Return f32[n_vocab] from the state after the last layer."""
+    """Return the logits f32[n_vocab] for the hidden state after the last layer."""
     return weights.output @ _rms_norm(state, weights.output_norm, weights.hyper.rms_epsilon)
 
 
@@ -138,7 +138,7 @@ def _softmax(scores: Floats) -> Floats:
 
 
 def _rotate(x: Floats, position: int, hyper: Hyperparameters) -> Floats:
-    """Turn each pair of elements of each head by its angle at that position (Su et al. 2021).
+    """Return heads with each pair of their elements rotated by its angle at `position` (Su et al. 2021).
 
     Args:
         x: f32[n * head_dim], heads one after another.

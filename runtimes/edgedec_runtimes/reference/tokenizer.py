@@ -1,4 +1,4 @@
-"""A tokenizer for vocabularies with byte tokens: one token a character where there is one, else its bytes."""
+"""A tokenizer for vocabularies with byte tokens: a character becomes its own token, or else the tokens of its bytes."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _END_KEYS = ("eos", "eot", "eom")
 
 
 class ReferenceTokenizer:
-    """Implements edgedec.tokenizer.Tokenizer; merges nothing, so real vocabularies become long, not wrong."""
+    """Implements edgedec.tokenizer.Tokenizer. Nothing is merged, so texts take many tokens, all of them valid."""
 
     def __init__(self, gguf: GGUF, n_vocab: int) -> None:
         tokens = get_array(gguf, "tokenizer.ggml.tokens", frozenset({ValueType.STRING}))
@@ -27,7 +27,7 @@ class ReferenceTokenizer:
             )
         self._pieces = [_piece(text, kind) for text, kind in zip(self._texts, self._kinds, strict=True)]
         self._bytes = {self._pieces[i]: i for i, kind in enumerate(self._kinds) if kind == _BYTE}
-        # A byte token stands in for its character only where no normal token does.
+        # The token of a character is a normal token; byte tokens stand only for characters without one.
         normal = {text: i for i, text in enumerate(self._texts) if self._kinds[i] == 1 and len(text) == 1}
         self._characters = normal
         self._controls = {text: i for i, text in enumerate(self._texts) if self._kinds[i] == _CONTROL}
@@ -60,10 +60,10 @@ class ReferenceTokenizer:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
     ) -> list[int]:
-        """Return the token ids of `text`; beyond `most` ids the rest of the text is not looked at.
+        """Return the token ids of `text`; after more than `most` ids the rest of the text is left out.
 
         Raises:
-            RequestError: It has a lone surrogate, which no Unicode text holds.
+            RequestError: The text has a lone surrogate, which no Unicode text holds.
             UnsupportedModelError: The vocabulary has no byte tokens.
         """
         if len(self._bytes) != 256:

@@ -1,6 +1,6 @@
-"""Weights and hyperparameters of a llama or qwen2 GGUF, as float32 arrays.
+"""The weights of a llama or qwen2 GGUF as float32 arrays.
 
-What the reference does not know it refuses: a metadata key or a tensor that it would ignore could change a logit.
+The reference runtime refuses a metadata key or a tensor that it does not know, as ignoring it could change a logit.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from edgedec.gguf.model_info import describe
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters, read_hyperparameters
 
 ROPE_IS_INTERLEAVED = {"llama": True, "qwen2": False}
-"""By architecture: whether rotary embedding pairs neighbours (NORM in llama.cpp) or halves of a head (NEOX)."""
+"""Whether rotary embedding pairs neighbours of a head (NORM in llama.cpp) or its halves (NEOX), by architecture."""
 
 _DTYPES: dict[GGMLType, np.dtype[np.floating]] = {GGMLType.F32: np.dtype("<f4"), GGMLType.F16: np.dtype("<f2")}
 
@@ -65,7 +65,7 @@ class Weights:
 
 
 def n_weight_bytes(gguf: GGUF) -> int:
-    """Return the bytes that the weights of a file will take as float32."""
+    """Return how many bytes the weights of a file take as float32."""
     return sum(4 * tensor.n_elements for tensor in gguf.tensors.values())
 
 
@@ -93,11 +93,11 @@ def read_shape(gguf: GGUF) -> Hyperparameters:
 
 
 def read_weights(gguf: GGUF, hyper: Hyperparameters) -> Weights:
-    """Read every tensor as float32.
+    """Return all tensors of a file as float32 arrays.
 
     Raises:
-        ModelFormatError: A tensor is missing or has another shape than the hyperparameters say.
-        UnsupportedModelError: There is a tensor that the reference has no use for.
+        ModelFormatError: A tensor is missing, or its shape contradicts the hyperparameters.
+        UnsupportedModelError: The reference runtime has no use for a tensor.
     """
     left = set(gguf.tensors)
 

@@ -1,4 +1,4 @@
-"""Byte-level byte-pair encoding (GPT-2's): words of bytes, merged in the order of a list."""
+"""Byte-level byte-pair encoding, as in GPT-2: the bytes of a word are merged in the order of a list of pairs."""
 
 from collections.abc import Iterator
 from functools import cache, lru_cache
@@ -14,10 +14,12 @@ _N_REMEMBERED_PAIRS = 2**13
 
 
 class BytePairs:
-    """The part of a BPE tokenizer between special tokens.
+    """Encodes the text between special tokens by byte-pair encoding.
 
     Args:
-        pre_tokenizer: Cuts texts into words.
+        gguf: The model, for its merges.
+        vocabulary: The model's tokens.
+        pre_tokenizer: Cuts a text into words.
     """
 
     def __init__(self, gguf: GGUF, vocabulary: Vocabulary, pre_tokenizer: PreTokenizer) -> None:
@@ -28,7 +30,7 @@ class BytePairs:
         _check_utf8(gguf, vocabulary)
 
     def words(self, text: str, *, after_special: bool) -> Iterator[str]:
-        """Yield the parts of a text that are encoded each by itself."""
+        """Yield the words of a text, each of which is encoded by itself; `after_special` does not matter here."""
         return self._pre_tokenizer.split(text)
 
     def encode_word(self, word: str) -> tuple[int, ...]:
@@ -42,7 +44,7 @@ class BytePairs:
         ids: list[int] = []
         for symbol in merge(symbols, self._remembered_rank):
             token_id = self._tokens.find(symbol)
-            # llama.cpp looks for a token that is one byte of the symbol, and drops what it does not find.
+            # As in llama.cpp, a symbol that is no token becomes the tokens of its bytes; bytes without one are dropped.
             ids += [token_id] if token_id >= 0 else filter(_exists, (self._tokens.find(bytes([b])) for b in symbol))
         return tuple(ids)
 
@@ -51,13 +53,13 @@ class BytePairs:
         return rank if rank >= 0 else None
 
     def piece(self, token: bytes) -> bytes:
-        """Return the bytes that a normal token stands for."""
+        """Return the bytes of text that a normal token stands for."""
         numbers = _numbers()
         text = token.decode()
         try:
             return bytes([numbers[letter] for letter in text])
         except KeyError:
-            # llama.cpp spells out a token that is no byte-level text, in this odd way.
+            # This is how llama.cpp spells out a token that is no byte-level text.
             return b"".join(
                 bytes([numbers[letter]])
                 if letter in numbers
@@ -66,11 +68,11 @@ class BytePairs:
             )
 
     def spelled(self) -> Iterator[bytes]:
-        """Yield what each token can stand for in a text."""
+        """Yield for each token the bytes that it can stand for in a text."""
         return (self.piece(self._tokens[i]) for i in range(self._tokens.n))
 
     def vanishing(self) -> bytes | None:
-        """Return the bytes that texts lose, as no token has them; None where merges make what is no token, too."""
+        """Return the bytes that encoding drops, as they have no token; None where it may drop merged pairs, too."""
         merges = (self._merges[i].partition(b" ") for i in range(self._merges.n))
         if any(self._tokens.find(left + right) < 0 for left, _, right in merges):
             return None
@@ -83,7 +85,7 @@ def _exists(token_id: int) -> bool:
 
 @cache
 def _letters() -> tuple[bytes, ...]:
-    """Return the letter for each byte: itself where it prints, else one from U+0100 on in order."""
+    """Return the letter (UTF-8) for each byte: the byte itself where it prints, else the next letter from U+0100 on."""
     printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return tuple(chr(byte if byte in printing else next(others)).encode() for byte in range(256))
@@ -95,7 +97,7 @@ def _numbers() -> dict[str, int]:
 
 
 def _check_utf8(gguf: GGUF, vocabulary: Vocabulary) -> None:
-    """Refuse tokens that are no UTF-8, which byte-level tokens always are."""
+    """Refuse a vocabulary with a token that is no UTF-8, as all byte-level tokens are."""
     tokens = vocabulary.tokens
     first_bytes = np.frombuffer(tokens.blob, np.uint8)[tokens.starts[:-1]]
     valid = not ((first_bytes & 0xC0) == 0x80).any()

@@ -1,4 +1,4 @@
-"""Merging neighbours in order of priority: what byte-pair encoding and SentencePiece have in common.
+"""Merging neighbouring symbols in order of priority, for byte-pair encoding and SentencePiece.
 
 Sennrich et al. 2016, arXiv:1508.07909; Kudo and Richardson 2018, arXiv:1808.06226.
 """
@@ -12,10 +12,15 @@ _MASK = (1 << _BITS) - 1
 
 
 def merge(symbols: list[bytes], priority: Callable[[bytes, bytes], int | None]) -> list[bytes]:
-    """Join neighbours until no pair has a priority: the smallest number first, the leftmost among equals.
+    """Return symbols after joining neighbours until no pair has a priority.
 
-    Priorities are 0 or more. A word may be a whole text (of a script without spaces), so little is kept for each
-    symbol: its neighbours, and a pair in the queue as one number.
+    The pair with the smallest priority (0 or more) is joined first, among equal ones the leftmost. A word may be a
+    whole text (of a script without spaces), so little is kept for each symbol: its neighbours, and a queued pair as one
+    number.
+
+    Args:
+        symbols: The symbols to begin with.
+        priority: Called with two neighbours; returns their priority, or None where they are not to be joined.
 
     >>> ranks = {(b"l", b"o"): 0, (b"lo", b"w"): 1, (b"w", b"e"): 2}
     >>> merge([b"l", b"o", b"w", b"e"], lambda left, right: ranks.get((left, right)))
@@ -34,7 +39,7 @@ def merge(symbols: list[bytes], priority: Callable[[bytes, bytes], int | None]) 
         pair = heapq.heappop(queue)
         i, length = pair >> _BITS & _MASK, pair & _MASK
         j = after[i]
-        # A symbol only ever grows, so that the length tells whether the pair is still what was put in the queue.
+        # A symbol only grows, so the length shows whether this is still the pair that was queued.
         if not symbols[i] or j == n or len(symbols[i]) + len(symbols[j]) != length:
             continue
         symbols[i] += symbols[j]
@@ -54,5 +59,5 @@ def merge(symbols: list[bytes], priority: Callable[[bytes, bytes], int | None]) 
 
 
 def _pair(priority: int, left: int, length: int) -> int:
-    """Return a pair as a number that sorts by priority, then from the left."""
+    """Return a pair as a number, by which pairs sort by priority, then from left to right."""
     return (priority << _BITS | left) << _BITS | length

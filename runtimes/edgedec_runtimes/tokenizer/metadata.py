@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF say of its vocabulary, checked."""
+"""Reading a vocabulary from the metadata of a GGUF, and checking it."""
 
 from dataclasses import dataclass
 
@@ -16,13 +16,13 @@ BPE, SPM = "gpt2", "llama"
 _STRINGS = frozenset({ValueType.STRING})
 _INT32 = frozenset({ValueType.INT32})
 _SPECIAL = Kind.CONTROL | Kind.UNKNOWN | Kind.USER_DEFINED
-# llama.cpp takes spaces off around some tokens of these models; which ones is known by name only.
+# llama.cpp strips spaces around some tokens of these models; it knows them by the model's name only.
 _STRIPPING_NAMES = ("phi-3", "phi3", "modern-bert")
 _STRIPPING_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
 
 class UncoveredError(UnsupportedModelError):
-    """A vocabulary of a kind that is not covered; `reason` says which, without the file and the remedy."""
+    """The vocabulary is of a kind that is not covered; `reason` says which kind, without the file and the remedy."""
 
     def __init__(self, gguf: GGUF, reason: str) -> None:
         super().__init__(f"{gguf.paths[0]}: {reason}; use the llamacpp runtime")
@@ -35,10 +35,11 @@ class Vocabulary:
 
     Attributes:
         model: BPE or SPM.
-        pre: Name of the pre-tokenizer; an empty one for none. SPM has none.
-        kinds: For each token its Kind, or two of them together.
-        ends: Tokens that end a generation.
-        special: Tokens that are recognised where they are spelled out, id to text.
+        pre: Name of the pre-tokenizer; "" where the metadata names none, and for SPM.
+        tokens: The tokens' bytes by id.
+        kinds: Kind of each token, or the bits of two kinds.
+        ends: Ids of the tokens that end a generation.
+        special: Texts of special tokens by id: tokens that are recognised where a text spells them out.
     """
 
     model: str
@@ -50,7 +51,7 @@ class Vocabulary:
 
 
 def metadata_refusal(gguf: GGUF) -> str | None:
-    """Return why a vocabulary's algorithm is not covered, from single values only; None where it is."""
+    """Return why a vocabulary's algorithm is not covered, by single values of the metadata; None where it is."""
     model = get_text(gguf, "tokenizer.ggml.model")
     if model is None:
         refuse_missing(gguf, "tokenizer.ggml.model")
@@ -70,11 +71,11 @@ def metadata_refusal(gguf: GGUF) -> str | None:
 
 
 def read_vocabulary(gguf: GGUF) -> Vocabulary:
-    """Read and check the tokens of a GGUF and their roles.
+    """Return the checked tokens of a GGUF and their roles.
 
     Raises:
         ModelFormatError: The vocabulary is missing, damaged or contradicts itself.
-        UnsupportedModelError: It is of a kind that is not covered.
+        UnsupportedModelError: The vocabulary is of a kind that is not covered.
     """
     reason = metadata_refusal(gguf)
     if reason is not None:
@@ -99,12 +100,12 @@ def read_vocabulary(gguf: GGUF) -> Vocabulary:
     return Vocabulary(model, get_text(gguf, "tokenizer.ggml.pre") or "", tokens, kinds, roles, special)
 
 
-# The tokens that llama.cpp takes where the metadata name none.
+# The ids that llama.cpp takes where the metadata names none.
 DEFAULT_IDS = {BPE: {"bos": 11, "eos": 11}, SPM: {"bos": 1, "eos": 2}}
 
 
 def named_token(gguf: GGUF, role: str, n_vocab: int, *, default: int | None) -> int | None:
-    """Return the token of a role, or the default where the metadata name none that exists."""
+    """Return the id of a role's token ("bos", "eos"), or the default where the metadata names no token that exists."""
     named = token_id(gguf, f"{role}_token_id", n_vocab)
     if named is not None:
         return named
@@ -112,26 +113,26 @@ def named_token(gguf: GGUF, role: str, n_vocab: int, *, default: int | None) -> 
 
 
 def token_id(gguf: GGUF, key: str, n_vocab: int) -> int | None:
-    """Return the token that a key of tokenizer.ggml names, or None where there is no such key or token."""
+    """Return the id that a key below tokenizer.ggml holds; None where there is no such key, or no such token."""
     number = get_int(gguf, f"tokenizer.ggml.{key}", at_least=-(2**63), at_most=2**64 - 1)
     return number if number is not None and 0 <= number < n_vocab else None
 
 
 def flag(gguf: GGUF, key: str, *, default: bool) -> bool:
-    """Return a boolean of tokenizer.ggml."""
+    """Return the boolean of a key below tokenizer.ggml, or the default where it is absent."""
     value = get_bool(gguf, f"tokenizer.ggml.{key}")
     return default if value is None else value
 
 
 def damaged(gguf: GGUF, found: str) -> ModelFormatError:
-    """Return the error for a vocabulary that contradicts itself."""
+    """Return the error to raise for a vocabulary that contradicts itself; `found` says how."""
     return ModelFormatError(
         f"{gguf.paths[0]}: {found}; the file is damaged or was converted wrongly: download another GGUF of the model"
     )
 
 
 def read_merges(gguf: GGUF) -> StringTable:
-    """Return the merges of a BPE vocabulary, "left right" in order of priority."""
+    """Return the merges of a BPE vocabulary, each as "left right", in order of priority."""
     merges = get_array(gguf, "tokenizer.ggml.merges", _STRINGS)
     if merges is None:
         refuse_missing(gguf, "tokenizer.ggml.merges")
@@ -139,7 +140,7 @@ def read_merges(gguf: GGUF) -> StringTable:
 
 
 def read_scores(gguf: GGUF, n_vocab: int) -> NDArray[np.float32]:
-    """Return float32[n_vocab], the score of each token; zeros where the metadata have none."""
+    """Return float32[n_vocab], the score of each token; zeros where the metadata has none."""
     scores = get_array(gguf, "tokenizer.ggml.scores", _INT32 | {ValueType.FLOAT32})
     if scores is None:
         return np.zeros(n_vocab, np.float32)
@@ -158,7 +159,7 @@ def _read_tokens(gguf: GGUF) -> StringTable:
     strings = read_strings(array)
     if not strings:
         raise damaged(gguf, "its vocabulary has no tokens")
-    # What llama.cpp calls them.
+    # llama.cpp gives empty tokens these names.
     strings = [string or f"[EMPTY_{i}]".encode() for i, string in enumerate(strings)] if b"" in strings else strings
     table = StringTable(strings)
     repeated = table.repeated()
@@ -182,7 +183,7 @@ def _read_kinds(gguf: GGUF, n_vocab: int) -> bytearray:
 
 
 def _with(kinds: bytearray, wanted: int) -> list[int]:
-    """Return the tokens of any of the wanted kinds."""
+    """Return the ids of the tokens that have a bit of `wanted` in their kind."""
     numbers: list[int] = np.flatnonzero(np.frombuffer(kinds, np.uint8) & np.uint8(wanted)).tolist()
     return numbers
 
@@ -195,7 +196,7 @@ def _text(gguf: GGUF, tokens: StringTable, number: int) -> str:
 
 
 def _check_bytes(gguf: GGUF, tokens: StringTable, kinds: bytearray) -> None:
-    """Refuse byte tokens that do not say which byte they are."""
+    """Refuse a vocabulary with a byte token whose text does not name a byte."""
     for number in _with(kinds, Kind.BYTE):
         if byte_of(tokens[number]) is None:
             shown = tokens[number].decode(errors="replace")[:40]
@@ -209,13 +210,13 @@ def _require_every_byte(gguf: GGUF, tokens: StringTable) -> None:
 
 
 def byte_token(tokens: StringTable, byte: int) -> int:
-    """Return the token that a SentencePiece vocabulary has for a byte, or -1."""
+    """Return the id of the token for a byte in a SentencePiece vocabulary; -1 where there is none."""
     named = tokens.find(f"<0x{byte:02X}>".encode())
     return named if named >= 0 else tokens.find(bytes([byte]))
 
 
 def byte_of(token: bytes) -> int | None:
-    """Return the byte that a byte token such as b"<0x0A>" stands for, or None for other tokens."""
+    """Return the byte that a token such as b"<0x0A>" stands for; None for any other token."""
     if len(token) != 6 or not token.startswith(b"<0x") or not token.endswith(b">"):
         return None
     digits = token[3:5]

@@ -1,7 +1,7 @@
-"""Where byte-pair encoding first cuts a text: the regular expressions behind `tokenizer.ggml.pre`.
+"""How a text is cut into words before byte-pair encoding: the regular expressions behind `tokenizer.ggml.pre`.
 
-Each entry is a list of stages: a stage keeps what it matches and what lies between as pieces, and the next one cuts
-each piece by itself, as if nothing were around it. Expressions in bytes run on `collapse`d text, others on the text.
+A pre-tokenizer has stages. A stage cuts a piece of text into its matches and the stretches between them; the next stage
+cuts each of these as if nothing were around it. Expressions in bytes are applied to `collapse`d text, others to text.
 """
 
 import re
@@ -12,7 +12,7 @@ from edgedec_runtimes.tokenizer.unicode_classes import LETTER, MARK, NUMBER, PUN
 
 Stage = re.Pattern[bytes] | re.Pattern[str]
 
-# What stands for \p{L} and its like between brackets, on collapsed text.
+# The members of \p{L} and its like, to stand between brackets in an expression for collapsed text.
 _CLASSES = {
     "L": f"A-Za-z\\x{LETTER:x}",
     "N": f"0-9\\x{NUMBER:x}",
@@ -34,7 +34,7 @@ _CASED_WORDS = (
     r"|[<N>]{digits}| ?[^\s<L><N>]+[\r\n/]*|" + _SPACES
 )
 _DEEPSEEK3 = r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n<L><P><S>]?[<L><M>]+| ?[<P><S>]+[\r\n]*|" + _SPACES
-# U+0800 to U+9FA5 but for white space.
+# U+0800 to U+9FA5 without white space.
 _IDEOGRAPHS = (
     "[\u0800-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e\u2060-\u2fff\u3001-\u9fa5\uac00-\ud7ff]+"
 )
@@ -63,7 +63,7 @@ _STAGES: dict[str, tuple[str, ...]] = {
     "deepseek-v3": ("[<N>]{1,3}", _IDEOGRAPHS_AND_KANA, _DEEPSEEK3),
 }
 
-# The names of `tokenizer.ggml.pre` whose cuts are those of an entry above.
+# The values of `tokenizer.ggml.pre` by the entry of _STAGES that they stand for.
 _SAME_CUTS = {
     "default": ("", "default"),
     "gpt-2": (
@@ -96,20 +96,21 @@ _NO_BOS = frozenset({"chatglm-bpe", "glm4", "glm5"})
 _CUTS = {name: cuts for cuts, names in _SAME_CUTS.items() for name in names}
 
 DIFFERENT_CUTS = frozenset(_STAGES)
-"""One name for each way to cut that there is."""
+"""One name for each different way to cut."""
 
 NAMES = frozenset(_CUTS)
-"""The values of `tokenizer.ggml.pre` that are covered; an empty one stands for an absent key."""
+"""The values of `tokenizer.ggml.pre` that are covered; "" stands for an absent key."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How a text is cut, and what else llama.cpp ties to the same name.
+    """How a text is cut into words, and what else llama.cpp decides by the same name.
 
     Attributes:
-        ignore_merges: A piece that is a token is that token, whatever the merges make of it.
-        add_bos: Whether BOS is put first where the metadata does not say.
-        has_bos: Whether token 11 is BOS where the metadata names none.
+        stages: The regular expressions, which are applied one after another.
+        ignore_merges: A word that is a token becomes that token, whatever the merges would make of it.
+        add_bos: Whether texts begin with BOS where the metadata does not say.
+        has_bos: Whether BOS is token 11 where the metadata names none.
     """
 
     stages: tuple[Stage, ...]
@@ -118,7 +119,7 @@ class PreTokenizer:
     has_bos: bool
 
     def split(self, text: str) -> Iterator[str]:
-        """Yield the pieces of a text, which together are the text; each is found when it is asked for."""
+        """Yield the words of a text, which joined are the text; each is found only when it is needed."""
         collapsed = collapse(text)
         spans = iter([(0, len(text))] if text else [])
         for stage in self.stages:
@@ -128,7 +129,7 @@ class PreTokenizer:
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """Return the pre-tokenizer of a name in NAMES."""
+    """Return the pre-tokenizer for a name in NAMES."""
     stages = tuple(_compile(stage) for stage in _STAGES[_CUTS[name]])
     return PreTokenizer(stages, name in _IGNORE_MERGES, name in _ADD_BOS, name not in _NO_BOS)
 
@@ -142,7 +143,7 @@ def _compile(expression: str) -> Stage:
 
 
 def _cut(stage: Stage, text: str, collapsed: bytes, spans: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the spans cut at the borders of a stage's matches in each."""
+    """Yield the (start, end) of spans after each was cut at the borders of a stage's matches."""
     for start, end in spans:
         matches = (
             stage.finditer(collapsed, start, end)

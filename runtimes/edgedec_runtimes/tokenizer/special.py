@@ -1,4 +1,4 @@
-"""Tokens with a role: what kinds they are, which of them end a text, and finding them where they are spelled out."""
+"""Special tokens: their kinds, which of them end a generation, and finding them where a text spells them out."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,9 +9,9 @@ from edgedec_runtimes.tokenizer.string_table import StringTable
 
 
 class Kind(IntEnum):
-    """What a token is, as bits: one whose role was recognised by its text keeps its kind and is CONTROL as well."""
+    """The kind of a token, as bits. A token whose role follows from its text keeps its kind and gets CONTROL, too."""
 
-    UNUSED = 0  # also undefined: adds nothing to a text
+    UNUSED = 0  # unused or undefined: it adds nothing to a text
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 4
@@ -19,7 +19,7 @@ class Kind(IntEnum):
     BYTE = 16
 
 
-# By the number in tokenizer.ggml.token_type.
+# By its number in tokenizer.ggml.token_type.
 KIND_OF_TYPE = {
     1: Kind.NORMAL,
     2: Kind.UNKNOWN,
@@ -28,13 +28,13 @@ KIND_OF_TYPE = {
     6: Kind.BYTE,
 }
 
-# Texts that end a generation whatever the metadata say.
+# Tokens with these texts end a generation, whatever the metadata says.
 _ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
 )
-# Roles in code infilling: the metadata keys that name the token (the last one counts), and texts that it may have.
+# Roles in code infilling: the metadata keys that name the token (the last one counts), and the texts that it may have.
 _INFILL_ROLES = {
     "pre": (
         ("fim_pre_token_id", "prefix_token_id"),
@@ -69,7 +69,7 @@ _INFILL_ROLES = {
     "rep": (("fim_rep_token_id",), ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")),
     "sep": (("fim_sep_token_id",), ("<|file_sep|>",)),
 }
-_INFILL_ENDS = ("pad", "rep", "sep")  # these end a generation, too
+_INFILL_ENDS = ("pad", "rep", "sep")  # tokens of these roles end a generation
 ROLE_KEYS = tuple(key for keys, _ in _INFILL_ROLES.values() for key in keys)
 _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 _OVERLAP_BUDGET = 2**22
@@ -77,7 +77,7 @@ _OVERLAP_BUDGET = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Ambiguity:
-    """Why llama.cpp's own answer depends on the order of a hash table or of an unstable sort."""
+    """Why the ids that llama.cpp returns would depend on the order of a hash table or of an unstable sort."""
 
     reason: str
 
@@ -85,13 +85,13 @@ class Ambiguity:
 def assign_roles(
     table: StringTable, kinds: bytearray, named: Mapping[str, int], ends: Iterable[int]
 ) -> frozenset[int] | Ambiguity:
-    """Find the tokens that end a generation, and correct `kinds` where a text contradicts its type.
+    """Return the ids of the tokens that end a generation, and correct `kinds` where texts contradict types.
 
     Args:
         table: The tokens.
-        kinds: For each token its Kind, or two of them together; changed in place.
-        named: Metadata key of a role (ROLE_KEYS) to the token it names.
-        ends: Tokens that the metadata name as end of text, turn or message.
+        kinds: Kind of each token, or the bits of two kinds; changed in place.
+        named: Id of the token that the metadata names for a role, by the role's key (ROLE_KEYS).
+        ends: Ids that the metadata names as the end of a text, turn or message.
     """
     found: set[int] = set()
     for role, (keys, texts) in _INFILL_ROLES.items():
@@ -117,7 +117,7 @@ def assign_roles(
 
 
 def _correct_ends(table: StringTable, kinds: bytearray, ends: set[int]) -> None:
-    """Take out tokens that end nothing in the company of certain others."""
+    """Take tokens out of `ends` that end no generation in vocabularies with certain other tokens."""
     texts = {table[i]: i for i in ends}
     calls = b"<|call|>" in texts or b"<|calls|>" in texts
     if b"<|end|>" in texts and calls and (b"<|return|>" in texts or b"<|flush|>" in texts):
@@ -133,20 +133,20 @@ def _ids(table: StringTable, texts: Iterable[str]) -> list[int]:
 
 
 class SpecialTokens:
-    """Cuts a text at the tokens that are spelled out in it: longer ones first, each from the left.
+    """Cuts a text at the special tokens that it spells out: longer tokens first, each from left to right.
 
     Args:
-        texts: Token id to text, none empty.
+        texts: Text of each token by id; none is empty.
     """
 
     def __init__(self, texts: Mapping[int, str]) -> None:
-        # A token can only be in a text where its first two characters are.
+        # A text that lacks the first two characters of a token lacks the token.
         self._by_start: dict[str, list[tuple[int, str, int]]] = defaultdict(list)
         for token_id, text in texts.items():
             self._by_start[text[:2]].append((-len(text.encode()), text, token_id))
 
     def cut(self, text: str) -> list[str | int]:
-        """Return the token ids and the texts between them in order; no text is empty."""
+        """Return the ids of the tokens found and the texts between them, in order; no text is empty."""
         there: list[tuple[int, str, int]] = []
         for start, tokens in self._by_start.items():
             if start in text:
@@ -167,9 +167,9 @@ def _cut_one(fragment: str | int, token: str, token_id: int) -> list[str | int]:
 
 
 def find_ambiguity(texts: Iterable[str]) -> Ambiguity | None:
-    """Return why cutting at these tokens would depend on the order of equally long ones, or None.
+    """Return why cutting at these tokens would depend on the order of equally long tokens; None where it does not.
 
-    It does where one ends as another of its length begins.
+    It depends on that order where a token ends as another one of the same length begins.
     """
     by_length: dict[int, list[str]] = defaultdict(list)
     for text in texts:
@@ -177,7 +177,8 @@ def find_ambiguity(texts: Iterable[str]) -> Ambiguity | None:
     budget = _OVERLAP_BUDGET
     for group in by_length.values():
         inside = set("".join(text[1:] for text in group)) if len(group) > 1 else set()
-        # Only these can begin as another ends; and only those that hold such a beginning can end so.
+        # A token can begin as another one ends only if its first letter is inside of a token; and a token can end as
+        # another one begins only if such a first letter is inside of it.
         beginning = [text for text in group if text[0] in inside]
         letters = {text[0] for text in beginning}
         ending = [text for text in group if any(letter in text[1:] for letter in letters)]
@@ -193,7 +194,7 @@ def find_ambiguity(texts: Iterable[str]) -> Ambiguity | None:
 
 
 def _beginnings(texts: Iterable[str]) -> dict[str, str]:
-    """Return the proper beginnings of texts, each with the text that begins so, or "" where several do."""
+    """Return the proper beginnings of texts, each with the text that begins so; "" where several texts do."""
     starts: dict[str, str] = {}
     for text in texts:
         for n in range(1, len(text)):

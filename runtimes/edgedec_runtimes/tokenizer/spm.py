@@ -1,4 +1,4 @@
-"""SentencePiece's merging by score: any two neighbours that together are a token, the best score first."""
+"""SentencePiece: two neighbours that together are a token are merged, those with the best score first."""
 
 import re
 from collections.abc import Iterator
@@ -10,26 +10,31 @@ from edgedec_runtimes.tokenizer.merging import merge
 from edgedec_runtimes.tokenizer.metadata import Vocabulary, byte_token, flag, read_scores
 from edgedec_runtimes.tokenizer.string_table import StringTable
 
-SPACE = "\u2581"  # stands for a space
+SPACE = "\u2581"  # what SentencePiece writes for a space
 _SPACE_BYTES = SPACE.encode()
 
 
 class SentencePieces:
-    """The part of a SentencePiece tokenizer between special tokens."""
+    """Encodes the text between special tokens by SentencePiece."""
 
     def __init__(self, gguf: GGUF, vocabulary: Vocabulary) -> None:
         self._tokens = vocabulary.tokens
-        # The best score is rank 0; equal scores have equal ranks. Read one at a time, which a memoryview does faster.
+        # The best score has rank 0; equal scores have equal ranks. A memoryview is faster to read element by element.
         ranks = np.unique(-read_scores(gguf, self._tokens.n), return_inverse=True)[1]
         self._ranks = ranks.astype(np.int32).data
         self._space_first = flag(gguf, "add_space_prefix", default=True)
         self._bytes = [byte_token(self._tokens, byte) for byte in range(256)]
-        # No token goes from another character on to a space, but for these, so that no merge crosses there.
+        # Only after these characters a space is inside of a token: before other spaces no merge joins anything.
         joined = "".join(re.escape(character) for character in _before_spaces(self._tokens))
         self._border = re.compile(f"(?<![{SPACE}{joined}])(?={SPACE})")
 
     def words(self, text: str, *, after_special: bool) -> Iterator[str]:
-        """Yield the parts of a text that are encoded each by itself."""
+        """Yield the parts of a text that can be encoded each by itself.
+
+        Args:
+            text: The text between two special tokens.
+            after_special: Whether it follows a special token or is the beginning of the whole text.
+        """
         text = (" " + text if after_special and self._space_first else text).replace(" ", SPACE)
         start = 0
         for border in self._border.finditer(text):
@@ -52,17 +57,17 @@ class SentencePieces:
         return self._ranks[token_id] if token_id >= 0 else None
 
     def piece(self, token: bytes) -> bytes:
-        """Return the bytes that a normal token stands for."""
+        """Return the bytes of text that a normal token stands for."""
         return token.replace(_SPACE_BYTES, b" ")
 
     def spelled(self) -> Iterator[bytes]:
-        """Yield what each token can stand for in a text, in which a space may be one or be written as U+2581."""
+        """Yield the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
         for i in range(self._tokens.n):
             yield self._tokens[i]
             yield self.piece(self._tokens[i])
 
     def vanishing(self) -> bytes:
-        """Return the bytes that texts lose: none, as what is no token becomes byte tokens."""
+        """Return the bytes that encoding drops: none, as a symbol that is no token becomes byte tokens."""
         return b""
 
 

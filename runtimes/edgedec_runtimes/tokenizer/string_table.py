@@ -1,7 +1,7 @@
-"""Many byte strings in one block of memory, found by number and by content.
+"""Many byte strings in one block of memory, which are found by number and by content.
 
-A vocabulary has up to 262,144 tokens; as Python objects in a dictionary they would take some 35 MB and a third of a
-second. Here they take their own bytes and about 14 more each.
+A vocabulary has up to 262,144 tokens. A dictionary of them would take some 35 MB, and a third of a second to make. Here
+each string takes its own bytes and about 14 more.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,18 @@ import numpy as np
 
 from edgedec.gguf.file import GGUFArray
 
-_LENGTH_TAIL = bytes(7)  # a length is 8 bytes, little endian; that of a string below 256 bytes ends in these
+_LENGTH_TAIL = bytes(7)  # how the 8 bytes (little endian) of a length below 256 end
 _MAX_BLOB_BYTES = 2**31 - 1
 _MAX_ODD_PIECES = 64
 
 
 class StringTable:
-    """Byte strings numbered from 0; `find` is the inverse of `[]`.
+    """Byte strings that are numbered from 0 in the order of `strings`; `find` is the inverse of `[]`.
 
-    Args:
-        strings: Their order is their number.
+    Attributes:
+        n: How many strings there are.
+        blob: All strings, one after another.
+        starts: int32[n + 1], where each string begins in `blob`, and the end.
     """
 
     def __init__(self, strings: Sequence[bytes]) -> None:
@@ -28,7 +30,7 @@ class StringTable:
         assert len(self.blob) <= _MAX_BLOB_BYTES, "a GGUF header is smaller"
         self.starts = np.zeros(self.n + 1, np.int32)
         np.cumsum(np.fromiter(map(len, strings), np.int32, self.n), out=self.starts[1:])
-        # Strings are kept sorted by bucket, the low bits of Python's own hash; equal hashes lie next to each other.
+        # The numbers are sorted by bucket (the low bits of Python's hash), in which equal hashes stand together.
         n_bits = max(self.n, 2).bit_length()
         hashes = np.fromiter(map(hash, strings), np.int64, self.n).view(np.uint64)
         turned = (hashes << np.uint64(64 - n_bits)) | (hashes >> np.uint64(n_bits))
@@ -39,7 +41,7 @@ class StringTable:
         np.cumsum(counts, out=buckets[1:])
         self._alike = order[:-1][turned[:-1] == turned[1:]], order[1:][turned[:-1] == turned[1:]]
         self._mask = (1 << n_bits) - 1
-        # Read one element at a time, which a memoryview does three times as fast as an array.
+        # A memoryview is three times as fast to read element by element as an array.
         self._starts, self._order, self._buckets = self.starts.data, order.data, buckets.data
 
     def __len__(self) -> int:
@@ -47,11 +49,11 @@ class StringTable:
         return self.n
 
     def __getitem__(self, number: int) -> bytes:
-        """Return a string by its number, which must be 0 to n - 1."""
+        """Return the string of a number from 0 to n - 1."""
         return self.blob[self._starts[number] : self._starts[number + 1]]
 
     def find(self, string: bytes) -> int:
-        """Return the lowest number of a string, or -1."""
+        """Return the lowest number that a string has; -1 where it is not there."""
         bucket = hash(string) & self._mask
         blob, starts = self.blob, self._starts
         for number in self._order[self._buckets[bucket] : self._buckets[bucket + 1]]:
@@ -60,7 +62,7 @@ class StringTable:
         return -1
 
     def repeated(self) -> tuple[int, int] | None:
-        """Return the numbers of two equal strings, or None where all differ."""
+        """Return the numbers of two equal strings; None where all strings differ."""
         for first, second in zip(*self._alike, strict=True):
             if self[first] == self[second]:
                 return int(first), int(second)
@@ -68,7 +70,7 @@ class StringTable:
 
 
 def read_strings(array: GGUFArray) -> list[bytes]:
-    """Return the strings of a GGUF array as the file holds them, valid UTF-8 or not."""
+    """Return the strings of a GGUF array in the bytes of the file, be they valid UTF-8 or not."""
     if len(array) == 0:
         return []
     strings = _split_at_lengths(array.data, len(array))

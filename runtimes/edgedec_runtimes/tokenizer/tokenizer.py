@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF's vocabulary: special tokens, BOS and EOS around BPE or SentencePiece."""
+"""The tokenizer of a GGUF's vocabulary: special tokens, BOS and EOS, and BPE or SentencePiece for the rest."""
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -68,9 +68,9 @@ class VocabularyTokenizer:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
     ) -> list[int]:
-        """Return the token ids of `text` (RequestError for lone surrogates, which no UTF-8 text holds).
+        """Return the token ids of `text` (RequestError for a lone surrogate, which no Unicode text holds).
 
-        Beyond `most` ids the rest of the text is not looked at: the ids returned are those of its beginning.
+        After more than `most` ids the rest of the text is left out: the ids are those of its beginning.
         """
         try:
             text.encode()
@@ -80,7 +80,7 @@ class VocabularyTokenizer:
                 f"decode the input as UTF-8 first"
             ) from error
         ids = list(self._first) if add_special else []
-        after_special = True  # as is the beginning
+        after_special = True  # the beginning of a text counts as such
         for fragment in (self._spelled if parse_special else self._always_spelled).cut(text):
             if isinstance(fragment, int):
                 ids.append(fragment)
@@ -132,17 +132,17 @@ _HIDDEN = Kind.CONTROL | Kind.UNKNOWN
 
 
 def open_tokenizer(gguf: GGUF) -> VocabularyTokenizer:
-    """Build the tokenizer of a model from its metadata.
+    """Return the tokenizer of a model, built from its metadata.
 
     Raises:
         ModelFormatError: The vocabulary is missing, damaged or contradicts itself.
-        UnsupportedModelError: It is not covered; `refusal` says so beforehand.
+        UnsupportedModelError: The vocabulary is not covered, which `refusal` says beforehand.
     """
     return VocabularyTokenizer(gguf, read_vocabulary(gguf))
 
 
 def refusal(gguf: GGUF) -> str | None:
-    """Return why the vocabulary of a model is not covered, or None where `open_tokenizer` covers it.
+    """Return why the vocabulary of a model is not covered; None where `open_tokenizer` covers it.
 
     Raises:
         ModelFormatError: The vocabulary is missing, damaged or contradicts itself.
@@ -155,7 +155,7 @@ def refusal(gguf: GGUF) -> str | None:
 
 
 def _added(gguf: GGUF, role: str, token_id: int | None, *, default: bool) -> tuple[int, ...]:
-    """Return the token that is put around every text, if there is one."""
+    """Return the id that is added to every text at its beginning ("bos") or end ("eos"), in a tuple; () for none."""
     if not flag(gguf, f"add_{role}_token", default=default):
         return ()
     if token_id is None:

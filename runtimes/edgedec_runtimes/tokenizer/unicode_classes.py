@@ -1,8 +1,8 @@
-"""The general categories of Unicode 15.1, as far as pre-tokenizers tell them apart, for text as bytes.
+"""The general categories of Unicode 15.1, as far as pre-tokenizers distinguish them.
 
-`collapse` turns a text into one byte a character: ASCII stays, white space becomes a vertical tab, and every other
-character the byte of its class. Regular expressions over these bytes then mean what \\p{L} and its like mean, whatever
-version of Unicode this Python knows.
+`collapse` turns a text into one byte for each character: ASCII stays as it is, other white space becomes a vertical
+tab, and any other character the byte of its class. Regular expressions over these bytes can express \\p{L} and its
+like by the same version of Unicode on every Python.
 """
 
 import re
@@ -15,7 +15,7 @@ LETTER, NUMBER, PUNCTUATION, SYMBOL, MARK, OTHER = 0x80, 0x81, 0x82, 0x83, 0x84,
 _SPACE = 0x0B
 _BYTES = {"L": LETTER, "N": NUMBER, "P": PUNCTUATION, "S": SYMBOL, "M": MARK, "O": OTHER}
 
-# Characters of the property White_Space beyond ASCII.
+# The characters beyond ASCII with the property White_Space.
 _SPACES = (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
 
 # Runs of code points from 0 to 0x10FFFF: the first letter of the category (O for Z and C), then how many in
@@ -64,7 +64,7 @@ _RUNS = (
 
 
 def collapse(text: str) -> bytes:
-    """Return a byte for each character of a text without surrogates.
+    """Return the class of each character of a text without surrogates, one byte for each.
 
     >>> collapse("a1\\u00e9\\u0663\\u00a0")
     b'a1\\x80\\x81\\x0b'

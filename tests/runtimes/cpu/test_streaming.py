@@ -1,7 +1,6 @@
 """Weights that are read in each forward: the same bits, never more in memory than allowed, errors and no signals."""
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import build as tile_build
-from edgedec_runtimes.cpu.tiles.paged_file import PagedFile
 from edgedec_runtimes.cpu.tiles.streaming import HEAD, StreamPlan, read_rate, spread
 from edgedec_runtimes.llamacpp.loading import check_options
 from edgedec_runtimes.reference.runtime import Reference
@@ -278,8 +276,6 @@ def test_through_the_cache_where_there_is_no_way_around(tmp_path: Path, monkeypa
     with case.load(resident_bytes=None) as model:
         expected = one_by_one(model.session(64), TOKENS[:4])
     monkeypatch.delattr(os, "O_DIRECT", raising=False)
-    with PagedFile(case.tile_file()) as file:
-        assert file.direct is (sys.platform == "darwin")
     with case.load() as model:
         np.testing.assert_array_equal(one_by_one(model.session(64), TOKENS[:4]), expected)
 

@@ -1,4 +1,4 @@
-"""Making the tiles of a model: in a file that appears whole or not at all, or in private memory."""
+"""Making the tiles of a model, in a file that appears whole or not at all, or in private memory."""
 
 import errno
 import mmap
@@ -29,7 +29,7 @@ _PIECE_BYTES = 8 << 20
 
 
 class CacheUnusableError(StorageError):
-    """The disk does not take the tiles; they are made in memory instead."""
+    """The disk does not take the tiles, which are made in private memory instead."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Job:
 
 @contextmanager
 def cache_errors() -> Iterator[None]:
-    """Turn an OSError of the block into the error that sends the tiles to memory instead."""
+    """Raise CacheUnusableError for an OSError of the block."""
     try:
         yield
     except OSError as error:
@@ -100,10 +100,11 @@ def cache_errors() -> Iterator[None]:
 
 
 def make_in_memory(job: Job) -> Tiles:
-    """Make the tiles in memory of our own, in the places that they have in a file.
+    """Return tiles made in private memory, at the offsets that they would have in a file.
 
     Raises:
-        CancelledError, MemoryCapError.
+        CancelledError: The job was cancelled.
+        MemoryCapError: The system has no memory for the tiles.
     """
     buffer = _anonymous(job.n_bytes)
     whole: U8 = np.frombuffer(buffer, np.uint8)
@@ -116,11 +117,12 @@ def make_in_memory(job: Job) -> Tiles:
 
 
 def copy_to_memory(job: Job, tiles: Tiles) -> Tiles:
-    """Read the file of mapped tiles to memory of our own, and check it on the way; those that are mapped stay so.
+    """Return a checked copy in private memory of mapped tiles, read from their file.
 
     Raises:
-        ModelFormatError: They are damaged.
-        CancelledError, MemoryCapError.
+        ModelFormatError: The tiles are damaged.
+        CancelledError: The job was cancelled.
+        MemoryCapError: The system has no memory for the copy.
     """
     assert tiles.file is not None, "they are mapped"
     buffer, places = _anonymous(tiles.n_bytes), tiles.head.places()
@@ -135,14 +137,15 @@ def copy_to_memory(job: Job, tiles: Tiles) -> Tiles:
 
 
 def make_file(job: Job, partial_path: Path, source: Source) -> Path:
-    """Make the tiles in a file beside `partial_path`, whose name begins as that one's, and return its path.
+    """Make the tile file and return its path: the stem of `partial_path`, the model's SHA-256 and `.tiles`.
 
-    The caller holds the lock of `partial_path`.
+    The file is written as `partial_path`, whose lock the caller holds. Nothing stays there, whatever is raised.
 
     Raises:
-        CacheUnusableError: The disk does not take them. Nothing is left of it, whatever is raised.
+        CacheUnusableError: The disk does not take the file.
         StorageError: The model changed while it was read.
-        CancelledError, MemoryCapError.
+        CancelledError: The job was cancelled.
+        MemoryCapError: The system has no memory for a piece of the tiles.
     """
     detail = f"{job.label}, kept in {partial_path.parent}"
     with _Partial(partial_path) as partial:
@@ -156,7 +159,7 @@ def make_file(job: Job, partial_path: Path, source: Source) -> Path:
 
 
 def require_unchanged(job: Job, source: Source) -> None:
-    """Raise StorageError when the model's files are not as they were."""
+    """Raise StorageError unless the model's files are in the states of `source`."""
     try:
         unchanged = file_states(job.gguf.paths) == source
     except OSError:
@@ -166,9 +169,9 @@ def require_unchanged(job: Job, source: Source) -> None:
 
 
 def _write_tiles(job: Job, partial: "_Partial", detail: str) -> tuple[int, ...]:
-    """Fill and write tensor by tensor, large ones in pieces, and return their CRCs.
+    """Make and write the tiles tensor by tensor, those of large tensors in pieces, and return the CRC of each tensor.
 
-    They pass through a buffer: a mapped file that finds the disk full ends the process, where write() says so.
+    The tiles pass through a buffer. Written through a mapping instead, a full disk would end the process.
     """
     crcs, done, total = [], 0, job.n_bytes
     buffer = _anonymous(max((_piece_bytes(tensor) for tensor in job.head.tensors), default=0))
@@ -191,14 +194,14 @@ def _write_tiles(job: Job, partial: "_Partial", detail: str) -> tuple[int, ...]:
 
 
 def _piece_bytes(tensor: TileTensor) -> int:
-    """Return how much of a tensor is made at once."""
+    """Return how many bytes of a tensor's tiles are made at once."""
     if tensor.unit_bytes == 0:
         return tensor.n_bytes
     return min(tensor.n_bytes, max(1, _PIECE_BYTES // tensor.unit_bytes) * tensor.unit_bytes)
 
 
 class _Partial:
-    """The file that becomes the tile file, written under the lock; gone unless it was published."""
+    """The file that becomes the tile file. Leaving its context deletes it, unless it was published."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -209,9 +212,9 @@ class _Partial:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # what could not be written has been told by write or publish
+        with suppress(OSError):  # write or publish raised an error for what could not be written
             self._file.close()
-        with suppress(OSError):  # gone when it was published
+        with suppress(OSError):  # it was published
             self._path.unlink()
 
     def seek(self, offset: int) -> None:
@@ -225,7 +228,7 @@ class _Partial:
                 rest = rest[self._file.write(rest) :]
 
     def publish(self, head: TileHead, path: Path) -> None:
-        """Write the head, make sure that all of it is on the disk, and give the file its name."""
+        """Write the head, wait until the disk holds the whole file, and give the file its final name."""
         self.seek(0)
         self.write(head.encode())
         with cache_errors():
@@ -237,7 +240,10 @@ class _Partial:
 
 @contextmanager
 def _background_sha256(job: Job, detail: str) -> Iterator[Callable[[], str]]:
-    """Compute the model's SHA-256 beside the block; yields what waits for it. Leaving the block early stops it."""
+    """Compute the model's SHA-256 in another thread while the block runs.
+
+    Yield a function that waits for the SHA-256 and returns it. Leaving the block earlier stops the computation.
+    """
     stop = CancelToken()
 
     def work() -> str:

@@ -1,16 +1,16 @@
-"""The tile cache: a model's matrices, rearranged once, written to a file and mapped on later starts.
+"""The tile cache: a model's matrices are rearranged once, written to a file and mapped by later starts.
 
     tiles = open_tiles(Job(gguf, tensors, "layout", fill, cache_dir=root))
     tiles["blk.0.attn_q.weight"].ctypes.data
 
-The file is found by the model's header and size and the layout, and taken when path, size and times of the model's
-files are those it was made from; else the model is read once and its SHA-256 compared (tile_sources). So the tiles
-of a model that was moved, copied or touched are used on, and models that differ in nothing but weights never mix.
-What is not noticed: weights changed in place with size and both times of the file kept. A tile file that was written
-to after it was made is read whole, and made anew where it is damaged; damage that leaves no trace in the file's times
-(a failing disk) is found by `Tiles.verify`.
+A tile file is found by the model's header, the model's size and the layout. It is taken if the model's files are
+unchanged since it was made from them; else the model is read once and its SHA-256 is compared (tiles.sources). So the
+tiles of a model that was moved, copied or touched stay in use, and models that differ in nothing but weights are never
+mixed up. Not noticed are weights that were changed in place while the size and both times of the file stayed.
 
-Without a disk that takes the file, the tiles are made in private memory at each start, and the log says why.
+A tile file that was written to after it was made is read whole, and made anew where it is damaged. Damage that leaves
+no trace in the file's times (a failing disk) is found by `Tiles.verify`. Where no disk takes the file, the tiles are
+made in private memory at each start, and the log says why.
 """
 
 import hashlib
@@ -48,13 +48,12 @@ from edgedec_runtimes.cpu.tiles.sources import (
     read_sources,
     read_stamp,
     sources_path,
-    stamp_of,
     write_sources,
 )
 
 __all__ = ["Fill", "Job", "TileTensor", "Tiles", "can_be_mapped", "known_tile_file", "open_tiles"]
 
-MARGIN_BYTES = 16 << 20  # left free, so that the tiles do not fill the disk to the last byte
+MARGIN_BYTES = 16 << 20  # stays free on the disk
 POLL_S = 0.1
 
 logger = logging.getLogger("edgedec.tiles")
@@ -130,9 +129,9 @@ def _from_cache(job: Job, cache_dir: Path) -> Tiles:
 
 
 def _find(job: Job, folder: Path, source: Source, *, discard: bool = False) -> Tiles | None:
-    """Return the tiles of this very model, if they are there and sound; with `discard`, delete damaged ones.
+    """Return the tiles of this very model; None where there are no sound ones. With `discard`, delete damaged files.
 
-    Where they may be, but were made from other paths or times, the model is read to find out.
+    Where a tile file was made from other paths or times, the model is read to find out whether it is the same.
     """
     found = _candidates(job, folder, discard=discard)
     chosen = next((tiles for tiles in found if tiles.path and source in read_sources(tiles.path)), None)
@@ -152,7 +151,7 @@ def _find(job: Job, folder: Path, source: Source, *, discard: bool = False) -> T
 
 
 def _opened(job: Job, tiles: Tiles) -> Tiles:
-    """Return mapped tiles as they are wanted, mapped or copied; raise ModelFormatError where they are damaged."""
+    """Return mapped tiles as the job wants them, mapped or copied (ModelFormatError where they are damaged)."""
     assert tiles.path is not None, "they are in a file"
     with ExitStack() as undo:
         undo.enter_context(tiles)
@@ -162,13 +161,13 @@ def _opened(job: Job, tiles: Tiles) -> Tiles:
             undo.pop_all()
         else:
             opened = copy_to_memory(job, tiles)
-    with suppress(OSError):  # the folder may be read-only; then the time of the last use is not known
+    with suppress(OSError):  # in a folder that is read-only the time of the last use stays unknown
         os.utime(sources_path(tiles.path))
     return opened
 
 
 def _require_sound(job: Job, tiles: Tiles) -> None:
-    """Read tiles whose file was written to since they were found to be sound, or may have been (ModelFormatError)."""
+    """Read mapped tiles whose file may have been written to since it was found to be sound (raises as Tiles.verify)."""
     assert tiles.path is not None, "they are in a file"
     assert tiles.file is not None, "it is open"
     now = os.fstat(tiles.file.fileno())
@@ -190,7 +189,7 @@ def _discard(path: Path, error: ModelFormatError) -> None:
 
 
 def _candidates(job: Job, folder: Path, *, discard: bool = False) -> list[Tiles]:
-    """Map the files that hold these tensors of a model with this header; with `discard`, delete damaged ones."""
+    """Return the tiles, mapped, of all files for this header, size, layout and tensors; `discard` as for _find."""
     found, start = [], _key(job.head) + "."
     with cache_errors():
         for path in tile_paths(folder):
@@ -213,7 +212,7 @@ def _candidates(job: Job, folder: Path, *, discard: bool = False) -> list[Tiles]
 
 
 def _equal_model(job: Job, found: list[Tiles], source: Source) -> Tiles | None:
-    """Read the model and return the tiles that were made of the same bytes."""
+    """Read the model and return those tiles that were made from the same bytes; None where there are none."""
     if not job.sha256:
         logger.info("%s is not known by its path and times; it is read to see whether it changed", job.label)
         n_bytes = job.gguf.n_bytes
@@ -234,7 +233,10 @@ def _remember(job: Job, path: Path, source: Source, stamp: Stamp | None = None) 
 
 
 def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
-    """Make the tiles in a file, under the lock, and map it; what the same paths held before loses its tiles."""
+    """Make the tile file while the lock is held, and return its tiles.
+
+    Delete the tiles of models that were at the same paths before, and of models that are gone.
+    """
     folder = tiles_folder(cache_dir)
     logger.info("%s: tiles: %s on disk in %s", job.label, format_bytes(job.n_bytes), folder)
     with cache_errors():
@@ -246,7 +248,8 @@ def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
         )
     path = make_file(job, _partial_path(job, folder), source)
     with cache_errors():
-        _remember(job, path, source, stamp_of(path))
+        found = path.stat()
+        _remember(job, path, source, Stamp(found.st_size, found.st_mtime_ns))
     _tell(
         "%s: %s kept in %s, so that its next start is fast (edgedec cache prune --all deletes it)",
         job.label,
@@ -264,7 +267,7 @@ def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
 
 
 def _tell(message: str, *values: object) -> None:
-    """Log what a person should know although nothing is wrong; the command line prints it."""
+    """Log a message that a person should see although nothing is wrong; the command line prints it."""
     logger.info(message, *values, extra={"tell": True})
 
 
@@ -274,11 +277,11 @@ def _partial_path(job: Job, folder: Path) -> Path:
 
 @contextmanager
 def _locked(job: Job, folder: Path) -> Iterator[None]:
-    """Hold the lock of the tile file; wait while another process makes it, reporting how far that one is."""
+    """Hold the lock of the tile file; while another process holds it, wait and report how far that process is."""
     partial = _partial_path(job, folder)
     done = 0
     while (lock := _try_lock(partial)) is None:
-        with suppress(OSError):  # not begun, or just finished
+        with suppress(OSError):  # the other process has not begun, or has just finished
             done = partial.stat().st_size
         job.report("wait", done, job.n_bytes, f"tiles of {job.label}, made by another process")
         time.sleep(POLL_S)

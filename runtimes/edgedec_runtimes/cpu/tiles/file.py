@@ -1,13 +1,13 @@
-"""A tile file: the rearranged matrices of one model, checked at its head and mapped.
+"""A tile file: the rearranged matrices of one model, whose head is checked before the file is mapped.
 
-Little endian: magic, u32 version, u32 length of the head, u64 size of the file, SHA-256 of what precedes it and of the
-JSON; JSON {layout, header_hash, n_model_bytes, model_sha256, tensors: [[name, n_bytes, CRC-32], ...]}, filled up with
-spaces; the tiles in that order, each at the next multiple of 64 bytes. The file is mapped from its first byte, so that
-any page size will do.
+The file, little endian, holds: a magic, u32 version, u32 length of the head, u64 size of the file, the SHA-256 of all
+that and of the JSON; JSON {layout, header_hash, n_model_bytes, model_sha256, tensors: [[name, n_bytes, CRC-32], ...]},
+filled up with spaces; the tiles in that order, each at the next multiple of 64 bytes. It is mapped from its first byte,
+so that any page size will do.
 
-Each start checks the head and the size of the file, so that every cut and every change of the head is found. A change
-inside the tiles is found by `Tiles.verify`, which reads all of them. Where a file is cut short or changed while it is
-mapped, a forward that uses it fails (mapping).
+Each start checks the head and the size of the file, so it notices every cut and every change of the head.
+`Tiles.verify` reads all tiles and finds any change in them. A forward fails where the file is cut short or changed
+while it is mapped (edgedec_runtimes.cpu.mapping).
 """
 
 import hashlib
@@ -43,10 +43,10 @@ U8 = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class TileTensor:
-    """A matrix by name, and the size of its tiles.
+    """The name of a matrix and the size of its tiles.
 
     Attributes:
-        unit_bytes: Multiples of this can be made by themselves; 0: only the whole can.
+        unit_bytes: Tiles can be made in pieces of multiples of this size; 0: only all of them at once.
     """
 
     name: str
@@ -56,14 +56,14 @@ class TileTensor:
 
 @dataclass(frozen=True, slots=True)
 class TileHead:
-    """What the head of a tile file says.
+    """The contents of a tile file's head.
 
     Attributes:
         layout: Version of the arrangement of the tiles.
         header_hash: GGUF.header_hash of the model.
         n_model_bytes: Size of the model's files together.
         model_sha256: SHA-256 (hex) of the model's files, one after the other.
-        tensors: What the file holds, in its order.
+        tensors: The tensors whose tiles the file holds, in its order.
         crcs: CRC-32 of each tensor's tiles.
     """
 
@@ -75,15 +75,15 @@ class TileHead:
     crcs: tuple[int, ...]
 
     def offsets(self) -> tuple[int, ...]:
-        """Return where each tensor's tiles begin, and at last the size of the file."""
+        """Return the byte at which each tensor's tiles begin, and last the size of the file."""
         return place(self.tensors, len(self._json()) + _FIXED.size)
 
     def places(self) -> dict[str, int]:
-        """Return where in the file each tensor's tiles begin, by name."""
+        """Return the byte of the file at which each tensor's tiles begin, by the tensor's name."""
         return dict(zip((tensor.name for tensor in self.tensors), self.offsets(), strict=False))
 
     def encode(self) -> bytes:
-        """Return the head as the file has it; its length depends neither on the SHA-256 nor on the CRCs."""
+        """Return the head in bytes, as many whatever the SHA-256 and the CRCs are."""
         text = self._json()
         signed = _FIXED.pack(_MAGIC, VERSION, _FIXED.size + len(text), self.offsets()[-1], bytes(32))[:_N_SIGNED]
         return signed + hashlib.sha256(signed + text).digest() + text
@@ -103,7 +103,7 @@ class TileHead:
 
 
 def place(tensors: Sequence[TileTensor], start: int = 0) -> tuple[int, ...]:
-    """Return the offset of each tensor when the first is placed at `start`, and at last where all of them end.
+    """Return the offset of each tensor when the first is placed at `start`, and last the end of all of them.
 
     >>> place([TileTensor("a", 100), TileTensor("b", 64), TileTensor("c", 1)])
     (0, 128, 192, 193)
@@ -117,26 +117,26 @@ def place(tensors: Sequence[TileTensor], start: int = 0) -> tuple[int, ...]:
 
 
 def read_tile_head(path: Path, label: str = "") -> TileHead:
-    """Read and check the head of a tile file, and that the file is as long as it says.
+    """Return the head of a tile file, which was checked against the file's size.
 
     Args:
         path: The file.
-        label: The model's name, for errors; "" for the file's.
+        label: The model's name, for messages; "" for the file's name.
 
     Raises:
-        ModelFormatError: It is no tile file, of another version, cut short or damaged.
-        OSError: It can't be read.
+        ModelFormatError: The file is no tile file, is of another version, cut short or damaged.
+        OSError: The file can't be read.
     """
     with path.open("rb") as file:
         return _read_head(file, label or path.name)
 
 
 def map_tiles(path: Path, label: str = "") -> "Tiles":
-    """Map a tile file whose head is sound, to be read only and shared with other processes.
+    """Return the tiles of a file, mapped to be read only and shared with other processes.
 
     Raises:
-        ModelFormatError: As read_tile_head.
-        OSError: It can't be read or mapped.
+        ModelFormatError: The file's head is refused, as by read_tile_head.
+        OSError: The file can't be read or mapped.
     """
     label = label or path.name
     with ExitStack() as undo:
@@ -159,19 +159,20 @@ def read_tiles(
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> None:
-    """Read all tiles of a file to where `place` says and compare them with their CRCs.
+    """Read all tiles of a file to memory and compare them with their CRCs.
 
     Args:
         file: The file.
-        head: Its head.
-        label: The model's name, for errors and progress.
-        place: Called with a tensor's name, a byte within it and a number of bytes; returns memory for them.
-        phase: For the progress.
-        on_progress, cancel: As everywhere.
+        head: The file's head.
+        label: The model's name, for messages and progress.
+        place: Called with a tensor's name, a byte of its tiles and a number of bytes; returns memory (uint8) for these.
+        phase: The phase of the progress.
+        on_progress: Called after each block.
+        cancel: Stops the reading between two blocks.
 
     Raises:
-        ModelFormatError: They are damaged, or can't be read.
-        CancelledError: Cancelled.
+        ModelFormatError: The tiles are damaged, or can't be read.
+        CancelledError: `cancel` was cancelled.
     """
     done, total = 0, sum(tensor.n_bytes for tensor in head.tensors)
     for tensor, offset, expected in zip(head.tensors, head.offsets(), head.crcs, strict=False):
@@ -203,23 +204,23 @@ def _read_into(file: BinaryIO, offset: int, out: U8, label: str) -> None:
 
 
 class Tiles:
-    """The tiles of a model by tensor name, in a mapped file or in private memory; a context manager that closes.
+    """The tiles of a model by tensor name, in a mapped file or in private memory. Leaving its context closes them.
 
-    A file that is deleted or replaced meanwhile stays valid for those who have mapped it.
+    A tile file that is deleted or replaced stays valid for the processes that have mapped it.
 
     Attributes:
-        head: What they are.
-        label: The model's name, for errors.
+        head: The head of the tile file, or the same for private memory.
+        label: The model's name, for messages.
         path: The mapped file; None for private memory.
-        file: It, open until close().
-        mapping: Where it is mapped; None for private memory.
-        n_bytes: What they take, head and padding included.
+        file: The mapped file, open until close(); None for private memory.
+        mapping: Watches the mapped memory; None for private memory.
+        n_bytes: What the tiles take, head and padding included.
     """
 
     def __init__(
         self, buffer: mmap.mmap, head: TileHead, label: str, path: Path | None = None, file: BinaryIO | None = None
     ) -> None:
-        """Take over a buffer that holds the tiles where the head's offsets say, and the file that it maps."""
+        """Take over a buffer that holds the tiles at the head's offsets, and the file that the buffer maps."""
         self.head = head
         self.label = label
         self.path = path
@@ -248,31 +249,19 @@ class Tiles:
         """Return a tensor's tiles, uint8[n_bytes]: read only, at a multiple of 64 bytes, valid until close."""
         return self._views[name]
 
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names, in the order of the file."""
-        return iter(self._views)
-
-    def __len__(self) -> int:
-        """Return the number of tensors; 0 when closed."""
-        return len(self._views)
-
-    def __contains__(self, name: object) -> bool:
-        """Tell whether there is a tensor of that name."""
-        return name in self._views
-
     @property
     def mapped(self) -> bool:
-        """Whether they are a file's pages, shared with other processes."""
+        """Whether the tiles are the pages of a file, which processes share."""
         return self.path is not None
 
     def verify(self, *, on_progress: OnProgress | None = None, cancel: CancelToken | None = None) -> None:
-        """Read all tiles of a mapped file and compare them with the CRCs written when they were made.
+        """Read all tiles of a mapped file and compare them with the CRCs that were written when they were made.
 
-        The file is read, not what is mapped of it: that takes no memory.
+        The file is read, and not the mapped memory, so that no page of it becomes resident.
 
         Raises:
-            ModelFormatError: They are damaged, or can't be read; the message names the first such tensor.
-            CancelledError: Cancelled.
+            ModelFormatError: The tiles are damaged, or can't be read; the message names the first such tensor.
+            CancelledError: `cancel` was cancelled.
         """
         if self.file is None:
             return
@@ -282,18 +271,18 @@ class Tiles:
         )
 
     def close(self) -> None:
-        """Give the memory back; no array and no address taken from here may be used any more."""
+        """Give the memory back; arrays and addresses that were taken from here must not be used any more."""
         self._views = {}
         if self.mapping is not None:
             self.mapping.close()
         if self.file is not None:
             self.file.close()
-        with suppress(BufferError):  # an array is still held somewhere; the memory goes with it
+        with suppress(BufferError):  # an array is still referenced; the memory is freed with it
             self._buffer.close()
 
 
 def blocks(data: U8) -> Iterator[memoryview]:
-    """Yield an array in pieces small enough to look at a cancellation between two of them."""
+    """Yield an array in pieces; each is small enough to check for a cancellation only between two of them."""
     for start in range(0, len(data), _BLOCK_BYTES):
         yield data[start : start + _BLOCK_BYTES].data
 

@@ -1,10 +1,10 @@
-"""The folder of tile files: what is in it, and deleting from it. Nothing here reads a model or maps tiles.
+"""The folder of tile files: listing it and deleting from it, without reading a model or mapping tiles.
 
 Below the cache's root:
 
     tiles/KEY.SHA.tiles   tiles of one model in one layout: KEY names header, size and layout, SHA the model's bytes
-    tiles/KEY.SHA.json    the files they were made from; used last when the tiles were
-    tiles/KEY.partial     tiles on their way, written under the lock tiles/KEY.lock
+    tiles/KEY.SHA.json    the files that the tiles were made from; its time is that of the tiles' last use
+    tiles/KEY.partial     tiles that are being written, under the lock tiles/KEY.lock
 """
 
 import logging
@@ -32,13 +32,13 @@ class TileEntry:
 
     Attributes:
         path: The file.
-        models: First files of the models it was made from or found equal to.
+        models: The first file of each model that the tiles were made from or found to be of.
         layout: Version of the arrangement; "" where the head can't be read.
-        n_bytes: What it takes on the disk.
+        n_bytes: The size of the tile file.
         last_used_s: When a process last mapped it, in seconds since 1970.
-        state: "current": a model file is there, and unchanged; "changed": it is there with other times or size, and
-            would be read once to find out; "missing": no such model file is there; "damaged": no sound head;
-            "unfinished": being written at the moment, or left by a process that was killed.
+        state: "current": a model is there and unchanged. "changed": a model is there with other times or size, and
+            would be read once to find out whether it is the same. "missing": no such model is there. "damaged": the
+            head of the tile file is damaged. "unfinished": the file is being written, or a killed process left it.
     """
 
     path: Path
@@ -55,7 +55,7 @@ def tiles_folder(cache_dir: Path) -> Path:
 
 
 def tile_paths(folder: Path, suffix: str = ".tiles") -> list[Path]:
-    """Return the files of a suffix in the folder, by name; none where there is no folder.
+    """Return the files with a suffix in the folder, sorted by name; none where there is no folder.
 
     Raises:
         OSError: The folder can't be read.
@@ -67,7 +67,7 @@ def tile_paths(folder: Path, suffix: str = ".tiles") -> list[Path]:
 
 
 def list_tiles(cache_dir: Path) -> list[TileEntry]:
-    """Return what the folder of tile files holds, the last used first; `cache_dir` is the cache's root.
+    """Return the tile files below the cache's root `cache_dir`, the one used last first.
 
     Raises:
         StorageError: The folder can't be read.
@@ -83,14 +83,14 @@ def list_tiles(cache_dir: Path) -> list[TileEntry]:
 def prune_tiles(
     cache_dir: Path, *, everything: bool = False, layouts: Collection[str] | None = None
 ) -> list[TileEntry]:
-    """Delete the tile files that no start would use without reading a model first, and return what was deleted.
+    """Delete all tile files but the current ones, and return what was deleted.
 
-    Files that a process is writing at the moment stay; those that are mapped stay valid for who has mapped them.
+    A file that a process is writing stays. A deleted file stays valid for the processes that have mapped it.
 
     Args:
         cache_dir: The cache's root.
-        everything: Delete the current ones, too.
-        layouts: The layouts in use; files of others are deleted. None: of any layout.
+        everything: Delete the current files, too.
+        layouts: The layouts in use: files of other layouts are deleted, too. None: all layouts are in use.
 
     Raises:
         StorageError: A file can't be deleted.
@@ -109,9 +109,9 @@ def prune_tiles(
 
 
 def remove_tiles_of(cache_dir: Path, path: Path) -> int:
-    """Delete the tiles of the model at `path`, any of its files, and return the bytes freed.
+    """Delete the tiles of the model that has a file at `path`, and return the bytes that this freed.
 
-    Tiles that an unchanged copy of the model elsewhere uses stay for that. The model itself may be gone already.
+    Tiles stay where an unchanged copy of the model elsewhere uses them. The model itself may be gone already.
 
     Raises:
         StorageError: A file can't be deleted.
@@ -121,7 +121,7 @@ def remove_tiles_of(cache_dir: Path, path: Path) -> int:
 
 
 def remove_outdated(cache_dir: Path, source: Source) -> int:
-    """Delete the tiles of what was at the paths of `source` before, and return the bytes freed.
+    """Delete the tiles of other models that were at the paths of `source`, and return the bytes that this freed.
 
     Raises:
         StorageError: A file can't be deleted.
@@ -131,7 +131,7 @@ def remove_outdated(cache_dir: Path, source: Source) -> int:
 
 
 def remove_missing(cache_dir: Path) -> int:
-    """Delete the tiles whose models are gone, and return the bytes freed; where it is not known of which, they stay.
+    """Delete the tiles whose models are gone, and return the bytes freed. Tiles of unknown models stay.
 
     Raises:
         StorageError: A file can't be deleted.
@@ -141,7 +141,7 @@ def remove_missing(cache_dir: Path) -> int:
 
 
 def delete_tile_file(path: Path) -> int:
-    """Delete a tile file with its sources and return the bytes freed; 0 where it is gone, or in use on Windows.
+    """Delete a tile file and its sources, and return the bytes freed; 0 where it is gone, or in use on Windows.
 
     Raises:
         StorageError: It can't be deleted.
@@ -194,7 +194,10 @@ def _models(sources: tuple[Source, ...]) -> tuple[Path, ...]:
 
 
 def _last_used_s(path: Path) -> float:
-    """Return the time of the sources: touching the tiles themselves would make backups copy them again."""
+    """Return when tiles were last used.
+
+    It is the time of their sources: if it were their own, each use would make backups copy them again.
+    """
     try:
         return sources_path(path).stat().st_mtime
     except FileNotFoundError:
@@ -216,7 +219,7 @@ def _unfinished(path: Path) -> TileEntry | None:
 
 
 def _delete_entry(entry: TileEntry) -> bool:
-    """Delete a file, unless it is being written; tell whether it is gone."""
+    """Delete a tile file unless it is being written; return whether it is gone."""
     if entry.state != "unfinished":
         return delete_tile_file(entry.path) > 0
     try:
@@ -231,7 +234,7 @@ def _delete_entry(entry: TileEntry) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what killed processes may leave: sources without tiles, half-written sources, locks that nobody holds."""
+    """Delete what killed processes left: sources without tiles, half-written sources, locks that nobody holds."""
     for path in tile_paths(folder, ".json"):
         if not path.with_suffix(".tiles").exists():
             path.unlink(missing_ok=True)
@@ -243,7 +246,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _real(path: Path) -> str:
-    """Return a path without links among its folders; the file's own name stays, as it may be gone or a link itself."""
+    """Return a path with the links among its folders resolved. The file itself may be gone or be a link: it stays."""
     return os.path.join(os.path.realpath(path.parent), path.name)
 
 

@@ -1,10 +1,9 @@
-"""A file read in whole pages around the system's cache, where the file system can do that."""
+"""Reading a file in whole pages, around the system's cache where the file system can do that."""
 
 import mmap
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -16,39 +15,46 @@ from edgedec_runtimes.cpu.library import address, check, native, native_handle
 from edgedec_runtimes.cpu.tiles.file import U8
 
 PAGE_BYTES = 4096
-"""Offsets, lengths and addresses of what is read are multiples of this."""
+"""The size of a page: offsets, lengths and addresses of reads are multiples of it."""
 
 
 class PagedFile:
-    """An open file; a context manager that closes.
+    """An open file. Leaving its context closes it.
 
     Attributes:
-        path: Where it was found.
+        path: The path by which it was opened.
         n_bytes: Its size when it was opened.
-        direct: Whether reading goes around the system's cache.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open a file (StorageError when that fails)."""
+        """Open a file (StorageError where that fails)."""
         self.path = path
-        self._fd = -1
-        with _storage_errors(path):
-            self._fd, self.direct = _open(path)
+        try:
+            self._fd = _open(path)
             self.n_bytes = os.fstat(self._fd).st_size
+        except OSError as error:
+            raise StorageError(
+                f"{path}: {error.strerror or error}; check the disk and the file's permissions"
+            ) from error
 
     @property
     def handle(self) -> int:
-        """What the native library reads from, valid until close()."""
+        """The file as the native library takes it, valid until close()."""
         return native_handle(self._fd)
 
     def read(self, offset: int, n_bytes: int, out: U8) -> int:
-        """Read the pages that have [offset, offset + n_bytes) to the front of `out`; return where those bytes begin.
+        """Read the pages that hold the bytes [offset, offset + n_bytes) to the front of `out`.
 
         Args:
-            out: uint8 at the start of a page, with room for whole pages.
+            offset: The first byte wanted.
+            n_bytes: How many bytes are wanted.
+            out: uint8[...] at the start of a page of memory, with room for whole pages.
+
+        Returns:
+            The index in `out` at which the wanted bytes begin.
 
         Raises:
-            StorageError: They can't be read, or the file got shorter.
+            StorageError: The bytes can't be read, or the file got shorter.
         """
         first = offset // PAGE_BYTES * PAGE_BYTES
         assert len(out) >= -(-(offset + n_bytes) // PAGE_BYTES) * PAGE_BYTES - first, "no room for whole pages"
@@ -58,9 +64,9 @@ class PagedFile:
         return offset - first
 
     def forget(self, offset: int, n_bytes: int) -> None:
-        """Have the system drop what it has of a range in its cache, so that reading it again tells the disk's speed."""
+        """Have the system drop a range from its cache, so that the next reading of it is as fast as the disk."""
         if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # a file system that can't is read as it is
+            with suppress(OSError):  # a file system that can't do that is read with its cache
                 os.posix_fadvise(self._fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
@@ -79,10 +85,10 @@ class PagedFile:
 
 
 def page_buffer(n_bytes: int) -> U8:
-    """Return private memory of whole pages, uint8[at least n_bytes] of zeros.
+    """Return zeros in private memory, in whole pages: uint8[at least n_bytes].
 
     Raises:
-        MemoryCapError: The system refuses it.
+        MemoryCapError: The system refuses the memory.
     """
     try:
         return np.frombuffer(mmap.mmap(-1, max(1, -(-n_bytes // PAGE_BYTES)) * PAGE_BYTES), np.uint8)
@@ -90,8 +96,8 @@ def page_buffer(n_bytes: int) -> U8:
         raise MemoryCapError(f"the system has no {format_bytes(n_bytes)} for weights; allow fewer to stay") from error
 
 
-def _open(path: Path) -> tuple[int, bool]:
-    """Open for reading around the cache if possible; a first page is read to see whether it is."""
+def _open(path: Path) -> int:
+    """Return the descriptor of a file, opened to be read around the cache where reading a first page that way works."""
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     direct = getattr(os, "O_DIRECT", 0)
     if direct:
@@ -99,7 +105,7 @@ def _open(path: Path) -> tuple[int, bool]:
             fd = os.open(path, flags | direct)
             try:
                 os.preadv(fd, [page_buffer(PAGE_BYTES).data], 0)
-                return fd, True
+                return fd
             except OSError:
                 os.close(fd)
     fd = os.open(path, flags)
@@ -107,13 +113,4 @@ def _open(path: Path) -> tuple[int, bool]:
         import fcntl
 
         fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
-        return fd, True
-    return fd, False
-
-
-@contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; check the disk and the file's permissions") from error
+    return fd

@@ -1,12 +1,11 @@
-"""What is known of a tile file without reading it, in X.json beside X.tiles: which model files it was made from.
+"""The facts in X.json beside X.tiles: the model files that the tiles are known to be of, and when they were sound.
 
-A model is known again by path, size and times of all its files, without being read. A file whose times changed, or a
-copy at another path, is read once: when its SHA-256 is the one in the head, it joins the sources. So a lost or damaged
-X.json costs one reading of the model. The time of the last status change is compared, too, as a copy that keeps the
-date of its original (cp -p, tar, rsync) does not keep that one. (On Windows it is the time of creation.)
+A model is recognised by the states of all its files (FileState), without being read. A file whose times changed, or a
+copy at another path, is read once: if its SHA-256 is the one in the tile file's head, its state joins the sources. So a
+lost or damaged X.json costs one reading of the model.
 
-A tile file whose size and time of modification are those written down has not been written to since it was found to be
-sound. With others, or where they are lost, it is read whole once.
+The stamp is the size and the modification time that the tile file had when it was last found to be sound. While it has
+them it has not been written to. A tile file with others, or whose stamp is lost, is read whole once.
 """
 
 import hashlib
@@ -15,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from edgedec.errors import ModelNotFoundError, StorageError
 from edgedec.gguf.file import FileState, file_states
@@ -29,14 +29,14 @@ Source = tuple[FileState, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A tile file's size and time of modification."""
+    """The size and the modification time of a tile file."""
 
     n_bytes: int
     mtime_ns: int
 
 
 def is_current(source: Source) -> bool:
-    """Tell whether all files of a source are there, and as they were."""
+    """Return whether all files of a source are there and unchanged."""
     try:
         return source == file_states(Path(file.path) for file in source)
     except OSError:
@@ -44,47 +44,45 @@ def is_current(source: Source) -> bool:
 
 
 def exists(source: Source) -> bool:
-    """Tell whether all files of a source are there, changed or not."""
+    """Return whether all files of a source are there, changed or not."""
     return all(os.path.exists(file.path) for file in source)
 
 
 def sources_path(tile_path: Path) -> Path:
-    """Return where the sources of a tile file are written."""
+    """Return the path of the file that holds the sources and the stamp of a tile file."""
     return tile_path.with_suffix(".json")
 
 
 def read_sources(tile_path: Path) -> tuple[Source, ...]:
     """Return the sources of a tile file, the latest first; none where they are lost or damaged."""
     try:
-        rows = json.loads(sources_path(tile_path).read_text(encoding="ascii"))["sources"]
+        rows = _read(tile_path)["sources"]
         return tuple(
             tuple(FileState(str(path), int(size), int(m), int(c)) for path, size, m, c in row) for row in rows if row
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return ()
 
 
 def read_stamp(tile_path: Path) -> Stamp | None:
-    """Return the stamp that a tile file had when it was found to be sound; None where that is not known."""
+    """Return the stamp that a tile file had when it was last found to be sound; None where that is not known."""
     try:
-        n_bytes, mtime_ns = json.loads(sources_path(tile_path).read_text(encoding="ascii"))["stamp"]
+        n_bytes, mtime_ns = _read(tile_path)["stamp"]
         return Stamp(int(n_bytes), int(mtime_ns))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
-def stamp_of(tile_path: Path) -> Stamp:
-    """Return the stamp of a tile file as it is now.
-
-    Raises:
-        OSError: It can't be looked at.
-    """
-    found = tile_path.stat()
-    return Stamp(found.st_size, found.st_mtime_ns)
+def _read(tile_path: Path) -> Any:
+    """Return the JSON beside a tile file; an empty object where it is lost or damaged."""
+    try:
+        return json.loads(sources_path(tile_path).read_text(encoding="ascii"))
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def write_sources(tile_path: Path, sources: Iterable[Source], stamp: Stamp | None = None) -> None:
-    """Write the sources of a tile file, whole or not at all; `stamp` is that of the sound file, None keeps the old one.
+    """Replace the sources of a tile file, and its stamp; None keeps the stamp that was written before.
 
     Raises:
         OSError: They can't be written.
@@ -96,7 +94,7 @@ def write_sources(tile_path: Path, sources: Iterable[Source], stamp: Stamp | Non
 
 
 def add_source(tile_path: Path, source: Source, stamp: Stamp | None = None) -> None:
-    """Add a source to those of a tile file that are still current; `stamp` as for write_sources.
+    """Add a source to the sources of a tile file and drop those that are not current; `stamp` as in write_sources.
 
     Raises:
         OSError: They can't be written.
@@ -106,7 +104,7 @@ def add_source(tile_path: Path, source: Source, stamp: Stamp | None = None) -> N
 
 
 def model_sha256(paths: Iterable[Path], on_bytes: Callable[[int], None]) -> str:
-    """Return the SHA-256 of a model's files, one after the other; `on_bytes` is called with the bytes read so far.
+    """Return the SHA-256 (hex) of a model's files, one after another; `on_bytes` gets the number of bytes read so far.
 
     Raises:
         ModelNotFoundError, StorageError: A file is gone, or can't be read.

@@ -1,4 +1,4 @@
-"""The tiles of a model of which only some parts stay in memory: the rest is read in each forward."""
+"""The tiles of a model of which only some parts stay in memory; each forward reads the others."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ from edgedec_runtimes.cpu.tiles.streaming import StreamPlan
 
 
 class StreamedTiles:
-    """Takes the place of Tiles for a native model that streams.
+    """The tiles of a native model that streams its weights; they take the place of Tiles.
 
     Attributes:
-        head: What the tiles are.
-        label: The model's name, for errors and progress.
+        head: The head of the tile file.
+        label: The model's name, for messages and progress.
         path: The tile file, which stays open: deleting or replacing it changes nothing.
-        n_bytes: Most that is in memory of them.
-        plan: Which parts stay.
+        n_bytes: The most bytes of weights in memory at a time.
+        plan: Which parts stay in memory.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class StreamedTiles:
         on_progress: OnProgress | None = None,
         cancel: CancelToken | None = None,
     ) -> None:
-        """Open a tile file and read what stays.
+        """Open a tile file and read the parts that stay in memory.
 
         Raises:
-            StorageError: It can't be read.
-            ModelFormatError: It is damaged.
-            MemoryCapError: The system has no memory for what stays.
-            CancelledError: Cancelled, between two parts.
+            StorageError: The file can't be read.
+            ModelFormatError: The file is damaged.
+            MemoryCapError: The system has no memory for the parts that stay.
+            CancelledError: `cancel` was cancelled, which is checked between two parts.
         """
         self.path, self.label, self.plan, self.n_bytes = path, label, plan, plan.resident_bytes
         self._file = PagedFile(path)
@@ -51,7 +51,7 @@ class StreamedTiles:
             raise
 
     def _read_staying(self, on_progress: OnProgress | None, cancel: CancelToken | None) -> list[int | None]:
-        """Read the parts that stay, and return where each part lies; None for those that don't."""
+        """Read the parts that stay, and return the address of each part in memory; None for a part that is streamed."""
         total = sum(part.n_bytes for part in self.plan.parts if part.stays)
         addresses: list[int | None] = []
         begin, done = 0, 0
@@ -69,7 +69,7 @@ class StreamedTiles:
         return addresses
 
     def attach(self, handle: object, network: Network) -> None:
-        """Tell a native model where its matrices lie, and begin to stream; these tiles must outlive it."""
+        """Tell a native model where its matrices lie in the file, and begin to stream. The tiles must outlive it."""
         library = native()
         places = self.head.places()
         for placed in network.matrices:
@@ -89,6 +89,6 @@ class StreamedTiles:
         check(code, f"streaming {self.label}")
 
     def close(self) -> None:
-        """Close the file and give the memory back; the native model must be gone."""
+        """Close the file and give the memory back. The native model must have been destroyed."""
         self._file.close()
         self._memory = np.empty(0, np.uint8)

@@ -1,14 +1,17 @@
-"""Models larger than the memory allowed: which parts of the weights stay, which are read from the tile file each time.
+"""Models larger than the memory allowed: which parts of the weights stay in memory, and which each forward reads anew.
 
-A part is what one stage of a forward reads (native/streaming.h). Those that stay are spread evenly over the layers, so
-that the disk is read all the time a forward takes; what is read passes through a ring of three of the largest parts.
+A part is what one stage of a forward reads (native/streaming.h). The parts that stay are spread evenly over the layers,
+so that the disk is busy for all of a forward. The other parts pass through a ring of memory, as large as three of the
+largest parts.
 
-Then a token takes at least missing bytes / read rate of the disk, which `read_rate` measures: the prediction of a plan.
+So a token takes at least the bytes of those parts / the read rate of the disk, which `read_rate` measures; a memory
+plan predicts that time.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
 
@@ -19,7 +22,7 @@ from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network, Placed
 from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES, PagedFile, page_buffer
 
 QKV, ATTN_OUT, GATE_UP, DOWN, HEAD = range(5)
-"""Stages, by the numbers of native/edgedec_cpu.h."""
+"""The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
 
 _STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, 6: GATE_UP, 7: GATE_UP, 8: DOWN}
 _RING_PARTS = 3
@@ -29,13 +32,13 @@ _READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """What a stage of a forward reads of the tile file.
+    """The bytes of the tile file that one stage of a forward reads.
 
     Attributes:
-        stage, layer: Which stage; 0 for the head's layer.
-        row_begin, row_end: Rows of the head; else 0.
-        offset, n_bytes: Where it lies in the file.
-        stays: Whether it stays in memory.
+        stage, layer: The stage and its layer; the head's layer is 0.
+        row_begin, row_end: The rows of the head that the part holds; 0 in other parts.
+        offset, n_bytes: The part's place in the file.
+        stays: Whether the part stays in memory.
     """
 
     stage: int
@@ -48,7 +51,7 @@ class WeightPart:
 
     @property
     def held_bytes(self) -> int:
-        """What it takes in memory: the pages of the file that it touches."""
+        """Bytes of memory for the part: all pages of the file that it touches."""
         return -(-(self.offset + self.n_bytes) // PAGE_BYTES) * PAGE_BYTES - self.offset // PAGE_BYTES * PAGE_BYTES
 
 
@@ -57,8 +60,8 @@ class StreamPlan:
     """How a model's weights share the memory allowed.
 
     Attributes:
-        parts: All of them, in the order of a forward.
-        ring_bytes: Memory that the streamed ones pass through.
+        parts: All parts of the weights, in the order of a forward.
+        ring_bytes: The memory that streamed parts pass through.
     """
 
     parts: tuple[WeightPart, ...]
@@ -66,12 +69,12 @@ class StreamPlan:
 
     @property
     def staying_bytes(self) -> int:
-        """Memory of the parts that stay."""
+        """Bytes of memory for the parts that stay."""
         return sum(part.held_bytes for part in self.parts if part.stays)
 
     @property
     def missing_bytes(self) -> int:
-        """What each forward through all layers reads."""
+        """Bytes that each forward through all layers reads."""
         return sum(part.n_bytes for part in self.parts if not part.stays)
 
     @property
@@ -80,11 +83,16 @@ class StreamPlan:
         return self.staying_bytes + self.ring_bytes
 
     def seconds_per_token(self, rate: float) -> float:
-        """Return what reading takes of each token, in seconds, at `rate` bytes per second: no step can be faster."""
+        """Return the seconds that reading takes for each token at `rate` bytes per second: no step can be faster."""
         return self.missing_bytes / rate
 
     def memory_term(self, rate: float, measured_on: str) -> MemoryTerm:
-        """Return the line of the memory plan, with the prediction."""
+        """Return the weights' line of the memory plan, with the seconds that a token will take at least.
+
+        Args:
+            rate: The read rate in bytes per second.
+            measured_on: What that was measured on, for a person.
+        """
         seconds = self.seconds_per_token(rate)
         detail = (
             f"{format_bytes(self.missing_bytes)} more are read for each token: {seconds:.3g} s at "
@@ -97,12 +105,12 @@ def plan_streaming(network: Network, offsets: Mapping[str, int], resident_bytes:
     """Choose the parts that stay, so that at most `resident_bytes` of weights are in memory.
 
     Args:
-        network: Shape and places.
-        offsets: Where in the tile file each matrix's tiles begin.
-        resident_bytes: Stays in memory at most.
+        network: The network's shape and the places of its matrices.
+        offsets: The byte of the tile file at which each matrix's tiles begin, by name.
+        resident_bytes: The most bytes of weights in memory at a time.
 
     Raises:
-        RequestError: It is less than what the streamed parts pass through.
+        RequestError: `resident_bytes` is less than the streamed parts pass through.
     """
     parts = _layer_parts(network, offsets)
     largest = max(part.held_bytes for part in parts)
@@ -121,7 +129,9 @@ def plan_streaming(network: Network, offsets: Mapping[str, int], resident_bytes:
 
 
 def spread(sizes: Sequence[int], budget: int) -> list[bool]:
-    """Choose items of at most `budget` in all, evenly along the way, then what still fits, the largest first.
+    """Return which items to choose, of sizes that sum to at most `budget`.
+
+    Items are chosen evenly along the list; then those that still fit, the largest first.
 
     >>> spread([4, 4, 4, 4, 4, 4], 13)
     [False, True, False, True, False, True]
@@ -140,7 +150,7 @@ def spread(sizes: Sequence[int], budget: int) -> list[bool]:
 
 
 def _layer_parts(network: Network, offsets: Mapping[str, int]) -> list[WeightPart]:
-    """Return the parts of the layers; a part reaches from the first of its matrices to the last."""
+    """Return the parts of the layers. A part reaches from the first to the last of its matrices in the file."""
     ranges: dict[tuple[int, int], tuple[int, int]] = {}
     for placed in network.matrices:
         if placed.which in _STAGE_OF:
@@ -155,7 +165,7 @@ def _layer_parts(network: Network, offsets: Mapping[str, int]) -> list[WeightPar
 
 
 def _head_parts(network: Network, offsets: Mapping[str, int], most_bytes: int) -> list[WeightPart]:
-    """Return the head in parts that are not larger than a layer's."""
+    """Return the parts of the head, each of at most about `most_bytes`."""
     by_place = {placed.which: placed for placed in network.matrices}
     head = by_place.get(OUTPUT, by_place[EMBEDDING])
     panel_bytes, n_rows = _tile_bytes(head, _PANEL_ROWS), network.n_vocab
@@ -179,9 +189,9 @@ def _tile_bytes(placed: Placed, n_rows: int) -> int:
 
 
 def read_rate(path: Path, *, most_bytes: int = 64 << 20, most_s: float = 0.5) -> float:
-    """Measure how fast the middle of a file is read from its storage, around the system's cache, in bytes per second.
+    """Return how fast the middle of a file is read from its storage, in bytes per second, measured without the cache.
 
-    At most `most_bytes` are read, in order, for `most_s` seconds or a little more.
+    At most `most_bytes` are read, one after another, for `most_s` seconds or a little more.
 
     Raises:
         StorageError: The file can't be read, or is empty.
@@ -191,7 +201,7 @@ def read_rate(path: Path, *, most_bytes: int = 64 << 20, most_s: float = 0.5) ->
         start = (file.n_bytes - n_bytes) // 2
         file.forget(start, n_bytes)
         out = page_buffer(_READ_BYTES + PAGE_BYTES)
-        out[::PAGE_BYTES] = 1  # so that its pages are there
+        out[::PAGE_BYTES] = 1  # so that its pages are in memory
         done, began = 0, perf_counter()
         while done < n_bytes and (done == 0 or perf_counter() - began < most_s):
             step = min(_READ_BYTES, n_bytes - done)
@@ -201,15 +211,18 @@ def read_rate(path: Path, *, most_bytes: int = 64 << 20, most_s: float = 0.5) ->
 
 
 def remembered_rate(path: Path) -> float:
-    """Return read_rate, measured once in this process for a file as it is (StorageError when it can't be)."""
+    """Return read_rate of a file, measured once in this process as long as the file does not change.
+
+    Raises:
+        StorageError: The file can't be read, or is empty.
+    """
     try:
         found = os.stat(path)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
-    key = os.fspath(path), found.st_size, found.st_mtime_ns
-    if key not in _rates:
-        _rates[key] = read_rate(path)
-    return _rates[key]
+    return _rate(path, found.st_size, found.st_mtime_ns)
 
 
-_rates: dict[tuple[str, int, int], float] = {}
+@lru_cache(maxsize=16)
+def _rate(path: Path, _n_bytes: int, _mtime_ns: int) -> float:
+    return read_rate(path)
