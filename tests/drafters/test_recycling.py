@@ -79,8 +79,8 @@ def test_without_candidates_the_text_teaches(make_context: MakeContext) -> None:
     drafter.accept(Verification((), (2, 1)), {})
     assert drafter.draft(1, 1e18).p_accept.tolist() == pytest.approx([KNOWN / 2])
     drafter.accept(Verification((), (3, 1)), {})
-    assert drafter._text.longest(1)[1][:2] == [3, 2]
-    assert drafter._text.longest(1)[2][:3] == pytest.approx([0.5, 0.25, 0.0])
+    assert drafter.longest(1)[1][:2] == [3, 2]
+    assert drafter.longest(1)[2][:3] == pytest.approx([0.5, 0.25, 0.0])
 
 
 def test_the_table_outlives_a_request(make_context: MakeContext, candidates: MakeCandidates) -> None:
@@ -112,7 +112,7 @@ def test_a_child_is_the_token_that_the_noise_picks(make_context: MakeContext, ca
                 assert children or depth
             picked.add(int(draft.tokens[0]))
             drafter.accept(Verification((), (10,)), {})
-            drafter._text.table.learn([context_key(10, 1)], ids.astype(np.int32)[None], q.astype(np.float32)[None])
+            drafter.table.learn([context_key(10, 1)], ids.astype(np.int32)[None], q.astype(np.float32)[None])
     assert picked == set(row)
 
 

@@ -62,7 +62,7 @@ def test_rows_are_averaged_and_the_newest_weighs_three_tenths(
     for p, mean in ((0.9, 0.9), (0.3, 0.6), (0.6, 0.6), (0.1, 0.45)):
         drafter.begin([1, 2, 3])
         drafter.accept(Verification((), (7,), candidates([(3, {8: p})])), {})
-        assert drafter._text.table.row(key)[1][0] == pytest.approx(mean)
+        assert drafter.table.row(key)[1][0] == pytest.approx(mean)
 
 
 def test_a_rejected_node_teaches_its_whole_context(make_context: MakeContext, candidates: MakeCandidates) -> None:
@@ -76,7 +76,7 @@ def test_a_rejected_node_teaches_its_whole_context(make_context: MakeContext, ca
         assert {10, 11} <= set(drafter.draft(8, 1e18).tokens.tolist())
         rows = [(3, {50: 0.9}), *((token, {60 + token: 0.9}) for token in verified)]
         drafter.accept(Verification((), (50,), candidates(rows)), {})
-        table = drafter._text.table
+        table = drafter.table
         known.append(tuple(bool(table.visits(context_key(2 << 40 | 3 << 20 | 11, order))) for order in (3, 2, 1)))
     assert known == [(True, True, True)] * 3
 

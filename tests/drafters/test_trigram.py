@@ -56,7 +56,7 @@ def test_a_new_row_weighs_a_half(make_context: MakeContext, candidates: MakeCand
     for row, p in (({8: 0.8, 9: 0.1}, [0.8, 0.1]), ({9: 0.6}, [0.4, 0.35]), ({9: 1.0}, [0.675, 0.2])):
         drafter.begin([1, 2])
         drafter.accept(Verification((), (7,), candidates([(2, row)])), {})
-        assert drafter._text.table.row(key)[1][:2] == pytest.approx(p)
+        assert drafter.table.row(key)[1][:2] == pytest.approx(p)
 
 
 def test_what_is_little_known_is_explored_first(make_context: MakeContext, candidates: MakeCandidates) -> None:
@@ -67,7 +67,7 @@ def test_what_is_little_known_is_explored_first(make_context: MakeContext, candi
     drafter.accept(Verification((), (7,), candidates([(2, row)])), {})
     drafter.begin([1, 2])
     assert drafter.draft(2, 1e18).tokens.tolist() == [8, 9]
-    table = drafter._text.table
+    table = drafter.table
     for _ in range(3):
         table.learn([context_key(2 << 20 | 8, 2)], np.array([[5]], np.int32), np.array([[0.01]], np.float32))
     draft = drafter.draft(2, 1e18)

@@ -1,34 +1,23 @@
-"""recycling: what the target held probable after each token when it last saw it.
+"""recycling: the tokens that the target held probable after a token when it last evaluated that token.
 
-Token Recycling (Luo et al. 2024, arXiv:2408.08696). Every row that a step evaluates, accepted or not, leaves its most
-probable next tokens behind. Lossless: it only proposes. Where a CPU wants it otherwise than the paper:
+Token Recycling (Luo et al. 2024, arXiv:2408.08696): every row that a step evaluates, accepted or not, leaves its most
+probable next tokens in a table. Lossless, as it only proposes. It differs from the paper, for the sake of a CPU:
 
-- The tree is no template of 80 nodes: it grows along the most probable paths, by the probabilities kept beside the ids.
-- The rows of the accepted path are written last: of a token met twice in a step the text's own row stays.
-- The prompt fills in the tokens never evaluated with what followed them in it. A target that tells no candidates
-  teaches the tokens of the text instead.
+- The tree has no fixed template of 80 nodes: it grows along the most probable paths, by the probabilities that the
+  table keeps beside the ids.
+- The rows of the accepted path are written last, so that of a token evaluated twice in a step the text's own row stays.
+- The prompt fills in tokens that were never evaluated with the tokens that followed them in the prompt. A target that
+  tells no candidates teaches the tokens of the text instead.
 - Above temperature 0 children are ranked with the noise that the target draws with.
 """
 
 from edgedec.draft import DraftContext
 from edgedec.drafters.ngram.base import NgramDrafter
-from edgedec.drafters.ngram.tree_growth import Child, Ranking
-
-_KNOWN = 0.65
-_ERROR = 2.0
+from edgedec.drafters.ngram.ranking import Ranking
 
 
 class RecyclingDrafter(NgramDrafter):
-    """Implements edgedec.draft.Drafter.
-
-    The table outlives the request, within 32 MB and half of the budget; when it is full, the token that was met first
-    makes room.
-    """
+    """Implements edgedec.draft.Drafter with contexts of one token; the newest row of a context replaces the old one."""
 
     def __init__(self, context: DraftContext) -> None:
-        super().__init__(context, "recycling", (1,), least_rate=1.0)
-        self._ranking = Ranking(context.sampling, context.noise, error=_ERROR, known=_KNOWN)
-
-    def _children(self, state: int, depth: int) -> list[Child]:
-        _, ids, probs = self._text.longest(state)
-        return self._ranking.rank(ids, probs, self._text.length + depth)
+        super().__init__(context, "recycling", {1: Ranking(context, error=2.0, known=0.65)}, least_rate=1.0)

@@ -1,8 +1,9 @@
 """A bounded table from a context (the last tokens of a text) to the most probable tokens after it.
 
-A context is one integer: its tokens in 20 bits each, the last one lowest, and above them a 1 that tells how many they
-are. What the target says about a context arrives as rows; a row is averaged with what is known, the newer ones
-weighing the more, and the K most probable tokens stay. Many rows go in at once, as a step evaluates many.
+A context is one integer: its tokens in 20 bits each, the last one lowest, and above them a 1 that marks how many they
+are. A row holds tokens that may follow a context, and their probabilities. A new row of a context is averaged with the
+context's old one, newer rows weigh more, and the K most probable tokens stay. Many rows are learned at once, as a step
+evaluates many.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-K = 8  # tokens kept of each context
-BITS = 20  # of a token in a context; vocabularies hold up to 2^18
+K = 8  # tokens kept for each context
+BITS = 20  # of a token in a context; the largest vocabularies hold 2^18 tokens
 TOKEN_MASK = (1 << BITS) - 1
 NO_TOKEN = TOKEN_MASK  # stands before the first token of a text
 _ROW_BYTES = 8 * K
-_KEY_BYTES = 166  # of a context: two integers, its visits, its places in a list and a dictionary
+_KEY_BYTES = 166  # of a context: two integers, its number of visits, its entries in a list and a dictionary
 _ENTRY_BYTES = _ROW_BYTES + _KEY_BYTES
 _FIRST_CAPACITY = 256
 _BATCH = 1024
@@ -26,7 +27,9 @@ Probs = NDArray[np.float32]
 
 
 def context_key(state: int, n_tokens: int) -> int:
-    """Return the key of the last `n_tokens` of a state, in which each token takes BITS bits, the last one lowest.
+    """Return the key of the context of the last `n_tokens` tokens of a state.
+
+    A state holds the last tokens of a text in BITS bits each, the last one lowest.
 
     >>> context_key((7 << BITS) + 5, 1) == (1 << BITS) + 5
     True
@@ -36,7 +39,7 @@ def context_key(state: int, n_tokens: int) -> int:
 
 
 def last_tokens(token_ids: Sequence[int], n_tokens: int) -> int:
-    """Return the state after a text: its last `n_tokens`, NO_TOKEN where it has fewer."""
+    """Return the state after a text: its last `n_tokens` tokens, with NO_TOKEN before the first where it has fewer."""
     state = 0
     missing = n_tokens - len(token_ids)
     for token in [*[NO_TOKEN] * missing, *token_ids[max(0, -missing) :]]:
@@ -46,11 +49,11 @@ def last_tokens(token_ids: Sequence[int], n_tokens: int) -> int:
 
 @dataclass(slots=True)
 class CandidateTable:
-    """Rows of candidates by context. When it is full, the context that came first makes room for a new one.
+    """Rows of candidates by context. When the table is full, the context that was met first makes room for a new one.
 
     Attributes:
-        limit_bytes: Most memory it may take.
-        least_rate: The least weight of a new row in the average; 1 keeps the newest row only, 0 weighs all alike.
+        limit_bytes: The most memory that the table may take.
+        least_rate: The least weight of a new row in the average; 1 keeps the newest row only, 0 weighs all rows alike.
     """
 
     limit_bytes: int
@@ -69,16 +72,16 @@ class CandidateTable:
         return key in self._slots
 
     def resized(self, limit_bytes: int) -> "CandidateTable":
-        """Return a table of that limit: this one, or an empty one where this one holds more."""
+        """Return a table with that limit: this table, or an empty one where this table holds more."""
         if self.memory_bytes() > limit_bytes:
             return CandidateTable(limit_bytes, self.least_rate)
         self.limit_bytes = limit_bytes
         return self
 
     def row(self, key: int) -> tuple[list[int], list[float]]:
-        """Return the tokens after a context, most probable first, and their probabilities; none where it is unknown.
+        """Return the K tokens after a context, most probable first, and their probabilities; none for an unknown one.
 
-        Tokens of probability 0 fill a row up to K.
+        Where fewer than K tokens are known, tokens of probability 0 stand in their places.
         """
         slot = self._slots.get(key)
         if slot is None:
@@ -86,18 +89,19 @@ class CandidateTable:
         return self._ids[slot].tolist(), self._probs[slot].tolist()
 
     def visits(self, key: int) -> int:
-        """Return how often a context was learnt."""
+        """Return how many rows of a context were learned."""
         slot = self._slots.get(key)
         return 0 if slot is None else self._visits[slot]
 
     def learn(self, keys: Sequence[int], ids: NDArray[np.int32], probs: NDArray[np.float32], prior: int = 0) -> None:
-        """Average rows into their contexts; of rows of one context in one call the last one counts.
+        """Average rows into their contexts; of several rows of one context in one call only the last one counts.
 
         Args:
             keys: n contexts.
             ids: int32[n, k], distinct tokens of each row, most probable first, for any k.
-            probs: f32[n, k], their probabilities; a row sums to at most 1.
-            prior: How many empty rows each context starts with: 1 makes of a token seen n times in a row n / (n + 1).
+            probs: f32[n, k], their probabilities; each row sums to at most 1.
+            prior: How many empty rows each context starts with. With 1, a token that is learned n times in a row has
+                the probability n / (n + 1).
         """
         ids, probs = _k_columns(ids, probs)
         for begin in range(0, len(keys) if self.limit_bytes >= _ENTRY_BYTES else 0, _BATCH):
@@ -117,7 +121,7 @@ class CandidateTable:
             self._visits[slot] += 1
 
     def _slot(self, key: int) -> int:
-        """Return where a context's row lies, making room for a new one."""
+        """Return the slot of a context's row; a new context gets an empty one, of the oldest context if need be."""
         slot = self._slots.get(key)
         if slot is not None:
             return slot
@@ -145,12 +149,12 @@ class CandidateTable:
         self._probs = np.concatenate([self._probs, np.empty((more, K), np.float32)])
 
     def memory_bytes(self) -> int:
-        """Return about how much memory it holds."""
+        """Return about how much memory the table holds."""
         return len(self._ids) * _ROW_BYTES + len(self._keys) * _KEY_BYTES
 
 
 def _k_columns(ids: Ids, probs: Probs) -> tuple[Ids, Probs]:
-    """Return the rows with K columns, cut or filled up with tokens of probability 0."""
+    """Return the rows with K columns: cut, or filled up with tokens of probability 0."""
     n, k = ids.shape
     if k >= K:
         return ids[:, :K], probs[:, :K]
@@ -161,9 +165,9 @@ def _k_columns(ids: Ids, probs: Probs) -> tuple[Ids, Probs]:
 
 
 def _average(old_ids: Ids, old_probs: Probs, ids: Ids, probs: Probs, rate: Probs) -> tuple[Ids, Probs]:
-    """Return rows of (1 - rate) times the old and rate times the new, the K most probable tokens first."""
+    """Return (1 - rate) times the old rows plus rate times the new ones: the K most probable tokens of each sum."""
     new = probs * rate
-    same = old_ids[:, :, None] == ids[:, None, :]  # what fills rows up is the same too, and adds its 0
+    same = old_ids[:, :, None] == ids[:, None, :]  # tokens that fill rows up match each other, and add 0
     old = old_probs * (1 - rate) + np.matmul(same.astype(np.float32), new[:, :, None])[:, :, 0]
     new[same.any(axis=1)] = 0
     all_ids = np.concatenate([old_ids, ids], axis=1)
@@ -174,9 +178,9 @@ def _average(old_ids: Ids, old_probs: Probs, ids: Ids, probs: Probs, rate: Probs
 
 
 def learn_text(table: CandidateTable, token_ids: Sequence[int], n_tokens: int) -> None:
-    """Fill in the contexts of `n_tokens` that a text holds and the table does not: what followed them how often.
+    """Learn from a text the contexts of `n_tokens` tokens that the table lacks: which tokens followed them how often.
 
-    A token that followed n times of m has the probability n / (m + 1).
+    A token that followed n of m times has the probability n / (m + 1).
     """
     mask, mark = (1 << BITS * n_tokens) - 1, 1 << BITS * n_tokens
     state = last_tokens([], n_tokens)

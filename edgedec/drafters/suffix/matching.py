@@ -2,32 +2,63 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from itertools import islice
 
 from edgedec.draft import EMPTY_DRAFT, Draft
+from edgedec.drafters.draft_builder import Child, grow_tree
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 
 _CHILDREN = 3
 _LEAST_PATH = 0.01
-_LOOKED_AT = 64  # continuations of a context, those first seen: more are as good as none, and take time
+_LOOKED_AT = 64  # continuations of a context, those first seen: the others would take time and hardly change the draft
 # How often the most frequent continuation of a match of 1, 2, 3 to 4, 5 to 8, ... tokens comes, before any is seen.
 _PRIOR = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9)
 _PRIOR_WEIGHT = 12.0
-_MEMORY = 400  # observations after which old ones count half
+_MEMORY = 400  # observations after which older ones count half
 
 
 @dataclass(slots=True)
 class Match:
-    """The longest context at the text's end that an automaton knows from before."""
+    """The longest context at the text's end that an automaton knows from before.
+
+    Attributes:
+        automaton: What is known.
+        state: The automaton's state of the context.
+        length: Tokens of the context.
+    """
 
     automaton: SuffixAutomaton
     state: int = 0
     length: int = 0
 
     def follow(self, token: int) -> None:
-        """Go on behind a token."""
+        """Move on to the longest context that ends with this token."""
         self.state, self.length = self.automaton.follow(self.state, self.length, token)
+
+    def draft(self, rates: "MatchRates", n_max: int) -> Draft:
+        """Return a tree of at most `n_max` nodes: what followed the context, most probable paths first."""
+        if not self.length:
+            return EMPTY_DRAFT
+        following, counts, known = self.automaton.next, self.automaton.count, rates.known()
+
+        def children(state: int, depth: int) -> list[Child]:
+            found = []
+            if following[state]:
+                rate = known[_bucket(self.length + depth)]
+                for share, token in _ranked(following[state], counts):
+                    p = rate * share
+                    if p >= _LEAST_PATH:
+                        found.append((p, token, p))
+            return found
+
+        return grow_tree(
+            self.state,
+            children,
+            lambda state, token: following[state][token],
+            n_max=n_max,
+            least_path=_LEAST_PATH,
+            older_first=True,
+        )
 
 
 @dataclass(slots=True)
@@ -37,69 +68,33 @@ class MatchRates:
     hits: list[float] = field(default_factory=lambda: [_PRIOR_WEIGHT * p for p in _PRIOR])
     trials: list[float] = field(default_factory=lambda: [_PRIOR_WEIGHT] * len(_PRIOR))
 
-    def observe(self, bucket: int, right: bool) -> None:
-        """Take what became of a continuation."""
-        self.hits[bucket] += right
+    def observe(self, match: Match, token: int) -> None:
+        """Count whether the token that the text got is the most frequent continuation of the match before it."""
+        following = match.automaton.next[match.state]
+        if not match.length or not following:
+            return
+        bucket = _bucket(match.length)
+        self.hits[bucket] += token == _ranked(following, match.automaton.count)[0][1]
         self.trials[bucket] += 1
         if self.trials[bucket] > _MEMORY:
             self.hits[bucket] *= 0.5
             self.trials[bucket] *= 0.5
 
     def known(self) -> list[float]:
-        """Return the rates by bucket."""
+        """Return the rate of each bucket."""
         return [hits / trials for hits, trials in zip(self.hits, self.trials, strict=True)]
 
 
-def expected(match: Match) -> tuple[int, int] | None:
-    """Return the bucket and the most frequent continuation of a match, None where there is none."""
-    children = match.automaton.next[match.state]
-    if match.length == 0 or not children:
-        return None
-    return _bucket(match.length), _ranked(children, match.automaton.count)[0][1]
-
-
-def grow(match: Match, known: Sequence[float], n_max: int) -> Draft:
-    """Follow a match, most probable continuations first, in at most `n_max` nodes."""
-    if match.length == 0 or n_max < 1:
-        return EMPTY_DRAFT
-    following, counts = match.automaton.next, match.automaton.count
-    tokens: list[int] = []
-    parents: list[int] = []
-    p_accept: list[float] = []
-    # (minus the path's probability, order of arrival, token, p, parent, its state, its context's length)
-    queue: list[tuple[float, int, int, float, int, int, int]] = []
-    state, length, parent, path, order = match.state, match.length, -1, 1.0, 0
-    while len(tokens) < n_max:
-        if following[state]:
-            chance = known[_BUCKETS[length] if length < len(_BUCKETS) else -1]
-            for share, token, target in _ranked(following[state], counts):
-                p = chance * share
-                if path * p < _LEAST_PATH:
-                    break
-                order += 1
-                heappush(queue, (-path * p, order, token, p, parent, target, length + 1))
-        if not queue:
-            break
-        negative, _, token, p, above, state, length = heappop(queue)
-        parent, path = len(tokens), -negative
-        tokens.append(token)
-        parents.append(above)
-        p_accept.append(p)
-    return Draft.tree(tokens, parents, p_accept)
-
-
-def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> list[tuple[float, int, int]]:
-    """Return the most frequent continuations: share, token, state, most frequent first."""
+def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> list[tuple[float, int]]:
+    """Return up to three continuations of a state, most frequent first: the share of each, and its token."""
     if len(following) == 1:
-        return [(1.0, *item) for item in following.items()]
-    found = [(counts[target] or 1, token, target) for token, target in islice(following.items(), _LOOKED_AT)]
-    total = sum([count for count, _, _ in found])
+        return [(1.0, token) for token in following]
+    found = [(counts[target] or 1, token) for token, target in islice(following.items(), _LOOKED_AT)]
+    total = sum([count for count, _ in found])
     found.sort(reverse=True)
-    return [(count / total, token, target) for count, token, target in found[:_CHILDREN]]
+    return [(count / total, token) for count, token in found[:_CHILDREN]]
 
 
 def _bucket(length: int) -> int:
+    """Return the bucket of a match of that many tokens, at least one."""
     return min((length - 1).bit_length(), len(_PRIOR) - 1)
-
-
-_BUCKETS = [0, *map(_bucket, range(1, 64))]

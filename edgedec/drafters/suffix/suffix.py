@@ -1,7 +1,7 @@
 """suffix: what followed the longest earlier occurrence of the text's end, in this text or in earlier ones.
 
 Suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) and prompt lookup (Saxena 2023), on suffix automata: the longest
-match costs nothing to find, and continuations are ranked by how often they followed. Lossless: it only proposes.
+match costs nothing to find, and continuations are ranked by how often they followed. Lossless, as it only proposes.
 """
 
 from array import array
@@ -14,24 +14,25 @@ from numpy.typing import NDArray
 
 from edgedec.draft import STORE_BYTES, Draft, DraftContext, DrafterNeeds, Verification, store_limit
 from edgedec.drafters.suffix.automaton import STATE_BYTES, SuffixAutomaton
-from edgedec.drafters.suffix.matching import Match, MatchRates, expected, grow
+from edgedec.drafters.suffix.matching import Match, MatchRates
 
-MOST_TOKENS = STORE_BYTES // STATE_BYTES  # that a store ever holds
-_MAX_PROMPT = 32_768  # last tokens of a prompt that are looked at
+MOST_TOKENS = STORE_BYTES // STATE_BYTES  # the most that a store ever holds
+_MAX_PROMPT = 32_768  # only so many last tokens of a prompt are looked at
 
 Text: TypeAlias = "array[int]"  # token ids, four bytes each
 
 
 @dataclass(slots=True)
 class SuffixStore:
-    """What outlives a request.
+    """The texts of earlier requests, which the drafters of later ones look into.
 
     Attributes:
         young: Texts of the latest requests.
-        old: Those before; dropped when `young` is full and takes its place.
-        outputs, old_outputs: The token ids of the requests among them whose texts no file holds yet, oldest first.
+        old: Texts of earlier requests; when `young` is full, it takes the place of `old`.
+        outputs: Token ids of the texts in `young` that no file holds yet, oldest first.
+        old_outputs: Token ids of the texts in `old` that no file holds yet, oldest first.
         rates: How often a match was right, by its length.
-        shut: Whether no more texts are taken.
+        shut: Whether the store takes no more texts.
     """
 
     young: SuffixAutomaton = field(default_factory=SuffixAutomaton)
@@ -42,29 +43,31 @@ class SuffixStore:
     shut: bool = False
 
     def begin(self, limit_bytes: int) -> None:
-        """Begin a text, which does not follow the one before; `limit_bytes` is the most that all of them may take."""
+        """Begin a new text, as the next token does not follow the one before; all texts may take `limit_bytes`."""
         if self.young.memory_bytes() > limit_bytes // 2:
             self.old, self.young = self.young, SuffixAutomaton()
             self.old_outputs, self.outputs = self.outputs, []
         self.young.last = 0
 
     def take_outputs(self) -> list[Text]:
-        """Return the texts that no file holds yet, oldest first, for a file to hold them."""
+        """Return the texts that no file holds yet, oldest first, and drop them from the lists, as a file takes them."""
         taken = [output for output in (*self.old_outputs, *self.outputs) if output]
         self.old_outputs, self.outputs = [], []
         return taken
 
     def shed(self) -> None:
-        """Drop all texts, but for the token ids that a file has still to take, and take no more of them."""
+        """Drop all texts and take no more; the token ids that a file has still to take stay."""
         self.young, self.old, self.shut = SuffixAutomaton(), SuffixAutomaton(), True
 
     def memory_bytes(self) -> int:
-        """Return about how much memory it holds."""
+        """Return about how much memory the texts take."""
         return self.young.memory_bytes() + self.old.memory_bytes()
 
 
 class SuffixDrafter:
     """Implements edgedec.draft.Drafter."""
+
+    needs = DrafterNeeds()
 
     def __init__(self, context: DraftContext) -> None:
         store = context.store.setdefault("suffix", SuffixStore())
@@ -74,25 +77,18 @@ class SuffixDrafter:
         self._text = SuffixAutomaton()
         self._output: Text = array("i")
         self._earlier: list[Match] = []
-        self._expected: tuple[int, int] | None = None  # bucket and most frequent continuation of the last match
-
-    @property
-    def needs(self) -> DrafterNeeds:
-        """Nothing."""
-        return DrafterNeeds()
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt."""
+        """Start a text with its prompt; only the tokens that follow it are kept for later requests."""
         self._store.begin(self._limit)
         self._output = array("i")
         self._store.outputs.append(self._output)
         self._earlier = [Match(a) for a in (self._store.young, self._store.old) if len(a.next) > 1]
         for token in token_ids[-_MAX_PROMPT:]:
             self._take(token)
-        self._expected = expected(self._longest())
 
     def _take(self, token: int) -> None:
-        """Add a token to the text; one that fills its half of the memory begins anew."""
+        """Add a token to the text; a text that fills its half of the budget is forgotten first."""
         if self._text.memory_bytes() > self._limit:
             self._text = SuffixAutomaton()
         self._text.add(token)
@@ -100,28 +96,26 @@ class SuffixDrafter:
             match.follow(token)
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Follow the longest match, most probable continuations first."""
-        return grow(self._longest(), self._store.rates.known(), n_max)
+        """Return a tree of at most `n_max` nodes: what followed the longest match, most probable paths first."""
+        return self._longest().draft(self._store.rates, n_max)
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Take the tokens that the text got."""
+        """Learn the tokens that the text got."""
         if self._store.shut:
             self._earlier.clear()
         for token in verification.token_ids:
-            if self._expected is not None:
-                bucket, best = self._expected
-                self._store.rates.observe(bucket, token == best)
+            self._store.rates.observe(self._longest(), token)
             self._take(token)
             if not self._store.shut:
                 self._store.young.add(token)
                 self._output.append(token)
-            self._expected = expected(self._longest())
 
     def _longest(self) -> Match:
+        """Return the longest context at the text's end that occurred before, in this text or in an earlier one."""
         state = self._text.link[self._text.last] if self._text.last else 0
         own = Match(self._text, state, self._text.length[state])
         return max([own, *self._earlier], key=lambda match: match.length)
 
     def memory_bytes(self) -> int:
-        """Return about how much memory it and its store hold."""
+        """Return about how much memory the drafter and the store hold."""
         return self._text.memory_bytes() + self._store.memory_bytes()
