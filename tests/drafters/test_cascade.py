@@ -13,7 +13,8 @@ from support.tiny_models import BOS, byte_ids
 import edgedec
 from edgedec.conformance import check_drafter
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
-from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain, path_of
+from edgedec.drafters.draft_builder import path_of
+from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.model import Capabilities, LoadOptions, Model
 from edgedec.noise import Noise
@@ -168,8 +169,8 @@ def test_a_chain_of_cheap_tokens_ends_where_it_is_improbable() -> None:
     assert likely_chain(tree, -1, 8) == [6, 8]  # 0.6, 0.3, then 0.12
     assert likely_chain(tree, -1, 1) == [6]
     assert likely_chain(tree, 3, 8) == [9]
-    assert path_of(tree, [6, 8, 1]) == [1, 3]
-    assert path_of(tree, [7]) == []
+    assert path_of(tree.tokens.tolist(), tree.parents.tolist(), [6, 8, 1]) == [1, 3]
+    assert path_of(tree.tokens.tolist(), tree.parents.tolist(), [7]) == []
 
 
 def test_the_conformance_suite_passes(target: Path, draft_model: Model) -> None:

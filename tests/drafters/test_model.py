@@ -15,8 +15,9 @@ from edgedec.conformance import check_drafter
 from edgedec.draft import DraftContext, DrafterFactory, Floor, Verification
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
-from edgedec.drafters.draft_model.model import DraftModel, ModelFactory, cut, window_of
+from edgedec.drafters.draft_model.model import DraftModel, ModelFactory, window_of
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
+from edgedec.drafters.levels import cut
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import SessionError
 from edgedec.model import Capabilities, Model

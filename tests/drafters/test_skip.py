@@ -160,7 +160,7 @@ def test_nothing_is_drafted_late_or_beside_the_text(model: Model) -> None:
 def test_a_cancelled_forward_ends_the_draft(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was drafted before stands; the generation sees the cancelling itself."""
     drafter = drafter_for(model, WHOLE)
-    session: Any = drafter._own.context.target
+    session: Any = drafter.context.target
     forward, calls = session.forward, list[int]()
 
     def third_cancelled(*args: Any, **options: Any) -> Any:

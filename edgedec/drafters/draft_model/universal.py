@@ -1,14 +1,15 @@
-"""universal: a draft model with another tokenizer, through the text.
+"""universal: a draft model with another tokenizer drafts by way of the text.
 
-Universal assisted generation (Timor et al. 2025, arXiv:2502.05202). The target's tokens become bytes, the bytes the
-draft model's tokens (edgedec.drafters.draft_model.alignment); what it drafts goes the other way: string-level exact
-match (SLEM) there, verified as any draft is. The last token of the drafted text may be the beginning of a longer one:
-it is left out unless it is one token for both models (the vocabularies' intersection, TLI there), as then the draft
-model says itself that it ends.
+Universal assisted generation (Timor et al. 2025, arXiv:2502.05202). The target's tokens become bytes, and the bytes
+become tokens of the draft model (edgedec.drafters.draft_model.alignment). What the draft model drafts goes the other
+way (string-level exact match, SLEM, in that paper) and is verified as any draft is. The last token of the drafted text
+may be the beginning of a longer one. So it is left out, unless it is one token for both models (the vocabularies'
+intersection, TLI, in that paper): then the draft model itself says that the token ends there.
 
 The two models share no noise. So the draft is greedy at every temperature, and p_accept is the draft model's
-probability at that temperature: the estimate of how often the target draws the same. Nor has it a q under the opt-in
-rules: a token of the target is spelled by many drafts of text, so what it would be drawn from is not known.
+probability at that temperature, an estimate of how often the target draws the same. The draft has no q under the opt-in
+rules either: many drafts of text spell one token of the target, so the distribution that the token would be drawn from
+is not known.
 """
 
 from bisect import bisect_left
@@ -21,45 +22,35 @@ from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.draft_model.alignment import Aligned, continuation, leading_ids, whole_characters
-from edgedec.drafters.draft_model.model import DraftModel, window_of
+from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser, window_of
 from edgedec.model import Forward, Model
 from edgedec.sampling import SamplingParams, distribution
 
-_BEFORE = 8  # of the target's tokens that drafted text is encoded together with
-_STEPS = 4  # forwards of the draft model for one token of the target, at most
+_BEFORE = 8  # tokens of the target before the drafted text that it is encoded together with
+_STEPS = 4  # most forwards of the draft model for one token of the target
 
 
-class UniversalDraftModel:
+class UniversalDraftModel(DraftModelUser):
     """A loaded draft model with another tokenizer; makes the drafter of each generation (a ModelFactory).
 
     Attributes:
         source: The draft model with its session.
-        first: Tokens that it expects before every text.
+        first: Tokens that the draft model expects before every text.
     """
 
     def __init__(self, model: Model) -> None:
         self.first = leading_ids(model.tokenizer)
-        self.source = DraftModel(model)
+        super().__init__(DraftModel(model))
 
     def __call__(self, context: DraftContext) -> "UniversalDrafter":
         """Make the drafter of one generation."""
         return UniversalDrafter(self, context)
 
-    def forget(self) -> None:
-        """Let the next generation read its prompt anew."""
-        self.source.forget()
-
-    def summary(self) -> str:
-        """Name the draft model, and the memory that keeping it takes."""
-        return self.source.summary()
-
-    def close(self) -> None:
-        """Free the draft model."""
-        self.source.close()
-
 
 class UniversalDrafter:
     """Implements edgedec.draft.Drafter."""
+
+    needs = DrafterNeeds()
 
     def __init__(self, drafts: UniversalDraftModel, context: DraftContext) -> None:
         self._source = drafts.source
@@ -69,25 +60,18 @@ class UniversalDrafter:
         self._n_vocab = context.target.model.card.n_vocab
         self._params = _of_any_vocabulary(context.sampling)
         self._floor = context.floor
-        self._begin_text([])
-
-    @property
-    def needs(self) -> DrafterNeeds:
-        """Nothing."""
-        return DrafterNeeds()
+        self.begin([])
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt; it is encoded and read when the first draft is asked for."""
-        self._begin_text(token_ids)
-
-    def _begin_text(self, token_ids: Sequence[int]) -> None:
+        """Start a text with its prompt, which is encoded and read when the first draft is asked for."""
         self._text = Aligned(self._source.model.tokenizer)
-        self._new = bytearray()  # what the text does not have yet
+        self._new = bytearray()  # bytes that were not added to the text yet
         self._before: list[int] = []
         self._window: int | None = None
         self._take(token_ids)
 
     def _take(self, token_ids: Sequence[int]) -> None:
+        """Take tokens of the target."""
         self._new += b"".join(map(self._target.piece, token_ids))
         self._before = [*self._before, *token_ids[-_BEFORE:]][-_BEFORE:]
 
@@ -103,11 +87,10 @@ class UniversalDrafter:
             self._window = self._source.first_begin(ids)
         self._window = self._source.next_begin(self._window, len(ids), n_steps)
         forward = self._source.read(window_of(ids, self._window))
-        tokenizer = self._source.model.tokenizer
         pieces: list[bytes] = []
         p: list[float] = []
-        path = 1.0
-        draft = EMPTY_DRAFT
+        path, draft = 1.0, EMPTY_DRAFT
+        tokenizer = self._source.model.tokenizer
         while True:
             token, chance = most_probable(forward, self._params)
             if tokenizer.is_end(token):
@@ -128,7 +111,13 @@ class UniversalDrafter:
         return draft.truncated(n_max)
 
     def _translated(self, pieces: Sequence[bytes], p: Sequence[float], *, ended: bool) -> Draft:
-        """Return drafted text as tokens of the target, each with the probabilities of the pieces that begin in it."""
+        """Return drafted text as a chain of the target's tokens.
+
+        Args:
+            pieces: The bytes of each drafted token.
+            p: The probability of each; a token of the target has the product of those that begin in it.
+            ended: Whether the draft model ended its text there, so that the last token can't be longer.
+        """
         data = b"".join(pieces)
         found = continuation(self._target, self._before, data[: whole_characters(data)])
         if found is None:
@@ -152,12 +141,12 @@ class UniversalDrafter:
         self._take(verification.token_ids)
 
     def memory_bytes(self) -> int:
-        """Return the bytes of the text and its tokens; the draft model has its terms in the memory plan."""
+        """Return the bytes of the text and its tokens; the draft model has its own terms in the memory plan."""
         return len(self._new) + len(self._text.text) + 2 * 16 * len(self._text.ids)
 
 
 def most_probable(forward: Forward, params: SamplingParams) -> tuple[int, float]:
-    """Return the most probable token after a forward's only row, and its probability when it is drawn so."""
+    """Return the most probable token after a forward's only row, and its probability under these options."""
     logits, ops = forward.logits[0], forward.ops
     if params.greedy:
         token, total = ops.argmax(logits), ops.total(logits)
@@ -168,5 +157,5 @@ def most_probable(forward: Forward, params: SamplingParams) -> tuple[int, float]
 
 
 def _of_any_vocabulary(params: SamplingParams) -> SamplingParams:
-    """Return the options without those that name tokens of the target or count them."""
+    """Return the options without those that name or count tokens of the target."""
     return replace(params, logit_bias={}, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)

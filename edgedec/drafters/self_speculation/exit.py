@@ -1,45 +1,46 @@
 """exit: the target's first layers, its last norm and its head draft, in its own session.
 
 Early exit as in LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710); the exit is chosen as in DEL (Zarch et al. 2025,
-arXiv:2504.05598): each layer's hidden state at a position of the text, tapped while it was verified, is given to the
-head, and whether its token is the text's is counted, older positions less and less. The layer and the length with the
-most expected tokens per second are drafted with. DEL gives the head every layer at every position, which a wide
-vocabulary makes dear; here eight layers go through it in one forward, of the first eight positions, then of one in 16,
-and of fewer and fewer where no exit pays. Hidden states are asked for at these positions only.
+arXiv:2504.05598): the hidden state of each layer at a position of the text, tapped while the position was verified, is
+given to the head. Whether the head's token is the text's is counted, older positions less and less. The layer and the
+length with the most expected tokens per second are drafted with. DEL gives the head every layer at every position,
+which is dear with a wide vocabulary. Here eight layers go through the head in one forward: of the first eight
+positions, then of one position in 16, and of fewer and fewer where no exit pays. Hidden states are asked for at these
+positions only.
 
 Without the early-exit training of those papers a model's early layers rarely agree with its last: where no exit
 promises more than plain decoding, nothing is drafted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import CostCurve, best_length
+from edgedec.cost_curve import best_length
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.self_speculation.self_draft import Hidden, OwnLayers
+from edgedec.drafters.levels import ranked
+from edgedec.drafters.self_speculation.self_draft import Hidden, OwnLayersDrafter
 from edgedec.errors import CancelledError
 from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.model import LayerSet
 
 NAME = "exit"
 EXITS = 8  # layers that may be exits
-_HEAD = 0.2  # of the weights: the head's, about; what is timed counts
-_ALL = 8  # positions that are judged at first, without a break
-_EVERY, _SELDOM = 16, 512  # steps between two of them later: the fewest, and the most where no exit pays
+_HEAD = 0.2  # about the head's share of the weights; once forwards were timed, their times count
+_ALL = 8  # the first positions, all of which are judged
+_EVERY, _SELDOM = 16, 512  # steps from one judged position to the next later: the fewest, and the most
 _LEAST_GAIN = 1.0
 _FORGET = 0.95
 _PRIOR = 4.0  # samples
 _MOST = 0.98
-_DRAWS = 0x45786974447261  # sets the numbers that it draws with apart
+_DRAWS = 0x45786974447261  # sets the drawn numbers apart from those of other drafters
 
 
 @dataclass(slots=True)
 class Agreement:
-    """How often each exit's token was the text's, forgetting slowly; kept between requests.
+    """How often each exit's token was the text's, in the judged positions, older ones less; kept between requests.
 
     >>> agreement = Agreement((1, 3), 5)
     >>> agreement.rates
@@ -52,8 +53,8 @@ class Agreement:
     Attributes:
         exits: The layers.
         n_layer: Layers of the model.
-        n_samples: Positions that were looked at.
-        every: Steps from one to the next.
+        n_samples: Positions that were judged.
+        every: Steps from one judged position to the next.
     """
 
     exits: tuple[int, ...]
@@ -69,22 +70,22 @@ class Agreement:
 
     @property
     def rates(self) -> list[float]:
-        """P(the token of each exit is the text's)."""
+        """P(the exit's token is the text's) of each exit."""
         return [min(_MOST, right / tried) for right, tried in zip(self._right, self._tried, strict=True)]
 
     def observe(self, right: Sequence[bool]) -> None:
-        """Take what each exit made of a position."""
+        """Count a judged position; `right` says of each exit whether its token was the text's."""
         self.n_samples += 1
         for i, hit in enumerate(right):
             self._tried[i] = _FORGET * self._tried[i] + 1
             self._right[i] = _FORGET * self._right[i] + hit
 
     def seen(self, *, pays: bool) -> None:
-        """Look at fewer positions from now on where no exit pays, at more again where one does."""
+        """Judge positions less often from now on where no exit pays, more often again where one does."""
         self.every = _EVERY if pays or self.n_samples <= _ALL else min(_SELDOM, 2 * self.every)
 
     def memory_bytes(self) -> int:
-        """Return about how much memory it holds."""
+        """Return about how much memory the counts take."""
         return 128 * len(self.exits)
 
 
@@ -98,7 +99,7 @@ def exits_of(n_layer: int) -> tuple[int, ...]:
     return tuple(sorted({round(layer) for layer in np.linspace(first, max(first, last), EXITS).tolist()}))
 
 
-class ExitDrafter:
+class ExitDrafter(OwnLayersDrafter):
     """Implements edgedec.draft.Drafter and edgedec.drafters.self_speculation.self_draft.SelfDrafter.
 
     Raises:
@@ -109,108 +110,105 @@ class ExitDrafter:
         card, capabilities = context.target.model.card, context.target.model.capabilities
         for name in ("layers", "taps", "hidden_input"):
             capabilities.require(name, card.runtime)
-        self._own = OwnLayers(context, _DRAWS)
+        super().__init__(context, _DRAWS)
         self._n_layer = card.n_layer
         kept = context.store.get(NAME)
         self._agreement = kept if isinstance(kept, Agreement) else Agreement(exits_of(card.n_layer), card.n_layer)
         context.store[NAME] = self._agreement
-        self._sample: NDArray[np.float32] | None = None
-        self._n_steps = 0
-        self._is_due = True  # whether the next position is judged
-        self._pays = True  # as far as is known: asked again after each position that is judged
         self._layer = self._agreement.exits[0]
+        self.begin([])
 
     @property
     def needs(self) -> DrafterNeeds:
-        """Forwards with layers left out, and now and then the hidden states after those that may be exits."""
+        """Forwards with layers left out; where the next position is judged, the hidden states after each exit."""
         return DrafterNeeds(taps=self._agreement.exits if self._is_due else (), layers=True)
 
     @property
     def share(self) -> float:
-        """Of a whole token's weights that the present exit reads, about."""
+        """About the share of a whole token's weights that the present exit reads."""
         return _share(self._layer, self._n_layer)
 
     @property
     def expected(self) -> float:
-        """What was seen of the exits so far, at its best."""
+        """The acceptance that is expected: the best exit's."""
         return max(self._agreement.rates)
 
-    def learn_costs(self, curve: CostCurve, corrected: Callable[[float], float]) -> None:
-        """Take the engine's curve."""
-        self._own.curve, self._own.corrected = curve, corrected
-
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt; the session will hold it when the first draft is asked for."""
-        self._own.begin(token_ids)
-        self._sample, self._n_steps, self._is_due, self._pays = None, 0, True, True
+        """Start a text with its prompt; the session holds it when the first draft is asked for."""
+        super().begin(token_ids)
+        self._sample: NDArray[np.float32] | None = None
+        self._n_steps = 0
+        self._is_due = True  # whether the next position is judged
+        self._pays = True  # whether an exit paid when a position was judged last; before the first, it is tried
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Draft with the exit and the length that promise most; nothing where none beats plain decoding.
+        """Draft with the exit and the length that promise most; nothing where no exit beats plain decoding.
 
-        While drafts are recorded it drafts all the same, of any length: what pays is another machine's to say.
+        While drafts are recorded, it drafts `n_max` tokens all the same: what pays is another machine's to say.
         """
-        if n_max < 1 or not self._own.is_ready or monotonic() > deadline_s:
+        if n_max < 1 or not self.is_ready(deadline_s):
             return EMPTY_DRAFT
         try:
             judged = self._judge()
         except CancelledError:
             return EMPTY_DRAFT
-        recorded = self._own.context.recorder is not None
+        recorded = self.context.recorder is not None
         if not (judged or self._pays or recorded):
             return EMPTY_DRAFT
         self._layer, n_levels, gain = self._choice(n_max)
         self._pays = gain >= _LEAST_GAIN
         if judged:
             self._agreement.seen(pays=self._pays)
-        if recorded:
-            n_levels = n_max
-        elif not self._pays:
+        if not (recorded or self._pays):
             return EMPTY_DRAFT
         layers = first_layers(self._n_layer, self._layer + 1)
-        return self._own.draft(layers, self.share, n_max, deadline_s, n_levels=n_levels)
+        return self.draft_with(layers, self.share, n_max, deadline_s, n_levels=n_max if recorded else n_levels)
 
     def _choice(self, n_max: int) -> tuple[int, int, float]:
-        """Return the exit and the length with the most expected tokens per second, and these against plain decoding."""
-        curve = self._own.curve
-        whole = curve.up_to(n_max + 1, self._own.n_past)
+        """Return the exit and the length with the most expected tokens per second, and these over plain decoding's."""
+        whole = self.curve.up_to(n_max + 1, self.n_past)
         found: list[tuple[float, int, int]] = []
         for layer, rate in zip(self._agreement.exits, self._agreement.rates, strict=True):
-            part = curve.part(_share(layer, self._n_layer))
+            part = self.curve.part(_share(layer, self._n_layer))
             length, gain = best_length(rate, part, lambda n: whole[n] / whole[0], n_max, 1.0)
             found.append((gain, -layer, length))
         gain, minus_layer, length = max(found)
         return -minus_layer, length, gain
 
     def accept(self, verification: Verification, hidden: Hidden) -> None:
-        """Take the tokens that the text got; now and then keep the hidden states of the last of them."""
-        self._own.accept(verification)
+        """Take the tokens that the text got, and now and then keep the hidden states of the last of them."""
+        super().accept(verification, hidden)
+        self._sample = None
         if self._is_due and all(layer in hidden for layer in self._agreement.exits):
             self._sample = np.stack([hidden[layer][-1] for layer in self._agreement.exits])
-        else:
-            self._sample = None
         self._n_steps += 1
         n_samples = self._agreement.n_samples + (self._sample is not None)
         self._is_due = n_samples < _ALL or self._n_steps % self._agreement.every == 0
 
     def _judge(self) -> bool:
-        """Give the head the hidden states that were kept, and count which exits have the text's token."""
-        sample, own = self._sample, self._own
-        self._sample = None
-        if sample is None or own.n_past + len(sample) > own.context.target.n_ctx:
+        """Give the head the hidden states that were kept, and count which exits have the text's token.
+
+        Returns False where none were kept, or they have no room behind the text.
+        """
+        sample, self._sample = self._sample, None
+        target, n_past = self.context.target, self.n_past
+        if sample is None or n_past + len(sample) > target.n_ctx:
             return False
-        forward = own.context.target.forward(
-            hidden=sample, resume_after=self._n_layer - 1, n_past=own.n_past, rows="all"
-        )
-        if own.context.recorder is not None:
-            own.context.recorder.evaluated(len(sample), LayerSet.of(self._n_layer, ()))
-        text, token = own.ids[:-1], own.ids[-1]
-        self._agreement.observe([own.drawn(forward, row, text) == token for row in range(len(sample))])
+        forward = target.forward(hidden=sample, resume_after=self._n_layer - 1, n_past=n_past, rows="all")
+        if self.context.recorder is not None:
+            self.context.recorder.evaluated(len(sample), LayerSet.of(self._n_layer, ()))
+        text, token, card = self.ids[:-1], self.ids[-1], target.model.card
+        drawn = [
+            ranked(forward, row, self.context.sampling, text, self.context.noise, card.n_vocab)[0][0]
+            for row in range(len(sample))
+        ]
+        self._agreement.observe([found == token for found in drawn])
         return True
 
     def memory_bytes(self) -> int:
-        """Return the bytes of its own lists, and of a position's hidden states."""
-        n_bytes = 4 * len(self._agreement.exits) * self._own.context.target.model.card.n_embd
-        return self._own.memory_bytes() + self._agreement.memory_bytes() + n_bytes
+        """Return the bytes of the text's tokens, of the counts, and of a position's hidden states."""
+        n_bytes = 4 * len(self._agreement.exits) * self.context.target.model.card.n_embd
+        return super().memory_bytes() + self._agreement.memory_bytes() + n_bytes
 
 
 def _share(layer: int, n_layer: int) -> float:
