@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_models import byte_ids, tiny_llama
 
+from edgedec.layer_skip.judge import Judge
 from edgedec.layer_skip.layer_sets import left_out, without
-from edgedec.layer_skip.search import Judge, Score
+from edgedec.layer_skip.score import Score
 from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec_runtimes.cpu.runtime import Cpu
 

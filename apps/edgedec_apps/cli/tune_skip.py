@@ -17,6 +17,7 @@ from edgedec.defaults import N_DRAFT_MAX
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.errors import RequestError
 from edgedec.layer_skip.choose import choose_layers, require_layer_skip
+from edgedec.layer_skip.judge import SKIPPED_ROWS, Judge
 from edgedec.layer_skip.layer_sets import (
     LayerBytes,
     TunedSet,
@@ -27,7 +28,8 @@ from edgedec.layer_skip.layer_sets import (
     layer_bytes,
     left_out,
 )
-from edgedec.layer_skip.search import SKIPPED_ROWS, Effort, Found, Judge, Score, effort_for, search
+from edgedec.layer_skip.score import Score
+from edgedec.layer_skip.search import Effort, Found, effort_for, search
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
