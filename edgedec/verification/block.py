@@ -1,4 +1,4 @@
-"""Block verification: a chain is judged as a whole (Sun et al. 2024, arXiv:2403.10444)."""
+"""Block verification: a chain is verified as a whole (Sun et al. 2024, arXiv:2403.10444)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from edgedec.verification.walk import path_to
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A node of the path under judgement.
+    """A node of the path that is being verified.
 
     Attributes:
-        node: Its index in the draft.
-        token: Its token.
-        p: The target's distribution where it stands.
-        q: What it was drawn from.
-        weight: The chance that the path before it stands, given the path.
+        node: The node's index in the draft.
+        token: The node's token.
+        p: The target's distribution at its position.
+        q: The distribution that the token was drawn from.
+        weight: The chance that the path before the node is accepted, given the path.
     """
 
     node: int
@@ -31,28 +31,28 @@ class Drawn:
 
     @property
     def weight_after(self) -> float:
-        """The chance that the path stands up to and with this node, given the path."""
+        """The chance that the path is accepted up to and with this node, given the path."""
         return min(1.0, self.weight * probability(self.p, self.token) / probability(self.q, self.token))
 
     @property
     def stop(self) -> float:
-        """The chance that the path before it is taken, given that nothing longer was."""
+        """The chance that the path before this node is accepted, given that no longer part of the path was."""
         above = float(excess(self.p, self.q, self.weight).sum())
         return above / (above + 1 - self.weight) if self.weight < 1 else 1.0
 
 
 def verify_block(draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform) -> Verification:
-    """Judge a chain as a whole, by weights min(1, weight p(x) / q(x)): it accepts at least what verify_tokenwise does.
+    """Verify a chain as a whole, by weights min(1, weight p(x) / q(x)); it accepts at least as much as token by token.
 
-    Assumes a chain, each node drawn from its q given the nodes before it, with random numbers that no earlier step
-    looked at: whether a token stands depends on those after it. A node without a q was drawn from a point mass. Where
-    the chain ends may depend on its tokens. A tree goes to verify_recursive.
+    The rule assumes a chain, each node drawn from its q given the nodes before it, with random numbers that no earlier
+    step looked at: whether a token is accepted depends on the tokens after it. A node without a q counts as drawn from
+    a point mass. Where the chain ends may depend on its tokens. A tree is passed on to verify_recursive.
 
     Args:
         draft: What was proposed.
-        q: What each node was drawn from, None where no chance was involved.
-        target: p at a row; asked for every row up to the first token that p rules out, for the last one only if the
-            whole chain stands.
+        q: The distribution that each node was drawn from, None for a node that was looked up.
+        target: Gives p at a row. It is called for every row up to the first token that p rules out, and for the last
+            row only if the whole chain is accepted.
         uniform: The random numbers of this step.
 
     Raises:
@@ -71,14 +71,14 @@ def verify_block(draft: Draft, q: Sequence[Distribution | None], target: TargetR
 
 
 def verify_path(draft: Draft, path: Sequence[Drawn], target: TargetRow, numbers: Iterator[float]) -> Verification:
-    """Judge one path, from its end to its root: the first part that is taken stands.
+    """Verify one path, the longest part first: the first part that passes its test is accepted.
 
     Args:
         draft: What was proposed.
-        path: One node of the draft for each token, root first; the last may hold a token that p rules out. A node's
-            parent is the node before it, or one with the same text.
-        target: p at a row; asked for no row but the one after the whole path.
-        numbers: Random numbers: one for each part that is judged, one for the token that follows.
+        path: One node of the draft for each token, root first; the last node may hold a token that p rules out. A
+            node's parent is the node before it in the path, or another node with the same text.
+        target: Gives p at a row; called for no row but the one after the whole path.
+        numbers: Random numbers: one for each part that is tested, one for the token that follows.
     """
     tokens = tuple(drawn.token for drawn in path)
     if not path or next(numbers) < path[-1].weight_after:

@@ -1,8 +1,8 @@
-"""Verification rules: which nodes of a draft stand, and the token that follows them.
+"""The default verification rule: a node is accepted when it is the token that plain decoding would draw there.
 
-The default couples draft and target through the noise: the token at each position is drawn from p exactly as plain
-decoding would draw it, and a drafted node is accepted when it is that token. The text is then a function of the
-target alone, for any draft (Daliri, Musco and Suresh 2024, arXiv:2408.07978; greedy is the temperature-0 case).
+The rule couples draft and target through the noise: the token at each position is drawn from p exactly as plain
+decoding would draw it. So the text is a function of the target alone, for any draft (Daliri, Musco and Suresh 2024,
+arXiv:2408.07978; greedy decoding is the case of temperature 0).
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ ChooseToken = Callable[[int, tuple[int, ...]], int]
 
 
 def verify_coupled(draft: Draft, choose_token: ChooseToken) -> Verification:
-    """Walk the draft from its root for as long as it holds the tokens that the target draws.
+    """Accept the path of the draft that holds the tokens that the target draws, and add the token after it.
 
     Args:
         draft: What was proposed.
         choose_token: `(row, accepted tokens)` -> the target's token after that row: row 0 is the last token before
-            the draft, row i + 1 is node i. Called only for rows on the path, once each, in order.
+            the draft, row i + 1 is node i. It is called only for rows on the path, once each, in order.
 
     Of a root 5 with the children 6 and 7, where the target says 5, 7, 9:
 

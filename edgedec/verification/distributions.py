@@ -1,4 +1,4 @@
-"""Arithmetic on sparse distributions that the rules share: what is left of p or q, one token of either."""
+"""Arithmetic on sparse distributions that the verification rules share."""
 
 from bisect import bisect_right
 
@@ -36,14 +36,14 @@ def excess(p: Distribution, q: Distribution, weight: float = 1.0) -> NDArray[np.
 def rescaled(p: Distribution, masses: NDArray[np.float64]) -> Distribution:
     """Return these masses (f64[n], at the tokens of p) as a distribution.
 
-    Where nothing is left of them, only rounding leads here: p itself is returned.
+    Where all are 0, which only rounding can bring about, p itself is returned.
     """
     kept = masses > 0
     return Distribution(p.token_ids[kept], masses[kept] / masses.sum()) if kept.any() else p
 
 
 def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribution:
-    """Return what p holds above q, max(weight p - q, 0) rescaled: where a rejected draw from q is replaced from.
+    """Return max(weight p - q, 0), rescaled: the distribution that replaces a rejected draw from q is drawn from.
 
     >>> half = Distribution(np.array([3, 4]), np.array([0.5, 0.5]))
     >>> residual(half, Distribution(np.array([4, 5]), np.array([0.75, 0.25]))).token_ids.tolist()
@@ -53,14 +53,14 @@ def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribut
 
 
 def without(q: Distribution, token: int) -> Distribution:
-    """Return q after one of its tokens was taken out; nothing of a point mass."""
+    """Return q without one of its tokens, rescaled; a point mass becomes an empty distribution."""
     kept = q.token_ids != token
     total = q.probs[kept].sum()
     return Distribution(q.token_ids[kept], q.probs[kept] / total if total > 0 else q.probs[kept])
 
 
 def same(first: Distribution, second: Distribution) -> bool:
-    """Return whether both hold the same tokens with the same probabilities."""
+    """Return whether two distributions hold the same tokens with the same probabilities."""
     return first is second or (
         np.array_equal(first.token_ids, second.token_ids) and np.array_equal(first.probs, second.probs)
     )
@@ -73,6 +73,6 @@ def sample(dist: Distribution, number: float) -> int:
 
 
 def geometric(ratio: NDArray[np.float64] | float, n: int) -> NDArray[np.float64]:
-    """Return 1 + ratio + ... + ratio^(n - 1): how often, on average, n tries come to a try if each fails by `ratio`."""
+    """Return 1 + ratio + ... + ratio^(n - 1): the mean number of n tries that are made if each fails with `ratio`."""
     powers: NDArray[np.float64] = np.power.outer(np.asarray(ratio, np.float64), np.arange(n))
     return np.asarray(powers.sum(axis=-1))

@@ -17,14 +17,15 @@ _N_HALVINGS = 30
 def verify_kseq(draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform) -> Verification:
     """Test k candidates in order: accept x with min(1, p(x) / (rho q(x))), rho as small as exactness allows.
 
-    Assumes that every node is a draw of its own, independent of its siblings: K paths side by side, not merged where
-    they agree. After an accepted prefix, the k candidates are the next nodes of the paths that begin with it. Those
-    with equal q are tested together; the others, a node without a q for one, in their turn against what is left of p.
+    The rule assumes that every node is a draw of its own, independent of its siblings: K paths side by side, not merged
+    where they agree. After an accepted prefix, the k candidates are the next nodes of the paths that begin with it.
+    Candidates with equal q are tested together. The others, such as a node that was looked up, are tested in turn
+    against the part of p that is left.
 
     Args:
         draft: What was proposed.
-        q: What each node was drawn from, None where no chance was involved.
-        target: p at a row; asked for the rows of the path.
+        q: The distribution that each node was drawn from, None for a node that was looked up.
+        target: Gives p at a row; called for the rows of the path.
         uniform: The random numbers of this step.
 
     Raises:
@@ -50,7 +51,7 @@ def verify_kseq(draft: Draft, q: Sequence[Distribution | None], target: TargetRo
 
 
 def groups(candidates: Sequence[int], laws: Sequence[Distribution]) -> list[list[int]]:
-    """Return the candidates by the distribution they were drawn from, in the order of the first of each."""
+    """Return the candidates grouped by the distribution they were drawn from, in the order of each one's first node."""
     found: list[list[int]] = []
     for node in candidates:
         group = next((group for group in found if same(laws[group[0]], laws[node])), None)
@@ -62,15 +63,15 @@ def groups(candidates: Sequence[int], laws: Sequence[Distribution]) -> list[list
 
 
 def strictness(p: NDArray[np.float64], q: NDArray[np.float64], k: int) -> float:
-    """Return rho: the least number from 1 to k by which p may be divided in the test, found by halving.
+    """Return rho: the least number from 1 to k by which p may be divided in the test, found by halving an interval.
 
-    A token is accepted with min(q, p / rho) times 1 + (1 - b) + ... + (1 - b)^(k - 1), b the chance that one test
-    accepts. That is at most p as long as the sum is at most rho; the end of the interval that is returned fulfils this,
-    so the rule is exact however few halvings there are.
+    A token is accepted with the probability min(q, p / rho) times 1 + (1 - b) + ... + (1 - b)^(k - 1), where b is the
+    chance that one test accepts. That is at most p as long as the sum is at most rho. The upper end of the interval,
+    which is returned, fulfils this, so the rule is exact however few halvings there are.
 
     Args:
-        p: f64[n], the probabilities of some tokens, all that p and q share among them.
-        q: f64[n], the same tokens'.
+        p: f64[n], the target's probabilities of some tokens, among them all that p and q share.
+        q: f64[n], the drafter's probabilities of the same tokens.
         k: How many candidates there are.
     """
     low, high = 1.0, float(k)
@@ -86,5 +87,5 @@ def strictness(p: NDArray[np.float64], q: NDArray[np.float64], k: int) -> float:
 
 
 def _n_tests(p: NDArray[np.float64], q: NDArray[np.float64], k: int, rho: float) -> float:
-    """Return how many of the k tests are made on average."""
+    """Return the mean number of the k tests that are made."""
     return float(geometric(1.0 - float(np.minimum(p / rho, q).sum()), k))

@@ -1,13 +1,13 @@
-"""Greedy multi-path block verification: choose one of several paths, then judge it as a block.
+"""Greedy multi-path block verification: choose one of several paths, then verify it as a block.
 
 Block verification (Sun et al. 2024, arXiv:2403.10444) is exact for any path whose distribution is known, and so for
-one chosen among K. Ours is chosen node by node. Some of the tokens that p holds more often than q are favoured: the
-first path with one of them is taken, the first path of all where there is none. The favoured ones are those with the
-largest p / q, as many as make the chosen token's distribution cover most of p at this node. Paths that agree with the
-one taken stay in the race.
+one that is chosen among K. Here the path is chosen node by node. Some of the tokens that p holds more often than q are
+favoured: the first path with one of them is taken, or the first path of all where there is none. The favoured tokens
+are those with the largest p / q, as many as make the distribution of the chosen token cover most of p at this node.
+Paths that agree with the one taken remain candidates.
 
 Ranking all tokens by p / q instead, and taking the path that is largest in the order of the ranks, was tried: it
-accepts as much where p and q are far apart, but fewer than one path alone where they are close.
+accepts as many tokens where p and q are far apart, but fewer than one path alone where they are close.
 """
 
 from collections.abc import Sequence
@@ -27,16 +27,16 @@ from edgedec.verification.walk import children_of
 def verify_multipath(
     draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform
 ) -> Verification:
-    """Choose one of the draft's paths by p / q and judge it as verify_block would, with the distribution of the choice.
+    """Choose one of the draft's paths by p / q, and verify it as a block with the distribution of the choice.
 
-    Assumes that every node is a draw of its own, independent of its siblings: K paths side by side, not merged where
-    they agree, with random numbers that no earlier step looked at. A chain goes to verify_block; of several
-    paths with a node that was not drawn, verify_kseq makes more.
+    The rule assumes that every node is a draw of its own, independent of its siblings: K paths side by side, not merged
+    where they agree, with random numbers that no earlier step looked at. A chain is passed on to verify_block, and
+    several paths with a node that was looked up to verify_kseq, which accepts more of them.
 
     Args:
         draft: What was proposed.
-        q: What each node was drawn from, None where no chance was involved.
-        target: p at a row; asked for the rows of the path chosen, up to the first token that p rules out.
+        q: The distribution that each node was drawn from, None for a node that was looked up.
+        target: Gives p at a row; called for the rows of the chosen path, up to the first token that p rules out.
         uniform: The random numbers of this step.
 
     Raises:
@@ -50,13 +50,15 @@ def verify_multipath(
 
 
 def chosen_path(draft: Draft, laws: Sequence[Distribution], target: TargetRow) -> list[Drawn]:
-    """Return the path to judge, with what its tokens were, in effect, drawn from."""
+    """Return the path to verify, each node with the distribution that its token was, in effect, drawn from."""
     children, tokens = children_of(draft), draft.tokens.tolist()
     path: list[Drawn] = []
     row, weight, candidates = 0, 1.0, children[-1]
     while candidates and weight > 0:
         p, law = target(row, tuple(drawn.token for drawn in path)), laws[candidates[0]]
-        candidates = [node for node in candidates if same(laws[node], law)]  # of another q, there is no one law
+        candidates = [
+            node for node in candidates if same(laws[node], law)
+        ]  # nodes of another q would have no single law
         favoured, law = choice(p, law, weight, len(candidates))
         node = next((node for node in candidates if tokens[node] in favoured), candidates[0])
         path.append(Drawn(node, tokens[node], p, law, weight))
@@ -69,9 +71,10 @@ def chosen_path(draft: Draft, laws: Sequence[Distribution], target: TargetRow) -
 def choice(p: Distribution, q: Distribution, weight: float, k: int) -> tuple[frozenset[int], Distribution]:
     """Return the favoured tokens among k draws from q, and the distribution of the token that is then chosen.
 
-    A favoured token is chosen with q (1 + m + ... + m^(k - 1)), m the mass of q that is not favoured, another one with
-    q m^(k - 1). The favoured set is the one, of those with the largest p / q, for which the sum of min(weight p, that)
-    is largest; all tokens, which leaves q as it is, where nothing is gained.
+    A favoured token is chosen with the probability q (1 + m + ... + m^(k - 1)), where m is the mass of q that is not
+    favoured, and another token with q m^(k - 1). The favoured tokens are those with the largest p / q, as many as make
+    the sum of min(weight p, that probability) largest. Where nothing is gained, all tokens are favoured, which leaves q
+    as it is.
     """
     if k == 1:
         return frozenset(), q
@@ -90,13 +93,13 @@ def choice(p: Distribution, q: Distribution, weight: float, k: int) -> tuple[fro
 def _covered(
     ratio: NDArray[np.float64], q: NDArray[np.float64], often: NDArray[np.float64], seldom: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return f64[n], for each place the sum of q min(ratio, seldom) below it and q min(ratio, often) from it on.
+    """Return f64[n]: for each place, the sum of q min(ratio, seldom) before it and of q min(ratio, often) from it on.
 
     Args:
         ratio: f64[n], ascending.
         q: f64[n], the tokens' masses.
-        often: f64[n], what the masses from each place on are multiplied with.
-        seldom: f64[n], what the masses below each place are multiplied with.
+        often: f64[n], the factor of the masses from each place on.
+        seldom: f64[n], the factor of the masses before each place.
     """
     mass = np.concatenate([[0.0], np.cumsum(q)])
     capped = np.concatenate([[0.0], np.cumsum(q * ratio)])

@@ -1,4 +1,7 @@
-"""Recursive rejection over siblings drawn without replacement (RSD, Jeon et al. 2024, arXiv:2402.14160)."""
+"""Recursive rejection over siblings drawn without replacement (RSD, Jeon et al. 2024, arXiv:2402.14160).
+
+On a chain this is token-wise rejection (Leviathan et al. 2023, arXiv:2211.17192).
+"""
 
 from collections.abc import Sequence
 
@@ -13,16 +16,17 @@ from edgedec.verification.walk import walk
 def verify_recursive(
     draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform
 ) -> Verification:
-    """Test siblings in order: accept x with min(1, p(x) / q(x)), else go on with what p holds above q, and q without x.
+    """Test siblings in order: accept x with min(1, p(x) / q(x)), else go on with max(p - q, 0) and q without x.
 
-    Assumes a tree in which siblings that share one q, the same object, were drawn from it without replacement, in the
-    order of the nodes. A sibling with a q of its own was drawn from that, whatever the others are; one without a q is
-    accepted with what is left of p(x). So any mixture of drawn and looked-up siblings is exact.
+    The rule assumes a tree in which siblings that share one q, the same object, were drawn from it without replacement,
+    in the order of the nodes. A sibling with a q of its own was drawn from that q, independently of the others. A
+    sibling that was looked up is accepted with the probability that is left of p(x). So any mixture of drawn and
+    looked-up siblings is exact.
 
     Args:
         draft: What was proposed.
-        q: What each node was drawn from, None where no chance was involved.
-        target: p at a row; asked for the rows of the path.
+        q: The distribution that each node was drawn from, None for a node that was looked up.
+        target: Gives p at a row; called for the rows of the path.
         uniform: The random numbers of this step.
 
     Raises:
@@ -40,8 +44,8 @@ def verify_recursive(
             drawn = probability(law, token)
             if drawn == 0:
                 raise PluginError(
-                    f"node {node} repeats token {token} of a sibling with the same q; this rule needs siblings drawn"
-                    " without replacement: choose the rule kseq for independent draws"
+                    f"node {node} repeats token {token} of a sibling with the same q; the rules tokenwise, block and "
+                    "recursive expect siblings drawn without replacement: for independent draws choose kseq"
                 )
             if next(numbers) < probability(p, token) / drawn:
                 return int(token)

@@ -7,10 +7,10 @@ _DOMAIN = 0x5665726966696572  # sets these numbers apart from the Gumbel noise o
 
 
 def uniform_source(noise: Noise, position: int) -> Uniform:
-    """Return `k` -> the k-th number, above 0 and below 1, of the step whose first new token stands at that position.
+    """Return `k` -> the k-th random number, above 0 and below 1, of the step whose first new token is at `position`.
 
-    Every step adds a token, so no two steps of a text share a position. The numbers are independent of the noise that
-    drafters draw with.
+    Every step adds a token, so no two steps of a text share a position. The numbers are independent of the Gumbel noise
+    that drafters under the coupled rule draw with.
 
     >>> uniform = uniform_source(Noise(1), 7)
     >>> uniform(0) == uniform(0), uniform(0) == uniform(1)

@@ -1,4 +1,4 @@
-"""The walk of the rules that decide token by token: draw the next token, go on where the draft holds it."""
+"""The walk that rules share which decide token by token: draw the next token, go on where the draft holds it."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,16 +8,16 @@ DrawToken = Callable[[int, tuple[int, ...], Sequence[int]], int]
 
 
 def walk(draft: Draft, draw_token: DrawToken) -> Verification:
-    """Walk from the root for as long as some node holds the token drawn.
+    """Accept nodes from the root on, for as long as some node holds the token that is drawn.
 
-    Nodes with the same text stand together: the children of all of them are the next candidates.
+    Where several nodes have the same text, the children of all of them are the next candidates.
 
     Args:
         draft: What was proposed.
         draw_token: `(row, accepted tokens, candidates)` -> the next token, drawn from p at that row with the help of
-            the nodes that propose one. Called once a row, in order.
+            the nodes that propose one. It is called once for a row, in order.
 
-    Two chains, 5 6 and 5 7, of which the second is found to be right:
+    Of two chains, 5 6 and 5 7, the second is accepted:
 
     >>> draft = Draft.tree([5, 6, 5, 7], [-1, 0, -1, 2], [1, 1, 1, 1])
     >>> walk(draft, lambda row, accepted, candidates: (5, 7, 9)[len(accepted)])
@@ -29,10 +29,10 @@ def walk(draft: Draft, draw_token: DrawToken) -> Verification:
     while True:
         candidates = [child for node in standing for child in children[node]]
         token_ids += (draw_token(standing[0] + 1, token_ids, candidates),)
-        going_on = [node for node in candidates if draft.tokens[node] == token_ids[-1]]
-        if not going_on:
+        following = [node for node in candidates if draft.tokens[node] == token_ids[-1]]
+        if not following:
             return Verification(path_to(draft, standing[0]), token_ids)
-        standing = going_on
+        standing = following
 
 
 def children_of(draft: Draft) -> dict[int, list[int]]:
@@ -44,7 +44,7 @@ def children_of(draft: Draft) -> dict[int, list[int]]:
 
 
 def path_to(draft: Draft, node: int) -> tuple[int, ...]:
-    """Return the nodes from the root to this one; none for -1."""
+    """Return the nodes from the root to `node`, that one included; none for -1."""
     path: tuple[int, ...] = ()
     while node >= 0:
         path = (node, *path)

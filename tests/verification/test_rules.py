@@ -128,7 +128,7 @@ def test_a_q_that_does_not_fit_the_draft_is_refused(name: str) -> None:
     """One entry a node, and none that rules the node's token out."""
     p = Distribution(np.array([4]), np.ones(1))
     for q in ([], [p, None]):
-        with pytest.raises(PluginError, match="needs one a node"):
+        with pytest.raises(PluginError, match="must have one for each node"):
             RULES[name](Draft.chain([4]), q, lambda row, accepted: p, lambda k: 0.5)
     with pytest.raises(PluginError, match="probability 0"):
         RULES[name](Draft.chain([5]), [p], lambda row, accepted: p, lambda k: 0.5)
