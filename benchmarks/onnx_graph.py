@@ -18,22 +18,17 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from provenance import provenance
 
 from edgedec.api.load import resolve
-from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA, GRAPH
 from edgedec.memory.system import peak_resident_bytes, resident_bytes
 from edgedec.resolver import ResolveOptions
 from edgedec_export.folder import read_manifest
-from edgedec_export.onnx_graph.decoder import build_graph
-from edgedec_export.onnx_graph.external_data import DataFile
-from edgedec_export.onnx_graph.parts import Initializers
-from edgedec_export.quantizing import Quant
-from edgedec_export.to_onnx import FileWeights, export_onnx
+from edgedec_export.to_onnx import export_onnx
 from edgedec_models.folders import cache_folder
-from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.onnx.library import load_library
 
 _N_PAST = 64
@@ -86,16 +81,31 @@ class Graph:
         return logits
 
 
-def export_without_gates(source: Path, folder: Path, quant: Quant) -> Path:
-    """Write the same graph without `If`s, and its weights."""
+def without_gates(exported: Path, folder: Path) -> Path:
+    """Write the graph of an export with each `If` replaced by its half-layer; the weights are linked, not copied."""
+    model = onnx.load(exported / GRAPH, load_external_data=False)
+    switches = ("attn_on", "mlp_on")
+    nodes = [inner for node in model.graph.node for inner in _opened(node) if not set(node.input) & set(switches)]
+    inputs = [value for value in model.graph.input if value.name not in switches]
+    for field, values in ((model.graph.node, nodes), (model.graph.input, inputs)):
+        del field[:]
+        field.extend(values)
     folder.mkdir()
-    gguf = read_gguf(source)
-    with DataFile(folder / DATA) as data:
-        weights = FileWeights(gguf, Initializers(data), quant, lambda _: None)
-        factors = weights.rope_factors()
-        model = build_graph(read_network(gguf), weights, weights.initializers, rope_factors=factors, gated=False)
+    (folder / DATA).hardlink_to(exported / DATA)
     (folder / GRAPH).write_bytes(model.SerializeToString())
     return folder
+
+
+def _opened(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return the nodes of an `If`'s then-branch under the names of the `If`'s outputs; any other node as it is."""
+    if node.op_type != "If":
+        return [node]
+    (branch,) = (attribute.g for attribute in node.attribute if attribute.name == "then_branch")
+    names = dict(zip((value.name for value in branch.output), node.output, strict=True))
+    for inner in branch.node:
+        inner.input[:] = [names.get(name, name) for name in inner.input]
+        inner.output[:] = [names.get(name, name) for name in inner.output]
+    return list(branch.node)
 
 
 def measure(gated: Graph, plain: Graph, n_layer: int, runs: int, clock: Callable[[], float]) -> dict[str, list[float]]:
@@ -139,7 +149,7 @@ def main() -> None:
         before = resident_bytes() or 0
         gated = Graph(folder, facts, args.threads)
         figures["resident_bytes_of_session"] = (resident_bytes() or 0) - before
-        plain = Graph(export_without_gates(source, Path(root, "plain"), args.quant), facts, args.threads)
+        plain = Graph(without_gates(folder, Path(root, "plain")), facts, args.threads)
         if not np.array_equal(gated.forward(_N_PAST, 0), plain.forward(_N_PAST, 0)):
             print("the logits of the two graphs differ")
             sys.exit(1)

@@ -32,12 +32,13 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError, RequestError
+from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec_export.packing.levels import Levels
 from edgedec_export.packing.rounding import round_rows
 from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows, sample_rows
 from edgedec_export.packing.weights import Matrix, Packed, assemble, dequantize, pack_exact, pack_levels, to_levels
+from edgedec_export.source import require_finite
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -183,11 +184,6 @@ def _exact_bytes(rows: Rows) -> int:
 def _parse(gguf: GGUF, tensor: TensorInfo, rows: U8) -> Rows:
     """Return rows that are given as the file holds them; what is no number is refused."""
     parsed: Rows = floats(tensor.type, rows) if tensor.type in FLOATS else to_levels(gguf, tensor, rows)
-    numbers = parsed if isinstance(parsed, np.ndarray) else parsed.scales
-    minimums = parsed.minimums if isinstance(parsed, Levels) else None
-    if not np.isfinite(numbers).all() or (minimums is not None and not np.isfinite(minimums).all()):
-        raise ModelFormatError(
-            f"{gguf.paths[tensor.shard]}: tensor {tensor.name!r} holds what is no number; download the file again, or "
-            "keep its weights as they are (quant exact)"
-        )
+    numbers = (parsed.scales, parsed.minimums) if isinstance(parsed, Levels) else (parsed,)
+    require_finite(gguf, tensor.name, *numbers)
     return parsed

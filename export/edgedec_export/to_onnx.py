@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import numpy as np
 from numpy.typing import NDArray
 
 from edgedec import __version__
-from edgedec.errors import ModelFormatError, RequestError
+from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import DATA, GRAPH, VOCABULARY
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress
+from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.onnx_graph.decoder import build_graph, local_layers
 from edgedec_export.onnx_graph.external_data import DataFile
@@ -25,6 +25,7 @@ from edgedec_export.onnx_graph.parts import Initializers, Scope, require_onnx
 from edgedec_export.packing.nodes import gather_nodes, linear_nodes
 from edgedec_export.packing.weights import Matrix
 from edgedec_export.quantizing import Quant, quantize
+from edgedec_export.source import read_vector, rope_factors, source_facts, tensor_steps
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.tokenizer import open_tokenizer
 
@@ -71,12 +72,12 @@ def export_onnx(
     network = read_network(gguf)
     with new_folder(Path(out), force=force) as folder:
         with DataFile(folder / DATA) as data:
-            weights = FileWeights(gguf, Initializers(data), cast(Quant, quant), _step(gguf, on_progress, cancel))
-            model = build_graph(network, weights, weights.initializers, rope_factors=weights.rope_factors())
+            weights = FileWeights(gguf, Initializers(data), cast(Quant, quant), tensor_steps(gguf, on_progress, cancel))
+            model = build_graph(network, weights, weights.initializers, rope_factors=rope_factors(gguf))
         (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
         if kv == "int8":
             _check(cancel, gguf)
-            with_int8_cache(model, find_scales(folder, network, _calibration_tokens(gguf)))
+            with_int8_cache(model, find_scales(folder, network, open_tokenizer(gguf).encode(bundled_text())))
             (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
         write_vocabulary(gguf, folder / VOCABULARY)
         facts = _facts(gguf, network, quant, kv) | {"matrices": weights.matrices}
@@ -108,14 +109,9 @@ class FileWeights:
 
     def vector(self, name: str) -> str:
         """Return the initializer f32[n] of a vector."""
-        values = self._read_vector(name)
+        values = read_vector(self._gguf, name)
         self._step(name)
         return self.initializers.add(name, values)
-
-    def rope_factors(self) -> NDArray[np.float32] | None:
-        """Return f32[n_rot/2], what Llama 3 divides rotary frequencies by, or None."""
-        name = "rope_freqs.weight"
-        return self._read_vector(name) if self.has(name) else None
 
     def linear(self, scope: Scope, name: str, x: str) -> str:
         """Add the product of x, f32[1, n, n_in], and a matrix, and return the result's name: f32[1, n, n_out]."""
@@ -152,35 +148,6 @@ class FileWeights:
             twin = _TWINS.get(field)
             self.initializers.add(name, array, same_as=f"{stem}.{twin}" if twin else None)
 
-    def _read_vector(self, name: str) -> NDArray[np.float32]:
-        values = np.frombuffer(self._gguf.read_tensor_bytes(name), "<f4").astype(np.float32)
-        if not np.isfinite(values).all():
-            raise ModelFormatError(
-                f"{self._gguf.paths[0]}: tensor {name!r} holds what is no number; download the file again"
-            )
-        return values
-
-
-def _step(gguf: GGUF, on_progress: OnProgress | None, cancel: CancelToken | None) -> Callable[[str], None]:
-    """Return what is called after every tensor with its name: it tells of progress, and stops where that is asked."""
-    total = sum(tensor.n_bytes for tensor in gguf.tensors.values())
-    done: set[str] = set()
-
-    def step(name: str) -> None:
-        _check(cancel, gguf)
-        done.add(name)
-        if on_progress is not None:
-            n_bytes = sum(gguf.tensors[one].n_bytes for one in done)
-            on_progress(Progress("export", n_bytes, total, "bytes", gguf.paths[0].name))
-
-    return step
-
-
-def _calibration_tokens(gguf: GGUF) -> list[int]:
-    """Return the tokens of the text that scales are found on, with what the model expects before one."""
-    text = Path(__file__).with_name("calibration_text.txt").read_text(encoding="utf-8")
-    return open_tokenizer(gguf).encode(text)
-
 
 def _check(cancel: CancelToken | None, gguf: GGUF) -> None:
     if cancel is not None:
@@ -189,13 +156,12 @@ def _check(cancel: CancelToken | None, gguf: GGUF) -> None:
 
 def _facts(gguf: GGUF, network: Network, quant: str, kv: str) -> dict[str, Any]:
     """Return what the manifest says beside the files."""
-    source = {"name": gguf.paths[0].name, "sha256_of_header": gguf.header_hash, "bytes": gguf.n_bytes}
     return {
         "target": "cpu",
         "quant": quant,
         "kv": kv,
         "edgedec": __version__,
-        "source": source,
+        "source": source_facts(gguf),
         "architecture": network.architecture,
         "n_layer": network.n_layer,
         "n_vocab": network.n_vocab,

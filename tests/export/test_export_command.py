@@ -231,7 +231,7 @@ def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
-    """No file, no GGUF, a missing tensor, a vector that holds what is no number."""
+    """No file, no GGUF, a missing tensor, a vector that holds NaN."""
     with pytest.raises(ModelNotFoundError, match="there is no such file"):
         export_onnx(tmp_path / "none.gguf", tmp_path / "out")
     (tmp_path / "text.gguf").write_text("hello")
@@ -239,7 +239,7 @@ def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
         export_onnx(tmp_path / "text.gguf", tmp_path / "out")
     tensors = tiny_tensors(Tiny())
     broken = np.full(256, np.nan, np.float32)
-    cases = {"no tensor 'output_norm": {}, "holds what is no number": {"output_norm.weight": broken}}
+    cases = {"no tensor 'output_norm": {}, "holds NaN or an infinity": {"output_norm.weight": broken}}
     for words, others in cases.items():
         rest = {name: tensor for name, tensor in tensors.items() if name != "output_norm.weight"}
         path = write_gguf(tmp_path / "m.gguf", tiny_metadata(Tiny()), rest | others)

@@ -12,15 +12,10 @@ from support.exported_graph import ExportedGraph
 from support.tiny_models import byte_ids, tiny_llama
 from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
 
-from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA
 from edgedec.model import LayerSet, LoadOptions, Runtime
 from edgedec_export.folder import read_manifest
-from edgedec_export.onnx_graph.decoder import build_graph
-from edgedec_export.onnx_graph.external_data import DataFile
-from edgedec_export.onnx_graph.parts import Initializers
-from edgedec_export.to_onnx import FileWeights, export_onnx
-from edgedec_runtimes.cpu.network import read_network
+from edgedec_export.to_onnx import export_onnx
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference
 
@@ -170,18 +165,6 @@ def test_only_the_rows_asked_for_have_logits(exported: Path) -> None:
     assert distance(some, whole[[39, 3]]) < EXACT
     assert states == {}
     assert ExportedGraph(exported).forward(TOKENS, 0, rows=[])[0].shape == (0, 260)
-
-
-def test_gates_change_no_bit(llama: Path, exported: Path, tmp_path: Path) -> None:
-    """The graph without them, which exists to measure what they cost, gives the same logits."""
-    gguf = read_gguf(llama)
-    with DataFile(tmp_path / DATA) as data:
-        weights = FileWeights(gguf, Initializers(data), "exact", lambda _: None)
-        model = build_graph(read_network(gguf), weights, weights.initializers, gated=False)
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    (tmp_path / "edgedec.json").write_bytes((exported / "edgedec.json").read_bytes())
-    found = ExportedGraph(tmp_path).forward(TOKENS, 0)[0]
-    np.testing.assert_array_equal(found, ExportedGraph(exported).forward(TOKENS, 0)[0])
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

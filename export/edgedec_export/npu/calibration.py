@@ -7,7 +7,6 @@ it brings (attention leans on a few huge values, Sun et al. 2024, arXiv:2402.177
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +52,6 @@ class Statistics:
         """Widen a range."""
         lowest, highest = self.ranges.get(name, (np.inf, -np.inf))
         self.ranges[name] = min(lowest, float(values.min())), max(highest, float(values.max()))
-
-
-def bundled_text() -> str:
-    """Return the text that activations are measured on where there is no other."""
-    return files("edgedec_export").joinpath("calibration_text.txt").read_text(encoding="utf-8")
 
 
 def calibration_ids(tokenizer: Tokenizer, text: str, n_context: int) -> list[NDArray[np.int32]]:

@@ -5,7 +5,7 @@
 Matrices are int8, activations 16 bits, cached keys and values twice 8. docs/npu.md says what the folder holds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,11 @@ from edgedec import __version__
 from edgedec.errors import RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import DATA, GRAPH, VOCABULARY
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress
+from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.npu import qdq as npu_qdq
-from edgedec_export.npu.calibration import Statistics, bundled_text, calibrate, calibration_ids, limits, ranges
+from edgedec_export.npu.calibration import Statistics, calibrate, calibration_ids, limits, ranges
 from edgedec_export.npu.graph import Plan, make_plan
 from edgedec_export.npu.weights import (
     Weights,
@@ -33,6 +34,7 @@ from edgedec_export.npu.weights import (
 from edgedec_export.onnx_graph.decoder import frequencies, local_layers, sliding_frequencies
 from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.parts import Initializers, require_onnx
+from edgedec_export.source import rope_factors, source_facts, tensor_steps
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.npu.facts import EMBEDDING, KV, ROWS, TARGET, Facts, Quantizer, to_json
 from edgedec_runtimes.tokenizer import open_tokenizer
@@ -127,7 +129,7 @@ class _Source:
         """Write embedding, matrices and graph; return the facts with how inputs and outputs are quantized."""
         plan = make_plan(self.network, self.gguf.tensors.__contains__)
         weights = write_weights(
-            self.gguf, self.network, plan, self.initializers, _step(self.gguf, on_progress, self.cancel)
+            self.gguf, self.network, plan, self.initializers, tensor_steps(self.gguf, on_progress, self.cancel)
         )
         lowest, highest = (v * facts.embedding_scale for v in write_embedding(self.gguf, self.folder / EMBEDDING))
         plan, seen = self._calibrate(plan, facts, weights, on_progress)
@@ -201,9 +203,8 @@ class _Inside:
 
 
 def _facts(gguf: GGUF, network: Network, contexts: Sequence[int]) -> Facts:
-    n, name = network, "rope_freqs.weight"
-    factors = np.frombuffer(gguf.read_tensor_bytes(name), "<f4") if name in gguf.tensors else None
-    turns = {"": frequencies(n, factors)}
+    n = network
+    turns = {"": frequencies(n, rope_factors(gguf))}
     if n.sliding_window:
         turns["_local"] = sliding_frequencies(n)
     return Facts(
@@ -235,28 +236,9 @@ def _manifest(gguf: GGUF, network: Network, facts: Facts) -> dict[str, Any]:
     return {
         "quant": "balanced",
         "kv": KV,
-        "source": {
-            "name": gguf.paths[0].name,
-            "sha256_of_header": gguf.header_hash,
-            "bytes": gguf.n_bytes,
-        },
+        "source": source_facts(gguf),
         "edgedec": __version__,
         "local_layers": local_layers(network),
         "target": TARGET,
         **to_json(facts),
     }
-
-
-def _step(gguf: GGUF, on_progress: OnProgress | None, cancel: CancelToken | None) -> Callable[[str], None]:
-    """Return what is called after each matrix."""
-    done = 0
-
-    def step(name: str) -> None:
-        nonlocal done
-        done += gguf.tensors[name].n_bytes
-        if cancel is not None:
-            cancel.check(f"the export of {gguf.paths[0].name}")
-        if on_progress is not None:
-            on_progress(Progress("export", done, gguf.n_bytes, "bytes", name))
-
-    return step

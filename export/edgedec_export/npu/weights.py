@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import GGUF
 from edgedec_export.npu.graph import Plan
 from edgedec_export.npu.rotation import rotate
 from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows
 from edgedec_export.packing.weights import PIECE_WEIGHTS, to_levels
+from edgedec_export.source import read_vector, require_finite
 from edgedec_runtimes.cpu.network import Network
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def write_weights(
         ModelFormatError, ModelNotFoundError, StorageError: The file is damaged, gone, or can't be read.
         UnsupportedModelError: A matrix has a type that the export does not read.
     """
-    vectors = {name: _read_vector(gguf, network, name) for name in plan.vectors}
+    vectors = {name: _ordered_vector(gguf, network, name) for name in plan.vectors}
     scales = {}
     for name in plan.matrices:
         pieces = read_values(gguf, name)
@@ -137,8 +137,7 @@ def read_values(gguf: GGUF, name: str) -> Iterator[tuple[int, F32]]:
     for begin, rows in read_rows(gguf, tensor, PIECE_WEIGHTS):
         known = tensor.type in FLOATS
         values = floats(tensor.type, rows) if known else to_levels(gguf, tensor, rows).values()
-        if not np.isfinite(values).all():
-            raise _no_number(gguf, name)
+        require_finite(gguf, name, values)
         yield begin, values.reshape(len(rows), -1)
 
 
@@ -213,10 +212,8 @@ def _scale_heads(weights: Weights, name: str, factors: F32 | np.float32) -> None
         weights.vectors[f"{name}.bias"] = weights.vectors[f"{name}.bias"] * flat
 
 
-def _read_vector(gguf: GGUF, network: Network, name: str) -> F32:
-    values = np.frombuffer(gguf.read_tensor_bytes(name), "<f4").astype(np.float32)
-    if not np.isfinite(values).all():
-        raise _no_number(gguf, name)
+def _ordered_vector(gguf: GGUF, network: Network, name: str) -> F32:
+    values = read_vector(gguf, name)
     if network.rope_interleaved and _has_positions(name):
         values = values[_halves(network, len(values))]
     return values
@@ -236,7 +233,3 @@ def _halves(network: Network, n_out: int) -> NDArray[np.intp]:
     starts = np.arange(0, n_out, network.head_dim)
     order: NDArray[Any] = (starts[:, None] + head).reshape(-1)
     return order
-
-
-def _no_number(gguf: GGUF, name: str) -> ModelFormatError:
-    return ModelFormatError(f"{gguf.paths[0]}: tensor {name!r} holds what is no number; download the file again")

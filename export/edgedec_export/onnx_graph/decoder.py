@@ -52,14 +52,12 @@ def build_graph(
     weights: AllWeights,
     initializers: Initializers,
     *,
-    rope_factors: NDArray[np.float32] | None = None,
-    gated: bool = True,
+    rope_factors: NDArray[np.float32] | None,
 ) -> "onnx.ModelProto":
     """Build the graph of a network.
 
     Args:
         rope_factors: f32[n_rot/2] that rotary frequencies are divided by (Llama 3).
-        gated: False leaves out the `If`s and their inputs, to measure what they cost.
     """
     from onnx import helper
 
@@ -76,19 +74,19 @@ def build_graph(
         state = scope.add("Mul", [state, factor], "scaled_embedding")
     n_rows = scope.add("Shape", ["input_ids"], "n_rows", start=1, end=2)
     tap_ends = _per_layer(scope, "tap_rows", network.n_layer)
-    gates = [_per_layer(scope, name, network.n_layer) for name in ("attn_on", "mlp_on")] if gated else None
+    gates = [_per_layer(scope, name, network.n_layer) for name in ("attn_on", "mlp_on")]
     for i in range(network.n_layer):
         cos, sin = rotations[i in local]
         bias = "attention_bias_local" if i in local else "attention_bias"
         inputs = Inputs(cos, sin, bias, f"past_key_{i}", f"past_value_{i}", n_rows)
-        state = _attention_half(b, scope, i, state, inputs, gates[0][i] if gates else None)
-        state = _feed_forward_half(b, scope, i, state, gates[1][i] if gates else None)
+        state = _attention_half(b, scope, i, state, inputs, gates[0][i])
+        state = _feed_forward_half(b, scope, i, state, gates[1][i])
         _tap(b, scope, i, state, tap_ends[i])
     rows = scope.add("Gather", [state, "logit_rows"], "logit_states", axis=1)
     rms_norm(b, scope, "output_norm.weight", rows, "output_norm")
     scope.nodes += head.nodes
     scope.output(logits, "logits")
-    graph = helper.make_graph(scope.nodes, "edgedec", _graph_inputs(network, gated), _graph_outputs(network))
+    graph = helper.make_graph(scope.nodes, "edgedec", _graph_inputs(network), _graph_outputs(network))
     graph.initializer.extend(initializers.tensors)
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
     return helper.make_model(graph, producer_name="edgedec", opset_imports=opsets, ir_version=IR_VERSION)
@@ -136,37 +134,21 @@ def _tap(b: Builder, scope: Scope, layer: int, state: str, end: str) -> None:
     scope.nodes.append(helper.make_node("Slice", [state, start, end, axis], [name], name=name))
 
 
-def _attention_half(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs, gate: str | None) -> str:
+def _attention_half(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs, gate: str) -> str:
     n = b.network
     present = [f"present_key_{layer}", f"present_value_{layer}"]
     cache: Shape = [1, n.n_head_kv, "C", n.head_dim]
     branch = Scope(f"blk.{layer}.attention")
     outputs = attention(b, branch, layer, state, inputs)
-    if gate is None:
-        scope.nodes += branch.nodes
-        for value, name in zip(outputs[1:], present, strict=True):
-            _rename(scope, value, name)
-        return outputs[0]
     shapes: list[Shape] = [[1, "S", n.n_embd], cache, cache]
     passed_on = [state, inputs.past_key, inputs.past_value]
     return _if(scope, branch, outputs, passed_on, shapes, gate, present)
 
 
-def _feed_forward_half(b: Builder, scope: Scope, layer: int, state: str, gate: str | None) -> str:
+def _feed_forward_half(b: Builder, scope: Scope, layer: int, state: str, gate: str) -> str:
     branch = Scope(f"blk.{layer}.feed_forward")
     output = feed_forward(b, branch, layer, state)
-    if gate is None:
-        scope.nodes += branch.nodes
-        return output
     return _if(scope, branch, [output], [state], [[1, "S", b.network.n_embd]], gate, [])
-
-
-def _rename(scope: Scope, value: str, name: str) -> None:
-    """Give an output of a node that was added before another name."""
-    for node in scope.nodes:
-        for i, output in enumerate(node.output):
-            if output == value:
-                node.output[i] = name
 
 
 def _if(
@@ -206,7 +188,7 @@ def _if(
     return state
 
 
-def _graph_inputs(network: Network, gated: bool) -> list["onnx.ValueInfoProto"]:
+def _graph_inputs(network: Network) -> list["onnx.ValueInfoProto"]:
     from onnx import TensorProto, helper
 
     n = network
@@ -220,8 +202,7 @@ def _graph_inputs(network: Network, gated: bool) -> list["onnx.ValueInfoProto"]:
     if local_layers(n):
         shapes["attention_bias_local"] = TensorProto.FLOAT, [1, 1, "A", "T"]
     shapes |= {"logit_rows": (TensorProto.INT64, ["R"]), "attention_rows": (TensorProto.INT64, ["A"])}
-    if gated:
-        shapes |= {name: (TensorProto.BOOL, [n.n_layer]) for name in ("attn_on", "mlp_on")}
+    shapes |= {name: (TensorProto.BOOL, [n.n_layer]) for name in ("attn_on", "mlp_on")}
     shapes["tap_rows"] = TensorProto.INT64, [n.n_layer]
     for i in range(n.n_layer):
         for name in ("key", "value"):

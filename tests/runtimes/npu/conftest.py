@@ -7,7 +7,7 @@ import pytest
 from support.tiny_models import tiny_llama
 
 from edgedec.model import LoadOptions, Model
-from edgedec_export.npu.calibration import bundled_text
+from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
 from edgedec_runtimes.npu.runtime import Npu
 

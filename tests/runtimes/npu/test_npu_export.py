@@ -13,7 +13,7 @@ from support.tiny_models import tiny_llama
 from edgedec.errors import CancelledError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.progress import CancelToken, Progress
-from edgedec_export.npu.calibration import bundled_text
+from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
 from edgedec_export.npu.qdq import exact
 from edgedec_export.npu.weights import Weights, equalize_keys, equalize_values

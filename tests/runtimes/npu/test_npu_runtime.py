@@ -28,7 +28,7 @@ from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import Cap
 from edgedec.model import LayerSet, LoadOptions, Model, Runtime
 from edgedec.progress import Progress
-from edgedec_export.npu.calibration import bundled_text
+from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.npu.runtime import Npu
