@@ -34,16 +34,22 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+def report_progress(
+    on_progress: OnProgress | None, phase: str, done: int, total: int | None, unit: str, detail: str = ""
+) -> None:
+    """Call `on_progress` with a Progress of these values; None stands for a caller who wants no reports."""
+    if on_progress is not None:
+        on_progress(Progress(phase, done, total, unit, detail))
+
+
 @contextmanager
 def stage(on_progress: OnProgress | None, phase: str, detail: str = "") -> Iterator[None]:
     """Report that the work of the block begins, and that it is over: for work in which nothing can be counted."""
-    if on_progress is not None:
-        on_progress(Progress(phase, 0, None, "", detail))
+    report_progress(on_progress, phase, 0, None, "", detail)
     try:
         yield
     finally:
-        if on_progress is not None:
-            on_progress(Progress(phase, 1, 1, "", detail))
+        report_progress(on_progress, phase, 1, 1, "", detail)
 
 
 class CancelToken:
@@ -81,3 +87,9 @@ class CancelToken:
         finally:
             with self._lock:
                 self._callbacks.remove(callback)
+
+
+def check_cancelled(cancel: CancelToken | None, what: str) -> None:
+    """Raise CancelledError when `cancel` was cancelled; None stands for work that nobody can cancel."""
+    if cancel is not None:
+        cancel.check(what)

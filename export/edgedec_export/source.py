@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import GGUF
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 
 
 def read_vector(gguf: GGUF, name: str) -> NDArray[np.float32]:
@@ -56,12 +56,10 @@ def tensor_steps(gguf: GGUF, on_progress: OnProgress | None, cancel: CancelToken
     done: set[str] = set()
 
     def step(name: str) -> None:
-        if cancel is not None:
-            cancel.check(f"exporting {gguf.paths[0].name}")
+        check_cancelled(cancel, f"exporting {gguf.paths[0].name}")
         done.add(name)
-        if on_progress is not None:
-            n_bytes = sum(gguf.tensors[one].n_bytes for one in done)
-            on_progress(Progress("export", n_bytes, total, "bytes", gguf.paths[0].name))
+        n_bytes = sum(gguf.tensors[one].n_bytes for one in done)
+        report_progress(on_progress, "export", n_bytes, total, "bytes", gguf.paths[0].name)
 
     return step
 

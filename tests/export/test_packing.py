@@ -1,6 +1,5 @@
 """Packed matrices, and the graphs that compute with them, have the weights of the GGUF, each with ==."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ from edgedec.errors import (
     MemoryCapError,
     ModelFormatError,
     ModelNotFoundError,
-    RuntimeUnavailableError,
     UnsupportedModelError,
 )
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LayerSet, LoadOptions
 from edgedec_export.packing import weights as packing
-from edgedec_export.packing.nodes import Emitted, gather_nodes, linear_nodes
 from edgedec_export.packing.rounding import round_rows
 from edgedec_export.packing.weights import Matrix, Packed, assemble, dequantize, pack_bits, pack_exact, unpack_bits
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -149,7 +146,13 @@ def test_bits_come_back(bits: int) -> None:
     assert not unpacked[:, 7:].any()
 
 
-def run(emitted: list[Emitted], feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+@pytest.fixture(scope="module")
+def nodes() -> Any:
+    """Return the module that makes nodes; tests of it are skipped where onnx is absent."""
+    return pytest.importorskip("edgedec_export.packing.nodes", reason="onnx, of the extra `export`, is not installed")
+
+
+def run(emitted: list[Any], feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
     """Run nodes by onnxruntime and return their outputs."""
     onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
     from onnx import TensorProto, helper, numpy_helper
@@ -182,21 +185,21 @@ def random_inputs() -> F32:
 
 
 @pytest.mark.parametrize("kind", TILE_TYPES)
-def test_graphs_compute_with_the_files_weights(kind: str, tmp_path: Path) -> None:
+def test_graphs_compute_with_the_files_weights(nodes: Any, kind: str, tmp_path: Path) -> None:
     """Looked-up rows are the weights with ==; products, in float32, are numpy's up to the order of additions."""
     gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(5)))
     matrix, x, ids = pack_exact(gguf, EMBEDDING), random_inputs(), np.array([[0, N_OUT - 1, 7, 7]])
-    emitted = [linear_nodes("t", "x", matrix, accuracy_level=1), gather_nodes("t", "ids", matrix)]
+    emitted = [nodes.linear_nodes("t", "x", matrix, accuracy_level=1), nodes.gather_nodes("t", "ids", matrix)]
     y, rows = run(emitted, {"x": x, "ids": ids})
     np.testing.assert_array_equal(rows[0], looked_up(gguf)[ids[0]])
     expected = x.astype(np.float64) @ weights(matrix).T.astype(np.float64)
     np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
-    (y_2d,) = run([linear_nodes("t", "x", matrix, accuracy_level=1)], {"x": x[0]})
+    (y_2d,) = run([nodes.linear_nodes("t", "x", matrix, accuracy_level=1)], {"x": x[0]})
     np.testing.assert_array_equal(y_2d, y[0])
 
 
 @pytest.mark.parametrize("n_in", [256, 512, 576])
-def test_graphs_take_minimums_that_are_quantized_themselves(n_in: int) -> None:
+def test_graphs_take_minimums_that_are_quantized_themselves(nodes: Any, n_in: int) -> None:
     """Their blocks need not be full: 8, 16 and 18 minimums of a row in blocks of 16."""
     rng = np.random.default_rng(6)
     packed = round_rows(rng.standard_normal((40, n_in)).astype(np.float32), 4, 32)
@@ -204,7 +207,8 @@ def test_graphs_take_minimums_that_are_quantized_themselves(n_in: int) -> None:
     matrix = replace(packed, minimums=minimums, min_block=32)
     x, ids = rng.standard_normal((1, 3, n_in)).astype(np.float32), np.array([[39, 0, 5]])
     y, rows = run(
-        [linear_nodes("t", "x", matrix, accuracy_level=1), gather_nodes("t", "ids", matrix)], {"x": x, "ids": ids}
+        [nodes.linear_nodes("t", "x", matrix, accuracy_level=1), nodes.gather_nodes("t", "ids", matrix)],
+        {"x": x, "ids": ids},
     )
     np.testing.assert_array_equal(rows[0], dequantize(matrix)[ids[0]])
     expected = x.astype(np.float64) @ dequantize(matrix).T.astype(np.float64)
@@ -212,41 +216,39 @@ def test_graphs_take_minimums_that_are_quantized_themselves(n_in: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0"])
-def test_rounded_inputs_cost_one_percent(kind: str, tmp_path: Path) -> None:
+def test_rounded_inputs_cost_one_percent(nodes: Any, kind: str, tmp_path: Path) -> None:
     """With inputs in 8 bits (the default) products differ by about 0.5 % of their spread, whatever the type."""
     gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(5)))
     matrix, x = pack_exact(gguf, EMBEDDING), random_inputs()
-    (y,) = run([linear_nodes("t", "x", matrix)], {"x": x})
+    (y,) = run([nodes.linear_nodes("t", "x", matrix)], {"x": x})
     expected = x @ weights(matrix).T
     assert np.sqrt(np.square(y - expected).mean()) < 0.01 * expected.std()
 
 
-def test_two_views_share_one_array(tmp_path: Path) -> None:
+def test_two_views_share_one_array(nodes: Any, tmp_path: Path) -> None:
     """The look-up's numbers are those of the product in another shape, at the same address."""
     gguf = model(tmp_path, "Q6_K", random_blocks("Q6_K", N_OUT, N_IN, np.random.default_rng(5)))
-    pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
     matrix = pack_exact(gguf, EMBEDDING)
-    _, for_product, _ = linear_nodes("t", "x", matrix)
-    _, for_look_up, _ = gather_nodes("t", "ids", matrix)
+    _, for_product, _ = nodes.linear_nodes("t", "x", matrix)
+    _, for_look_up, _ = nodes.gather_nodes("t", "ids", matrix)
     data, rows = dict(for_product)["t.data"], dict(for_look_up)["t.rows"]
     assert (data.shape, rows.shape) == ((N_OUT, N_IN // 16, 16), (N_OUT, N_IN))
     assert data.ctypes.data == rows.ctypes.data
 
 
-def test_sums_of_blocks_are_computed_once(tmp_path: Path) -> None:
+def test_sums_of_blocks_are_computed_once(nodes: Any, tmp_path: Path) -> None:
     """Matrices that share a dict share the sums of their input's blocks, and give what they give alone."""
     gguf = model(tmp_path, "Q4_K", random_blocks("Q4_K", N_OUT, N_IN, np.random.default_rng(5)))
-    pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
     matrix, x = pack_exact(gguf, EMBEDDING), random_inputs()
     sums: dict[tuple[str, int], str] = {}
-    emitted = [linear_nodes(name, "x", matrix, block_sums=sums) for name in ("a", "b")]
+    emitted = [nodes.linear_nodes(name, "x", matrix, block_sums=sums) for name in ("a", "b")]
     assert [[node.op_type for node in nodes] for nodes, _, _ in emitted] == [
         ["MatMulNBits", "Reshape", "ReduceSum", "FusedMatMul", "Sub"],
         ["MatMulNBits", "FusedMatMul", "Sub"],
     ]
     assert sums == {("x", 32): "a.sums"}
     a, b = run(emitted, {"x": x})
-    (alone,) = run([linear_nodes("c", "x", matrix)], {"x": x})
+    (alone,) = run([nodes.linear_nodes("c", "x", matrix)], {"x": x})
     np.testing.assert_array_equal(a, alone)
     np.testing.assert_array_equal(b, alone)
 
@@ -284,10 +286,3 @@ def test_files_that_change_are_noticed(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ModelNotFoundError, match="no such file any more"):
         pack_exact(gguf, "a")
-
-
-def test_without_onnx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packing needs numpy only; nodes need onnx."""
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(RuntimeUnavailableError, match=r'pip install "onnx>='):
-        linear_nodes("t", "x", np.zeros((2, 2), np.float32))

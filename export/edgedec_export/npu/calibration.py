@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_export.npu.graph import Plan
 from edgedec_runtimes.npu.facts import PARTS, ROWS, Facts
@@ -105,8 +105,7 @@ def calibrate(
     for sequence in sequences:
         cache = _empty_cache(facts, context)
         for start in range(0, len(sequence), _ROWS):
-            if cancel is not None:
-                cancel.check("the calibration")
+            check_cancelled(cancel, "the calibration")
             hidden = embedding[sequence[start : start + _ROWS]].astype(np.float32) * np.float32(facts.embedding_scale)
             inputs = {"hidden": hidden, **_positions(facts, start, context), **cache}
             inputs["logit_rows"] = np.arange(_ROWS, dtype=np.int32)
@@ -114,8 +113,7 @@ def calibrate(
             _note(found, plan, facts, results)
             _extend(cache, facts, results, start)
             done += _ROWS
-            if on_progress is not None:
-                on_progress(Progress("calibrate", done, total, "tokens"))
+            report_progress(on_progress, "calibrate", done, total, "tokens")
     return found
 
 

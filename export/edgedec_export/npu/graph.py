@@ -7,7 +7,8 @@ A plan is the float network: operators, their inputs and how each result is quan
 A forward takes the hidden states of its rows (the host looks embeddings up), tables of positions and masks (the host
 makes them, `edgedec_runtimes.npu.inputs`) and the cached keys and values; it returns logits of the rows asked for
 and the rows' own keys and values, which the host puts into its buffers. Sizes that differ between forwards are free
-dimensions (`DIMENSIONS`), to be fixed when a session is made: one graph serves all of them.
+dimensions, to be fixed when a session is made, so that one graph serves all of them: rows (new ones), context (cached
+slots), slots (both), grouped_rows (rows times the queries that share a key) and logit_rows.
 
 Products of two activations are exact on the hardware only where one of them has 8 bits. So keys and values, of 16 bits,
 are cached and multiplied in two parts of 8: a rounded one, and what is left.
@@ -23,11 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec_export.positions import is_local
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.npu.facts import PARTS
-
-DIMENSIONS = ("rows", "context", "slots", "grouped_rows", "logit_rows")
-"""New rows; cached slots; both; rows times the queries that share a key; rows of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +139,6 @@ def make_plan(network: Network, has: Callable[[str], bool], limits: Mapping[int,
     plan.linear(normed, head, "logits")
     plan.outputs["logits"] = ("logit_rows", n.n_vocab)
     return plan
-
-
-def is_local(network: Network, layer: int) -> bool:
-    """Tell whether a layer sees a sliding window only."""
-    return network.sliding_window > 0 and (layer + 1) % network.sliding_pattern != 0
 
 
 def _attention(part: _Part, layer: int, state: str) -> str:
@@ -268,11 +262,10 @@ def _cached(part: _Part, layer: int, what: str, x: str, order: tuple[int, int, i
     rest = plan.add("Sub", [x, rounded], f"{p}.rest")
     low = plan.add("Recast", [rest], f"{p}.low")
     plan.derived |= {high: ("high", x), rounded: ("same", x), rest: ("same", x), low: ("low", x)}
-    first, second = PARTS
-    return (
-        _joined(part, layer, f"{what}_{first}", high, order, axis),
-        _joined(part, layer, f"{what}_{second}", low, order, axis),
+    first, second = (
+        _joined(part, layer, f"{what}_{name}", y, order, axis) for name, y in zip(PARTS, (high, low), strict=True)
     )
+    return first, second
 
 
 def _joined(part: _Part, layer: int, what: str, x: str, order: tuple[int, int, int], axis: int) -> str:

@@ -12,17 +12,17 @@ lower ones: with another zero point a row of zeros would not give zeros.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from edgedec_export.npu.graph import Op, Plan
+from edgedec_export.npu.weights import Weights
+from edgedec_export.onnx_graph.parts import Initializers
 from edgedec_runtimes.npu.facts import LOW_ZERO, Quantizer, spanning
-
-if TYPE_CHECKING:
-    import onnx
 
 OPSET, IR_VERSION = 23, 10
 
@@ -37,40 +37,18 @@ _FINER = 8
 _HALF = 256
 
 
-class Constants(Protocol):
-    """Where the constants of a graph go; every name once."""
-
-    def add(self, name: str, array: NDArray[Any]) -> str:
-        """Store an array and return its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A plan and its weights.
-
-    Attributes:
-        plan: The operators.
-        scales: f32[n_out] of each matrix, which is an initializer int8[n_in, n_out].
-        vectors: f32 of each vector.
-    """
-
-    plan: Plan
-    scales: Mapping[str, NDArray[np.float32]]
-    vectors: Mapping[str, NDArray[np.float32]]
-
-
-def quantizers(network: Network, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Quantizer]:
+def quantizers(plan: Plan, weights: Weights, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Quantizer]:
     """Return how every activation and input is quantized.
 
     Hidden slots of all layers are ruled out by one number: so far down that every score, were it the largest there
     is, falls to the lowest end of its range.
 
     Args:
-        network: The operators, and the matrices' scales.
+        plan: The operators.
+        weights: Has the matrices' scales.
         ranges: Smallest and largest value of each input but masks, and of each result that is computed rather than
             moved.
     """
-    plan = network.plan
     found = {name: spanning(*ranges[name]) for name in plan.inputs if name in ranges}
     readers = {source: past for past, (_, source) in plan.derived.items() if past in plan.inputs}
     for op in plan.ops:
@@ -84,7 +62,7 @@ def quantizers(network: Network, ranges: Mapping[str, tuple[float, float]]) -> d
         elif op.output in plan.limits:
             found[op.output] = Quantizer(plan.limits[op.output] / 2**15, 2**15)  # cut off at the range's end
         else:
-            least = _least_step(op, found, network) if op.output in plan.coarse else 0.0
+            least = _least_step(op, found, weights) if op.output in plan.coarse else 0.0
             found[op.output] = exact(*ranges[op.output], least)
         if op.output in readers:
             found[readers[op.output]] = found[op.output]
@@ -102,11 +80,11 @@ def _derived(relation: str, other: Quantizer) -> Quantizer:
     return Quantizer(other.scale / _FINER, 2**15) if relation == "finer" else other  # of both signs
 
 
-def _least_step(op: Op, found: Mapping[str, Quantizer], network: Network) -> float:
+def _least_step(op: Op, found: Mapping[str, Quantizer], weights: Weights) -> float:
     """Return a step that hides what hardware makes of 0: half a step of what is rounded, what sums are cut down by."""
     first, second = op.inputs
     if op.operator == "MatMul":
-        return 3 * _HALF * found[first].scale * float(network.scales[second].max())
+        return 3 * _HALF * found[first].scale * float(weights.scales[second].max())
     return 2 * found[first].scale
 
 
@@ -126,21 +104,21 @@ def exact(lowest: float, highest: float, least: float = 0.0) -> Quantizer:
         found = replace(found, scale=2 * found.scale, zero_point=-(-found.zero_point // 2))
 
 
-def emit(network: Network, constants: Constants, how: Mapping[str, Quantizer] | None) -> "onnx.ModelProto":
-    """Return the graph, without the constants that `constants` kept elsewhere.
+def emit(plan: Plan, weights: Weights, constants: Initializers, how: Mapping[str, Quantizer] | None) -> ModelProto:
+    """Return the graph with all of `constants`.
 
     Args:
-        network: The plan and its weights.
-        constants: Takes scales, vectors and sizes; the caller adds them to the graph.
+        plan: The operators.
+        weights: Scales of its matrices, and its vectors.
+        constants: Has the matrices' data; scales, vectors and sizes are added to it.
         how: Quantization of every activation; None for a graph in float, whose results are all outputs.
     """
-    from onnx import helper
-
-    writer = _Writer(network, constants, how)
+    writer = _Writer(plan, weights, constants, how)
     writer.constants_of_plan()
-    for op in network.plan.ops:
+    for op in plan.ops:
         writer.operator(op)
     graph = helper.make_graph(writer.nodes, "decoder", writer.inputs(), writer.outputs())
+    graph.initializer.extend(constants.tensors)
     opsets = [helper.make_opsetid("", OPSET)]
     return helper.make_model(graph, producer_name="edgedec", opset_imports=opsets, ir_version=IR_VERSION)
 
@@ -152,20 +130,23 @@ class _Writer:
         nodes: The nodes so far.
     """
 
-    def __init__(self, network: Network, constants: Constants, how: Mapping[str, Quantizer] | None) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self._network = network
+    def __init__(
+        self, plan: Plan, weights: Weights, constants: Initializers, how: Mapping[str, Quantizer] | None
+    ) -> None:
+        self.nodes: list[NodeProto] = []
+        self._plan = plan
+        self._weights = weights
         self._constants = constants
         self._how = how
         self._readable: dict[str, str] = {}
 
     def constants_of_plan(self) -> None:
         """Store sizes and scales, and make matrices and vectors readable."""
-        for name, numbers in self._network.plan.constants.items():
+        for name, numbers in self._plan.constants.items():
             self._readable[name] = self._constants.add(name, numbers)
-        for name, values in self._network.vectors.items():
+        for name, values in self._weights.vectors.items():
             self._readable[name] = self._vector(name, values)
-        for name, scales in self._network.scales.items():
+        for name, scales in self._weights.scales.items():
             scale = self._constants.add(f"{name}/scales", _short(scales))
             self._readable[name] = self._node("DequantizeLinear", [name, scale], f"{name}/values", axis=1)
 
@@ -182,7 +163,7 @@ class _Writer:
 
     def _float_operator(self, op: Op, inputs: list[str]) -> None:
         """Add an operator, with what only quantization does spelled out."""
-        operator, limit = op.operator, self._network.plan.limits.get(op.output)
+        operator, limit = op.operator, self._plan.limits.get(op.output)
         if operator == "Recast":
             operator = "Identity"
         if limit is not None:
@@ -190,19 +171,15 @@ class _Writer:
             inputs, operator = [self._node(operator, inputs, f"{op.output}/whole"), *ends], "Clip"
         self._node(operator, inputs, op.output, **op.attributes)
 
-    def inputs(self) -> list["onnx.ValueInfoProto"]:
+    def inputs(self) -> list[ValueInfoProto]:
         """Return the graph's inputs; all of them are quantized but the numbers of rows."""
-        from onnx import TensorProto, helper
-
-        plan = self._network.plan
+        plan = self._plan
         found = [helper.make_tensor_value_info(name, self._type(name), shape) for name, shape in plan.inputs.items()]
         return [*found, helper.make_tensor_value_info("logit_rows", TensorProto.INT32, ["logit_rows"])]
 
-    def outputs(self) -> list["onnx.ValueInfoProto"]:
+    def outputs(self) -> list[ValueInfoProto]:
         """Return the graph's outputs; in a float graph, every result that has a range of its own."""
-        from onnx import TensorProto, helper
-
-        plan = self._network.plan
+        plan = self._plan
         found = [helper.make_tensor_value_info(name, self._type(name), shape) for name, shape in plan.outputs.items()]
         if self._how is None:
             own = (op.output for op in plan.ops if not op.same and op.output not in plan.outputs)
@@ -210,8 +187,6 @@ class _Writer:
         return found
 
     def _type(self, name: str) -> int:
-        from onnx import TensorProto
-
         if self._how is None:
             return int(TensorProto.FLOAT)
         return int(TensorProto.UINT8 if self._how[name].bits == 8 else TensorProto.UINT16)
@@ -240,8 +215,6 @@ class _Writer:
         ]
 
     def _node(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        from onnx import helper
-
         self.nodes.append(helper.make_node(operator, inputs, [output], name=output, **attributes))
         return output
 

@@ -11,7 +11,7 @@ matrices, with the queries', or a factor behind the attention, the other way rou
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from edgedec.gguf.file import GGUF
 from edgedec_export.npu.graph import Plan
 from edgedec_export.npu.rotation import rotate
+from edgedec_export.onnx_graph.parts import Initializers
 from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows
 from edgedec_export.packing.weights import PIECE_WEIGHTS, to_levels
 from edgedec_export.source import read_vector, require_finite
 from edgedec_runtimes.cpu.network import Network
-
-if TYPE_CHECKING:
-    from edgedec_export.onnx_graph.parts import Initializers
 
 F32 = NDArray[np.float32]
 
@@ -48,7 +46,7 @@ class Weights:
 
 
 def write_weights(
-    gguf: GGUF, network: Network, plan: Plan, initializers: "Initializers", step: Callable[[str], None]
+    gguf: GGUF, network: Network, plan: Plan, initializers: Initializers, step: Callable[[str], None]
 ) -> Weights:
     """Write the data of all matrices, int8[n_in, n_out], and return what else there is.
 

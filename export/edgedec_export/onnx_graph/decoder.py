@@ -16,52 +16,30 @@ outputs: logits f32[1, R, n_vocab]; hidden_{i} f32[1, tap_rows[i], n_embd]; pres
 are to be bound to the memory of past_key_{i}, past_value_{i}: then nothing is copied.
 """
 
-from typing import TYPE_CHECKING, Protocol
-
 import numpy as np
 from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
-from edgedec_export.onnx_graph.layers import Builder, Inputs, Weights, attention, feed_forward, rms_norm
-from edgedec_export.onnx_graph.parts import CONTRIB, IR_VERSION, OPSET, Initializers, Scope
+from edgedec_export.onnx_graph.file_weights import FileWeights
+from edgedec_export.onnx_graph.layers import Builder, Inputs, attention, feed_forward, rms_norm
+from edgedec_export.onnx_graph.parts import CONTRIB, IR_VERSION, OPSET, Scope
+from edgedec_export.positions import frequencies, local_layers, sliding_frequencies
 from edgedec_runtimes.cpu.network import Network
-
-if TYPE_CHECKING:
-    import onnx
 
 Shape = list[int | str | None]
 
 
-class AllWeights(Weights, Protocol):
-    """Weights of the layers and of both ends."""
-
-    def embedding(self, scope: Scope, ids: str) -> str:
-        """Add the look-up of the tokens' embeddings and return the result's name: f32[1, S, n_embd]."""
-
-    def head(self, scope: Scope, x: str) -> str:
-        """Add the product of x, f32[1, R, n_embd], and the head's matrix: f32[1, R, n_vocab]."""
-
-
-def local_layers(network: Network) -> list[int]:
-    """Return the layers with a sliding window."""
-    pattern = network.sliding_pattern
-    return [i for i in range(network.n_layer) if pattern and (i + 1) % pattern]
-
-
 def build_graph(
     network: Network,
-    weights: AllWeights,
-    initializers: Initializers,
-    *,
+    weights: FileWeights,
     rope_factors: NDArray[np.float32] | None,
-) -> "onnx.ModelProto":
+) -> ModelProto:
     """Build the graph of a network.
 
     Args:
         rope_factors: f32[n_rot/2] that rotary frequencies are divided by (Llama 3).
     """
-    from onnx import helper
-
-    b, scope = Builder(network, weights, initializers), Scope("model")
+    b, scope = Builder(network, weights), Scope("model")
     local = set(local_layers(network))
     rotations = {False: _rotations(b, scope, "rope", frequencies(network, rope_factors))}
     if local:
@@ -70,7 +48,7 @@ def build_graph(
     head = Scope(scope.name)  # after the embedding, as both may be the same matrix
     logits = weights.head(head, f"{scope.name}/output_norm")
     if network.embedding_scale != 1.0:
-        factor = initializers.add("embedding_scale", np.array(network.embedding_scale, np.float32))
+        factor = weights.initializers.add("embedding_scale", np.array(network.embedding_scale, np.float32))
         state = scope.add("Mul", [state, factor], "scaled_embedding")
     n_rows = scope.add("Shape", ["input_ids"], "n_rows", start=1, end=2)
     tap_ends = _per_layer(scope, "tap_rows", network.n_layer)
@@ -87,31 +65,14 @@ def build_graph(
     scope.nodes += head.nodes
     scope.output(logits, "logits")
     graph = helper.make_graph(scope.nodes, "edgedec", _graph_inputs(network), _graph_outputs(network))
-    graph.initializer.extend(initializers.tensors)
+    graph.initializer.extend(weights.initializers.tensors)
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
     return helper.make_model(graph, producer_name="edgedec", opset_imports=opsets, ir_version=IR_VERSION)
 
 
-def frequencies(network: Network, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:
-    """Return f64[n_rot/2], what positions are multiplied by for the angles, in the cpu runtime's arithmetic."""
-    scaled = _powers(network.rope_base, network.n_rot) * float(np.float32(network.rope_scale))
-    return scaled if factors is None else scaled / factors.astype(np.float64)
-
-
-def sliding_frequencies(network: Network) -> NDArray[np.float64]:
-    """Return f64[n_rot/2] for layers with a sliding window: they have a base of their own, and no scaling."""
-    return _powers(network.rope_base_sliding, network.n_rot)
-
-
-def _powers(base: float, n_rot: int) -> NDArray[np.float64]:
-    return np.power(float(np.float32(base)), -2.0 * np.arange(n_rot // 2) / n_rot)
-
-
 def _rotations(b: Builder, scope: Scope, name: str, values: NDArray[np.float64]) -> tuple[str, str]:
     """Add cosines and sines of the rows' positions, f32[S, n_rot/2]: in double precision, as positions may be large."""
-    from onnx import TensorProto
-
-    factors = b.initializers.add(f"{name}_frequencies", values[None])
+    factors = b.weights.initializers.add(f"{name}_frequencies", values[None])
     positions = scope.add("Cast", ["position_ids"], f"{name}_positions", to=TensorProto.DOUBLE)
     column = scope.add("Transpose", [positions], f"{name}_column")
     angles = scope.add("Mul", [column, factors], f"{name}_angles")
@@ -126,10 +87,8 @@ def _per_layer(scope: Scope, name: str, n_layer: int) -> list[str]:
 
 
 def _tap(b: Builder, scope: Scope, layer: int, state: str, end: str) -> None:
-    from onnx import helper
-
-    start = b.initializers.add("zero", np.array([0], np.int64))
-    axis = b.initializers.add("one", np.array([1], np.int64))
+    start = b.weights.initializers.add("zero", np.array([0], np.int64))
+    axis = b.weights.initializers.add("one", np.array([1], np.int64))
     name = f"hidden_{layer}"
     scope.nodes.append(helper.make_node("Slice", [state, start, end, axis], [name], name=name))
 
@@ -165,9 +124,8 @@ def _if(
     Args:
         outputs, passed_on, shapes: What the branches return: the hidden state first, then what gets `names`.
     """
-    from onnx import TensorProto, helper
 
-    def graph(source: Scope, values: list[str]) -> "onnx.GraphProto":
+    def graph(source: Scope, values: list[str]) -> GraphProto:
         infos = zip(values, shapes, strict=True)
         returned = [helper.make_tensor_value_info(v, TensorProto.FLOAT, shape) for v, shape in infos]
         return helper.make_graph(source.nodes, source.name, [], returned)
@@ -188,9 +146,7 @@ def _if(
     return state
 
 
-def _graph_inputs(network: Network) -> list["onnx.ValueInfoProto"]:
-    from onnx import TensorProto, helper
-
+def _graph_inputs(network: Network) -> list[ValueInfoProto]:
     n = network
     shapes: dict[str, tuple[int, Shape]] = {
         "input_ids": (TensorProto.INT64, [1, "S"]),
@@ -210,9 +166,7 @@ def _graph_inputs(network: Network) -> list["onnx.ValueInfoProto"]:
     return [helper.make_tensor_value_info(name, *described) for name, described in shapes.items()]
 
 
-def _graph_outputs(network: Network) -> list["onnx.ValueInfoProto"]:
-    from onnx import TensorProto, helper
-
+def _graph_outputs(network: Network) -> list[ValueInfoProto]:
     n = network
     shapes: dict[str, Shape] = {"logits": [1, "R", n.n_vocab]}
     shapes |= {f"hidden_{i}": [1, None, n.n_embd] for i in range(n.n_layer)}

@@ -8,19 +8,17 @@ KIVI, arXiv:2402.02750).
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.gguf.formats import GRAPH
-from edgedec_export.onnx_graph.decoder import local_layers
+from edgedec_export.positions import local_layers
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.onnx.library import load_library
-
-if TYPE_CHECKING:
-    import onnx
 
 F32 = NDArray[np.float32]
 
@@ -75,10 +73,8 @@ def find_scales(folder: Path, network: Network, token_ids: list[int]) -> list[Sc
     return [Scales(*pair) for pair in zip(scales[::2], scales[1::2], strict=True)]
 
 
-def with_int8_cache(model: "onnx.ModelProto", scales: list[Scales]) -> None:
+def with_int8_cache(model: ModelProto, scales: list[Scales]) -> None:
     """Turn the KV cache of a graph made by `graph.build_graph` into int8, in place."""
-    from onnx import TensorProto, numpy_helper
-
     for i, layer in enumerate(scales):
         for name, values in (("keys", layer.keys), ("values", layer.values)):
             model.graph.initializer.append(numpy_helper.from_array(values.reshape(-1), _scale_name(i, name)))
@@ -91,10 +87,8 @@ def with_int8_cache(model: "onnx.ModelProto", scales: list[Scales]) -> None:
                 _convert_branch(attribute.g, node)
 
 
-def _convert_branch(branch: "onnx.GraphProto", gate: "onnx.NodeProto") -> None:
+def _convert_branch(branch: GraphProto, gate: NodeProto) -> None:
     """Convert the branch of an `If` whose outputs past the first are a layer's keys and values."""
-    from onnx import TensorProto, helper
-
     for value in list(branch.output)[1:]:
         value.type.tensor_type.elem_type = TensorProto.INT8
     for node in branch.node:

@@ -5,25 +5,12 @@ gemma 3 (GELU, norms behind the halves, two rotary bases, sliding windows, arXiv
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from edgedec_export.onnx_graph.parts import Initializers, Scope
+from edgedec_export.onnx_graph.file_weights import FileWeights
+from edgedec_export.onnx_graph.parts import Scope
 from edgedec_runtimes.cpu.network import Network
-
-
-class Weights(Protocol):
-    """Where a graph gets its weights from, by the names that GGUF gives tensors."""
-
-    def has(self, name: str) -> bool:
-        """Tell whether there is such a tensor."""
-
-    def vector(self, name: str) -> str:
-        """Return the initializer f32[n] of a vector."""
-
-    def linear(self, scope: Scope, name: str, x: str) -> str:
-        """Add the product of x, f32[1, S, n_in], and a matrix, and return the result's name: f32[1, S, n_out]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +37,7 @@ class Builder:
     """What is the same in all layers."""
 
     network: Network
-    weights: Weights
-    initializers: Initializers
+    weights: FileWeights
 
 
 def attention(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs) -> list[str]:
@@ -76,7 +62,7 @@ def attention(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs) 
         kv_num_heads=n.n_head_kv,
         scale=n.attention_scale,
     )
-    first, axis = (b.initializers.add(name, np.array([i], np.int64)) for i, name in enumerate(("zero", "one")))
+    first, axis = (b.weights.initializers.add(name, np.array([i], np.int64)) for i, name in enumerate(("zero", "one")))
     mixed = scope.add("Slice", [mixed, first, inputs.n_rows, axis], "attention_own_rows")
     y = b.weights.linear(scope, f"{p}.attn_output.weight", mixed)
     return [_added(b, scope, f"{p}.post_attention_norm.weight", state, y), key, value]
@@ -132,13 +118,13 @@ def _heads(b: Builder, scope: Scope, name: str, x: str, n_head: int) -> str:
 
 
 def _shape(b: Builder, last: int) -> str:
-    return b.initializers.add(f"shape_{last}", np.array([1, -1, last], np.int64))
+    return b.weights.initializers.add(f"shape_{last}", np.array([1, -1, last], np.int64))
 
 
 def _rotated(b: Builder, scope: Scope, x: str, inputs: Inputs, n_head: int, name: str) -> str:
     """Add the rotary embedding (Su et al. 2021, arXiv:2104.09864): row i of `cos` and `sin` turns row i."""
     n = b.network
-    first_row = b.initializers.add("zero", np.array([0], np.int64))
+    first_row = b.weights.initializers.add("zero", np.array([0], np.int64))
     return scope.add(
         "RotaryEmbedding",
         [x, first_row, inputs.cos, inputs.sin],

@@ -22,10 +22,9 @@ from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export.folder import new_folder, write_manifest
 from edgedec_export.gguf_writer import Entry, text, whole_number, write_gguf
 from edgedec_export.hf.tokenizer import tokenizer_entries
-from edgedec_export.onnx_graph.parts import require_onnx
+from edgedec_export.onnx_graph.library import require_onnx
 from edgedec_export.optimum.child_process import last_line, run_child
 from edgedec_export.optimum.environment import ensure_environment
-from edgedec_export.optimum.foreign_graph import rewrite_graph
 from edgedec_models.hub_spec import parse_hub
 from edgedec_runtimes.onnx.exported import OPTIMUM
 from edgedec_runtimes.onnx.foreign.contract import Contract
@@ -128,6 +127,8 @@ def export_via_optimum(
         CancelledError: It was cancelled.
     """
     require_onnx()
+    from edgedec_export.optimum.graph import rewrite_graph  # here: it imports onnx
+
     checkpoint = find_checkpoint(source)
     with new_folder(Path(out), force=force) as folder:
         python = ensure_environment(environment, offline=offline, on_progress=on_progress, cancel=cancel)

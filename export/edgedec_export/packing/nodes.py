@@ -10,20 +10,18 @@ other's: these are views of one array, and in an external file both get the same
 two initializers in one place; with a Reshape instead it would keep a copy for the look-up in memory.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import NodeProto
+from onnx.helper import make_node
 
-from edgedec_export.onnx_graph.parts import CONTRIB, require_onnx
+from edgedec_export.onnx_graph.parts import CONTRIB
 from edgedec_export.packing.weights import Matrix, Packed
 
-if TYPE_CHECKING:
-    from onnx import NodeProto
-
 Initializer = tuple[str, NDArray[np.generic]]
-Emitted = tuple[list["NodeProto"], list[Initializer], str]
+Emitted = tuple[list[NodeProto], list[Initializer], str]
 """Nodes, initializers, and the name of the output."""
 
 INT8_INPUTS = 4
@@ -47,11 +45,7 @@ def linear_nodes(
         accuracy_level: Of MatMulNBits; 1 computes in float32.
         block_sums: Sums of blocks that the graph computes already, by tensor and block; what this call computes is
             added. One dict for all matrices that see the same x saves computing its sums again.
-
-    Raises:
-        RuntimeUnavailableError: The package onnx is not installed.
     """
-    make_node = _make_node()
     if not isinstance(matrix, Packed):
         node = make_node("FusedMatMul", [x, f"{name}.weight"], [f"{name}.y"], name=name, domain=CONTRIB, transB=1)
         return [node], [(f"{name}.weight", matrix)], f"{name}.y"
@@ -61,7 +55,13 @@ def linear_nodes(
     if matrix.zero_points is not None:
         inputs.append(f"{name}.zero_points")
     product = f"{name}.y" if matrix.minimums is None else f"{name}.product"
-    options = {"K": n_in, "N": n_out, "bits": matrix.bits, "block_size": matrix.block, "accuracy_level": accuracy_level}
+    options: dict[str, Any] = {
+        "K": n_in,
+        "N": n_out,
+        "bits": matrix.bits,
+        "block_size": matrix.block,
+        "accuracy_level": accuracy_level,
+    }
     nodes = [make_node("MatMulNBits", inputs, [product], name=name, domain=CONTRIB, **options)]
     if matrix.minimums is None:
         return nodes, initializers, product
@@ -83,11 +83,7 @@ def gather_nodes(name: str, ids: str, matrix: Matrix) -> Emitted:
         name: What the names of nodes, initializers and output begin with; the output is NAME.looked_up.
         ids: A tensor, int64[1, n], numbers of rows.
         matrix: [n_out, n_in]; the output is float32[1, n, n_in].
-
-    Raises:
-        RuntimeUnavailableError: The package onnx is not installed.
     """
-    make_node = _make_node()
     output = f"{name}.looked_up"
     if not isinstance(matrix, Packed):
         node = make_node("Gather", [f"{name}.weight", ids], [output], name=output)
@@ -113,16 +109,15 @@ def gather_nodes(name: str, ids: str, matrix: Matrix) -> Emitted:
     return nodes, initializers, output
 
 
-def _look_up(name: str, ids: str, matrix: Packed, output: str) -> tuple[list["NodeProto"], list[Initializer]]:
+def _look_up(name: str, ids: str, matrix: Packed, output: str) -> tuple[list[NodeProto], list[Initializer]]:
     """Return what looks up rows without their minimums, cut to the weights that are used."""
-    make_node = _make_node()
     n_out, n_in = matrix.shape
     inputs = [f"{name}.rows", ids, f"{name}.scales"]
     initializers: list[Initializer] = [(f"{name}.rows", matrix.data.reshape(n_out, -1)), *_scales(name, matrix)]
     if matrix.zero_points is not None:
         inputs.append(f"{name}.zero_points")
     whole = f"{name}.whole_blocks" if matrix.n_unused else output
-    options = {"bits": matrix.bits, "block_size": matrix.block, "gather_axis": 0, "quantize_axis": 1}
+    options: dict[str, Any] = {"bits": matrix.bits, "block_size": matrix.block, "gather_axis": 0, "quantize_axis": 1}
     nodes = [make_node("GatherBlockQuantized", inputs, [whole], name=f"{name}.look_up", domain=CONTRIB, **options)]
     if matrix.n_unused:
         bounds = ((f"{name}.first", 0), (f"{name}.end", n_in), (f"{name}.along", -1))
@@ -133,7 +128,6 @@ def _look_up(name: str, ids: str, matrix: Packed, output: str) -> tuple[list["No
 
 def _block_sums(name: str, x: str, n_in: int, block: int) -> Emitted:
     """Return what adds up blocks of the rows of x: float32[n, n_in / block]."""
-    make_node = _make_node()
     blocks, sums = f"{name}.blocks", f"{name}.sums"
     nodes = [
         make_node("Reshape", [x, f"{blocks}_shape"], [blocks], name=blocks),
@@ -148,11 +142,3 @@ def _scales(name: str, matrix: Packed) -> list[Initializer]:
     fields = ("scales", "zero_points")
     arrays = ((field, getattr(matrix, field)) for field in fields)
     return [(f"{name}.{field}", array) for field, array in arrays if array is not None]
-
-
-def _make_node() -> "Callable[..., NodeProto]":
-    """Return onnx.helper.make_node."""
-    require_onnx()
-    from onnx import helper
-
-    return helper.make_node

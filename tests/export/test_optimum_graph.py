@@ -12,10 +12,11 @@ from support.tiny_models import N_VOCAB
 from edgedec.errors import CancelledError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.formats import DATA, GRAPH
 from edgedec.progress import CancelToken
-from edgedec_export.optimum.foreign_graph import rewrite_graph
 from edgedec_runtimes.onnx.foreign.contract import Contract
 
-onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
+_WITHOUT = "onnx, of the extra `export`, is not installed"
+onnx = pytest.importorskip("onnx", reason=_WITHOUT)
+rewrite_graph = pytest.importorskip("edgedec_export.optimum.graph", reason=_WITHOUT).rewrite_graph
 
 
 def saved(folder: Path, model: Any, **options: Any) -> Path:

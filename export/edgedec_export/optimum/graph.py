@@ -6,18 +6,19 @@ could not be run afterwards is refused.
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
+from onnx import GraphProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.formats import DATA, GRAPH
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.parts import Initializers
 from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
 from edgedec_runtimes.onnx.graph_check import check_graph
-
-if TYPE_CHECKING:
-    import onnx
 
 
 def rewrite_graph(
@@ -34,10 +35,6 @@ def rewrite_graph(
         ModelFormatError: There is no graph, or a damaged one.
         CancelledError: It was cancelled.
     """
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
-    from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
-
     try:
         model = onnx.load(source, load_external_data=False)
     except (DecodeError, FileNotFoundError) as error:
@@ -48,18 +45,16 @@ def rewrite_graph(
     for tensor in _attribute_tensors(model.graph):
         if uses_external_data(tensor):  # ONNX Runtime finds only initializers outside
             load_external_data_for_tensor(tensor, str(source.parent))
-            tensor.data_location = onnx.TensorProto.DEFAULT
+            tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
     tensors = list(model.graph.initializer)
     del model.graph.initializer[:]
     with DataFile(folder / DATA) as data:
         initializers = Initializers(data)
         for i, tensor in enumerate(tensors):
-            if cancel is not None:
-                cancel.check("writing the weights")
+            check_cancelled(cancel, "writing the weights")
             _move(tensor, source.parent, initializers)
-            if on_progress is not None:
-                on_progress(Progress("write", i + 1, len(tensors), "tensors", DATA))
+            report_progress(on_progress, "write", i + 1, len(tensors), "tensors", DATA)
     model.graph.initializer.extend(initializers.tensors)
     content = model.SerializeToString(deterministic=True)
     check_graph(content, {DATA: data.n_bytes})
@@ -67,10 +62,8 @@ def rewrite_graph(
     return contract, data.sha256
 
 
-def _move(tensor: "onnx.TensorProto", folder: Path, initializers: Initializers) -> None:
+def _move(tensor: TensorProto, folder: Path, initializers: Initializers) -> None:
     """Add a tensor to the initializers; a copy of it is read, so that what is read is let go afterwards."""
-    from onnx import TensorProto, numpy_helper
-
     one = TensorProto()
     one.CopyFrom(tensor)
     array = numpy_helper.to_array(one, str(folder))
@@ -81,7 +74,7 @@ def _move(tensor: "onnx.TensorProto", folder: Path, initializers: Initializers) 
     initializers.add(tensor.name, array)
 
 
-def _attribute_tensors(graph: "onnx.GraphProto") -> Iterator["onnx.TensorProto"]:
+def _attribute_tensors(graph: GraphProto) -> Iterator[TensorProto]:
     """Yield the tensors in attributes of nodes, those of branches included."""
     for node in graph.node:
         for attribute in node.attribute:
@@ -90,10 +83,8 @@ def _attribute_tensors(graph: "onnx.GraphProto") -> Iterator["onnx.TensorProto"]
                 yield from _attribute_tensors(branch)
 
 
-def _ports(values: "Iterable[onnx.ValueInfoProto]") -> list[Port]:
+def _ports(values: Iterable[ValueInfoProto]) -> list[Port]:
     """Return a graph's inputs or outputs as ONNX Runtime would list them."""
-    from onnx import TensorProto
-
     names: dict[int, str] = {TensorProto.FLOAT: "tensor(float)", TensorProto.INT64: "tensor(int64)"}
     ports = []
     for value in values:
