@@ -6,7 +6,6 @@
 `edgedec.json` says what the folder holds: sizes and SHA-256 of every file but itself and the report's.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -16,15 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from edgedec.errors import RequestError, StorageError
+from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.formats import MANIFEST
 from edgedec_export.gguf_writer import read_entries, write_gguf
-from edgedec_export.workplace import workplace
+from edgedec_export.workplace import storage_errors, workplace
 
 FORMAT = 1
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC})
 
 
 @contextmanager
@@ -40,14 +37,12 @@ def new_folder(out: Path, *, force: bool) -> Iterator[Path]:
     """
     out = out.absolute()
     _require_free(out, force=force)
-    try:
+    with storage_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with workplace(out) as temporary:
-            temporary.mkdir()
-            yield temporary
-            _move(temporary, out, force=force)
-    except OSError as error:
-        raise _storage_error(out, error) from error
+    with workplace(out) as temporary:
+        temporary.mkdir()
+        yield temporary
+        _move(temporary, out, force=force)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -116,11 +111,3 @@ def _move(temporary: Path, out: Path, *, force: bool) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _storage_error(out: Path, error: OSError) -> StorageError:
-    if error.errno in _FULL:
-        return StorageError(f"{out}: the disk is full; make room, or choose a folder on another disk with --out")
-    where = f" ({error.filename})" if error.filename else ""
-    reason = error.strerror or str(error)
-    return StorageError(f"{out}: it can't be written: {reason}{where}; choose a folder you may write to with --out")

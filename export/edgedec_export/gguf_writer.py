@@ -7,7 +7,6 @@ A value is held as the file holds it, its type in four bytes and then its conten
 another file keeps its type. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3.
 """
 
-import errno
 import math
 import os
 import shutil
@@ -25,16 +24,15 @@ from edgedec.gguf.file import GGUF, ValueType, storage_error
 from edgedec.gguf.header import DEFAULT_ALIGNMENT
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.values import HeaderReader
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.storage.whole_file import publish
-from edgedec_export.workplace import workplace
+from edgedec_export.workplace import storage_errors, workplace
 
 PIECE_BYTES = 4 << 20
 Entry = tuple[str, bytes]
 """Key and encoded value of a metadata entry."""
 
 _VERSION = 3
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +77,22 @@ def boolean(value: bool) -> bytes:
 
 def texts(values: Sequence[bytes]) -> bytes:
     """Encode an array of strings, each given as UTF-8."""
-    return _array(ValueType.STRING, len(values), b"".join(map(_string, values)))
+    return array_of(ValueType.STRING, len(values), b"".join(map(_string, values)))
 
 
 def int32s(values: Sequence[int]) -> bytes:
     """Encode an array of INT32."""
-    return _array(ValueType.INT32, len(values), np.asarray(values, "<i4").tobytes())
+    return array_of(ValueType.INT32, len(values), np.asarray(values, "<i4").tobytes())
 
 
 def float32s(values: NDArray[np.float32]) -> bytes:
     """Encode f32[n] as an array of FLOAT32."""
-    return _array(ValueType.FLOAT32, len(values), values.astype("<f4").tobytes())
+    return array_of(ValueType.FLOAT32, len(values), values.astype("<f4").tobytes())
 
 
 def array_of(element_type: ValueType, n: int, data: bytes) -> bytes:
     """Encode an array whose n elements are given as a file holds them."""
-    return _array(element_type, n, data)
+    return _typed(ValueType.ARRAY) + struct.pack("<IQ", element_type, n) + data
 
 
 def read_entries(gguf: GGUF) -> list[Entry]:
@@ -158,27 +156,25 @@ def write_gguf(
         on_progress: Called with the phase "write" and the bytes written.
 
     Raises:
-        StorageError: The disk has no room for it, or another failure of the disk.
-        CancelledError: `cancel` said so.
+        StorageError: The disk has too little room.
+        OSError: The file cannot be written.
+        CancelledError: `cancel` was cancelled.
     """
     header = _header(list(entries), tensors, alignment)
     total = len(header) + sum(_aligned(tensor.n_bytes, alignment) for tensor in tensors)
-    with storage_errors(path):
-        free = shutil.disk_usage(path.parent).free
-        if free < total:
-            raise StorageError(f"{path.parent}: {total} bytes are needed and {free} are free; make room")
-        with path.open("wb") as file:
-            file.write(header)
-            for tensor in tensors:
-                n_written = 0
-                for piece in tensor.pieces():
-                    if cancel is not None:
-                        cancel.check("export")
-                    n_written += file.write(piece)
-                    if on_progress is not None:
-                        on_progress(Progress("write", file.tell(), total, "bytes", "tensors"))
-                assert n_written == tensor.n_bytes, f"{tensor.name}: {n_written} bytes, expected {tensor.n_bytes}"
-                file.write(bytes(_aligned(n_written, alignment) - n_written))
+    free = shutil.disk_usage(path.parent).free
+    if free < total:
+        raise StorageError(f"{path.parent}: {total} bytes are needed and {free} are free; make room")
+    with path.open("wb") as file:
+        file.write(header)
+        for tensor in tensors:
+            n_written = 0
+            for piece in tensor.pieces():
+                check_cancelled(cancel, "export")
+                n_written += file.write(piece)
+                report_progress(on_progress, "write", file.tell(), total, "bytes", "tensors")
+            assert n_written == tensor.n_bytes, f"{tensor.name}: {n_written} bytes, expected {tensor.n_bytes}"
+            file.write(bytes(_aligned(n_written, alignment) - n_written))
 
 
 @contextmanager
@@ -194,7 +190,7 @@ def whole_file(out: Path, *, sources: Sequence[Path] = (), force: bool = False) 
         StorageError: It cannot be written or renamed.
     """
     check_out(out, sources, force)
-    with storage_errors(out), workplace(out.absolute()) as part:
+    with workplace(out) as part:
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
@@ -217,16 +213,6 @@ def check_out(out: Path, sources: Sequence[Path], force: bool) -> None:
             raise RequestError(f"{out}: the model to export itself; choose another name for the result")
         if not force:
             raise RequestError(f"{out}: exists already; choose another name, or replace it with force (--force)")
-
-
-@contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a StorageError about writing `path`."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "make room, or write to another disk" if error.errno in _NO_SPACE else "check the folder"
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}); {remedy}") from error
 
 
 def _header(entries: Sequence[Entry], tensors: Sequence[OutTensor], alignment: int) -> bytes:
@@ -252,7 +238,3 @@ def _string(raw: bytes) -> bytes:
 
 def _typed(value_type: ValueType) -> bytes:
     return struct.pack("<I", value_type)
-
-
-def _array(element_type: ValueType, n: int, data: bytes) -> bytes:
-    return _typed(ValueType.ARRAY) + struct.pack("<IQ", element_type, n) + data

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgedec.errors import StorageError
 from edgedec.model import Model, Session
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, check_cancelled
 
 ROWS = (1, 2, 4, 8)
 """Rows of a forward that is timed."""
@@ -38,8 +38,7 @@ def forward_times(models: Sequence[Model], cancel: CancelToken | None = None) ->
         for _ in range(_TURNS):
             for session, ids, times in zip(sessions, tokens, found, strict=True):
                 for n in ROWS:
-                    if cancel is not None:
-                        cancel.check("timing forwards")
+                    check_cancelled(cancel, "timing forwards")
                     times[n].append(_seconds(session, ids[_N_PAST : _N_PAST + n]))
     finally:
         for session in sessions:
@@ -59,7 +58,8 @@ def write_report(folder: Path, document: Mapping[str, Any]) -> None:
         (folder / "report.md").write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(
-            f"{folder}: the report can't be written ({error.strerror or error}); the export itself is complete"
+            f"{folder}: the export is complete, its report cannot be written: {error.strerror or error}; make room, "
+            "or export again with --no-report"
         ) from error
 
 

@@ -25,7 +25,7 @@ from typing import IO
 from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError, StorageError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_export.gguf_writer import whole_file
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama
 from edgedec_runtimes.shared.cpu_count import usable_cores
@@ -89,9 +89,8 @@ def requantize(
         arguments = [str(gguf.paths[0]), str(part), str(file_type), str(n_threads), str(int(allow_requantize))]
         _run(gguf, arguments, part, on_progress, cancel)
         _check(gguf, part)
-    if on_progress is not None:
-        total = sum(tensor.n_bytes for tensor in gguf.tensors.values())
-        on_progress(Progress("quantize", total, total, "bytes", gguf.paths[0].name))
+    total = sum(tensor.n_bytes for tensor in gguf.tensors.values())
+    report_progress(on_progress, "quantize", total, total, "bytes", gguf.paths[0].name)
     return Path(out)
 
 
@@ -139,15 +138,13 @@ def _run(
         with process:
             try:
                 with cancel.calling(process.kill) if cancel is not None else nullcontext():
-                    if cancel is not None:
-                        cancel.check("export")  # it may have come before
+                    check_cancelled(cancel, "export")  # it may have come before
                     lines = _follow(gguf, process.stdout, on_progress)
                     code = process.wait()
             except BaseException:
                 process.kill()
                 raise
-        if cancel is not None:
-            cancel.check("export")
+        check_cancelled(cancel, "export")
         if code != 0:
             errors.seek(0)
             lines += errors.read()[-4000:].decode(errors="replace").splitlines()
@@ -163,8 +160,8 @@ def _follow(gguf: GGUF, stdout: IO[str] | None, on_progress: OnProgress | None) 
     for line in stdout:
         lines.append(line.strip())
         begun = _PROGRESS.match(line)
-        if begun and begun[1] in gguf.tensors and on_progress is not None:
-            on_progress(Progress("quantize", done, total, "bytes", gguf.paths[0].name))
+        if begun and begun[1] in gguf.tensors:
+            report_progress(on_progress, "quantize", done, total, "bytes", gguf.paths[0].name)
             done += gguf.tensors[begun[1]].n_bytes
     return lines
 

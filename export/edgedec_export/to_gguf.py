@@ -13,7 +13,7 @@ from edgedec.errors import RequestError
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.from_hf import TYPES as CHECKPOINT_TYPES
 from edgedec_export.from_hf import convert
-from edgedec_export.gguf_writer import check_out, storage_errors
+from edgedec_export.gguf_writer import check_out
 from edgedec_export.requantize import TYPES, requantize
 from edgedec_export.subset import keep_layers, parse_layers
 from edgedec_export.workplace import workplace
@@ -83,7 +83,7 @@ def _chain(
 ) -> Path:
     """Run the steps, each on the file of the one before."""
     place = out.absolute().with_name(f"{out.name}-steps")
-    with storage_errors(out), workplace(place) as folder:
+    with workplace(place) as folder:
         folder.mkdir()
         for i, step in enumerate(steps):
             last = i == len(steps) - 1

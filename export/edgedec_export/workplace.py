@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from edgedec.errors import StorageError
 from edgedec.storage.file_lock import FileLock, lock_path, try_lock
+from edgedec_models.storage import is_full
 
 logger = logging.getLogger("edgedec.export")
 logger.addHandler(logging.NullHandler())
@@ -23,14 +25,29 @@ def workplace(out: Path) -> Iterator[Path]:
     """Yield a path beside `out` for a file or a folder, `.NAME-XXXXXXXX.part`; what is there at the end is deleted.
 
     Before that, what killed programs left there of the same `out` is deleted, and a warning of the log says so.
+
+    Raises:
+        StorageError: The system refused something in the block, such as room on the disk.
     """
+    out = out.absolute()
     _delete_left(out)
     part = out.with_name(f".{out.name}-{secrets.token_hex(4)}.part")
-    with _locked(part) or nullcontext():
+    with storage_errors(out), _locked(part) or nullcontext():
         try:
             yield part
         finally:
             _delete(part)
+
+
+@contextmanager
+def storage_errors(out: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a StorageError about writing `out`."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        remedy = "make room, or choose another disk" if is_full(error) else "choose a folder that you may write to"
+        raise StorageError(f"{out}: cannot be written: {error.strerror or error}{where}; {remedy} (--out)") from error
 
 
 def _delete_left(out: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from edgedec.errors import PullError
-from edgedec.progress import Progress
+from edgedec.progress import check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 from edgedec_models.partial import Partial
@@ -102,14 +102,12 @@ def _append(response: httpx.Response, wanted: Wanted, partial: Partial, options:
         pace.got(len(block))
         if total is None:
             partial.make_room(len(block))
-        if options.cancel is not None:
-            options.cancel.check(f"pull {wanted.name}")
+        check_cancelled(options.cancel, f"pull {wanted.name}")
         partial.write(block)
         if total is not None and partial.size_bytes > total:
             partial.restart()
             raise PullError(f"pull {wanted.name}: more than the {total} bytes announced came; nothing was kept")
-        if options.on_progress is not None:
-            options.on_progress(Progress("download", partial.size_bytes, total, "bytes", wanted.name))
+        report_progress(options.on_progress, "download", partial.size_bytes, total, "bytes", wanted.name)
     if total is not None and partial.size_bytes < total:
         raise TransientError(f"the connection ended after {partial.size_bytes} of {total} bytes")
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgedec.errors import PullError
-from edgedec.progress import Progress
+from edgedec.progress import check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
 from edgedec.storage.file_lock import FileLock, lock_path, try_lock
 from edgedec_models.storage import make_folder, storage_errors
@@ -24,10 +24,8 @@ def locked(path: Path, label: str, options: ResolveOptions) -> Iterator[None]:
     """
     make_folder(path.parent)
     while (lock := _acquire(path)) is None:
-        if options.cancel is not None:
-            options.cancel.check(f"wait for another pull of {label}")
-        if options.on_progress is not None:
-            options.on_progress(Progress("wait", _partial_bytes(path), None, "bytes", f"another pull of {label}"))
+        check_cancelled(options.cancel, f"wait for another pull of {label}")
+        report_progress(options.on_progress, "wait", _partial_bytes(path), None, "bytes", f"another pull of {label}")
         time.sleep(POLL_S)
     with lock:
         yield

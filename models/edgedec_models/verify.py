@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edgedec.errors import StorageError
-from edgedec.progress import Progress
+from edgedec.progress import check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
 from edgedec_models.record import Record, Wanted, is_remembered, read_record, sidecar
 from edgedec_models.storage import BLOCK_BYTES, storage_errors, write_json
@@ -62,10 +62,8 @@ def sha256_of(path: Path, label: str, options: ResolveOptions) -> str:
     with storage_errors("read", path), path.open("rb") as file:
         total = os.fstat(file.fileno()).st_size
         while block := file.read(BLOCK_BYTES):
-            if options.cancel is not None:
-                options.cancel.check(f"verify {label}")
+            check_cancelled(options.cancel, f"verify {label}")
             digest.update(block)
             done += len(block)
-            if options.on_progress is not None:
-                options.on_progress(Progress("verify", done, total, "bytes", label))
+            report_progress(options.on_progress, "verify", done, total, "bytes", label)
     return digest.hexdigest()

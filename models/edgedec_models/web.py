@@ -10,6 +10,7 @@ from typing import TypeVar
 import httpx
 
 from edgedec.errors import EdgedecError, ModelNotFoundError, PullError
+from edgedec.progress import check_cancelled
 from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 
@@ -200,6 +201,5 @@ def _retry_after_s(response: httpx.Response) -> float:
 def _pause(wait_s: float, what: str, options: ResolveOptions) -> None:
     end = time.monotonic() + wait_s
     while (rest_s := end - time.monotonic()) > 0:
-        if options.cancel is not None:
-            options.cancel.check(what)
+        check_cancelled(options.cancel, what)
         time.sleep(min(rest_s, 0.1))

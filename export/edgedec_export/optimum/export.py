@@ -18,7 +18,7 @@ from edgedec import __version__
 from edgedec.errors import ModelError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA, VOCABULARY
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_export.folder import new_folder, write_manifest
 from edgedec_export.gguf_writer import Entry, text, whole_number, write_gguf
 from edgedec_export.hf.tokenizer import tokenizer_entries
@@ -164,7 +164,7 @@ class _Steps:
         request = {"step": step, "model": where.where, "revision": where.revision, "offline": self.offline}
         words = json.dumps(request | {"out": str(self.work)})
         command: list[str | Path] = [self.python, "-I", "-X", "utf8", _CHILD, words]
-        self._tell(step, 0)
+        report_progress(self.on_progress, step, 0, 1, "%", where.name)
         log = self.work / "optimum.log"
         status = run_child(command, log, what=self._what, environment=self._environment(), cancel=self.cancel)
         if status != 0:
@@ -172,20 +172,15 @@ class _Steps:
                 f"{where.name}: optimum does not export it ({last_line(log)}); take a checkpoint of an architecture "
                 "that it knows, complete and readable, or a GGUF of the model"
             )
-        self._tell(step, 1)
+        report_progress(self.on_progress, step, 1, 1, "%", where.name)
 
     def check(self) -> None:
         """Raise CancelledError once it was cancelled."""
-        if self.cancel is not None:
-            self.cancel.check(self._what)
+        check_cancelled(self.cancel, self._what)
 
     @property
     def _what(self) -> str:
         return f"exporting {self.checkpoint.name}"
-
-    def _tell(self, step: str, done: int) -> None:
-        if self.on_progress is not None:
-            self.on_progress(Progress(step, done, 1, "%", self.checkpoint.name))
 
     def _environment(self) -> dict[str, str]:
         """Return this process's environment, and that the network is not to be used where that was asked for."""
