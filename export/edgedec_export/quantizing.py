@@ -27,25 +27,27 @@ are rounded says `packing_rounding`.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF, TensorInfo
-from edgedec_export.packing.levels import Levels
+from edgedec_export.packing.levels import F32, Levels
 from edgedec_export.packing.rounding import round_rows
-from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows, sample_rows
-from edgedec_export.packing.weights import Matrix, Packed, assemble, dequantize, pack_exact, pack_levels, to_levels
-from edgedec_export.source import require_finite
+from edgedec_export.packing.rows import matrix_of, read_rows, sample_rows
+from edgedec_export.packing.weights import (
+    Matrix,
+    Packed,
+    Rows,
+    assemble,
+    dequantize,
+    pack_exact,
+    pack_levels,
+    parse_rows,
+    weights_of,
+)
 
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
 Quant = Literal["exact", "balanced", "small"]
-
-Rows = Levels | F32
-"""Rows of a matrix: levels, or float32[n, n_in] where the file has numbers."""
 
 EXACT, ROUNDED_MINIMUMS = "exact", "rounded minimums"
 
@@ -94,20 +96,17 @@ def quantize(gguf: GGUF, name: str, quant: Quant) -> Quantized:
     The choice is deterministic. Beside the result, memory is needed for some millions of weights.
 
     Raises:
-        RequestError: There is no such `quant`.
         ModelFormatError: There is no such matrix, it holds what is no number, or the file got shorter.
         UnsupportedModelError: It has a type that the export does not pack.
         ModelNotFoundError, StorageError: The file is gone, or cannot be read.
         MemoryCapError: The system has no memory for the result.
     """
-    if quant not in get_args(Quant):
-        raise RequestError(f"quant is {quant!r}; it must be {', '.join(get_args(Quant))}")
     tensor = matrix_of(gguf, name)
     method, error = (EXACT, 0.0) if quant == "exact" else choose(gguf, tensor, quant)
     if method == EXACT:
         matrix = pack_exact(gguf, name)
     else:
-        pieces = ((begin, _parse(gguf, tensor, rows)) for begin, rows in read_rows(gguf, tensor, _PIECE_WEIGHTS))
+        pieces = ((begin, parse_rows(gguf, tensor, rows)) for begin, rows in read_rows(gguf, tensor, _PIECE_WEIGHTS))
         matrix = assemble(tensor.shape[1], ((begin, methods(rows)[method](rows)) for begin, rows in pieces))
     return Quantized(matrix, method, error, 8 * matrix.nbytes / tensor.n_elements)
 
@@ -129,8 +128,8 @@ def choose(gguf: GGUF, tensor: TensorInfo, quant: Literal["balanced", "small"]) 
         ModelFormatError, UnsupportedModelError, ModelNotFoundError, StorageError: As `quantize`.
     """
     n_rows = max(_LEAST_ROWS, _SAMPLE_WEIGHTS // tensor.shape[0])
-    sample = _parse(gguf, tensor, sample_rows(gguf, tensor, n_rows))
-    weights = values(sample)
+    sample = parse_rows(gguf, tensor, sample_rows(gguf, tensor, n_rows))
+    weights = weights_of(sample)
     chosen, lowest = (EXACT, 0.0), 8 * _exact_bytes(sample) / weights.size
     for name, pack in methods(sample).items():
         packed = pack(sample)
@@ -160,13 +159,8 @@ def relative_error(found: F32, expected: F32) -> float:
     return float(np.square(found - expected, dtype=np.float64).sum()) / total if total else 0.0
 
 
-def values(rows: Rows) -> F32:
-    """Return the weights of rows, float32[n, n_in]."""
-    return rows.values() if isinstance(rows, Levels) else rows
-
-
 def _round(rows: Rows, *, bits: int, block: int) -> Packed:
-    return round_rows(values(rows), bits, block)
+    return round_rows(weights_of(rows), bits, block)
 
 
 def _round_minimums(rows: Rows) -> Packed:
@@ -179,11 +173,3 @@ def _round_minimums(rows: Rows) -> Packed:
 
 def _exact_bytes(rows: Rows) -> int:
     return pack_levels(rows).nbytes if isinstance(rows, Levels) else rows.nbytes
-
-
-def _parse(gguf: GGUF, tensor: TensorInfo, rows: U8) -> Rows:
-    """Return rows that are given as the file holds them; what is no number is refused."""
-    parsed: Rows = floats(tensor.type, rows) if tensor.type in FLOATS else to_levels(gguf, tensor, rows)
-    numbers = (parsed.scales, parsed.minimums) if isinstance(parsed, Levels) else (parsed,)
-    require_finite(gguf, tensor.name, *numbers)
-    return parsed

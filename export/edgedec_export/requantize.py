@@ -24,9 +24,10 @@ from typing import IO
 
 from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError, StorageError
 from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
+from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_export.gguf_writer import whole_file
+from edgedec_export.packing.rows import FLOATS
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
@@ -38,7 +39,6 @@ _NAMES = (
 TYPES: Mapping[str, int] = {name: number for number, name in FILE_TYPE_NAMES.items() if name in _NAMES}
 """The types that can be asked for, with llama.cpp's numbers (LLAMA_FTYPE)."""
 
-_FLOATS = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
 _PROGRESS = re.compile(r"\[\s*\d+/\s*\d+\]\s+(\S+)")
 _FAILURE = re.compile(r"failed to quantize: (.*)")
 _BUFFER_BYTES = 256 << 20  # of a tensor's rows at once; the library's own default is 8 GiB
@@ -53,7 +53,6 @@ def requantize(
     type_name: str,
     *,
     allow_requantize: bool = False,
-    n_threads: int | None = None,
     force: bool = False,
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
@@ -65,7 +64,6 @@ def requantize(
         out: The file to write; it appears when it is complete.
         type_name: A name of `TYPES`, in any case.
         allow_requantize: Also take matrices that are quantized already, which loses more than the type alone.
-        n_threads: By default one for each core.
         force: Replace `out` where it exists.
         on_progress: Called with the phase "quantize" and the bytes of the source that are done.
 
@@ -76,7 +74,9 @@ def requantize(
         StorageError: The model cannot be read, or the result not be written.
         CancelledError: `cancel` said so.
     """
-    file_type = _file_type(type_name)
+    file_type = TYPES.get(type_name.upper())
+    if file_type is None:
+        raise RequestError(f"type {type_name!r}: expected one of {', '.join(TYPES)}")
     gguf = read_gguf(path)
     if not allow_requantize:
         _refuse_quantized(gguf)
@@ -85,8 +85,7 @@ def requantize(
     if not installed():
         raise RuntimeUnavailableError(f"quantizing needs llama-cpp-python, which is not installed; {how_to_install()}")
     with whole_file(Path(out), sources=gguf.paths, force=force) as part:
-        n_threads = n_threads or usable_cores()
-        arguments = [str(gguf.paths[0]), str(part), str(file_type), str(n_threads), str(int(allow_requantize))]
+        arguments = [str(gguf.paths[0]), str(part), str(file_type), str(usable_cores()), str(int(allow_requantize))]
         _run(gguf, arguments, part, on_progress, cancel)
         _check(gguf, part)
     total = sum(tensor.n_bytes for tensor in gguf.tensors.values())
@@ -94,16 +93,9 @@ def requantize(
     return Path(out)
 
 
-def _file_type(name: str) -> int:
-    number = TYPES.get(name.upper())
-    if number is None:
-        raise RequestError(f"type {name!r}: expected one of {', '.join(_NAMES)}")
-    return number
-
-
 def _refuse_quantized(gguf: GGUF) -> None:
     for tensor in gguf.tensors.values():
-        if len(tensor.shape) > 1 and tensor.type not in _FLOATS:
+        if len(tensor.shape) > 1 and tensor.type not in FLOATS:
             raise RequestError(
                 f"{gguf.paths[0]}: tensor {tensor.name!r} is {tensor.type.name} already, and rounding twice loses "
                 "more than once; take a file in F16, BF16 or F32, or pass allow_requantize (--allow-requantize)"

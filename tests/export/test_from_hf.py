@@ -31,11 +31,12 @@ from support.token_oracle import differing_texts, differing_tokens, oracle
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LoadOptions, Runtime
 from edgedec_export.from_hf import convert
 from edgedec_export.hf.pretokenizers import pre_tokenizer_name
 from edgedec_export.hf.tensors import LAYER_NAMES
-from edgedec_export.hf.types import encode, quantize_q8_0
+from edgedec_export.hf.types import ENCODERS, quantize_q8_0
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.tokenizer import open_tokenizer
@@ -133,14 +134,8 @@ def test_numbers_are_rounded_as_gguf_rounds_them() -> None:
     assert quantize_q8_0(values).tobytes() == quants.quantize(values, gguf.GGMLQuantizationType.Q8_0).tobytes()
     for name in ("F16", "BF16", "F32"):
         kind = gguf.GGMLQuantizationType[name]
-        ours = encode(values, next(k for k in _types() if k.name == name))
+        ours = ENCODERS[GGMLType[name]](values)
         assert ours == quants.quantize(values, kind).tobytes(), name
-
-
-def _types() -> list[Any]:
-    from edgedec_export.hf.types import ENCODERS
-
-    return list(ENCODERS)
 
 
 def test_names_are_those_of_gguf(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_types_are_named_as_users_know_them(
 ) -> None:
     """The result has llama.cpp's mix of types, says so, and computes nearly the same; progress ends at the whole."""
     seen: list[Progress] = []
-    out = requantize(floats, tmp_path / "m.gguf", name, n_threads=1, on_progress=seen.append)
+    out = requantize(floats, tmp_path / "m.gguf", name, on_progress=seen.append)
     assert types_of(out) == expected
     assert FILE_TYPE_NAMES[int(str(read_gguf(out).metadata["general.file_type"]))] == name.upper()
     before, after = logits(Cpu(), floats), logits(Cpu(), out)

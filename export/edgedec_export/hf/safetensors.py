@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.file import NO_SUCH_FILE, storage_error
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import PIECE_BYTES, file_pieces
+from edgedec_export.packing.rows import FLOATS, floats
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -30,8 +32,8 @@ _MAX_JSON_BYTES = 256 << 20
 _MAX_DIMENSIONS = 8
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4}
 _ITEM_BYTES |= {"U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8}
-FLOATS = frozenset({"F32", "F16", "BF16"})
-"""The dtypes that `Tensor.rows` reads."""
+FLOAT_NAMES = frozenset(kind.name for kind in FLOATS)
+"""The dtypes that `Tensor.rows` reads: here as in GGUF they are F32, F16 and BF16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,10 @@ class Tensor:
             UnsupportedModelError: It does not hold floats.
             ModelFormatError, StorageError: The file got shorter, or cannot be read.
         """
-        if self.dtype not in FLOATS:
+        if self.dtype not in FLOAT_NAMES:
             raise UnsupportedModelError(
-                f"{self.path}: tensor {self.name!r} is {self.dtype}, expected {', '.join(sorted(FLOATS))}; take the "
-                "checkpoint that is not quantized"
+                f"{self.path}: tensor {self.name!r} is {self.dtype}, expected {', '.join(sorted(FLOAT_NAMES))}; take "
+                "the checkpoint that is not quantized"
             )
         n_columns = self.shape[-1]
         row_bytes = n_columns * _ITEM_BYTES[self.dtype]
@@ -73,18 +75,7 @@ class Tensor:
         for start in range(0, self.n_bytes, piece_bytes):
             n_bytes = min(piece_bytes, self.n_bytes - start)
             data = b"".join(file_pieces(self.path, self.offset + start, n_bytes))
-            yield as_float32(data, self.dtype).reshape(-1, n_columns)
-
-
-def as_float32(data: bytes, dtype: str) -> NDArray[np.float32]:
-    """Return f32[n], the numbers of a dtype of FLOATS; exact.
-
-    >>> as_float32(bytes.fromhex("803f 00c0"), "BF16")
-    array([ 1., -2.], dtype=float32)
-    """
-    if dtype == "BF16":
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(data, "<f2" if dtype == "F16" else "<f4").astype(np.float32)
+            yield floats(GGMLType[self.dtype], np.frombuffer(data, np.uint8)).reshape(-1, n_columns)
 
 
 def open_checkpoint(folder: Path) -> dict[str, Tensor]:
@@ -136,12 +127,8 @@ def read_header(path: Path) -> dict[str, Tensor]:
             raw = file.read(length)
     except OSError as error:
         raise _read_error(path, error) from error
-    header = parse_json(raw, path)
-    if not isinstance(header, dict):
-        _fail(path, "its header is no JSON object")
-    tensors = [
-        _tensor(path, name, entry, 8 + length, n_bytes) for name, entry in header.items() if name != "__metadata__"
-    ]
+    entries = parse_json(raw, path).items()
+    tensors = [_tensor(path, name, entry, 8 + length, n_bytes) for name, entry in entries if name != "__metadata__"]
     tensors.sort(key=lambda tensor: tensor.offset)
     for before, after in itertools.pairwise(tensors):
         if before.offset + before.n_bytes > after.offset:
@@ -160,24 +147,22 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             _fail(path, f"it is larger than {_MAX_JSON_BYTES} bytes")
-        value = parse_json(path.read_bytes(), path)
+        return parse_json(path.read_bytes(), path)
     except OSError as error:
         raise _read_error(path, error) from error
-    if not isinstance(value, dict):
-        _fail(path, "it is no JSON object")
-    return value
 
 
-def parse_json(raw: bytes, path: Path) -> Any:
-    """Parse JSON text; a key may be there once.
+def parse_json(raw: bytes, path: Path) -> dict[str, Any]:
+    """Parse the JSON text of an object in which no key is given twice; `path` is for messages.
 
     Raises:
-        ModelFormatError: It is no JSON.
+        ModelFormatError: The bytes are not such an object.
     """
     try:
-        return json.loads(raw, object_pairs_hook=_once)
+        value = json.loads(raw, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         _fail(path, f"it holds no sound JSON ({str(error)[:200]})")
+    return value if isinstance(value, dict) else _fail(path, "it holds no JSON object")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

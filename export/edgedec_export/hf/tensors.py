@@ -16,8 +16,8 @@ from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import OutTensor, file_pieces
 from edgedec_export.hf.config import Config
-from edgedec_export.hf.safetensors import FLOATS, Tensor
-from edgedec_export.hf.types import encode
+from edgedec_export.hf.safetensors import FLOAT_NAMES, Tensor
+from edgedec_export.hf.types import ENCODERS
 
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
@@ -56,7 +56,6 @@ _LAYER_NAME = re.compile(r"layers\.(0|[1-9]\d{0,5})\.(.+)")
 _TEXT_PREFIXES = ("language_model.model.", "model.language_model.", "model.", "language_model.")
 _NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 _BUFFERS = re.compile(r".*\.rotary_emb\.inv_freq")
-_FLOAT_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
 
 
 def gguf_tensors(
@@ -86,7 +85,7 @@ def gguf_tensors(
                 continue
             raise ModelFormatError(f"{path}: no tensor becomes {name!r}; download the whole checkpoint")
         tensor = placed[name]
-        if tensor.shape != shapes[short] or tensor.dtype not in FLOATS:
+        if tensor.shape != shapes[short] or tensor.dtype not in FLOAT_NAMES:
             raise ModelFormatError(
                 f"{tensor.path}: tensor {tensor.name!r} is {tensor.dtype}{list(tensor.shape)}, expected floats of "
                 f"{list(shapes[short])}; take the checkpoint that is not quantized, with its own config.json"
@@ -146,7 +145,7 @@ def _type(tensor: Tensor, matrix_type: GGMLType | None) -> GGMLType:
     """Return the type a tensor gets; rows that are no whole blocks stay as they are."""
     if len(tensor.shape) == 1:
         return GGMLType.F32
-    kept = _FLOAT_TYPES[tensor.dtype]
+    kept = GGMLType[tensor.dtype]
     return kept if matrix_type is None or tensor.shape[-1] % matrix_type.block_size else matrix_type
 
 
@@ -154,14 +153,14 @@ def _pieces(tensor: Tensor, short: str, kind: GGMLType, config: Config) -> Itera
     """Yield a tensor's bytes in the GGUF."""
     permuted = config.architecture == "llama" and short.startswith(("attn_q.", "attn_k."))
     added_to_1 = config.architecture == "gemma3" and short.endswith("norm.weight")
-    if not permuted and not added_to_1 and kind is _FLOAT_TYPES[tensor.dtype]:
+    if not permuted and not added_to_1 and kind is GGMLType[tensor.dtype]:
         yield from file_pieces(tensor.path, tensor.offset, tensor.n_bytes)
         return
     is_vector = len(tensor.shape) == 1
     for rows in tensor.rows(1 if is_vector or not permuted else config.head_dim):
         if permuted:
             rows = to_neighbours(rows.reshape(-1, 1 if is_vector else rows.shape[1]), config.head_dim)
-        yield encode(rows + np.float32(1) if added_to_1 else rows, kind)
+        yield ENCODERS[kind](rows + np.float32(1) if added_to_1 else rows)
 
 
 def to_neighbours(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:

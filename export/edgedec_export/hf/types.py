@@ -12,15 +12,6 @@ _LARGEST_F16 = 65504.0
 _Q8_BLOCK = 32
 
 
-def encode(values: NDArray[np.float32], ggml_type: GGMLType) -> bytes:
-    """Encode f32[..., n], rows of whole blocks, as the bytes of a tensor of one of ENCODERS.
-
-    Raises:
-        UnsupportedModelError: A number is beyond what the type holds.
-    """
-    return ENCODERS[ggml_type](values)
-
-
 def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Round f32[..., 32 k] to uint8[n_blocks, 34]: a scale in float16, then 32 int8.
 
@@ -61,4 +52,7 @@ ENCODERS: dict[GGMLType, Callable[[NDArray[np.float32]], bytes]] = {
     GGMLType.BF16: lambda values: _bf16(np.ascontiguousarray(values)).tobytes(),
     GGMLType.Q8_0: lambda values: quantize_q8_0(values).tobytes(),
 }
-"""How numbers become bytes, by type."""
+"""By type: a function from float32[..., n], rows of whole blocks, to the bytes of a tensor.
+
+F16 and Q8_0 raise UnsupportedModelError for a number that is beyond float16's range, or NaN.
+"""

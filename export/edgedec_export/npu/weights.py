@@ -20,9 +20,9 @@ from edgedec.gguf.file import GGUF
 from edgedec_export.npu.graph import Plan
 from edgedec_export.npu.rotation import rotate
 from edgedec_export.onnx_graph.parts import Initializers
-from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows
-from edgedec_export.packing.weights import PIECE_WEIGHTS, to_levels
-from edgedec_export.source import read_vector, require_finite
+from edgedec_export.packing.rows import matrix_of, read_rows
+from edgedec_export.packing.weights import PIECE_WEIGHTS, parse_rows, weights_of
+from edgedec_export.source import read_vector
 from edgedec_runtimes.cpu.network import Network
 
 F32 = NDArray[np.float32]
@@ -133,10 +133,7 @@ def read_values(gguf: GGUF, name: str) -> Iterator[tuple[int, F32]]:
     """
     tensor = matrix_of(gguf, name)
     for begin, rows in read_rows(gguf, tensor, PIECE_WEIGHTS):
-        known = tensor.type in FLOATS
-        values = floats(tensor.type, rows) if known else to_levels(gguf, tensor, rows).values()
-        require_finite(gguf, name, values)
-        yield begin, values.reshape(len(rows), -1)
+        yield begin, weights_of(parse_rows(gguf, tensor, rows))
 
 
 def write_embedding(gguf: GGUF, path: Path) -> tuple[float, float]:

@@ -66,32 +66,11 @@ def _halves_of_bytes(data: U8) -> U8:
     return halves
 
 
-def _with_fifth_bits(low: U8, bits: U8) -> U8:
-    """Add 16 to uint8[n, 32] where a bit of uint8[n, 4] is set."""
-    low |= np.unpackbits(bits, axis=1, bitorder="little") << np.uint8(4)
+def _five_bits(data: U8) -> U8:
+    """Return uint8[n, 32], 32 numbers of five bits from 4 bytes with the highest bits and 16 with the others."""
+    low = _halves_of_bytes(data[:, 4:])
+    low |= np.unpackbits(data[:, :4], axis=1, bitorder="little") << np.uint8(4)
     return low
-
-
-def _q4_0(blocks: U8) -> Levels:
-    return Levels(_halves_of_bytes(blocks[:, None, 2:]), 16, 8, _half(blocks, 0))
-
-
-def _q4_1(blocks: U8) -> Levels:
-    return Levels(_halves_of_bytes(blocks[:, None, 4:]), 16, 0, _half(blocks, 0), -_half(blocks, 2))
-
-
-def _q5_0(blocks: U8) -> Levels:
-    q = _with_fifth_bits(_halves_of_bytes(blocks[:, 6:]), blocks[:, 2:6])
-    return Levels(q[:, None], 32, 16, _half(blocks, 0))
-
-
-def _q5_1(blocks: U8) -> Levels:
-    q = _with_fifth_bits(_halves_of_bytes(blocks[:, 8:]), blocks[:, 4:8])
-    return Levels(q[:, None], 32, 0, _half(blocks, 0), -_half(blocks, 2))
-
-
-def _q8_0(blocks: U8) -> Levels:
-    return Levels((blocks[:, 2:] ^ np.uint8(128))[:, None], 256, 128, _half(blocks, 0))
 
 
 def _k_scales(blocks: U8) -> tuple[F32, F32]:
@@ -129,11 +108,11 @@ def _q6_k(blocks: U8) -> Levels:
 
 
 LEVELS: dict[GGMLType, Callable[[U8], Levels]] = {
-    GGMLType.Q4_0: _q4_0,
-    GGMLType.Q4_1: _q4_1,
-    GGMLType.Q5_0: _q5_0,
-    GGMLType.Q5_1: _q5_1,
-    GGMLType.Q8_0: _q8_0,
+    GGMLType.Q4_0: lambda b: Levels(_halves_of_bytes(b[:, None, 2:]), 16, 8, _half(b, 0)),
+    GGMLType.Q4_1: lambda b: Levels(_halves_of_bytes(b[:, None, 4:]), 16, 0, _half(b, 0), -_half(b, 2)),
+    GGMLType.Q5_0: lambda b: Levels(_five_bits(b[:, 2:])[:, None], 32, 16, _half(b, 0)),
+    GGMLType.Q5_1: lambda b: Levels(_five_bits(b[:, 4:])[:, None], 32, 0, _half(b, 0), -_half(b, 2)),
+    GGMLType.Q8_0: lambda b: Levels((b[:, 2:] ^ np.uint8(128))[:, None], 256, 128, _half(b, 0)),
     GGMLType.Q4_K: _q4_k,
     GGMLType.Q5_K: _q5_k,
     GGMLType.Q6_K: _q6_k,

@@ -6,11 +6,9 @@ best (least squares), and the closer of the results is kept.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from edgedec_export.packing.levels import F32
 from edgedec_export.packing.weights import Packed, pack_bits
-
-F32 = NDArray[np.float32]
 
 _LEAST = np.finfo(np.float32).tiny
 _PARTS = {4: np.array([1.0, 0.9], np.float32), 8: np.ones(1, np.float32)}  # of the distance that reaches all weights

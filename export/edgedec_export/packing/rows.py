@@ -3,14 +3,11 @@
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.tensor_types import GGMLType
-
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
+from edgedec_export.packing.levels import F32, U8
 
 FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 """Types of numbers that are not quantized."""

@@ -29,11 +29,9 @@ from numpy.typing import DTypeLike, NDArray
 from edgedec.errors import MemoryCapError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.memory_plan import format_bytes
-from edgedec_export.packing.levels import LEVELS, Levels
+from edgedec_export.packing.levels import F32, LEVELS, U8, Levels
 from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows
-
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
+from edgedec_export.source import require_finite
 
 PIECE_WEIGHTS = 1 << 20
 """Weights that are worked on at once."""
@@ -81,6 +79,9 @@ class Packed:
 Matrix = Packed | F32
 """A quantized matrix, or float32[n_out, n_in]."""
 
+Rows = Levels | F32
+"""Some rows of a matrix as they were read: levels, or float32[n_rows, n_in] where the file has numbers."""
+
 
 def pack_exact(gguf: GGUF, name: str) -> Matrix:
     """Pack a matrix of a GGUF so that every weight keeps its value.
@@ -117,6 +118,24 @@ def to_levels(gguf: GGUF, tensor: TensorInfo, rows: U8) -> Levels:
         )
     with np.errstate(all="ignore"):  # scales may be anything, in a damaged file
         return LEVELS[tensor.type](rows.reshape(-1, tensor.type.block_bytes)).by_row(len(rows))
+
+
+def parse_rows(gguf: GGUF, tensor: TensorInfo, rows: U8) -> Rows:
+    """Return rows that are given as the file holds them, uint8[n_rows, row_bytes].
+
+    Raises:
+        ModelFormatError: They hold NaN or an infinity.
+        UnsupportedModelError: The type is not in the table above.
+    """
+    parsed: Rows = floats(tensor.type, rows) if tensor.type in FLOATS else to_levels(gguf, tensor, rows)
+    numbers = (parsed.scales, parsed.minimums) if isinstance(parsed, Levels) else (parsed,)
+    require_finite(gguf, tensor.name, *numbers)
+    return parsed
+
+
+def weights_of(rows: Rows) -> F32:
+    """Return the weights of rows, float32[n_rows, n_in]."""
+    return rows.values() if isinstance(rows, Levels) else rows
 
 
 def assemble(n_out: int, pieces: Iterator[tuple[int, Packed]]) -> Packed:
