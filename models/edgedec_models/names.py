@@ -4,17 +4,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def near(name: str, known: Iterable[str], n_most: int = 3) -> list[str]:
-    """Return the known names most like `name`, whatever their case.
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a clause that offers the three known names most like `name`, in any case; empty where none is like it.
 
-    >>> near("SmolLM-135m", ["smollm2-135m", "gemma3-270m"])
-    ['smollm2-135m']
+    >>> did_you_mean("SmolLM-135m", ["smollm2-135m", "gemma3-270m"])
+    '; did you mean smollm2-135m?'
     """
     by_lower = {each.lower(): each for each in known}
-    return [by_lower[each] for each in get_close_matches(name.lower(), by_lower, n_most, 0.6)]
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a clause that offers near names; empty when there are none."""
-    found = near(name, known)
+    found = [by_lower[each] for each in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
     return f"; did you mean {' or '.join(found)}?" if found else ""

@@ -10,11 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from edgedec.errors import PullError
-from edgedec.progress import Progress
 from edgedec.resolver import ResolveOptions
-from edgedec_models.record import Wanted, read_json
+from edgedec_models.record import Wanted, read_json, sidecar
 from edgedec_models.storage import (
-    BLOCK_BYTES,
     human_bytes,
     is_full,
     make_folder,
@@ -23,6 +21,7 @@ from edgedec_models.storage import (
     storage_errors,
     write_json,
 )
+from edgedec_models.verify import digest_of
 
 MOST_UNKNOWN_BYTES = 100_000_000_000  # of a file whose size the server does not say
 ROOM_BYTES = 16 << 20
@@ -46,9 +45,10 @@ class Partial:
         """Prepare; with `in_parts` only complete parts (see checkpoint) are taken up."""
         self._wanted = wanted
         self._options = options
+        self._identity = wanted.sha256 or wanted.source
         self._in_parts = in_parts
         self._path = partial_path(wanted.path)
-        self._state = self._path.with_name(self._path.name + ".json")
+        self._state = sidecar(self._path)
         self._digest = hashlib.sha256()
         self._total_bytes = wanted.size_bytes or 0
         self.size_bytes = 0
@@ -184,7 +184,7 @@ class Partial:
 
     def _take_up(self) -> None:
         state = read_json(self._state)
-        if state.get("identity") != self._identity() or (self._in_parts and "part_bytes" not in state):
+        if state.get("identity") != self._identity or (self._in_parts and "part_bytes" not in state):
             self.restart()
             return
         self.validator = str(state.get("validator", ""))
@@ -198,41 +198,19 @@ class Partial:
                 size_bytes = part_bytes
                 self._file.truncate(part_bytes)
             self._file.seek(0)
-        self._hash(size_bytes)
-
-    def _hash(self, size_bytes: int) -> None:
-        options = self._options
-        while self.size_bytes < size_bytes:
-            if options.cancel is not None:
-                options.cancel.check(f"pull {self._wanted.name}")
-            with storage_errors("read", self._path):
-                block = self._file.read(min(BLOCK_BYTES, size_bytes - self.size_bytes))
-            if not block:
-                break
-            self._digest.update(block)
-            self.size_bytes += len(block)
-            if options.on_progress is not None:
-                report = Progress(
-                    "verify", self.size_bytes, size_bytes, "bytes", f"{self._wanted.name}, fetched earlier"
-                )
-                options.on_progress(report)
-
-    def _identity(self) -> str:
-        return self._wanted.sha256 or self._wanted.source
+            self._digest = digest_of(self._file, size_bytes, f"{self._wanted.name}, fetched earlier", self._options)
+        self.size_bytes = size_bytes
 
     def _require_space(self, n_bytes: int) -> None:
-        require_space(self._path.parent, max(0, n_bytes), f"pull {self._wanted.name}", self._kept())
-
-    def _kept(self) -> str:
-        if not self.size_bytes:
-            return ""
-        return (
+        kept = (
             f". The {human_bytes(self.size_bytes)} fetched so far stay for resuming; "
             f"`edgedec rm {self._wanted.name}` deletes them"
         )
+        what = f"pull {self._wanted.name}"
+        require_space(self._path.parent, max(0, n_bytes), what, kept if self.size_bytes else "")
 
     def _write_state(self) -> None:
-        state: dict[str, object] = {"identity": self._identity(), "source": self._wanted.source}
+        state: dict[str, object] = {"identity": self._identity, "source": self._wanted.source}
         if self._in_parts:
             state |= {"n_parts": self.n_parts, "part_bytes": self.size_bytes}
         else:

@@ -30,7 +30,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FileRecord:
     """The sidecar's content; `checked` is when it was written, ISO 8601 in UTC."""
 
     source: str
@@ -46,16 +46,16 @@ def sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path) -> FileRecord | None:
     """Return what is remembered of a file; None when nothing usable is."""
     value = read_json(sidecar(path))
-    types = {name: int if name in ("size_bytes", "mtime_ns") else str for name in Record.__slots__}
+    types = {name: int if name in ("size_bytes", "mtime_ns") else str for name in FileRecord.__slots__}
     if any(type(value.get(name)) is not kind for name, kind in types.items()):
         return None
-    return Record(**{name: value[name] for name in types})  # type: ignore[arg-type]  # the types were just checked
+    return FileRecord(**{name: value[name] for name in types})  # type: ignore[arg-type]  # the types were just checked
 
 
-def is_remembered(wanted: Wanted) -> bool:
+def is_recorded(wanted: Wanted) -> bool:
     """Tell from the sidecar alone whether the file is there, unchanged, and the one wanted."""
     try:
         stat = wanted.path.stat()

@@ -14,7 +14,7 @@ from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.resolver import ResolveOptions
 from edgedec_models.folders import flat_path, is_plain, models_folder, own_folder
 from edgedec_models.offline import offline_reason
-from edgedec_models.record import Wanted, is_remembered
+from edgedec_models.record import Wanted, is_recorded
 
 if TYPE_CHECKING:
     from edgedec_models.catalogue import Entry
@@ -35,7 +35,7 @@ def resolve(name: str, options: ResolveOptions) -> Path | None:
     if not os.path.exists(name) and is_plain(name):
         own = own_folder()
         path = flat_path(name, models_folder(options.cache_dir))
-        if (own is None or not os.path.isfile(flat_path(name, own))) and is_remembered(Wanted(name, path, "")):
+        if (own is None or not os.path.isfile(flat_path(name, own))) and is_recorded(Wanted(name, path, "")):
             return path
     return _find(name, options, force=False)
 
@@ -69,7 +69,7 @@ def _find(name: str, options: ResolveOptions, *, force: bool) -> Path | None:
     if kind in ("http:", "https:"):
         return _url(name, models, options, force=force)
     if kind == "file:":
-        from edgedec_models.url import local_file
+        from edgedec_models.addresses import local_file
 
         return local_file(name)
     return None if kind else _bare(name, models, options, force=force)
@@ -110,22 +110,22 @@ def _hub(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Pa
 
 def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
     from edgedec_models.addresses import checksum_of, redact, url_path
-    from edgedec_models.verify import find_fault, remember
+    from edgedec_models.verify import find_fault, write_record
 
     path = url_path(url, models)
     source = redact(url.partition("#")[0])
     wanted = Wanted(source, path, source, sha256=checksum_of(url))
-    if not force and is_remembered(wanted):
+    if not force and is_recorded(wanted):
         return path
     if reason := offline_reason(options):
         state = f"the file is not in the cache {path.parent} as it should be and would have been fetched from"
         raise OfflineError(f"{reason}, and {state} {source}")
+    from edgedec_models.download import download_gguf
     from edgedec_models.lock import locked
-    from edgedec_models.url import fetch_url
 
     with locked(path, source, options):
         if not path.is_file() or find_fault(wanted, options, rehash=force):
-            remember(wanted, fetch_url(url, wanted, options))
+            write_record(wanted, download_gguf(url.partition("#")[0], wanted, options))
     return path
 
 

@@ -45,6 +45,14 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, links not followed; 0 where it is gone, as when a pull has just renamed it."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def require_space(folder: Path, n_bytes: int, what: str, kept: str = "") -> None:
     """Check that `n_bytes` more fit into `folder`; `kept` says what stays for a later try.
 

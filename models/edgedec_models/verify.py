@@ -6,15 +6,16 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from edgedec.errors import StorageError
 from edgedec.progress import check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
-from edgedec_models.record import Record, Wanted, is_remembered, read_record, sidecar
+from edgedec_models.record import FileRecord, Wanted, is_recorded, read_record, sidecar
 from edgedec_models.storage import BLOCK_BYTES, storage_errors, write_json
 
 
-def remember(wanted: Wanted, sha256: str) -> None:
+def write_record(wanted: Wanted, sha256: str) -> None:
     """Write the record of a file whose SHA-256 was just established.
 
     Raises:
@@ -23,7 +24,7 @@ def remember(wanted: Wanted, sha256: str) -> None:
     with storage_errors("look at", wanted.path):
         stat = wanted.path.stat()
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    record = Record(wanted.source, sha256, stat.st_size, stat.st_mtime_ns, wanted.licence, now)
+    record = FileRecord(wanted.source, sha256, stat.st_size, stat.st_mtime_ns, wanted.licence, now)
     write_json(sidecar(wanted.path), asdict(record))
 
 
@@ -35,7 +36,7 @@ def find_fault(wanted: Wanted, options: ResolveOptions, *, rehash: bool = False)
     Raises:
         StorageError, CancelledError.
     """
-    if not rehash and is_remembered(wanted):
+    if not rehash and is_recorded(wanted):
         return None
     with storage_errors("look at", wanted.path):
         size_bytes = wanted.path.stat().st_size
@@ -47,7 +48,7 @@ def find_fault(wanted: Wanted, options: ResolveOptions, *, rehash: bool = False)
     if expected not in (None, found):
         return f"its SHA-256 is {found} where {expected} was expected"
     with suppress(StorageError):  # a cache that we may only read is sound; it is hashed at each start
-        remember(wanted, found)
+        write_record(wanted, found)
     return None
 
 
@@ -57,13 +58,21 @@ def sha256_of(path: Path, label: str, options: ResolveOptions) -> str:
     Raises:
         StorageError, CancelledError.
     """
-    digest = hashlib.sha256()
-    done = 0
     with storage_errors("read", path), path.open("rb") as file:
-        total = os.fstat(file.fileno()).st_size
-        while block := file.read(BLOCK_BYTES):
-            check_cancelled(options.cancel, f"verify {label}")
-            digest.update(block)
-            done += len(block)
-            report_progress(options.on_progress, "verify", done, total, "bytes", label)
-    return digest.hexdigest()
+        return digest_of(file, os.fstat(file.fileno()).st_size, label, options).hexdigest()
+
+
+def digest_of(file: IO[bytes], n_bytes: int, label: str, options: ResolveOptions) -> "hashlib._Hash":
+    """Return the SHA-256, to be continued, of the next n_bytes of an open file, reporting progress under `label`.
+
+    Raises:
+        OSError: The file cannot be read.
+        CancelledError: `options.cancel` was cancelled.
+    """
+    digest, done = hashlib.sha256(), 0
+    while block := file.read(min(BLOCK_BYTES, n_bytes - done)):
+        check_cancelled(options.cancel, f"verify {label}")
+        digest.update(block)
+        done += len(block)
+        report_progress(options.on_progress, "verify", done, n_bytes, "bytes", label)
+    return digest

