@@ -19,7 +19,7 @@ from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.formats import MANIFEST
 from edgedec_export.gguf_writer import read_entries, write_gguf
-from edgedec_export.workplace import storage_errors, workplace
+from edgedec_export.temporary import storage_errors, temporary_path
 
 FORMAT = 1
 
@@ -39,7 +39,7 @@ def new_folder(out: Path, *, force: bool) -> Iterator[Path]:
     _require_free(out, force=force)
     with storage_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    with workplace(out) as temporary:
+    with temporary_path(out) as temporary:
         temporary.mkdir()
         yield temporary
         _move(temporary, out, force=force)

@@ -13,7 +13,7 @@ from edgedec.errors import ModelFormatError, ModelNotFoundError, RequestError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
-from edgedec_export.gguf_writer import Entry, OutTensor, real_number, text, whole_file, whole_number, write_gguf
+from edgedec_export.gguf_writer import Entry, OutTensor, new_file, real_number, text, whole_number, write_gguf
 from edgedec_export.hf.config import Config, read_config
 from edgedec_export.hf.safetensors import open_checkpoint
 from edgedec_export.hf.tensors import gguf_tensors
@@ -65,7 +65,7 @@ def convert(
     config = read_config(folder)
     tensors = gguf_tensors(open_checkpoint(folder), config, TYPES[type_name.upper()], folder)
     entries = _entries(config, folder, tensors) + tokenizer_entries(folder, config.n_vocab, config.token_ids)
-    with whole_file(out, force=force) as part:
+    with new_file(out, force=force) as part:
         write_gguf(part, entries, tensors, on_progress=on_progress, cancel=cancel)
         if len(read_gguf(part).tensors) != len(tensors):
             raise ModelFormatError(f"{part}: not all tensors are there; convert the checkpoint again")

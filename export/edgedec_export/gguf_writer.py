@@ -1,6 +1,6 @@
 """Writing GGUF files: metadata entries as bytes, tensors in pieces, the whole file or nothing.
 
-    with whole_file(Path("model.gguf")) as part:
+    with new_file(Path("model.gguf")) as part:
         write_gguf(part, [("general.architecture", text("llama"))], tensors)
 
 A value is held as the file holds it, its type in four bytes and then its content, so that what is copied from
@@ -26,7 +26,7 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.values import HeaderReader
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.storage.whole_file import publish
-from edgedec_export.workplace import storage_errors, workplace
+from edgedec_export.temporary import storage_errors, temporary_path
 
 PIECE_BYTES = 4 << 20
 Entry = tuple[str, bytes]
@@ -178,7 +178,7 @@ def write_gguf(
 
 
 @contextmanager
-def whole_file(out: Path, *, sources: Sequence[Path] = (), force: bool = False) -> Iterator[Path]:
+def new_file(out: Path, *, sources: Sequence[Path] = (), force: bool = False) -> Iterator[Path]:
     """Give a temporary path beside `out`, and `out` its name when the block is through; nothing stays otherwise.
 
     Args:
@@ -190,7 +190,7 @@ def whole_file(out: Path, *, sources: Sequence[Path] = (), force: bool = False) 
         StorageError: It cannot be written or renamed.
     """
     check_out(out, sources, force)
-    with workplace(out) as part:
+    with temporary_path(out) as part:
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())

@@ -26,7 +26,7 @@ from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableErr
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
-from edgedec_export.gguf_writer import whole_file
+from edgedec_export.gguf_writer import new_file
 from edgedec_export.packing.rows import FLOATS
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama
 from edgedec_runtimes.shared.cpu_count import usable_cores
@@ -84,7 +84,7 @@ def requantize(
         raise RuntimeUnavailableError("quantizing needs Python; install edgedec with pip and run this there")
     if not installed():
         raise RuntimeUnavailableError(f"quantizing needs llama-cpp-python, which is not installed; {how_to_install()}")
-    with whole_file(Path(out), sources=gguf.paths, force=force) as part:
+    with new_file(Path(out), sources=gguf.paths, force=force) as part:
         arguments = [str(gguf.paths[0]), str(part), str(file_type), str(usable_cores()), str(int(allow_requantize))]
         _run(gguf, arguments, part, on_progress, cancel)
         _check(gguf, part)

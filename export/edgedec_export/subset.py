@@ -24,9 +24,9 @@ from edgedec_export.gguf_writer import (
     array_of,
     file_pieces,
     int32s,
+    new_file,
     read_entries,
     text,
-    whole_file,
     whole_number,
     write_gguf,
 )
@@ -125,7 +125,7 @@ def keep_layers(
     _check_positions(gguf, architecture, n_layer, kept, period)
     entries = _entries(gguf, architecture, n_layer, kept)
     tensors = _tensors(gguf, n_layer, kept)
-    with whole_file(Path(out), sources=gguf.paths, force=force) as part:
+    with new_file(Path(out), sources=gguf.paths, force=force) as part:
         write_gguf(part, entries, tensors, alignment=gguf.alignment, on_progress=on_progress, cancel=cancel)
         read_gguf(part)
     return Path(out)

@@ -16,7 +16,7 @@ from edgedec_export.from_hf import convert
 from edgedec_export.gguf_writer import check_out
 from edgedec_export.requantize import TYPES, requantize
 from edgedec_export.subset import keep_layers, parse_layers
-from edgedec_export.workplace import workplace
+from edgedec_export.temporary import temporary_path
 
 __all__ = ["TYPES", "convert", "export_gguf", "keep_layers", "requantize"]
 
@@ -83,7 +83,7 @@ def _chain(
 ) -> Path:
     """Run the steps, each on the file of the one before."""
     place = out.absolute().with_name(f"{out.name}-steps")
-    with workplace(place) as folder:
+    with temporary_path(place) as folder:
         folder.mkdir()
         for i, step in enumerate(steps):
             last = i == len(steps) - 1

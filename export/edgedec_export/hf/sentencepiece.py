@@ -11,20 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec_export.gguf_writer import Entry, boolean, text
-from edgedec_export.hf.vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, Source, Tokens, steps
+from edgedec_export.hf.vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, TokenizerFiles, Tokens, steps
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _NO_SCORE = -1e9  # of tokens that no pair becomes: joined last, as it were
 
 
-def sentencepiece_entries(source: Source, tokens: Tokens) -> list[Entry]:
+def sentencepiece_entries(files: TokenizerFiles, tokens: Tokens) -> list[Entry]:
     """Return what the vocabulary has beside its tokens; set the tokens' scores, and the kinds of bytes.
 
     Raises:
         ModelFormatError: The file contradicts itself.
         UnsupportedModelError: It is no SentencePiece model, or has rules of its own.
     """
-    space_first = _space_first(source)
+    space_first = _space_first(files)
     n_bytes = 0
     for number, (token, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True)):
         if kind == NORMAL and _BYTE.fullmatch(token):
@@ -33,8 +33,8 @@ def sentencepiece_entries(source: Source, tokens: Tokens) -> list[Entry]:
         elif kind == USER_DEFINED:
             tokens.texts[number] = token.replace(SPACE, " ")
     if n_bytes != 256:
-        source.refuse(f"its vocabulary has {n_bytes} tokens for single bytes, expected 256")
-    tokens.scores = _scores(source, tokens)
+        files.refuse(f"its vocabulary has {n_bytes} tokens for single bytes, expected 256")
+    tokens.scores = _scores(files, tokens)
     return [
         ("tokenizer.ggml.model", text("llama")),
         ("tokenizer.ggml.pre", text("default")),
@@ -42,12 +42,12 @@ def sentencepiece_entries(source: Source, tokens: Tokens) -> list[Entry]:
     ]
 
 
-def _scores(source: Source, tokens: Tokens) -> NDArray[np.float32]:
+def _scores(files: TokenizerFiles, tokens: Tokens) -> NDArray[np.float32]:
     """Return f32[n_vocab]: minus the place of a token among those that pairs become."""
     normal = {t: i for i, (t, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True)) if kind == NORMAL}
     scores = np.full(len(tokens.texts), _NO_SCORE, np.float32)
     last, place = "", 0
-    merges = source.merges()
+    merges = files.merges()
     pairs = {pair for pair in merges if pair[0] in normal and pair[1] in normal}
     for left, right in merges:
         whole = left + right
@@ -55,22 +55,22 @@ def _scores(source: Source, tokens: Tokens) -> NDArray[np.float32]:
             continue  # a part or the whole is found in texts before any merge
         if whole != last:
             if scores[normal[whole]] != _NO_SCORE:
-                source.refuse(f"its merges to {whole[:40]!r} do not follow each other, as those of SentencePiece do")
+                files.refuse(f"its merges to {whole[:40]!r} do not follow each other, as those of SentencePiece do")
             scores[normal[whole]] = -place
             last, place = whole, place + 1
     for token in normal:
         for i in range(1, len(token)):
             if (token[:i], token[i:]) not in pairs and token[:i] in normal and token[i:] in normal:
-                source.refuse(
+                files.refuse(
                     f"it has no merge of {token[:i][:40]!r} and {token[i:][:40]!r}, which SentencePiece would join"
                 )
     return scores
 
 
-def _space_first(source: Source) -> bool:
+def _space_first(files: TokenizerFiles) -> bool:
     """Return whether a space is put before a text, from the steps that come before the merges."""
-    found = steps(source.json.get("normalizer"), "normalizers")
-    found += steps(source.json.get("pre_tokenizer"), "pretokenizers")
+    found = steps(files.json.get("normalizer"), "normalizers")
+    found += steps(files.json.get("pre_tokenizer"), "pretokenizers")
     first = False
     replaced = False
     for step in found:
@@ -82,9 +82,9 @@ def _space_first(source: Source) -> bool:
         elif kind == "Metaspace" and step.get("replacement") == SPACE and step.get("split") is False and not replaced:
             replaced, first = True, step.get("prepend_scheme") == "always"
             if step.get("prepend_scheme") not in ("always", "never"):
-                source.refuse(f"it puts a space before texts by the scheme {str(step.get('prepend_scheme'))[:40]!r}")
+                files.refuse(f"it puts a space before texts by the scheme {str(step.get('prepend_scheme'))[:40]!r}")
         elif not (kind == "Split" and step.get("pattern") == {"String": " "} and replaced):  # nothing is left to split
-            source.refuse(f"it has the step {str(step)[:200]}")
+            files.refuse(f"it has the step {str(step)[:200]}")
     if not replaced:
-        source.refuse(f"spaces do not become {SPACE!r}")
+        files.refuse(f"spaces do not become {SPACE!r}")
     return first

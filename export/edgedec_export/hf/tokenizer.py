@@ -14,7 +14,7 @@ from edgedec.errors import ModelFormatError
 from edgedec_export.gguf_writer import Entry, boolean, float32s, int32s, text, texts, whole_number
 from edgedec_export.hf.pretokenizers import pre_tokenizer_name
 from edgedec_export.hf.sentencepiece import sentencepiece_entries
-from edgedec_export.hf.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, Source, Tokens, steps
+from edgedec_export.hf.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, TokenizerFiles, Tokens, steps
 from edgedec_runtimes.tokenizer.pretokenizers import pre_tokenizer
 
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
@@ -35,73 +35,73 @@ def tokenizer_entries(folder: Path, n_vocab: int, ids: Mapping[str, int]) -> lis
         UnsupportedModelError: A rule of it is not llama.cpp's.
         StorageError: A file cannot be read.
     """
-    source = Source(folder)
+    files = TokenizerFiles(folder)
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
-        if source.model.get(key):
-            source.refuse(f"its model has {key} {str(source.model[key])[:40]!r}")
-    tokens = _tokens(source, n_vocab)
-    if source.model.get("byte_fallback") is True:
-        entries = sentencepiece_entries(source, tokens)
+        if files.model.get(key):
+            files.refuse(f"its model has {key} {str(files.model[key])[:40]!r}")
+    tokens = _tokens(files, n_vocab)
+    if files.model.get("byte_fallback") is True:
+        entries = sentencepiece_entries(files, tokens)
     else:
-        entries = _byte_level_entries(source)
-    encoded = _encoded(source, tokens.texts)
+        entries = _byte_level_entries(files)
+    encoded = _encoded(files, tokens.texts)
     entries += [("tokenizer.ggml.tokens", texts(encoded)), ("tokenizer.ggml.token_type", int32s(tokens.kinds))]
     if tokens.scores is not None:
         entries.append(("tokenizer.ggml.scores", float32s(tokens.scores)))
-    return entries + _role_entries(source, tokens, ids) + _template(source, folder)
+    return entries + _role_entries(files, tokens, ids) + _template(files, folder)
 
 
-def _tokens(source: Source, n_vocab: int) -> Tokens:
+def _tokens(files: TokenizerFiles, n_vocab: int) -> Tokens:
     """Put the tokens at their numbers; gaps become tokens that are never used."""
-    by_number: dict[int, tuple[str, int]] = {number: (token, NORMAL) for token, number in source.vocab.items()}
-    if len(by_number) != len(source.vocab):
-        source.fail("two tokens have the same number")
-    added = source.json.get("added_tokens") or []
-    for entry in added if isinstance(added, list) else source.fail("its added_tokens are no list"):
-        number, content = _added(source, entry)
-        if by_number.get(number, (content,))[0] != content or source.vocab.get(content, number) != number:
-            source.fail(f"token {number} is there twice, as {content[:40]!r} too")
+    by_number: dict[int, tuple[str, int]] = {number: (token, NORMAL) for token, number in files.vocab.items()}
+    if len(by_number) != len(files.vocab):
+        files.fail("two tokens have the same number")
+    added = files.json.get("added_tokens") or []
+    for entry in added if isinstance(added, list) else files.fail("its added_tokens are no list"):
+        number, content = _added(files, entry)
+        if by_number.get(number, (content,))[0] != content or files.vocab.get(content, number) != number:
+            files.fail(f"token {number} is there twice, as {content[:40]!r} too")
         control = entry.get("special") is True or _CONTROL_TEXT.fullmatch(content)
         by_number[number] = (content, CONTROL if control else USER_DEFINED)  # left out where there is no row for it
     beyond = [i for i, (_, kind) in by_number.items() if i >= n_vocab and kind == NORMAL]
     if beyond:
-        source.fail(f"token {beyond[0]} has no row among the {n_vocab} of the embedding matrix")
+        files.fail(f"token {beyond[0]} has no row among the {n_vocab} of the embedding matrix")
     listed = [by_number.get(number) or (f"[PAD{number}]", UNUSED) for number in range(n_vocab)]
     if len({token for token, _ in listed}) < n_vocab:
-        source.fail("two numbers have the same token")
+        files.fail("two numbers have the same token")
     return Tokens([token for token, _ in listed], [kind for _, kind in listed])
 
 
-def _added(source: Source, entry: Any) -> tuple[int, str]:
+def _added(files: TokenizerFiles, entry: Any) -> tuple[int, str]:
     """Return number and text of an added token, which must be found in texts as llama.cpp finds it."""
     if not isinstance(entry, dict) or type(entry.get("id")) is not int or not isinstance(entry.get("content"), str):
-        source.fail(f"the added token {str(entry)[:80]} has no id and content")
+        files.fail(f"the added token {str(entry)[:80]} has no id and content")
     if entry["id"] < 0 or not entry["content"]:
-        source.fail(f"the added token {str(entry)[:80]} has no number from 0 on, or no text")
+        files.fail(f"the added token {str(entry)[:80]} has no number from 0 on, or no text")
     for key in ("lstrip", "rstrip", "single_word"):
         if entry.get(key):
-            source.refuse(f"token {entry['content'][:40]!r} has {key}, which llama.cpp has not")
+            files.refuse(f"token {entry['content'][:40]!r} has {key}, which llama.cpp has not")
     return entry["id"], entry["content"]
 
 
-def _byte_level_entries(source: Source) -> list[Entry]:
+def _byte_level_entries(files: TokenizerFiles) -> list[Entry]:
     """Return what a byte-level BPE vocabulary has beside its tokens."""
-    normalizers = [str(step.get("type"))[:40] for step in steps(source.json.get("normalizer"), "normalizers")]
+    normalizers = [str(step.get("type"))[:40] for step in steps(files.json.get("normalizer"), "normalizers")]
     if normalizers not in ([], ["NFC"]):
-        source.refuse(f"its normalizer is {normalizers}")
-    name = pre_tokenizer_name(source.json.get("pre_tokenizer"))
+        files.refuse(f"its normalizer is {normalizers}")
+    name = pre_tokenizer_name(files.json.get("pre_tokenizer"))
     if name is None:
-        source.refuse(f"its pre_tokenizer is not known here: {str(source.json.get('pre_tokenizer'))[:300]}")
-    ignore_merges = source.model.get("ignore_merges") is True
+        files.refuse(f"its pre_tokenizer is not known here: {str(files.json.get('pre_tokenizer'))[:300]}")
+    ignore_merges = files.model.get("ignore_merges") is True
     if ignore_merges != pre_tokenizer(name).ignore_merges:
-        source.refuse(
+        files.refuse(
             f"its ignore_merges is {ignore_merges}, which llama.cpp does not do with the pre-tokenizer {name!r}"
         )
-    merges = source.merges()
+    merges = files.merges()
     for left, right in merges:
         if " " in left + right:
-            source.refuse(f"the merge of {left[:40]!r} and {right[:40]!r} has a space in it")
-    pairs = _encoded(source, [f"{left} {right}" for left, right in merges])
+            files.refuse(f"the merge of {left[:40]!r} and {right[:40]!r} has a space in it")
+    pairs = _encoded(files, [f"{left} {right}" for left, right in merges])
     return [
         ("tokenizer.ggml.model", text("gpt2")),
         ("tokenizer.ggml.pre", text(name)),
@@ -109,43 +109,43 @@ def _byte_level_entries(source: Source) -> list[Entry]:
     ]
 
 
-def _role_entries(source: Source, tokens: Tokens, ids: Mapping[str, int]) -> list[Entry]:
+def _role_entries(files: TokenizerFiles, tokens: Tokens, ids: Mapping[str, int]) -> list[Entry]:
     """Return which tokens have a role, and which of them are put around every text."""
     number_of = {token: number for number, token in enumerate(tokens.texts)}
     found = {role: i for role, i in ids.items() if i < len(tokens.texts)}
     for role in _ROLES:
-        named = source.config.get(f"{role}_token")
+        named = files.config.get(f"{role}_token")
         named = named.get("content") if isinstance(named, dict) else named
         if isinstance(named, str) and named in number_of:
             found[role] = number_of[named]
     entries = [(f"tokenizer.ggml.{_ROLES[role]}_token_id", whole_number(i)) for role, i in found.items()]
-    around = _around(source)
+    around = _around(files)
     for role in ("bos", "eos"):
-        setting = source.config.get(f"add_{role}_token")
+        setting = files.config.get(f"add_{role}_token")
         if not isinstance(setting, bool) and around is None:
             continue  # llama.cpp has a default for each pre-tokenizer
         put = setting if isinstance(setting, bool) else role in (around or {})
         if put and role not in found:
-            source.fail(f"texts are to have the {role} token, but there is none")
+            files.fail(f"texts are to have the {role} token, but there is none")
         if put and around is not None and role in around and tokens.texts[found[role]] != around[role]:
-            source.refuse(f"it puts {around[role][:40]!r} around texts, which is not the {role} token")
+            files.refuse(f"it puts {around[role][:40]!r} around texts, which is not the {role} token")
         entries.append((f"tokenizer.ggml.add_{role}_token", boolean(put)))
     return entries
 
 
-def _around(source: Source) -> dict[str, str] | None:
+def _around(files: TokenizerFiles) -> dict[str, str] | None:
     """Return what the post-processor puts before ("bos") and after ("eos") a text, None where it has no template."""
     around: dict[str, str] | None = None
-    for part in steps(source.json.get("post_processor"), "processors"):
+    for part in steps(files.json.get("post_processor"), "processors"):
         kind = part.get("type")
         if kind == "TemplateProcessing" and around is None:
-            around = _template_ends(source, part.get("single"))
+            around = _template_ends(files, part.get("single"))
         elif kind != "ByteLevel":
-            source.refuse(f"its post_processor has the step {str(kind)[:40]!r}")
+            files.refuse(f"its post_processor has the step {str(kind)[:40]!r}")
     return around
 
 
-def _template_ends(source: Source, single: Any) -> dict[str, str]:
+def _template_ends(files: TokenizerFiles, single: Any) -> dict[str, str]:
     """Return the special tokens of a template such as <s> A, at most one on each side of the text."""
     try:
         steps = [("A", "") if "Sequence" in step else ("", step["SpecialToken"]["id"]) for step in single]
@@ -153,18 +153,18 @@ def _template_ends(source: Source, single: Any) -> dict[str, str]:
         at = names.index("A")
         before, after = [token for _, token in steps[:at]], [token for _, token in steps[at + 1 :]]
     except (KeyError, TypeError, ValueError):
-        source.fail("the template of its post_processor is no list of tokens around a text")
+        files.fail("the template of its post_processor is no list of tokens around a text")
     if not all(isinstance(token, str) for token in before + after):
-        source.fail("the template of its post_processor has a token without a name")
+        files.fail("the template of its post_processor has a token without a name")
     if len(before) > 1 or len(after) > 1 or names.count("A") != 1:
-        source.refuse("its post_processor puts more than one token before or after a text")
+        files.refuse("its post_processor puts more than one token before or after a text")
     return dict(zip(["bos"], before, strict=False)) | dict(zip(["eos"], after, strict=False))
 
 
-def _template(source: Source, folder: Path) -> list[Entry]:
+def _template(files: TokenizerFiles, folder: Path) -> list[Entry]:
     """Return the chat template, if there is one: in a file of its own, else in tokenizer_config.json."""
     file = folder / "chat_template.jinja"
-    found: Any = source.config.get("chat_template")
+    found: Any = files.config.get("chat_template")
     if file.is_file():
         try:
             found = file.read_text(encoding="utf-8")
@@ -176,8 +176,8 @@ def _template(source: Source, folder: Path) -> list[Entry]:
     return [("tokenizer.chat_template", text(found))] if isinstance(found, str) else []
 
 
-def _encoded(source: Source, strings: list[str]) -> list[bytes]:
+def _encoded(files: TokenizerFiles, strings: list[str]) -> list[bytes]:
     try:
         return [string.encode() for string in strings]
     except UnicodeEncodeError:
-        source.fail("a token is no sound Unicode")
+        files.fail("a token is no sound Unicode")

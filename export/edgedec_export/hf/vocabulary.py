@@ -29,7 +29,7 @@ class Tokens:
     scores: NDArray[np.float32] | None = None
 
 
-class Source:
+class TokenizerFiles:
     """What the files say, with errors that name them.
 
     Attributes:

@@ -105,7 +105,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Context:
     """What the layers are made with."""
 
     plan: Plan
@@ -123,15 +123,15 @@ def make_plan(network: Network, has: Callable[[str], bool], limits: Mapping[int,
         limits: By layer, the magnitude above which products of the feed-forward block take a way of their own.
     """
     n, plan = network, Plan()
-    part = _Part(plan, network, has, limits or {})
+    context = _Context(plan, network, has, limits or {})
     plan.inputs["hidden"] = ("rows", n.n_embd)
     for suffix in ("", "_local") if n.sliding_window else ("",):
         plan.inputs |= {f"{name}{suffix}": ("rows", 1, n.head_dim) for name in ("cos", "sin")}
         plan.inputs[f"mask{suffix}"] = ("grouped_rows", "slots")
     state = "hidden"
     for layer in range(n.n_layer):
-        state = _attention(part, layer, state)
-        state = _feed_forward(part, layer, state)
+        state = _attention(context, layer, state)
+        state = _feed_forward(context, layer, state)
     # Which rows are wanted is known before the head, the largest matrix of small models.
     wanted = plan.add("Gather", [state, "logit_rows"], "wanted", same=True, axis=0)
     normed = plan.norm(wanted, "output_norm.weight", "output_norm", n.rms_epsilon)
@@ -141,20 +141,20 @@ def make_plan(network: Network, has: Callable[[str], bool], limits: Mapping[int,
     return plan
 
 
-def _attention(part: _Part, layer: int, state: str) -> str:
+def _attention(context: _Context, layer: int, state: str) -> str:
     """Add an attention block with grouped queries (Ainslie et al. 2023, arXiv:2305.13245)."""
-    plan, n, p = part.plan, part.network, f"blk.{layer}"
+    plan, n, p = context.plan, context.network, f"blk.{layer}"
     kv, head = n.n_head_kv, n.head_dim
     x = plan.norm(state, f"{p}.attn_norm.weight", f"{p}.attn_norm", n.rms_epsilon)
-    q = _rotated(part, layer, _heads(part, layer, "attn_q", x, n.n_head), "attn_q")
+    q = _rotated(context, layer, _heads(context, layer, "attn_q", x, n.n_head), "attn_q")
     q = plan.transpose(q, f"{p}.attn_q.by_head", 1, 0, 2)
     q = plan.reshape(q, f"{p}.attn_q.grouped", kv, -1, head)
-    k = _rotated(part, layer, _heads(part, layer, "attn_k", x, kv), "attn_k")
+    k = _rotated(context, layer, _heads(context, layer, "attn_k", x, kv), "attn_k")
     # One vector added to all keys moves all scores of a query alike, which a softmax does not see.
     plan.fitted[f"{p}.key_offsets"] = kv, head
     k = plan.add("Add", [k, f"{p}.key_offsets"], f"{p}.attn_k.centred")
-    keys = _cached(part, layer, "key", k, (1, 2, 0), 2)
-    values = _cached(part, layer, "value", _heads(part, layer, "attn_v", x, kv), (1, 0, 2), 1)
+    keys = _cached(context, layer, "key", k, (1, 2, 0), 2)
+    values = _cached(context, layer, "value", _heads(context, layer, "attn_v", x, kv), (1, 0, 2), 1)
     scores = _product(plan, q, keys, f"{p}.scores")
     mask = "mask_local" if is_local(n, layer) else "mask"
     scores = plan.add("Add", [scores, mask], f"{p}.masked")
@@ -167,7 +167,7 @@ def _attention(part: _Part, layer: int, state: str) -> str:
     plan.fitted[f"{p}.value_factors"] = (n.n_head * head,)
     mixed = plan.add("Mul", [mixed, f"{p}.value_factors"], f"{p}.mixed.scaled")
     y = plan.linear(mixed, f"{p}.attn_output.weight", f"{p}.attn_output")
-    return _added(part, layer, "post_attention_norm", state, y, "attn")
+    return _added(context, layer, "post_attention_norm", state, y, "attn")
 
 
 def _product(plan: Plan, x: str, parts: tuple[str, str], output: str) -> str:
@@ -177,9 +177,9 @@ def _product(plan: Plan, x: str, parts: tuple[str, str], output: str) -> str:
     return plan.add("Add", [high, low], output)
 
 
-def _feed_forward(part: _Part, layer: int, state: str) -> str:
+def _feed_forward(context: _Context, layer: int, state: str) -> str:
     """Add a gated feed-forward block (Shazeer 2020, arXiv:2002.05202)."""
-    plan, n, p = part.plan, part.network, f"blk.{layer}"
+    plan, n, p = context.plan, context.network, f"blk.{layer}"
     x = plan.norm(state, f"{p}.ffn_norm.weight", f"{p}.ffn_norm", n.rms_epsilon)
     gate = plan.linear(x, f"{p}.ffn_gate.weight", f"{p}.ffn_gate")
     up = plan.linear(x, f"{p}.ffn_up.weight", f"{p}.ffn_up")
@@ -189,13 +189,13 @@ def _feed_forward(part: _Part, layer: int, state: str) -> str:
         share = plan.add("Sigmoid", [gate], f"{p}.ffn_gate.sigmoid")
         gate = plan.add("Mul", [gate, share], f"{p}.ffn_gate.silu")
     product = plan.add("Mul", [gate, up], f"{p}.ffn_product")
-    if layer in part.limits:
-        return _feed_forward_apart(part, layer, state, (gate, up))
+    if layer in context.limits:
+        return _feed_forward_apart(context, layer, state, (gate, up))
     y = plan.linear(product, f"{p}.ffn_down.weight", f"{p}.ffn_down")
-    return _added(part, layer, "post_ffw_norm", state, y, "ffn")
+    return _added(context, layer, "post_ffw_norm", state, y, "ffn")
 
 
-def _feed_forward_apart(part: _Part, layer: int, state: str, factors: tuple[str, str]) -> str:
+def _feed_forward_apart(context: _Context, layer: int, state: str, factors: tuple[str, str]) -> str:
     """Add the end of a feed-forward block whose products reach far beyond what most of them are.
 
     One token in a text may have products thousands of times larger than all others, and without those the text is
@@ -203,42 +203,42 @@ def _feed_forward_apart(part: _Part, layer: int, state: str, factors: tuple[str,
     each with steps of its own length; those of the rest are so long that it and its product are 0 where nothing was cut
     off. What is below the limit is multiplied once more: steps of the whole product are longer than most products are.
     """
-    plan, p = part.plan, f"blk.{layer}"
+    plan, p = context.plan, f"blk.{layer}"
     low, rest = f"{p}.ffn_low", f"{p}.ffn_rest"
-    plan.limits[low] = part.limits[layer]
+    plan.limits[low] = context.limits[layer]
     plan.add("Mul", list(factors), low)
     plan.add("Sub", [f"{p}.ffn_product", low], rest)
     plan.coarse.add(rest)
     y = plan.linear(low, f"{p}.ffn_down.weight", f"{p}.ffn_down.low")
-    state = _added(part, layer, "post_ffw_norm", state, y, "ffn_low")
+    state = _added(context, layer, "post_ffw_norm", state, y, "ffn_low")
     rest = plan.add("MatMul", [rest, f"{p}.ffn_down.weight"], f"{p}.ffn_down.rest")
     plan.coarse.add(rest)
     return plan.add("Add", [state, rest], f"{p}.ffn_state")
 
 
-def _added(part: _Part, layer: int, post_norm: str, state: str, y: str, name: str) -> str:
-    plan, p = part.plan, f"blk.{layer}"
-    if part.has(f"{p}.{post_norm}.weight"):
-        y = plan.norm(y, f"{p}.{post_norm}.weight", f"{p}.{post_norm}", part.network.rms_epsilon)
+def _added(context: _Context, layer: int, post_norm: str, state: str, y: str, name: str) -> str:
+    plan, p = context.plan, f"blk.{layer}"
+    if context.has(f"{p}.{post_norm}.weight"):
+        y = plan.norm(y, f"{p}.{post_norm}.weight", f"{p}.{post_norm}", context.network.rms_epsilon)
     return plan.add("Add", [state, y], f"{p}.{name}_state")
 
 
-def _heads(part: _Part, layer: int, name: str, x: str, n_head: int) -> str:
+def _heads(context: _Context, layer: int, name: str, x: str, n_head: int) -> str:
     """Add a projection, its bias and its norm, and return [rows, n_head, head_dim]."""
-    plan, p = part.plan, f"blk.{layer}.{name}"
+    plan, p = context.plan, f"blk.{layer}.{name}"
     y = plan.linear(x, f"{p}.weight", p)
-    if part.has(f"{p}.bias"):
+    if context.has(f"{p}.bias"):
         plan.vectors.append(f"{p}.bias")
         y = plan.add("Add", [y, f"{p}.bias"], f"{p}.biased")
-    y = plan.reshape(y, f"{p}.heads", 0, n_head, part.network.head_dim)
-    if part.has(f"{p}_norm.weight"):
-        y = plan.norm(y, f"{p}_norm.weight", f"{p}_norm", part.network.rms_epsilon)
+    y = plan.reshape(y, f"{p}.heads", 0, n_head, context.network.head_dim)
+    if context.has(f"{p}_norm.weight"):
+        y = plan.norm(y, f"{p}_norm.weight", f"{p}_norm", context.network.rms_epsilon)
     return y
 
 
-def _rotated(part: _Part, layer: int, x: str, name: str) -> str:
+def _rotated(context: _Context, layer: int, x: str, name: str) -> str:
     """Add the rotation of [rows, n_head, head_dim] to the rows' positions."""
-    plan, n, p = part.plan, part.network, f"blk.{layer}.{name}"
+    plan, n, p = context.plan, context.network, f"blk.{layer}.{name}"
     suffix, half = "_local" if is_local(n, layer) else "", n.n_rot // 2
     ends = (0, half, n.n_rot, n.head_dim)
     parts = [_slice(plan, x, f"{p}.part_{i}", ends[i], ends[i + 1]) for i in range(3) if ends[i] < ends[i + 1]]
@@ -254,22 +254,24 @@ def _slice(plan: Plan, x: str, output: str, start: int, stop: int) -> str:
     return plan.add("Slice", [x, *bounds], output, same=True)
 
 
-def _cached(part: _Part, layer: int, what: str, x: str, order: tuple[int, int, int], axis: int) -> tuple[str, str]:
+def _cached(
+    context: _Context, layer: int, what: str, x: str, order: tuple[int, int, int], axis: int
+) -> tuple[str, str]:
     """Add the rows' keys or values to the outputs, in two parts, and return each joined to the cached ones."""
-    plan, p = part.plan, f"blk.{layer}.{what}"
+    plan, p = context.plan, f"blk.{layer}.{what}"
     high = plan.add("Recast", [x], f"{p}.high")
     rounded = plan.add("Recast", [high], f"{p}.rounded")
     rest = plan.add("Sub", [x, rounded], f"{p}.rest")
     low = plan.add("Recast", [rest], f"{p}.low")
     plan.derived |= {high: ("high", x), rounded: ("same", x), rest: ("same", x), low: ("low", x)}
     first, second = (
-        _joined(part, layer, f"{what}_{name}", y, order, axis) for name, y in zip(PARTS, (high, low), strict=True)
+        _joined(context, layer, f"{what}_{name}", y, order, axis) for name, y in zip(PARTS, (high, low), strict=True)
     )
     return first, second
 
 
-def _joined(part: _Part, layer: int, what: str, x: str, order: tuple[int, int, int], axis: int) -> str:
-    plan, n = part.plan, part.network
+def _joined(context: _Context, layer: int, what: str, x: str, order: tuple[int, ...], axis: int) -> str:
+    plan, n = context.plan, context.network
     past, new = f"past_{what}_{layer}", f"new_{what}_{layer}"
     shape: list[int | str] = [n.n_head_kv, n.head_dim, n.head_dim]
     shape[axis] = "context"

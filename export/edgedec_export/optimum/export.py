@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class CheckpointFacts:
     """What a checkpoint's configuration says, checked.
 
     Attributes:
@@ -134,13 +134,13 @@ def export_via_optimum(
         python = ensure_environment(environment, offline=offline, on_progress=on_progress, cancel=cancel)
         run = _Steps(python, checkpoint, folder / "work", offline or checkpoint.is_folder, on_progress, cancel)
         run.step("describe")
-        described = _read_facts(run.work)
-        _write_vocabulary(run.work, folder / VOCABULARY, checkpoint, described, None)
+        facts = _read_facts(run.work)
+        _write_vocabulary(run.work, folder / VOCABULARY, checkpoint, facts, None)
         run.step("export")
         contract, sha256 = rewrite_graph(run.work / "model.onnx", folder, on_progress=on_progress, cancel=cancel)
-        _write_vocabulary(run.work, folder / VOCABULARY, checkpoint, described, contract)
+        _write_vocabulary(run.work, folder / VOCABULARY, checkpoint, facts, contract)
         shutil.rmtree(run.work)
-        write_manifest(folder, _facts(checkpoint, described, contract), {DATA: sha256})
+        write_manifest(folder, _manifest(checkpoint, facts, contract), {DATA: sha256})
         run.check()
     return Path(out)
 
@@ -189,31 +189,31 @@ class _Steps:
         return dict(os.environ) | silent | {"TOKENIZERS_PARALLELISM": "false"} | more
 
 
-def _read_facts(work: Path) -> Described:
+def _read_facts(work: Path) -> CheckpointFacts:
     """Read and check what the step "describe" wrote."""
-    facts = json.loads((work / "facts.json").read_text(encoding="utf-8"))
-    n_embd = _whole(facts, "n_embd")
+    raw = json.loads((work / "facts.json").read_text(encoding="utf-8"))
+    n_embd = _whole(raw, "n_embd")
     roles = {}
     for role in ("bos", "eos"):
-        found = facts[role][0] if isinstance(facts[role], list) and facts[role] else facts[role]
+        found = raw[role][0] if isinstance(raw[role], list) and raw[role] else raw[role]
         if type(found) is int and found >= 0:
             roles[role] = found
-    return Described(
-        architecture=str(facts["architecture"])[:80],
-        n_vocab=_whole(facts, "n_vocab"),
+    return CheckpointFacts(
+        architecture=str(raw["architecture"])[:80],
+        n_vocab=_whole(raw, "n_vocab"),
         n_embd=n_embd,
-        n_head=_whole(facts, "n_head"),
-        n_ff=_whole(facts, "n_ff", 4 * n_embd),
-        n_ctx_train=_whole(facts, "n_ctx_train", _N_CTX_UNKNOWN),
+        n_head=_whole(raw, "n_head"),
+        n_ff=_whole(raw, "n_ff", 4 * n_embd),
+        n_ctx_train=_whole(raw, "n_ctx_train", _N_CTX_UNKNOWN),
         roles=roles,
-        commit=facts["commit"],
-        versions=facts["versions"],
+        commit=raw["commit"],
+        versions=raw["versions"],
     )
 
 
-def _whole(facts: dict[str, Any], key: str, default: int | None = None) -> int:
+def _whole(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     """Return a positive number of the configuration."""
-    value = facts[key] if facts[key] is not None else default
+    value = raw[key] if raw[key] is not None else default
     if type(value) is not int or not 1 <= value <= _MOST:
         raise ModelFormatError(
             f"the checkpoint's configuration has {str(value)[:40]} as {key}, expected a number from 1 to {_MOST}; "
@@ -223,14 +223,14 @@ def _whole(facts: dict[str, Any], key: str, default: int | None = None) -> int:
 
 
 def _write_vocabulary(
-    work: Path, path: Path, checkpoint: Checkpoint, described: Described, contract: Contract | None
+    work: Path, path: Path, checkpoint: Checkpoint, facts: CheckpointFacts, contract: Contract | None
 ) -> None:
     """Write the metadata of a GGUF; without a contract, to see whether the tokenizer is known.
 
     Raises:
         UnsupportedModelError: It is not, or the graph has another number of logits.
     """
-    d, prefix = described, described.architecture
+    d, prefix = facts, facts.architecture
     c = contract or Contract(1, d.n_head, d.n_embd // d.n_head, None, has_positions=True)
     if c.n_vocab not in (None, d.n_vocab):
         raise UnsupportedModelError(
@@ -263,26 +263,26 @@ def _write_vocabulary(
         raise UnsupportedModelError(f"{checkpoint.name}: {reason}; take a GGUF of the model and the llamacpp runtime")
 
 
-def _facts(checkpoint: Checkpoint, described: Described, contract: Contract) -> dict[str, Any]:
+def _manifest(checkpoint: Checkpoint, facts: CheckpointFacts, contract: Contract) -> dict[str, Any]:
     """Return what the manifest says beside the files."""
     source: dict[str, Any] = {"name": checkpoint.name}
     if checkpoint.is_folder:
         config = (Path(checkpoint.where) / "config.json").read_bytes()
         source["sha256_of_config"] = hashlib.sha256(config).hexdigest()
     else:
-        source |= {"revision": checkpoint.revision, "commit": described.commit}
+        source |= {"revision": checkpoint.revision, "commit": facts.commit}
     return {
         "target": "cpu",
         "kind": OPTIMUM,
         "quant": "float32",
         "kv": "f32",
         "edgedec": __version__,
-        "made_with": described.versions,
+        "made_with": facts.versions,
         "source": source,
-        "architecture": described.architecture,
+        "architecture": facts.architecture,
         "n_layer": contract.n_layer,
-        "n_vocab": described.n_vocab,
-        "n_embd": described.n_embd,
+        "n_vocab": facts.n_vocab,
+        "n_embd": facts.n_embd,
         "n_head_kv": contract.n_head_kv,
         "head_dim": contract.head_dim,
         "local_layers": [],

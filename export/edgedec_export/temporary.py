@@ -21,7 +21,7 @@ logger.addHandler(logging.NullHandler())
 
 
 @contextmanager
-def workplace(out: Path) -> Iterator[Path]:
+def temporary_path(out: Path) -> Iterator[Path]:
     """Yield a path beside `out` for a file or a folder, `.NAME-XXXXXXXX.part`; what is there at the end is deleted.
 
     Before that, what killed programs left there of the same `out` is deleted, and a warning of the log says so.

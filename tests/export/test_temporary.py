@@ -12,7 +12,7 @@ from support.command_line import run_here
 from support.tiny_models import tiny_llama
 
 from edgedec_export.folder import new_folder
-from edgedec_export.gguf_writer import whole_file
+from edgedec_export.gguf_writer import new_file
 
 _AT_WORK = """
 import sys, time
@@ -24,7 +24,7 @@ with {make}(Path(sys.argv[1]){options}) as place:
     time.sleep(600)
 """
 FOLDER = _AT_WORK.format(module="folder", make="new_folder", options=", force=False")
-FILE = _AT_WORK.format(module="gguf_writer", make="whole_file", options="")
+FILE = _AT_WORK.format(module="gguf_writer", make="new_file", options="")
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def make_folder(out: Path) -> None:
 
 def make_file(out: Path) -> None:
     """Make a file."""
-    with whole_file(out) as part:
+    with new_file(out) as part:
         part.write_bytes(b"y")
 
 
