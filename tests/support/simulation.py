@@ -15,6 +15,7 @@ from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.policy import Policy
+from edgedec.scheduler.recorder import Recorder
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 from edgedec.verification.coupled import verify_coupled
@@ -123,11 +124,28 @@ class Run:
 
 
 def policy_of(
-    members: Sequence[ActiveDrafter], curve: CostCurve, *, trees: bool = True, always: bool = False, greedy: bool = True
+    members: Sequence[ActiveDrafter],
+    curve: CostCurve,
+    *,
+    trees: bool = True,
+    always: bool = False,
+    greedy: bool = True,
+    coupled: bool = True,
+    recorder: Recorder | None = None,
 ) -> Policy:
     """Return a policy over a fake session."""
     floor = next((one.drafter.floor for one in members if isinstance(one.drafter, Oracle)), Floor())
-    return Policy(members, fake_session(trees=trees), curve, greedy=greedy, n_max=N_MAX, floor=floor, always=always)
+    return Policy(
+        members,
+        fake_session(trees=trees),
+        curve,
+        greedy=greedy,
+        n_max=N_MAX,
+        floor=floor,
+        always=always,
+        coupled=coupled,
+        recorder=recorder,
+    )
 
 
 def member(drafter: Oracle, *, costly: bool = False, record: DrafterRecord | None = None) -> ActiveDrafter:
