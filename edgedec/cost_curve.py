@@ -1,6 +1,6 @@
 """T(n): what one forward over n rows costs, as measured at load and refined by real steps."""
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ _STALE = 64  # observations without one of some n, after which that n goes by it
 
 @dataclass(slots=True)
 class _Bucket:
-    """What is known for contexts of about one length.
+    """What is known of forwards in contexts of about one length.
 
     Attributes:
-        base: Seconds by rows at the pace 1: as measured at load, or as the nearest bucket has them. What steps have
-            shown since takes their place, as far as recent single rows tell the pace; one row's own stays.
-        points: Medians of real steps by rows.
-        pace: How much longer real steps have taken than `base` says: the machine's speed, and the context's length.
+        base: Expected seconds by number of rows, at pace 1: from the measurement at load, or from the nearest bucket.
+            Real steps replace an entry as soon as recent single-row steps tell the pace; the entry of one row stays.
+        points: Median seconds of real steps, by number of rows.
+        pace: How many times as long as `base` says real steps take now, because of the machine or the context.
     """
 
     base: dict[int, float]
@@ -36,62 +36,74 @@ class _Bucket:
     pace: float = 1.0
     _samples: dict[int, deque[float]] = field(default_factory=dict)
     _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    _last: dict[int, int] = field(default_factory=dict)
-    _n: int = 0
+    _last: dict[int, int] = field(default_factory=dict)  # by number of rows, the latest observation of it
+    _n_observed: int = 0
     _rows: list[int] = field(default_factory=list)
+    _seconds: list[float] = field(default_factory=list)  # of 1, 2, ... rows, as far as asked for since the last change
 
     def __post_init__(self) -> None:
         self._rows = sorted(self.base)
 
-    def at(self, n_rows: int) -> float:
-        """Return the seconds of an n that was measured, at load or since."""
-        base = self.base.get(n_rows)
-        return self.points[n_rows] if base is None or self.is_fresh(n_rows) else base * self.pace
-
-    def is_fresh(self, n_rows: int) -> bool:
-        """Tell whether a recent step had so many rows."""
-        return n_rows in self.points and self._n - self._last[n_rows] < _STALE
+    def up_to(self, n_rows: int) -> list[float]:
+        """Return the seconds of 1 to `n_rows` rows, zeros where nothing was measured; the list is not to be changed."""
+        if len(self._seconds) < n_rows:
+            self._seconds = self._sum_up(n_rows) if self._rows else [0.0] * n_rows
+        return self._seconds if len(self._seconds) == n_rows else self._seconds[:n_rows]
 
     def seconds(self, n_rows: int) -> float | None:
-        """Return the seconds of any n."""
-        rows = self._rows
-        if not rows:
-            return None
-        index = bisect_left(rows, n_rows)
-        single = n_rows / rows[0] * self.at(rows[0])
-        if index == len(rows):
-            return min(single, self.at(rows[-1]) * n_rows / rows[-1])
-        above = self.at(rows[index])
-        if not index or self.is_fresh(rows[index]):
-            return above
-        times, rest = divmod(n_rows, rows[index - 1])
-        return min(above, single, times * self.at(rows[index - 1]) + rest * self.at(rows[0]))
+        """Return the seconds of `n_rows` rows, None where nothing was measured."""
+        return self.up_to(n_rows)[-1] if self._rows else None
 
-    def observe(self, n_rows: int, seconds: float) -> None:
-        """Take a real step."""
+    def _sum_up(self, n_rows: int) -> list[float]:
+        rows, measured, recent = self._rows, self.table(), self._recent()
+        least, most = rows[0], rows[-1]
+        result = []
+        for n in range(1, n_rows + 1):
+            index = bisect_left(rows, n)
+            single = n / least * measured[least]
+            if index == len(rows):
+                result.append(min(single, measured[most] * n / most))
+            elif not index or rows[index] in recent:
+                result.append(measured[rows[index]])
+            else:
+                below = rows[index - 1]
+                times, rest = divmod(n, below)
+                in_parts = times * measured[below] + rest * measured[least]
+                result.append(min(measured[rows[index]], single, in_parts))
+        return result
+
+    def _recent(self) -> set[int]:
+        """Return the numbers of rows that a recent step had."""
+        return {n for n, last in self._last.items() if self._n_observed - last < _STALE}
+
+    def observe(self, n_rows: int, seconds: float) -> float:
+        """Take the seconds of a real step and return them, cut where they are out of all proportion."""
         expected = self.seconds(n_rows)
         samples = self._samples.get(n_rows)
         if samples is None:
             samples = self._samples[n_rows] = deque(maxlen=_REMEMBERED)
-        elif self._n - self._last[n_rows] >= _STALE:
+        elif self._n_observed - self._last[n_rows] >= _STALE:
             samples.clear()
-        # Cut, not left out: if it goes on, it is the machine's new speed.
-        samples.append(seconds if expected is None else min(seconds, _ODD * expected))
+        # Cut rather than left out: if such times go on, they are the machine's new speed.
+        sample = min(seconds, _ODD * expected) if expected else seconds
+        samples.append(sample)
         found = median(samples)
         if expected is not None and len(samples) < _SURE:
             found = min(found, expected)
         if n_rows not in self.points and n_rows not in self.base:
-            self._rows.insert(bisect_left(self._rows, n_rows), n_rows)
+            insort(self._rows, n_rows)
         self.points[n_rows] = found
-        self._n += 1
-        self._last[n_rows] = self._n
+        self._n_observed += 1
+        self._last[n_rows] = self._n_observed
+        self._seconds = []
         base = self.base.get(n_rows)
         if base is not None:
-            self._ratios.append(samples[-1] / base)
+            self._ratios.append(sample / base)
             self.pace = median(self._ratios)
         one = self.base.get(1)
-        if one is not None and n_rows > 1 and len(samples) >= _SURE and self.is_fresh(1):
+        if one is not None and n_rows > 1 and len(samples) >= _SURE and 1 in self._recent():
             self.base[n_rows] = found * one / self.points[1]
+        return sample
 
     @property
     def most(self) -> int:
@@ -99,8 +111,12 @@ class _Bucket:
         return self._rows[-1] if self._rows else 0
 
     def table(self) -> dict[int, float]:
-        """Return the seconds of every n that was measured, ascending."""
-        return {n_rows: self.at(n_rows) for n_rows in self._rows}
+        """Return the seconds of every number of rows that was measured, ascending."""
+        result, recent = {}, self._recent()
+        for n in self._rows:
+            base = self.base.get(n)
+            result[n] = self.points[n] if base is None or n in recent else base * self.pace
+        return result
 
 
 @dataclass(slots=True)
@@ -173,8 +189,7 @@ class CostCurve:
         of the forward itself, as no more nodes than that can be evaluated again.
         """
         bucket = self._bucket(n_past)
-        self.latest_s = min(seconds, _ODD * (bucket.seconds(n_rows) or seconds)) + (keep_s or 0.0)
-        bucket.observe(n_rows, seconds)
+        self.latest_s = bucket.observe(n_rows, seconds) + (keep_s or 0.0)
         if keep_s is None:
             self.keep_s *= _KEEP_FADES
         else:
@@ -232,8 +247,8 @@ class CostCurve:
 
     def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
         """Return the seconds of 1 to `n_rows` rows; where nothing was measured, as if each took a second."""
-        bucket = self._bucket(n_past)
-        return [bucket.seconds(n) or float(n) for n in range(1, n_rows + 1)]
+        known = self._bucket(n_past).up_to(n_rows)
+        return known if all(known) else [seconds or float(n) for n, seconds in enumerate(known, start=1)]
 
     def table(self) -> dict[int, float]:
         """Return the points of the shortest contexts seen, by rising n."""

@@ -5,6 +5,8 @@ from typing import cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.simulation import Clock, Oracle, a_text, member, policy_of
 
@@ -245,3 +247,16 @@ def test_where_keeping_is_dear_the_policy_takes_a_chain(monkeypatch: pytest.Monk
         curve.keep_s = keep_s
         policy = policy_of([member(Oracle(a_text(9), 1.0))], curve)
         assert policy.propose(DecodeStats(), 5, 8).parents.tolist() == parents
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.floats(0.5, 2.0), st.integers(1, 24)), max_size=80))
+def test_a_curve_that_was_looked_at_is_the_same_as_one_that_was_not(steps: list[tuple[int, float, int]]) -> None:
+    """What is kept between two steps is never older than the latest step."""
+    measured = {1: 1.0, 2: 1.3, 8: 1.9, 16: 2.5}
+    looked_at, fresh = CostCurve(measured), CostCurve(measured)
+    for n_rows, seconds, n_looked_up in steps:
+        looked_at.up_to(n_looked_up)
+        looked_at.observe(n_rows, seconds)
+        fresh.observe(n_rows, seconds)
+    assert looked_at.up_to(24) == fresh.up_to(24)
+    assert looked_at.table() == fresh.table()
