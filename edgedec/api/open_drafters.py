@@ -151,7 +151,7 @@ def _draft_with(
             factories if is_first else alone,
             budget_bytes=budget,
             store_bytes=store_bytes // n,
-            told=tuple(notes if is_first else missing),
+            reasons=tuple(notes if is_first else missing),
         )
 
 

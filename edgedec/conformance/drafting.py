@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from edgedec.conformance.results import NotApplicableError, require
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor, Verification
 from edgedec.model import Model, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
-from edgedec.scheduler.proposer import Pinned
+from edgedec.scheduler.active_drafters import PolicyOptions
+from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
 
@@ -148,15 +150,18 @@ class DrafterSubject:
             ConformanceError: The drafter failed, so that decoding went on without it.
         """
         sequence = TokenSequence(Request(prompt, params, SEED), list(prompt))
-        pinned = None if drafter is None else Pinned(drafter, 0, session)
-        decoder = Decoder(session, Noise(SEED), CostCurve(), pinned)
+        policy = None
         if drafter is not None:
             drafter.begin(prompt)
+            trees = session.model.capabilities.trees
+            options = PolicyOptions(max(lengths), greedy=params.greedy, always=True, trees=trees)
+            active = ActiveDrafter("drafter", drafter, DrafterRecord())
+            policy = Policy([active], session.model.card.n_vocab, CostCurve(), options, Floor())
+        decoder = Decoder(session, Noise(SEED), CostCurve(), policy)
         for n_max in cycle(lengths):
             if sequence.n_generated >= self.n_tokens:
                 break
-            if pinned is not None:
-                pinned.n_max = n_max
+            decoder.max_rows = 1 + n_max
             step(sequence, decoder)
-            require(pinned is None or pinned.drafter is drafter, "; ".join(sequence.stats.reasons))
+            require(policy is None or bool(policy.drafters.all), "; ".join(sequence.stats.reasons))
         return sequence.token_ids[len(prompt) :][: self.n_tokens]

@@ -11,6 +11,7 @@ from time import perf_counter
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.detokenizer import TextStream
+from edgedec.decoding.ending import TextEnd
 from edgedec.decoding.one_reader import OneReader
 from edgedec.decoding.prompt_length import too_long
 from edgedec.decoding.session_pool import SessionPool
@@ -23,7 +24,6 @@ from edgedec.noise import Noise
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.jump_forward import ForcedDrafts
-from edgedec.scheduler.policy import Policy
 from edgedec.sequence import COUPLED, Generation, Request, Sequence, TokenOutput
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.model_switching import begin_text, count_writers
@@ -218,12 +218,12 @@ def _decode(
         if decoder.constraint is not None:
             decoder.constraint.close()
         _remember_cached(target, sequence)
-        if isinstance(decoder.proposer, Policy):
+        if decoder.policy is not None:
             sequence.stats.curve = target.curve.table()
-            sequence.stats.explanation = decoder.proposer.explain()
-            for sentence in decoder.proposer.unused():
+            sequence.stats.explanation = decoder.policy.explain()
+            for sentence in decoder.policy.unused():
                 sequence.stats.add_reason(sentence)
-            decoder.proposer.close()
+            decoder.policy.drafters.close()
         if target.drafting is not None:
             target.drafting.policy = None
         count_writers(target.session, sequence.stats, sequence.n_generated)
@@ -250,7 +250,7 @@ def _steps(
                 raise
             sequence.stats.add_reason("the text ends because the KV cache is full")
             sequence.finish_reason = "length"
-            _tell_whole(sequence, decoder.constraint)
+            decoder.ending.note_grammar(sequence, "length")
             break
         if n_before == len(sequence.request.prompt_ids):
             sequence.stats.first_token_s = perf_counter() - started
@@ -264,53 +264,27 @@ def _steps(
 
 
 def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int) -> Iterator[TokenOutput]:
-    """Give out the tokens that a step added, up to the one that ends the text."""
-    sampling = sequence.request.sampling
-    tokenizer = decoder.session.model.tokenizer
-    n_prompt, n_ctx = len(sequence.request.prompt_ids), text_limit(decoder.session)
+    """Yield the tokens that a step added after the first `start` tokens, up to the one that ends the text."""
+    tokenizer, ending = decoder.session.model.tokenizer, decoder.ending
     added = sequence.token_ids[start:]
     del sequence.token_ids[start:]
     for index, token_id in enumerate(added):
-        logprobs = decoder.logprobs[index] if decoder.logprobs else None
-        at_end = tokenizer.is_end(token_id) and not sampling.ignore_end
-        is_last = index == len(added) - 1  # which the constraint has taken, and nothing beyond
-        if at_end:
-            sequence.finish_reason = "stop"
-            _tell_whole(sequence, decoder.constraint)
-            new_text = text.finish()
-        else:
+        is_end, new_text = ending.is_end(token_id), ""
+        if not is_end:
             sequence.token_ids.append(token_id)
             new_text = text.feed(tokenizer.piece(token_id))
-            n_generated = len(sequence.token_ids) - n_prompt
-            if text.stopped is not None:
-                sequence.finish_reason = "stop"
-            elif decoder.constraint is not None and is_last and decoder.constraint.is_complete:
-                sequence.finish_reason = "stop"
-                _tell_whole(sequence, decoder.constraint)
-                new_text += text.finish()
-            elif n_generated == sampling.max_tokens or len(sequence.token_ids) >= n_ctx:
-                sequence.finish_reason = "length"
-                if is_last:
-                    _tell_whole(sequence, decoder.constraint)
-                new_text += text.finish()
-                if n_generated != sampling.max_tokens:
-                    sequence.stats.add_reason(f"the text ends because the context of {n_ctx} tokens is full")
-        if not at_end or new_text:
-            if logprobs is None:
-                yield TokenOutput(token_id, new_text)
+        stopped, is_last = text.stopped is not None, index == len(added) - 1
+        sequence.finish_reason = ending.reason(sequence, is_end=is_end, stopped=stopped, is_last=is_last)
+        if sequence.finish_reason is not None:
+            new_text += text.finish()
+        if new_text or not is_end:
+            if decoder.logprobs:
+                chosen = decoder.logprobs[index]
+                yield TokenOutput(token_id, new_text, chosen.logprob, chosen.top)
             else:
-                yield TokenOutput(token_id, new_text, logprobs.logprob, logprobs.top)
+                yield TokenOutput(token_id, new_text)
         if sequence.finish_reason is not None:
             return
-
-
-def _tell_whole(sequence: Sequence, constraint: Constraint | None) -> None:
-    """Note whether a text that is over is one of its grammar's, and how it came to be."""
-    if constraint is None:
-        return
-    sequence.is_whole = sequence.finish_reason == "stop" or constraint.may_end
-    if constraint.note:
-        sequence.stats.add_reason(constraint.note)
 
 
 def _joined(session: Session) -> AbstractContextManager[None]:
@@ -361,18 +335,24 @@ def _remember_cached(target: SessionSlot, sequence: Sequence) -> None:
 def _decoder(
     target: SessionSlot, sequence: Sequence, on_progress: OnProgress | None, constraint: Constraint | None
 ) -> Decoder:
-    noise = Noise(sequence.request.seed)
-    curve = None if target.drafting is None else target.curve
+    request, drafting = sequence.request, target.drafting
     decoder = Decoder(
-        target.session, noise, curve, on_progress=on_progress, constraint=constraint, max_rows=target.max_rows
+        target.session,
+        Noise(request.seed),
+        None if drafting is None else target.curve,
+        ending=TextEnd.of(request, target.session, constraint),
+        on_progress=on_progress,
+        constraint=constraint,
+        max_rows=target.max_rows,
     )
-    rule = sequence.request.rule
-    if rule != COUPLED:
-        sequence.stats.add_reason(f"verified by {rule}: a text of the same distribution, not plain decoding's own")
-    if target.drafting is not None and sequence.request.draft:
-        decoder.strict = target.drafting.strict
-        decoder.proposer = policy = open_policy(target.drafting, target.session, target.curve, sequence, noise)
-        if policy is not None and constraint is not None:
-            prices = None if target.drafting.always else target.curve
-            decoder.forced = ForcedDrafts(constraint, target.drafting.n_max, prices, coupled=rule == COUPLED)
+    if request.rule != COUPLED:
+        sequence.stats.add_reason(
+            f"verified by {request.rule}: a text of the same distribution, not plain decoding's own"
+        )
+    if drafting is not None and request.draft:
+        decoder.strict = drafting.strict
+        decoder.policy = open_policy(drafting, target.session, target.curve, sequence, decoder.noise)
+        if decoder.policy is not None and constraint is not None:
+            prices = None if drafting.always else target.curve
+            decoder.forced = ForcedDrafts(constraint, drafting.n_max, prices, coupled=request.rule == COUPLED)
     return decoder

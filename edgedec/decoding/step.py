@@ -1,4 +1,7 @@
-"""One step of decoding: draft, forward, verify, extend. A plain step is the same code with an empty draft."""
+"""One step of decoding: propose a draft, evaluate it, accept what the model agrees with, learn from the outcome.
+
+A plain step is the same code with an empty draft.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
+from edgedec.decoding.ending import TextEnd
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, Session
@@ -16,10 +20,9 @@ from edgedec.noise import Noise
 from edgedec.progress import OnProgress
 from edgedec.sampling import Distribution, distribution, draw, log_probs
 from edgedec.scheduler.jump_forward import ForcedDrafts
-from edgedec.scheduler.proposer import Proposer
+from edgedec.scheduler.policy import Policy
 from edgedec.sequence import COUPLED, Sequence
 from edgedec.sessions.sliding_window import room_after
-from edgedec.tokenizer import Tokenizer
 from edgedec.verification import RULES, uniform_source
 from edgedec.verification.coupled import verify_coupled
 
@@ -27,6 +30,7 @@ _INEXACT = (
     "drafting off in a context of this length: on the {runtime} runtime the rows of one forward are not bit-equal to "
     "single steps here"
 )
+_ROOT = np.array([-1], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +46,24 @@ class Decoder:
     """What a sequence is decoded with.
 
     Attributes:
-        session: The target's session; holds the sequence's first n_cached tokens.
-        noise: Random numbers of this generation.
+        session: The target's session; it holds the first n_cached tokens of the sequence.
+        noise: The random numbers of this generation.
         curve: Takes the measured time of every forward, or None.
-        proposer: Says what to verify, or None to decode plainly.
+        policy: Decides what to verify; None for plain decoding.
+        ending: Decides where the text ends; by default it never ends.
         on_progress: Called during the prefill.
         constraint: The grammar that the text keeps to, or None.
-        forced: What puts the grammar's forced tokens into drafts, or None.
+        forced: Puts the tokens that the grammar forces into drafts, or None.
         max_rows: Most rows of a forward that verifies, where memory is planned; None for all that the model can.
-        strict: Verify only where the rows of one forward have the bits of single steps.
-        logprobs: Filled with one entry per token of the last step, where asked for.
+        strict: Whether to verify only where the rows of one forward have the bits of single steps.
+        logprobs: One entry for each token of the latest step, where the request asks for them.
     """
 
     session: Session
     noise: Noise
     curve: CostCurve | None
-    proposer: Proposer | None = None
+    policy: Policy | None = None
+    ending: TextEnd = field(default_factory=TextEnd)
     on_progress: OnProgress | None = None
     constraint: Constraint | None = None
     forced: ForcedDrafts | None = None
@@ -67,187 +73,160 @@ class Decoder:
 
 
 def step(sequence: Sequence, decoder: Decoder) -> Verification:
-    """Extend the sequence by at least one token.
+    """Extend the sequence by at least one token and return what was accepted.
 
     Raises:
-        What Session.forward raises; the sequence is unchanged then, but for n_cached at what was evaluated.
+        What Session.forward raises; the sequence is unchanged then, except for n_cached at what was evaluated.
     """
-    session, stats, proposer = decoder.session, sequence.stats, decoder.proposer
-    pending = sequence.token_ids[sequence.n_cached :]
-    prefill = sequence.n_generated == 0
-    draft = EMPTY_DRAFT
+    stats, n_past, is_prefill = sequence.stats, sequence.n_cached, sequence.n_generated == 0
+    pending = sequence.token_ids[n_past:]
     begun = perf_counter()
-    if proposer is not None and len(pending) == 1:
-        draft = _propose(sequence, decoder, proposer)
-    started, held = perf_counter(), session.n_cached
-    try:
-        forward = _forward(sequence, decoder, pending, draft)
-    except BaseException:  # KeyboardInterrupt too: the session says what it holds, unless it holds an older text still
-        if session.n_cached != held:
-            sequence.n_cached = min(session.n_cached, sequence.n_cached + len(pending) - 1)
-        raise
-    ended = perf_counter()
-    verification = _verify(sequence, decoder, draft, forward)
-    keep_s, n_draft = None, len(draft)
-    if n_draft and not draft.is_chain:
-        rows = [len(pending) - 1] + [len(pending) + node for node in verification.path]
-        chosen = perf_counter()
-        session.keep(np.array(rows, dtype=np.int32))
-        keep_s = perf_counter() - chosen
-    verified = perf_counter()
-    if prefill:
-        stats.prefill_s += ended - started
+    draft = _propose(sequence, decoder, len(pending))
+    proposed = perf_counter()
+    forward = _forward(sequence, decoder, pending, draft)
+    evaluated = perf_counter()
+    verification, keep_s = _accept(sequence, decoder, draft, forward)
+    accepted = perf_counter()
+    if is_prefill:
+        stats.prefill_s += evaluated - proposed
     else:
-        stats.forward_s += ended - started
+        stats.forward_s += evaluated - proposed
         stats.n_steps += 1
         if decoder.curve is not None:
-            decoder.curve.observe(len(pending) + n_draft, ended - started, sequence.n_cached, keep_s)
-    sequence.token_ids.extend(verification.token_ids)
-    sequence.n_cached += len(pending) + len(verification.path)
-    if n_draft:
-        stats.count_draft(n_draft, len(verification.path))
-        if decoder.forced is not None:
-            decoder.forced.score(stats, verification.token_ids)
-    if proposer is not None:
-        _tell_proposer(sequence, proposer, draft, verification, forward, pending)
-    stats.verify_s += verified - ended
-    stats.draft_s += started - begun + perf_counter() - verified
+            decoder.curve.observe(len(pending) + len(draft.tokens), evaluated - proposed, n_past, keep_s)
+    _learn(sequence, decoder, draft, forward, verification)
+    stats.verify_s += accepted - evaluated
+    stats.draft_s += proposed - begun + perf_counter() - accepted
     return verification
 
 
-def _forward(sequence: Sequence, decoder: Decoder, pending: list[int], draft: Draft) -> Forward:
-    """Evaluate the pending tokens and the draft's nodes; logits of the last pending row and of every node."""
-    session, n_pending = decoder.session, len(pending)
-    taps = decoder.proposer.needs.taps if decoder.proposer else ()
-    tokens = np.array(pending, dtype=np.int32)
-    if not len(draft):
-        return session.forward(
-            tokens, n_past=sequence.n_cached, rows="last", taps=taps, on_progress=decoder.on_progress
-        )
-    parents = None
-    if not draft.is_chain:
-        chain = np.arange(-1, n_pending - 1, dtype=np.int32)
-        parents = np.concatenate([chain, draft.parents + np.int32(n_pending)])
-    rows = np.arange(n_pending - 1, n_pending + len(draft), dtype=np.int32)
-    return session.forward(
-        np.concatenate([tokens, draft.tokens]),
-        n_past=sequence.n_cached,
-        parents=parents,
-        rows=rows,
-        taps=taps,
-    )
-
-
-def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> Verification:
-    """Choose tokens along a path of the draft, by the rule asked for."""
-    params, logits, ops = sequence.request.sampling, forward.logits, forward.ops
-    constraint = decoder.constraint
-    position = len(sequence.token_ids)
-    decoder.logprobs.clear()
-    if sequence.request.rule == COUPLED:
-
-        def choose_token(row: int, accepted: tuple[int, ...]) -> int:
-            seen = sequence.token_ids + list(accepted) if params.has_penalties else ()
-            scores = logits[row] if constraint is None else constraint.masked(logits[row], accepted)
-            return draw(scores, params, seen, decoder.noise, position + len(accepted), ops)
-
-        verification = verify_coupled(draft, choose_token)
-    else:
-
-        def target(row: int, before: tuple[int, ...]) -> Distribution:
-            scores = logits[row] if constraint is None else constraint.masked(logits[row], before)
-            return distribution(scores, params, sequence.token_ids + list(before), ops)
-
-        uniform = uniform_source(decoder.noise, position)
-        q = draft.q if draft.q is not None else (None,) * len(draft)
-        verification = RULES[sequence.request.rule](draft, q, target, uniform)
-    if len(verification.token_ids) > 1 and not params.ignore_end:
-        verification = _until_end(verification, decoder.session.model.tokenizer)
-    if constraint is not None:
-        verification = _until_complete(verification, constraint)
-    if params.logprobs is not None:
-        rows = (0, *(node + 1 for node in verification.path))
-        decoder.logprobs += [
-            _logprobs(logits[row], token, params.logprobs, ops)
-            for row, token in zip(rows, verification.token_ids, strict=True)
-        ]
-    return verification
-
-
-def _until_end(verification: Verification, tokenizer: Tokenizer) -> Verification:
-    """Leave out what a draft had behind an end token: it is no text, and no drafter should learn it."""
-    for i, token_id in enumerate(verification.token_ids[:-1]):
-        if tokenizer.is_end(token_id):
-            return Verification(verification.path[:i], verification.token_ids[: i + 1])
-    return verification
-
-
-def _until_complete(verification: Verification, constraint: Constraint) -> Verification:
-    """Tell the grammar what the text gets.
-
-    What follows the token that makes it whole, or the last there is room for, is left out, and what follows one that
-    takes another's place.
-    """
-    for i, token_id in enumerate(verification.token_ids):
-        taken = constraint.commit(token_id)
-        if taken != token_id or constraint.is_over:
-            return Verification(verification.path[:i], (*verification.token_ids[:i], taken))
-    return verification
-
-
-def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: LogitOps) -> ChosenLogprobs:
-    best = ops.top_k(row, min(n_top, len(row))) if n_top else np.empty(0, np.int64)
-    best = best[np.argsort(-row[best], kind="stable")]
-    own, *top = log_probs(row, np.concatenate([[token], best]), ops).tolist()
-    return ChosenLogprobs(own, dict(zip(best.tolist(), top, strict=True)))
-
-
-def _propose(sequence: Sequence, decoder: Decoder, proposer: Proposer) -> Draft:
-    """Ask for as many nodes as are useful, have room in the context, and are verified with the bits of single steps."""
-    session = decoder.session
-    room = min(room_after(session, len(sequence.token_ids)), session.model.capabilities.max_rows - 1)
+def _propose(sequence: Sequence, decoder: Decoder, n_pending: int) -> Draft:
+    """Return the nodes to verify: useful, within the room that is left, and verified with the bits of single steps."""
+    policy, session, n_past = decoder.policy, decoder.session, sequence.n_cached
+    if policy is None or n_pending != 1:
+        return EMPTY_DRAFT
+    room = min(room_after(session, n_past + 1), session.model.capabilities.max_rows - 1)
     if decoder.max_rows is not None:
         room = min(room, decoder.max_rows - 1)
     max_tokens = sequence.request.sampling.max_tokens
     if max_tokens is not None:
         room = min(room, max_tokens - sequence.n_generated - 1)
     if decoder.strict and room >= 1:
-        exact = session.exact_rows(sequence.n_cached)
+        exact = session.exact_rows(n_past)
         if exact is None:
             sequence.stats.add_reason(_INEXACT.format(runtime=session.model.card.runtime))
         room = min(room, (exact or 1) - 1)
     if room < 1:
         return EMPTY_DRAFT
-    draft = proposer.propose(sequence.stats, sequence.n_cached, room)
+    draft = policy.propose(sequence.stats, n_past, room)
     if decoder.forced is not None:
-        draft = decoder.forced.add_to(draft, sequence.stats, sequence.n_cached, room)
-    if decoder.strict and len(draft) and not session.has_exact_rows(sequence.n_cached, 1 + len(draft)):
+        draft = decoder.forced.add_to(draft, sequence.stats, n_past, room)
+    n = len(draft.tokens)
+    if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n):
         return EMPTY_DRAFT
     return draft
 
 
-def _tell_proposer(
-    sequence: Sequence,
-    proposer: Proposer,
-    draft: Draft,
-    verification: Verification,
-    forward: Forward,
-    pending: list[int],
-) -> None:
-    hidden = forward.hidden
+def _forward(sequence: Sequence, decoder: Decoder, pending: list[int], draft: Draft) -> Forward:
+    """Evaluate the pending tokens and return the logits of the last one; with a draft, of it and of every node.
+
+    A draft comes only where one token is pending, which is then row 0; node i is row i + 1.
+    """
+    session, n_past, n_held = decoder.session, sequence.n_cached, decoder.session.n_cached
+    taps = decoder.policy.drafters.needs.taps if decoder.policy is not None else ()
+    tokens = np.array(pending, dtype=np.int32)
+    try:
+        if not len(draft.tokens):
+            return session.forward(tokens, n_past=n_past, rows="last", taps=taps, on_progress=decoder.on_progress)
+        return session.forward(
+            np.concatenate([tokens, draft.tokens]),
+            n_past=n_past,
+            parents=None if draft.is_chain else np.concatenate([_ROOT, draft.parents + np.int32(1)]),
+            rows="all",
+            taps=taps,
+        )
+    except BaseException:  # KeyboardInterrupt too
+        if session.n_cached != n_held:  # else the session still holds what it held before
+            sequence.n_cached = min(session.n_cached, n_past + len(pending) - 1)
+        raise
+
+
+def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> tuple[Verification, float | None]:
+    """Extend the sequence by the tokens that the model draws, for as long as the draft holds them, and by one more.
+
+    The session keeps the accepted nodes. Returns the outcome, and the seconds that keeping a branch of a tree took
+    (None for a chain, of which the session keeps the beginning by itself).
+    """
+    verification = decoder.ending.cut(_verify(sequence, decoder, draft, forward))
+    n_top = sequence.request.sampling.logprobs
+    if n_top is not None:
+        rows = forward.logits[[0, *(node + 1 for node in verification.path)]]
+        chosen = zip(rows, verification.token_ids, strict=True)
+        decoder.logprobs = [_logprobs(row, token, n_top, forward.ops) for row, token in chosen]
+    keep_s = None
+    if len(draft.tokens) and not draft.is_chain:
+        begun = perf_counter()
+        decoder.session.keep(np.array([0, *(node + 1 for node in verification.path)], dtype=np.int32))
+        keep_s = perf_counter() - begun
+    sequence.n_cached = len(sequence.token_ids) + len(verification.path)
+    sequence.token_ids.extend(verification.token_ids)
+    return verification, keep_s
+
+
+def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> Verification:
+    """Choose tokens along a path of the draft, by the rule that the request names."""
+    params, logits, ops = sequence.request.sampling, forward.logits, forward.ops
+    constraint, token_ids, rule = decoder.constraint, sequence.token_ids, sequence.request.rule
+    position = len(token_ids)
+
+    def scores(row: int, accepted: tuple[int, ...]) -> NDArray[np.float32]:
+        return logits[row] if constraint is None else constraint.masked(logits[row], accepted)
+
+    def choose_token(row: int, accepted: tuple[int, ...]) -> int:
+        seen = [*token_ids, *accepted] if params.has_penalties else ()
+        return draw(scores(row, accepted), params, seen, decoder.noise, position + len(accepted), ops)
+
+    def target(row: int, accepted: tuple[int, ...]) -> Distribution:
+        return distribution(scores(row, accepted), params, [*token_ids, *accepted], ops)
+
+    if rule == COUPLED:
+        return verify_coupled(draft, choose_token)
+    q = draft.q if draft.q is not None else (None,) * len(draft.tokens)
+    return RULES[rule](draft, q, target, uniform_source(decoder.noise, position))
+
+
+def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: LogitOps) -> ChosenLogprobs:
+    """Return the log-probabilities of a token and of the `n_top` most probable tokens of a row."""
+    best = ops.top_k(row, min(n_top, len(row))) if n_top else np.empty(0, np.int64)
+    best = best[np.argsort(-row[best], kind="stable")]
+    own, *top = log_probs(row, np.concatenate([[token], best]), ops).tolist()
+    return ChosenLogprobs(own, dict(zip(best.tolist(), top, strict=True)))
+
+
+def _learn(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward, verification: Verification) -> None:
+    """Count what became of the draft, and let the drafters learn from what came."""
+    n_draft, stats, policy = len(draft.tokens), sequence.stats, decoder.policy
+    if n_draft:
+        stats.count_draft(n_draft, len(verification.path))
+        if decoder.forced is not None:
+            decoder.forced.score(stats, verification.token_ids)
+    if policy is None:
+        return
+    hidden, needs = forward.hidden, policy.drafters.needs
     if hidden:
-        rows = list(range(len(pending))) + [len(pending) + node for node in verification.path]
+        n_pending = len(next(iter(hidden.values()))) - n_draft
+        rows = [*range(n_pending), *(n_pending + node for node in verification.path)]
         hidden = {layer: states[rows] for layer, states in hidden.items()}
-    n_candidates = proposer.needs.candidates
-    if n_candidates:
-        tokens = np.concatenate([np.array(pending[-1:], np.int32), draft.tokens])
-        parents = np.concatenate([np.array([-1], np.int32), draft.parents + np.int32(1)])
-        verification = replace(verification, candidates=_candidates(forward, tokens, parents, n_candidates))
-    proposer.learn(sequence.stats, draft, verification, hidden)
+    if needs.candidates:
+        last = sequence.token_ids[-len(verification.token_ids) - 1]
+        tokens = np.concatenate([np.array([last], np.int32), draft.tokens])
+        parents = np.concatenate([_ROOT, draft.parents + np.int32(1)])
+        verification = replace(verification, candidates=_candidates(forward, tokens, parents, needs.candidates))
+    policy.learn(stats, draft, verification, hidden)
 
 
 def _candidates(forward: Forward, tokens: NDArray[np.int32], parents: NDArray[np.int32], k: int) -> Candidates:
-    """Return what the target held probable after each row."""
+    """Return the target's `k` most probable tokens after each row."""
     logits, ops = forward.logits, forward.ops
     k = min(k, logits.shape[1])
     ids = np.empty((len(logits), k), np.int32)

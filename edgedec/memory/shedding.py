@@ -77,7 +77,7 @@ def _drafter(drafting: Drafting, name: str, what: str) -> Shedder:
     def held() -> int:
         if name in drafting.off:
             return 0
-        drafter = drafting.policy.drafter(name) if drafting.policy is not None else None
+        drafter = drafting.policy.drafters.get(name) if drafting.policy is not None else None
         kept = drafting.common if name == COMMON else drafting.store.get(name)
         try:
             return max((part.memory_bytes() for part in (drafter, kept) if isinstance(part, _Sized)), default=0)

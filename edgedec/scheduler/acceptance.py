@@ -1,7 +1,13 @@
-"""What a drafter's p_accept is worth: observed acceptance by bins of what it said, forgetting slowly."""
+"""How often a drafter's tokens are right: its proposals scored against the text, and its p_accept corrected by that."""
 
-_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)
-_PRIOR = 6.0  # observations that a bin's first say is worth
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgedec.draft import Draft
+
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)  # of the bins of p_accept
+_PRIOR = 6.0  # observations that a bin's estimates are worth before any is observed
 _MEMORY = 250.0  # observations after which old ones count half
 _MOST = 0.995
 
@@ -9,8 +15,8 @@ _MOST = 0.995
 class Calibration:
     """P(node accepted | parent accepted) from the drafter's own estimate.
 
-    A bin keeps the sum of the estimates and of the acceptances; an estimate is scaled by their ratio, so that the order
-    within a bin stays.
+    A bin of estimates keeps the sum of the estimates and the sum of the acceptances; an estimate is scaled by their
+    ratio, so the order within a bin stays.
 
     >>> calibration = Calibration()
     >>> for _ in range(94):
@@ -19,31 +25,59 @@ class Calibration:
     0.03
     """
 
-    __slots__ = ("_accepted", "_factors", "_said")
+    __slots__ = ("_accepted", "_estimated", "_factors")
 
     def __init__(self) -> None:
         n = len(_EDGES) + 1
-        self._said = [0.0] * n
+        self._estimated = [0.0] * n
         self._accepted = [0.0] * n
         self._factors = [1.0] * n
 
     def corrected(self, p: float) -> float:
-        """Return the estimate corrected by what was observed; 0 to 0.995."""
-        return min(_MOST, p * self._factors[_bin(p)])
+        """Return the estimate p, 0 to 1, corrected by what was observed: 0 to 0.995."""
+        return min(_MOST, p * self._factors[bisect_right(_EDGES, p)])
 
     def observe(self, p: float, accepted: bool) -> None:
-        """Take what became of a node whose parent was accepted, verified or not."""
-        i = _bin(p)
-        said, hits = self._said[i] + p, self._accepted[i] + accepted
-        if said > _MEMORY * max(p, 0.05):
-            said, hits = said / 2, hits / 2
-        self._said[i], self._accepted[i] = said, hits
+        """Take a node with the estimate p whose parent was accepted, and whether the node was right itself."""
+        i = bisect_right(_EDGES, p)
+        estimated, hits = self._estimated[i] + p, self._accepted[i] + accepted
+        if estimated > _MEMORY * max(p, 0.05):
+            estimated, hits = estimated / 2, hits / 2
+        self._estimated[i], self._accepted[i] = estimated, hits
         prior = _PRIOR * max(p, 0.01)
-        self._factors[i] = (hits + prior) / (said + prior)
+        self._factors[i] = (hits + prior) / (estimated + prior)
 
 
-def _bin(p: float) -> int:
-    for i, edge in enumerate(_EDGES):
-        if p < edge:
-            return i
-    return len(_EDGES)
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How right a draft was, whether its nodes were verified or not.
+
+    Attributes:
+        path: The nodes that are the text, root first.
+        n_tried: How many nodes had parents that are the text.
+        depth: How many tokens deep the deepest of these nodes is.
+    """
+
+    path: list[int]
+    n_tried: int
+    depth: int
+
+
+def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> Score:
+    """Compare a draft with the tokens that came, let its drafter's calibration observe them, and return the score."""
+    depths = {-1: 0}
+    path: list[int] = []
+    n_tried = deepest = 0
+    nodes = zip(draft.tokens.tolist(), draft.parents.tolist(), draft.p_accept.tolist(), strict=True)
+    for node, (token, parent, p) in enumerate(nodes):
+        depth = depths.get(parent)
+        if depth is None or depth >= len(token_ids):
+            continue
+        right = token == token_ids[depth]
+        calibration.observe(p, right)
+        n_tried += 1
+        deepest = max(deepest, depth + 1)
+        if right and depth == len(path):  # of two siblings with the same token the first
+            depths[node] = depth + 1
+            path.append(node)
+    return Score(path, n_tried, deepest)

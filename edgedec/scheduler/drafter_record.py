@@ -1,4 +1,4 @@
-"""What is known of each drafter, and how the decisions of a generation fell."""
+"""What is known of each drafter, and a summary of what a generation decided."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from edgedec.cost_curve import Cost
 from edgedec.counted import counted
 from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
-from edgedec.scheduler.acceptance import Calibration
+from edgedec.scheduler.acceptance import Calibration, Score
 
-SHOWN = 4  # nodes that the reason against drafting speaks of
+SHOWN = 4
+"""Nodes that the reason against drafting speaks of."""
 _FIRST_RATE = 0.7  # acceptance expected of a costly drafter that was never tried
+_FORGET = 0.97
+_FORGET_TRIALS = 0.85  # trials are few and far between
 
 
 @dataclass(slots=True)
@@ -17,13 +20,16 @@ class DrafterRecord:
     """What is known of a drafter; outlives a request.
 
     Attributes:
-        calibration: What its estimates are worth, [sampling, greedy].
-        level_s: Seconds that a costly drafter takes to go one token deeper.
-        offered, accepted: How deep its drafts were tried and how deep they were right, forgetting slowly; as above.
-        lost_s, total_s: What trying it cost, and the time of all steps in which it could have been tried.
-        trial_s: What the last trial cost.
-        read_s: Seconds that a token takes to read of the text that came since it was asked last.
-        first_s: Seconds that reading the prompt took, the first time it was asked in a generation.
+        calibration: What the drafter's estimates are worth, [sampling, greedy].
+        level_s: Seconds that a costly drafter takes to draft one token deeper; None before it was timed.
+        offered: Depth down to which its drafts were compared with the text, summed and slowly forgotten,
+            [sampling, greedy].
+        accepted: Depth down to which they were right, in the same way.
+        lost_s: Seconds that its trials have cost.
+        total_s: Seconds of all steps in which it could have been tried.
+        trial_s: Seconds that the latest trial has cost.
+        read_s: Seconds that the drafter takes for each token of the text that it has not read yet.
+        first_s: Seconds that reading the prompt took in the latest generation that asked it; None before the first.
     """
 
     calibration: tuple[Calibration, Calibration] = field(default_factory=lambda: (Calibration(), Calibration()))
@@ -37,8 +43,14 @@ class DrafterRecord:
     first_s: float | None = None
 
     def rate(self, greedy: bool) -> float:
-        """Return P(a node is accepted | its parent was)."""
+        """Return P(a node is accepted | its parent was accepted), at most 0.98."""
         return min(0.98, self.accepted[greedy] / self.offered[greedy])
+
+    def observe(self, scored: Score, *, greedy: bool, is_trial: bool) -> None:
+        """Take how right a draft was."""
+        kept = _FORGET_TRIALS if is_trial else _FORGET
+        self.offered[greedy] = self.offered[greedy] * kept + scored.depth
+        self.accepted[greedy] = self.accepted[greedy] * kept + len(scored.path)
 
 
 @dataclass(slots=True)
@@ -46,22 +58,23 @@ class ActiveDrafter:
     """A drafter at work in one generation.
 
     Attributes:
-        name: As users call it.
+        name: The drafter's name, as users write it.
         drafter: The drafter.
         record: What is known of it.
         costly: Whether each of its nodes takes time worth counting.
         draft: What it proposed before this step.
-        places: The proposal's nodes in the step's tree.
-        idle: Steps since a node of its was last worth verifying.
-        missed: Tokens of the text since it was asked last, as far as they will have to be read; None before that.
-        tries: Whether its draft is only to find out what it is worth.
-        trials: Steps still to come in which it drafts only to find out what it is worth.
+        places: By node of `draft`, the node's index in the tree of all proposals.
+        idle: Steps since one of its nodes was last worth verifying.
+        missed: Tokens of the text that it has to read before its next draft; None before its first draft.
+        tries: Whether its latest draft was a trial, made to find out what the drafter is worth.
+        trials: Trials still to come in a row.
         late: How many of its drafts came after their deadline.
-        model: Names the draft model that it uses, and the memory that keeping it takes; None for one without.
-        n_asked, asked_s: How often a costly one was asked in this generation, and the time that took.
+        model: Returns the name and the memory of the draft model that it uses; None for a drafter without one.
+        n_asked: How often a costly drafter was asked in this generation.
+        asked_s: Seconds that these drafts took.
         verified: Whether nodes of its latest draft were verified.
-        n_used: How many of its drafts were verified and had a right token.
-        hoped: What its drafts were last expected to make of the speed without them; None where nobody looked.
+        n_used: How many of its drafts were verified and began with a right token.
+        hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
     """
 
     name: str
@@ -82,9 +95,10 @@ class ActiveDrafter:
     n_used: int = 0
     hoped: float | None = None
 
-    def said(self) -> str:
-        """Say what the draft model did in this generation and, where it was of no use, why; empty for a drafter
-        without one.
+    def summary(self) -> str:
+        """Return a sentence on what the draft model did in this generation, and why it was of no use where it was not.
+
+        The sentence is empty for a drafter without a draft model.
         """
         if self.model is None:
             return ""
@@ -104,17 +118,37 @@ class ActiveDrafter:
 
 @dataclass(slots=True)
 class DecisionLog:
-    """How the decisions of a generation fell."""
+    """What a generation decided, step by step.
+
+    Attributes:
+        n_steps: Steps in which a decision was made.
+        n_drafted: Steps in which nodes were verified.
+        n_empty: Steps in which no drafter proposed anything.
+        n_tokens: Tokens that these steps gave.
+        spent_s: Seconds that drafting took in these steps, and that their forwards were expected to take.
+        promised, price, nodes: Of the steps that decided against a proposal: expected tokens of the best nodes, plain
+            steps that verifying these nodes would have taken, and their number; each summed up.
+    """
 
     n_steps: int = 0
     n_drafted: int = 0
     n_empty: int = 0
+    n_tokens: int = 0
+    spent_s: float = 0.0
     promised: float = 0.0
     price: float = 0.0
     nodes: int = 0
 
-    def take(self, paths: Sequence[float], n_chosen: int, cost: Cost) -> None:
-        """Count a decision; of one against drafting, note what the best nodes promised and would have cost."""
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second so far."""
+        return self.n_tokens / max(self.spent_s, 1e-9)
+
+    def count(self, paths: Sequence[float], n_chosen: int, cost: Cost) -> None:
+        """Count a decision for `n_chosen` of the nodes with these path probabilities.
+
+        A decision against all of them also notes what the best nodes promised and would have cost.
+        """
         self.n_steps += 1
         if n_chosen:
             self.n_drafted += 1
@@ -127,7 +161,7 @@ class DecisionLog:
             self.nodes += len(best)
 
     def text(self) -> str:
-        """Return it as a sentence."""
+        """Return the decisions as one sentence."""
         n_against = self.n_steps - self.n_drafted - self.n_empty
         parts = [f"drafted in {self.n_drafted} of {counted(self.n_steps, 'step')}"]
         if self.n_empty:
@@ -139,11 +173,3 @@ class DecisionLog:
                 f"and promised {1 + self.promised / n_against:.2f} tokens"
             )
         return ", ".join(parts)
-
-
-def depth_of(parents: Sequence[int]) -> int:
-    """Return how many tokens deep a draft goes."""
-    depths = [0] * (len(parents) + 1)  # the last for -1
-    for node, parent in enumerate(parents):
-        depths[node] = depths[parent] + 1
-    return max(depths)

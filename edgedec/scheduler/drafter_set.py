@@ -1,4 +1,4 @@
-"""The drafters of an engine, and their policy for one generation."""
+"""The drafters of an engine, and the policy of one generation that is made of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Closing, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
+from edgedec.draft import Closing, DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.draft_model.overlapped import OverlappedDrafter
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
@@ -18,10 +18,11 @@ from edgedec.errors import MemoryCapError, PluginError
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
+from edgedec.scheduler.active_drafters import PolicyOptions
+from edgedec.scheduler.drafter_calls import describe_error
 from edgedec.scheduler.drafter_factories import SKIP, SKIP_GAIN, promised_gain
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.policy import Policy
-from edgedec.scheduler.proposer import described
 from edgedec.scheduler.recorder import Recorder
 from edgedec.sequence import COUPLED, Sequence
 from edgedec.stats import DecodeStats
@@ -34,19 +35,19 @@ class Drafting:
     Attributes:
         factories: The drafters by name.
         n_max: Most nodes of a draft; 0 where no draft can be verified with the bits of single steps.
-        always: Verify what is proposed whatever it costs, for a drafter that is pinned.
+        always: Whether to verify what is proposed, whatever it costs: the drafters are pinned.
         budget_bytes: Most memory that the drafters may hold together, or None.
-        store_bytes: Most that each of them keeps between requests, or None.
+        store_bytes: Most memory that each of them keeps between requests, or None.
         store: What drafters keep between requests.
-        records: What is known of the drafters' acceptance and cost.
-        common: A small text to begin with.
+        records: What is known of the acceptance and the cost of each drafter.
+        common: A small text to begin with, or None.
         file: Where the suffix drafter's part of `store` outlives the process, or None.
-        notes: What the next generation's statistics will tell, once.
-        policy: The generation's that is running, or None.
-        off: Drafters that are asked no more, as their memory was needed, with what to tell of them.
+        notes: Sentences for the statistics of the next generation only.
+        policy: The policy of the generation that is running, or None.
+        off: Drafters that are no longer asked, as their memory was needed, each with a sentence that says so.
         tuned: The set of layers that was tuned for this model, or None.
-        strict: Verify only what has the bits of single steps: no trees where the runtime's are not exact.
-        told: What every generation's statistics tell: what it drafts without, and why.
+        strict: Whether to verify only what has the bits of single steps: no trees where the runtime's are not exact.
+        reasons: Sentences for the statistics of every generation: what it drafts without, and why.
     """
 
     factories: Mapping[str, DrafterFactory]
@@ -63,22 +64,22 @@ class Drafting:
     off: dict[str, str] = field(default_factory=dict)
     tuned: TunedSet | None = None
     strict: bool = True
-    told: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
 
     @property
     def share_bytes(self) -> int | None:
-        """Most memory that a drafter may hold, of which its store is at most half."""
+        """Most bytes that one drafter may hold, its store included, which takes at most half; None for no limit."""
         shares = [n for n in (self.budget_bytes, self.store_bytes and 2 * self.store_bytes) if n is not None]
         return min(shares, default=None)
 
     def switch_off(self, name: str, reason: str) -> None:
-        """Go on without a drafter, in the generation that is running and those that come, until forget()."""
+        """Stop asking a drafter, in the generation that is running and in later ones, until forget()."""
         self.off[name] = reason
         if self.policy is not None:
-            self.policy.leave(name)
+            self.policy.drafters.leave(name)
 
     def forget(self) -> None:
-        """Empty all that outlives a request; drafters that were switched off are back, but for closed draft models."""
+        """Drop all that outlives a request; drafters that were switched off return, except closed draft models."""
         self.off = {name: why for name, why in self.off.items() if isinstance(self.factories[name], ModelFactory)}
         self.store.clear()
         self.records.clear()
@@ -89,19 +90,19 @@ class Drafting:
                 factory.forget()
 
     def use_file(self, file: DraftStore, options: LoadOptions) -> None:
-        """Take what a file holds, and save to it from now on (raises what DraftStore.fill raises)."""
+        """Fill the store from a file, and save to that file from now on (raises what DraftStore.fill raises)."""
         note = file.fill(self.store, self.share_bytes, options)
         self.file = file
         if note is not None:
             self.notes.append(note)
 
     def save(self) -> None:
-        """Write the file, where there is one and something new (StorageError, ModelFormatError: it can't be)."""
+        """Write the file, where there is one and it is out of date (StorageError, ModelFormatError: that fails)."""
         if self.file is not None:
             self.file.save(self.store)
 
     def close(self) -> None:
-        """Free what the drafters have loaded."""
+        """Free the models that the drafters have loaded."""
         for factory in self.factories.values():
             if isinstance(factory, ModelFactory):
                 factory.close()
@@ -110,72 +111,79 @@ class Drafting:
 def open_policy(
     drafting: Drafting, session: Session, curve: CostCurve, sequence: Sequence, noise: Noise
 ) -> Policy | None:
-    """Make the drafters of a generation; None, with the reason in its statistics, when none is left."""
-    stats, sampling = sequence.stats, sequence.request.sampling
-    while drafting.notes:
-        stats.add_reason(drafting.notes.pop(0))
-    for note in drafting.told:
+    """Open the drafters of a generation and return their policy; None, with the reason in the statistics, without any.
+
+    A drafter that fails to open, or would hold too much memory, is left out, and the statistics say so.
+    """
+    stats, request, capabilities = sequence.stats, sequence.request, session.model.capabilities
+    for note in (*drafting.notes, *drafting.reasons):
         stats.add_reason(note)
+    drafting.notes.clear()
     if drafting.n_max < 1:
         stats.add_reason("drafting off: this model's rows are not bit-equal to single steps on this runtime")
         return None
-    floor, members = Floor(), []
-    share = sequence.request.record
-    recorder = None if share is None else Recorder(sequence.proposals, share)
+    recorder = None if request.record is None else Recorder(sequence.proposals, request.record)
     context = DraftContext(
         session,
         session.model.tokenizer,
-        sampling,
+        request.sampling,
         noise,
         drafting.share_bytes,
         drafting.store,
-        floor,
-        coupled=sequence.request.rule == COUPLED,
+        coupled=request.rule == COUPLED,
         common=drafting.common,
         recorder=recorder,
     )
+    drafters = []
     left = drafting.budget_bytes
     for name, factory in _with_tuned_layers(drafting, session, curve, stats).items():
         if name in drafting.off:
             stats.add_reason(drafting.off[name])
-            continue
-        drafter = None
-        try:
-            drafter = factory(context)
-            _check_needs(drafter.needs, session)
-            held = drafter.memory_bytes()
-            if left is not None and held > left:
-                raise MemoryCapError(f"it would hold {held} bytes where {left} are left; allow more memory")
-            drafter.begin(sequence.token_ids)
-            if isinstance(drafter, OverlappedDrafter):
-                drafter.report = partial(stats.note_ahead, name)
-        except Exception as error:  # a drafter never ends a generation
-            stats.add_reason(f"{name} off: the drafter failed ({described(error)})")
-            stats.count_failure(name, "failed")
-            if isinstance(drafter, Closing):
-                drafter.close()
-            continue
-        left = None if left is None else left - held
-        members.append(_member(name, drafter, factory, drafting, curve, greedy=sampling.greedy))
-    if not members:
+        elif (opened := _open(name, factory, context, sequence, left)) is not None:
+            drafter, held = opened
+            left = None if left is None else left - held
+            drafters.append(_active(name, drafter, factory, drafting, curve, greedy=request.sampling.greedy))
+    if not drafters:
         return None
-    drafting.policy = Policy(
-        members,
-        session,
-        curve,
-        greedy=sampling.greedy,
-        n_max=drafting.n_max,
-        floor=floor,
+    options = PolicyOptions(
+        drafting.n_max,
+        greedy=request.sampling.greedy,
         always=drafting.always,
         coupled=context.coupled,
-        chains=drafting.strict and not session.model.capabilities.exact_trees,
-        recorder=recorder,
+        trees=capabilities.trees and (capabilities.exact_trees or not drafting.strict),
     )
+    drafting.policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, recorder)
     return drafting.policy
 
 
+def _open(
+    name: str, factory: DrafterFactory, context: DraftContext, sequence: Sequence, most_bytes: int | None
+) -> tuple[Drafter, int] | None:
+    """Make a drafter, give it the prompt, and return it with the bytes that it holds; None where that fails.
+
+    The reason for a failure goes into the statistics. `most_bytes` is the most memory that the drafter may hold.
+    """
+    drafter = None
+    try:
+        drafter = factory(context)
+        _check_needs(drafter.needs, context.target)
+        held = drafter.memory_bytes()
+        if most_bytes is not None and held > most_bytes:
+            raise MemoryCapError(f"it would hold {held} bytes where {most_bytes} are left; allow more memory")
+        drafter.begin(sequence.token_ids)
+        if isinstance(drafter, OverlappedDrafter):
+            drafter.report = partial(sequence.stats.note_ahead, name)
+    except Exception as error:  # a drafter never ends a generation
+        sequence.stats.add_reason(f"{name} off: the drafter failed ({describe_error(error)})")
+        sequence.stats.count_failure(name, "failed")
+        if isinstance(drafter, Closing):
+            drafter.close()
+        return None
+    return drafter, held
+
+
 def _check_needs(needs: DrafterNeeds, session: Session) -> None:
-    """Raise PluginError or CapabilityError unless the target can give what a drafter asks for, at every step."""
+    """Raise PluginError or CapabilityError unless the target can give what a drafter needs at every step."""
     card, capabilities = session.model.card, session.model.capabilities
     for capability, needed in (("taps", needs.taps), ("layers", needs.layers)):
         if needed:
@@ -202,9 +210,10 @@ def _with_tuned_layers(
     return factories
 
 
-def _member(
+def _active(
     name: str, drafter: Drafter, factory: DrafterFactory, drafting: Drafting, curve: CostCurve, *, greedy: bool
 ) -> ActiveDrafter:
+    """Return a drafter with what is known of it; one that is a part of the target learns what its forwards cost."""
     is_new = name not in drafting.records
     record = drafting.records.setdefault(name, DrafterRecord())
     if not isinstance(drafter, SelfDrafter):

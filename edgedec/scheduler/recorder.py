@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgedec.model import LayerSet
-from edgedec.scheduler.draft_tree import DraftTree, best_part
+from edgedec.scheduler.draft_tree import DraftTree
+from edgedec.scheduler.node_choice import best_part
 from edgedec.sequence import Evaluated, Proposals
 
 MOST_FORWARDS = 1 << 30

@@ -12,13 +12,15 @@ from support.tiny_models import N_VOCAB, byte_ids, tiny_llama
 
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import ChosenLogprobs, Decoder, step
-from edgedec.draft import Draft, Drafter, DrafterNeeds, Verification
+from edgedec.draft import Draft, Drafter, DrafterNeeds, Floor, Verification
 from edgedec.errors import CancelledError, ContextFullError
 from edgedec.model import Capabilities, LoadOptions, Model, Session
 from edgedec.noise import Noise
 from edgedec.progress import Progress
 from edgedec.sampling import SamplingParams, log_probs
-from edgedec.scheduler.proposer import Pinned
+from edgedec.scheduler.active_drafters import PolicyOptions
+from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
 from edgedec_runtimes.reference.model import ReferenceModel
@@ -92,15 +94,18 @@ class Run:
     decoder: Decoder
 
 
-def pinned(drafter: Drafter | None, n_max: int, session: Session) -> Pinned | None:
-    """Return what always asks that drafter."""
-    return None if drafter is None else Pinned(drafter, n_max, session)
+def pinned(drafter: Drafter | None, n_max: int, session: Session) -> Policy | None:
+    """Return a policy that always asks that drafter."""
+    if drafter is None:
+        return None
+    options = PolicyOptions(n_max, always=True, trees=session.model.capabilities.trees)
+    return Policy([ActiveDrafter("one", drafter, DrafterRecord())], N_VOCAB, CostCurve(), options, Floor())
 
 
 def left(decoder: Decoder) -> Drafter | None:
     """Return the drafter, unless it was dropped."""
-    assert isinstance(decoder.proposer, Pinned)
-    return decoder.proposer.drafter
+    assert decoder.policy is not None
+    return decoder.policy.drafters.get("one")
 
 
 def run(
@@ -318,7 +323,7 @@ def test_a_failing_drafter_is_dropped_and_changes_nothing(model: Model, plain: d
     assert left(found.decoder) is None
     assert len(drafter.asked) == 1
     (reason,) = found.sequence.stats.reasons
-    assert reason.startswith("drafting off: the drafter failed (")
+    assert reason.startswith("one off: the drafter failed (")
     assert found.sequence.stats.n_drafts == 0
 
 
@@ -335,19 +340,19 @@ def test_a_drafter_that_fails_in_accept_is_dropped_after_its_step(model: Model, 
     found = run(model, SAMPLED, Failing(oracle(plain["sampled"])), n_draft_max=4)
     assert found.token_ids == plain["sampled"]
     assert found.sequence.stats.n_drafts == 2
-    assert found.sequence.stats.reasons == ["drafting off: the drafter failed (RuntimeError: no more)"]
+    assert found.sequence.stats.reasons == ["one off: the drafter failed (RuntimeError: no more)"]
 
 
-def test_a_tree_is_refused_where_the_runtime_cannot_do_trees(
+def test_a_chain_of_a_tree_is_verified_where_the_runtime_cannot_do_trees(
     model: Model, plain: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chains go on; the first tree turns drafting off by name, and the tokens stay."""
+    """The drafter is not at fault: it stays, and the tokens stay."""
     monkeypatch.setattr(ReferenceModel, "capabilities", Capabilities(trees=False))
-    found = run(model, GREEDY, Scripted(oracle(plain["greedy"])))
-    assert (found.token_ids, found.sequence.stats.reasons) == (plain["greedy"], [])
-    found = run(model, GREEDY, Scripted(late_siblings(plain["greedy"])))
-    assert found.token_ids == plain["greedy"]
-    assert "'trees'" in found.sequence.stats.reasons[0]
+    for script in (oracle, late_siblings):
+        drafter = Scripted(script(plain["greedy"]))
+        found = run(model, GREEDY, drafter)
+        assert (found.token_ids, found.sequence.stats.reasons) == (plain["greedy"], [])
+        assert left(found.decoder) is drafter
 
 
 @pytest.mark.parametrize("script", [half_right, random_trees])

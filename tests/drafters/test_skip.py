@@ -227,13 +227,13 @@ def auto(model: Model, cache_dir: Path) -> Drafting:
 
 def test_auto_takes_a_tuned_set_only_where_it_promises_to_pay(model: Model, tmp_path: Path) -> None:
     """Not without a set, not for one that costs too much, and not where rows cost their full price."""
-    assert policy_for(model, auto(model, tmp_path))[0].drafter("skip") is None
+    assert policy_for(model, auto(model, tmp_path))[0].drafters.get("skip") is None
     dear = replace(tuned(HALF), cost=0.9)
     steep = CostCurve({1: 0.1, 2: 0.2, 4: 0.4, 8: 0.8})
     for found, curve, expected in ((tuned(HALF), FLAT, True), (dear, FLAT, False), (tuned(HALF), steep, False)):
         keep_tuned_set(tmp_path, model.card, found)
         policy, sequence = policy_for(model, auto(model, tmp_path), curve)
-        assert (policy.drafter("skip") is not None) is expected
+        assert (policy.drafters.get("skip") is not None) is expected
         assert sequence.stats.reasons == []
 
 
@@ -247,7 +247,7 @@ def test_by_name_the_tuned_set_is_taken_whatever_it_costs(model: Model, tmp_path
     keep_tuned_set(tmp_path, model.card, replace(tuned(HALF), share=0.625, cost=0.9))
     drafting.tuned = tuned_set(tmp_path, model.card)
     policy, sequence = policy_for(model, drafting)
-    drafter = policy.drafter("skip")
+    drafter = policy.drafters.get("skip")
     assert isinstance(drafter, SelfDrafter)
     assert (drafter.share, sequence.stats.reasons) == (0.625, [])
 

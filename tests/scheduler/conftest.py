@@ -9,5 +9,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The policy's clock."""
     fake = Clock()
     monkeypatch.setattr("edgedec.scheduler.policy.perf_counter", fake)
-    monkeypatch.setattr("edgedec.scheduler.policy.monotonic", fake)
+    monkeypatch.setattr("edgedec.scheduler.active_drafters.perf_counter", fake)
+    monkeypatch.setattr("edgedec.scheduler.active_drafters.monotonic", fake)
     return fake

@@ -16,7 +16,6 @@ from edgedec.draft import Draft
 from edgedec.model import Capabilities, Forward, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
-from edgedec.scheduler.proposer import Pinned
 from edgedec.sequence import Request, Sequence
 from edgedec.stats import DecodeStats
 
@@ -227,7 +226,7 @@ def test_a_step_tells_the_curve_what_keeping_took(parents: list[int], monkeypatc
     params = SamplingParams(temperature=0)
     sequence = Sequence(Request((1,), params, 0), [1])
     fake = cast(Session, session)
-    decoder = Decoder(fake, Noise(0), curve, Pinned(drafter, 2, fake))
+    decoder = Decoder(fake, Noise(0), curve, policy_of([member(drafter)], CostCurve(), always=True, n_max=2))
     step(sequence, decoder)  # with a prompt of one token the prefill is a draft, too, and no cost
     assert curve.keep_s == 0
     step(sequence, decoder)

@@ -332,8 +332,8 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
     monkeypatch.setattr("edgedec.scheduler.plugin_guard._MAKING_S", SECONDS)
     policy, _ = opened_with(factory, guard=False)
     assert policy is not None
-    assert policy.needs == DrafterNeeds()
-    policy.close()
+    assert policy.drafters.needs == DrafterNeeds()
+    policy.drafters.close()
     assert len(called) == 2
     assert threading.current_thread() not in called
     join(before)

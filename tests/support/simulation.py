@@ -13,6 +13,7 @@ from edgedec.draft import Draft, DraftContext, DrafterNeeds, Floor, Verification
 from edgedec.model import Capabilities, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler.active_drafters import PolicyOptions
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
@@ -132,20 +133,12 @@ def policy_of(
     greedy: bool = True,
     coupled: bool = True,
     recorder: Recorder | None = None,
+    n_max: int = N_MAX,
 ) -> Policy:
-    """Return a policy over a fake session."""
+    """Return a policy over N_VOCAB tokens."""
     floor = next((one.drafter.floor for one in members if isinstance(one.drafter, Oracle)), Floor())
-    return Policy(
-        members,
-        fake_session(trees=trees),
-        curve,
-        greedy=greedy,
-        n_max=N_MAX,
-        floor=floor,
-        always=always,
-        coupled=coupled,
-        recorder=recorder,
-    )
+    options = PolicyOptions(n_max, greedy=greedy, always=always, coupled=coupled, trees=trees)
+    return Policy(members, N_VOCAB, curve, options, floor, recorder)
 
 
 def member(drafter: Oracle, *, costly: bool = False, record: DrafterRecord | None = None) -> ActiveDrafter:
@@ -177,7 +170,7 @@ def decode(
         token_ids.extend(verification.token_ids)
         drafted.append(len(draft))
         policy.learn(stats, draft, verification, {})
-    policy.close()
+    policy.drafters.close()
     return Run(token_ids, clock.now - begun, drafted, stats)
 
 

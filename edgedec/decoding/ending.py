@@ -1,0 +1,83 @@
+"""Where a text ends: by an end token, a stop string, its grammar, max_tokens, or because the context is full."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgedec.constraint import Constraint
+from edgedec.draft import Verification
+from edgedec.model import Session
+from edgedec.sequence import FinishReason, Request, Sequence
+from edgedec.sessions.sliding_window import text_limit
+
+
+def _never(token_id: int) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnd:
+    """Decides where the text of one generation ends; by default it never does.
+
+    Attributes:
+        is_end: `(token_id)` -> whether the token ends the text.
+        max_tokens: Most tokens to generate; None for no limit.
+        n_most: Most tokens of the text, the prompt included, that the session takes.
+        constraint: The grammar that the text keeps to, or None.
+    """
+
+    is_end: Callable[[int], bool] = _never
+    max_tokens: int | None = None
+    n_most: int = sys.maxsize
+    constraint: Constraint | None = None
+
+    @classmethod
+    def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
+        """Return what decides about the text of a request on a session."""
+        is_end = _never if request.sampling.ignore_end else session.model.tokenizer.is_end
+        return cls(is_end, request.sampling.max_tokens, text_limit(session), constraint)
+
+    def cut(self, verification: Verification) -> Verification:
+        """Return what a step adds to the text, up to the token that ends it; the grammar takes these tokens.
+
+        What a draft had behind the end is no text, so no drafter may learn it. Where the grammar puts another token in
+        the place of a token, the step ends there, too.
+        """
+        path, token_ids, constraint = verification.path, verification.token_ids, self.constraint
+        if len(token_ids) == 1 and constraint is None:
+            return verification
+        for i, token_id in enumerate(token_ids):
+            taken = token_id if constraint is None else constraint.commit(token_id)
+            if taken != token_id or self.is_end(token_id) or (constraint is not None and constraint.is_over):
+                return Verification(path[:i], (*token_ids[:i], taken))
+        return verification
+
+    def reason(self, sequence: Sequence, *, is_end: bool, stopped: bool, is_last: bool) -> FinishReason | None:
+        """Return why the text ends with its latest token, None where it goes on.
+
+        Args:
+            sequence: The text so far, with the latest token, unless that is an end token.
+            is_end: Whether the latest token is an end token.
+            stopped: Whether a stop string is complete.
+            is_last: Whether the latest token is the last of its step, up to which the grammar has taken tokens.
+        """
+        if stopped:
+            return "stop"
+        if is_end or (is_last and self.constraint is not None and self.constraint.is_complete):
+            self.note_grammar(sequence, "stop")
+            return "stop"
+        is_longest = sequence.n_generated == self.max_tokens
+        if not is_longest and len(sequence.token_ids) < self.n_most:
+            return None
+        if is_last:
+            self.note_grammar(sequence, "length")
+        if not is_longest:
+            sequence.stats.add_reason(f"the text ends because the context of {self.n_most} tokens is full")
+        return "length"
+
+    def note_grammar(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Note in a sequence that ends for this reason whether its text is one of its grammar's, and how that came."""
+        if self.constraint is not None:
+            sequence.is_whole = reason == "stop" or self.constraint.may_end
+            if self.constraint.note:
+                sequence.stats.add_reason(self.constraint.note)

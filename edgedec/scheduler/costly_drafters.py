@@ -1,0 +1,157 @@
+"""When to ask a drafter that costs time for every node, and for how many nodes.
+
+A costly drafter is asked where its record says that it pays, and at times to find out whether it does, within 1 % of
+the time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgedec.cost_curve import Cost, best_length
+from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
+
+_LOOK_FIRST = 8  # steps before a draft model may read the text
+_FIRST_LEVELS = 32  # levels that reading the beginning of a text is taken to cost before that was timed
+_REST_OF_TEXT = 256  # tokens, at most, that are counted on when the reading has to be repaid
+_REPAID = 1.5  # times the cost of reading that drafting must gain
+_GAIN = 1.03  # what a costly drafter must promise against the best without it
+_TRIAL_SHARE = 0.01  # of the time: what trials of a drafter may lose
+_TRIAL_STEPS = 4
+_KEEPS_UP = 24  # tokens of text that a drafter reads as part of its next draft
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """How a costly drafter is asked before one step.
+
+    Attributes:
+        n_max: Most nodes.
+        length: Tokens deep that the draft should go.
+        level_s: Seconds that one token deeper is expected to take.
+        least_path: Path probability below which a node does not pay.
+        is_trial: Whether the draft is made only to find out what the drafter is worth.
+        extra_s: Seconds that the drafter may take beyond the usual deadline.
+    """
+
+    n_max: int
+    length: int
+    level_s: float
+    least_path: float
+    is_trial: bool
+    extra_s: float
+
+
+class CostlyDrafters:
+    """Plans the drafts of one generation's costly drafters and keeps their records.
+
+    Args:
+        log: What the generation has decided so far.
+        greedy: Whether tokens are drawn at temperature 0.
+        always: Whether to ask before every step, whatever it costs.
+    """
+
+    def __init__(self, log: DecisionLog, *, greedy: bool, always: bool) -> None:
+        self._log = log
+        self._greedy = greedy
+        self._always = always
+
+    def plan(self, active: ActiveDrafter, cost: Cost, n_max: int, rate: float, room: int) -> DraftPlan | None:
+        """Return how to ask a drafter now, None where its draft would not pay.
+
+        Args:
+            active: The drafter.
+            cost: Seconds of a forward by the nodes of the draft in it.
+            n_max: Most nodes of a draft.
+            rate: Tokens per second expected without the drafter.
+            room: Tokens that the text may still grow by.
+        """
+        record, in_place = active.record, active.drafter.needs.layers
+        if in_place:  # it drafts in the target's own session, which holds the text already
+            active.missed = 0
+        level_s = record.level_s if record.level_s is not None else cost(0) / 4
+        if active.missed is None and not self._always and not self._pays_to_read(active, level_s, cost, n_max, room):
+            return None
+        p = record.rate(self._greedy)
+        length, gain = best_length(p, level_s, cost, n_max, rate)
+        is_trial = gain < _GAIN and not self._always
+        if is_trial:
+            length = min(2, n_max)
+            if not _may_try(active, length * level_s + cost(length) - cost(0)):
+                return None
+        extra_s = 2 * length * level_s if in_place else 0.0
+        if self._always:
+            return DraftPlan(n_max, length, level_s, 0.0, is_trial, extra_s)
+        # One level more pays while it adds more tokens per second than the levels before it give.
+        slope = (cost(length) - cost(0)) / length
+        marginal = (level_s + slope) * rate * max(gain, 1.0)
+        least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
+        return DraftPlan(min(n_max, 2 * length), length, level_s, least_path, is_trial, extra_s)
+
+    def _pays_to_read(self, active: ActiveDrafter, level_s: float, cost: Cost, n_max: int, room: int) -> bool:
+        """Tell whether the rest of the text is likely to repay the time that reading its beginning takes.
+
+        The first steps show how fast the cheap drafters make the text. The text is expected to double its length.
+        """
+        log, record = self._log, active.record
+        if log.n_steps < _LOOK_FIRST:
+            return False
+        mean = max(1 / cost(0), log.tokens_per_s)
+        _, gain = best_length(record.rate(self._greedy), level_s, cost, n_max, mean)
+        active.hoped = gain
+        first_s = record.first_s if record.first_s is not None else _FIRST_LEVELS * level_s
+        rest = min(room, _REST_OF_TEXT, log.n_tokens)
+        return gain >= _GAIN and rest / mean * (1 - 1 / gain) > _REPAID * first_s
+
+    @staticmethod
+    def note_draft(active: ActiveDrafter, plan: DraftPlan, seconds: float, cost: Cost) -> None:
+        """Note what the draft that was made by a plan took."""
+        record, n = active.record, len(active.draft)
+        active.n_asked += 1
+        active.asked_s += seconds
+        if n:
+            _note_time(record, seconds, plan.level_s, _depth(active.draft.parents.tolist()), active.missed)
+        active.missed, active.tries = 0, plan.is_trial
+        if plan.is_trial:
+            lost_s = seconds + cost(n) - cost(0)
+            record.lost_s += lost_s
+            record.trial_s += lost_s
+
+
+def _may_try(active: ActiveDrafter, step_s: float) -> bool:
+    """Tell whether a trial goes on, or a new one of a few steps in a row is affordable; `step_s` is one step's cost.
+
+    A trial takes several steps because the drafter first has to read the text that it missed.
+    """
+    record = active.record
+    if active.trials == 0:
+        price = max(_TRIAL_STEPS * step_s + record.read_s * (active.missed or 0), record.trial_s)
+        if record.lost_s + price > _TRIAL_SHARE * record.total_s:
+            return False
+        active.trials, record.trial_s = _TRIAL_STEPS, 0.0
+    active.trials -= 1
+    return True
+
+
+def _note_time(record: DrafterRecord, seconds: float, level_s: float, n_levels: int, n_missed: int | None) -> None:
+    """Note the seconds of a draft of `n_levels` tokens, before which `n_missed` tokens had to be read (None: a prompt).
+
+    Where much had to be read, a level took less than its share of the time.
+    """
+    mine = seconds / n_levels
+    if n_missed is not None and n_missed <= _KEEPS_UP:
+        record.level_s = 0.8 * level_s + 0.2 * mine
+        return
+    record.level_s = min(level_s, mine)
+    reading_s = max(0.0, seconds - n_levels * record.level_s)
+    if n_missed is None:
+        record.first_s = reading_s
+    else:
+        record.read_s = reading_s / n_missed
+
+
+def _depth(parents: Sequence[int]) -> int:
+    """Return how many tokens deep a draft of at least one node goes."""
+    depths = [0] * (len(parents) + 1)  # the last one is for -1
+    for node, parent in enumerate(parents):
+        depths[node] = depths[parent] + 1
+    return max(depths)

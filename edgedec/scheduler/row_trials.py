@@ -1,0 +1,113 @@
+"""Trials of row counts: now and then the scheduler verifies what the cost curve advises against, to time it.
+
+A curve that was measured at a bad moment, or measured only in part because the machine is slow, would never be put
+right otherwise: what looks too expensive is not verified, and so it is not timed. More rows than advised are tried
+where they would pay if they cost next to nothing, within 0.5 % of the time. After many drafts in a row a plain step is
+tried, within 1 % of the time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgedec.cost_curve import Cost, CostCurve
+from edgedec.scheduler.draft_tree import DraftTree
+from edgedec.scheduler.node_choice import NodeChoice
+
+_HOPED = 1 / 16  # of a step: what one more row costs where rows are cheap
+_HOPED_GAIN = 1.2  # the gain that more rows must promise at that price to be tried
+_SHARE = 0.005  # of the time: what trials of more rows may lose
+_EVERY = 3  # steps in which more rows could be tried, for each step in which they are considered
+_UNKNOWN_STEPS = 2.0  # plain steps that a trial may lose beyond that where so many rows were never timed
+_PLAIN_AFTER = 60  # drafts in a row, at the least, before a plain step is tried
+_PLAIN_SHARE = 0.01  # of the time: what trying plain steps may lose
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A trial in the step that is running.
+
+    Attributes:
+        n_nodes: Nodes that it verifies.
+        rate: Tokens per second expected without it.
+        others: Tokens that other requests gain by the same forward.
+        lost_s: Seconds that it is expected to lose.
+    """
+
+    n_nodes: int
+    rate: float
+    others: float
+    lost_s: float
+
+
+class RowTrials:
+    """The trials of one generation; what they may lose is counted in the curve, for all generations."""
+
+    def __init__(self, curve: CostCurve, choice: NodeChoice) -> None:
+        self._curve = curve
+        self._choice = choice
+        self._trial: _Trial | None = None
+        self._n_considered = 0
+        self._n_drafted = 0
+
+    def begin_step(self) -> None:
+        """Begin a step without a trial."""
+        self._trial = self._curve.latest_s = None
+
+    def more_nodes(
+        self, tree: DraftTree, paths: list[float], cost: Cost, n_max: int, chosen: tuple[list[int], float]
+    ) -> list[int]:
+        """Return the nodes that were chosen or, for a trial, more of them; `chosen` is what NodeChoice.best returned.
+
+        `n_max` is the most nodes, `cost` and `paths` are as for NodeChoice.best.
+        """
+        nodes, rate = chosen
+        self._n_considered += 1
+        if self._choice.always or self._n_considered % _EVERY:
+            return nodes
+        hoped_cost = [cost(0) * (1 + _HOPED * n) for n in range(n_max + 1)].__getitem__
+        hoped, hoped_rate = self._choice.best(tree, paths, hoped_cost, n_max, 0.0)
+        if hoped_rate < _HOPED_GAIN * rate:
+            return nodes
+        order = sorted(hoped, key=paths.__getitem__, reverse=True)
+        while len(order) > len(nodes):
+            if self._may_try(order, paths, cost, rate):
+                return sorted(order)
+            order = order[: len(order) // 2]
+        return nodes
+
+    def _may_try(self, nodes: Sequence[int], paths: Sequence[float], cost: Cost, rate: float) -> bool:
+        """Begin a trial of these nodes and return True where it can be afforded, else return False."""
+        trials, others, n = self._curve.trials, self._curve.others, len(nodes)
+        lost_s = max(0.0, cost(n) - (1 + others + sum([paths[node] for node in nodes])) / rate)
+        left_s = _SHARE * trials.total_s - trials.lost_s
+        if self._curve.is_unknown(n + 1):
+            left_s += _UNKNOWN_STEPS * cost(0)
+        if lost_s > left_s or not trials.may_try(n + 1):
+            return False
+        trials.lost_s += lost_s
+        self._trial = _Trial(n, rate, others, lost_s)
+        return True
+
+    def plain_is_due(self, gain: float) -> bool:
+        """Tell whether to time a plain step again, where drafts make the text `gain` times as fast."""
+        return not self._choice.always and self._n_drafted >= max(_PLAIN_AFTER, (gain - 1) / _PLAIN_SHARE)
+
+    def count_step(self, n_nodes: int, seconds: float) -> None:
+        """Count a step that was decided: its nodes, and the seconds that its forward is expected to take."""
+        self._n_drafted = self._n_drafted + 1 if n_nodes else 0
+        self._curve.trials.total_s += seconds / (1 + self._curve.others)
+
+    def learn(self, n_nodes: int, n_tokens: int) -> None:
+        """Note what this step's trial cost: the step verified `n_nodes` nodes and gained `n_tokens` tokens.
+
+        A trial that was not made, as a grammar changed the draft or a prompt came with it, cost nothing.
+        """
+        trial, seconds, trials = self._trial, self._curve.latest_s, self._curve.trials
+        if trial is None:
+            return
+        self._trial = None
+        if seconds is None or n_nodes != trial.n_nodes or self._curve.others != trial.others:
+            trials.lost_s = max(0.0, trials.lost_s - trial.lost_s)
+            return
+        lost_s = seconds - (n_tokens + trial.others) / trial.rate
+        trials.count(trial.n_nodes + 1, trial.lost_s, lost_s, (1 + trial.others) / trial.rate)
