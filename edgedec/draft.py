@@ -1,4 +1,4 @@
-"""Drafts, their verification's outcome, and what a drafter is.
+"""Drafts, the outcome of verifying one, and what a drafter is.
 
 p is the target's distribution and q the drafter's, as in Leviathan et al. 2023 (arXiv:2211.17192).
 """
@@ -17,11 +17,11 @@ from edgedec.sampling import Distribution, SamplingParams
 from edgedec.tokenizer import Tokenizer
 
 STORE_BYTES = 32_000_000
-"""Most that a drafter keeps between requests where memory is ample."""
+"""Most bytes that a drafter keeps between requests where memory is ample."""
 
 
 def store_limit(budget_bytes: int | None) -> int:
-    """Return the most bytes that a drafter keeps between requests: half of its budget, where it has one."""
+    """Return the most bytes that a drafter keeps between requests: at most half of its budget, where it has one."""
     return STORE_BYTES if budget_bytes is None else min(STORE_BYTES, budget_bytes // 2)
 
 
@@ -31,11 +31,11 @@ class Draft:
 
     Attributes:
         tokens: int32[n], proposed token ids.
-        parents: int32[n], index of each node's parent in the draft, -1 for the last accepted token. A parent
-            stands before its children.
+        parents: int32[n], index in the draft of each node's parent, -1 where the node follows the last accepted token.
+            A parent stands before its children.
         p_accept: float32[n], the drafter's estimate of P(node accepted | parent accepted).
-        q: The distribution each node was drawn from, None for one that was looked up; or None for all of them. Only
-            the opt-in rules of edgedec.verification look at it.
+        q: By node, the distribution that the node was drawn from, None for a node that was looked up. None instead of
+            the tuple where no node was drawn. Only the opt-in rules of edgedec.verification look at q.
 
     A chain of three, and a root with two children:
 
@@ -53,7 +53,7 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], p_accept: float = 1.0) -> "Draft":
-        """Build the draft in which each token follows the one before."""
+        """Return the draft in which each token follows the one before; every node gets the same `p_accept`."""
         n = len(tokens)
         return cls(
             np.asarray(tokens, dtype=np.int32).reshape(n),
@@ -63,7 +63,7 @@ class Draft:
 
     @classmethod
     def tree(cls, tokens: Sequence[int], parents: Sequence[int], p_accept: Sequence[float]) -> "Draft":
-        """Build a draft from lists."""
+        """Return a draft made of lists, which hold what the attributes of the same names say."""
         n = len(tokens)
         return cls(
             np.asarray(tokens, dtype=np.int32).reshape(n),
@@ -80,8 +80,8 @@ class Draft:
         return not len(self.parents) or bool(np.array_equal(self.parents, np.arange(-1, len(self) - 1)))
 
     def truncated(self, n_max: int) -> "Draft":
-        """Return the first `n_max` nodes; as parents stand first, they form a draft again."""
-        if len(self) <= n_max:
+        """Return the first `n_max` nodes as a draft; their parents are among them, as parents stand first."""
+        if len(self.tokens) <= n_max:
             return self
         q = None if self.q is None else self.q[:n_max]
         return Draft(self.tokens[:n_max], self.parents[:n_max], self.p_accept[:n_max], q)
@@ -89,44 +89,38 @@ class Draft:
     def check(self, n_vocab: int) -> None:
         """Raise PluginError unless types and shapes agree, parents stand first and every token is in the vocabulary."""
         n = len(self.tokens)
-        dtypes = [array.dtype for array in (self.tokens, self.parents, self.p_accept)]
+        dtypes = self.tokens.dtype, self.parents.dtype, self.p_accept.dtype
         if dtypes != _DTYPES:
-            raise PluginError(
-                f"a draft's tokens, parents and p_accept must be int32, int32, float32, found {_names(dtypes)}"
-            )
+            found = ", ".join(map(str, dtypes))
+            raise PluginError(f"a draft's tokens, parents and p_accept must be int32, int32, float32, found {found}")
         shapes = (self.tokens.shape, self.parents.shape, self.p_accept.shape)
         if shapes != ((n,), (n,), (n,)):
             raise PluginError(f"a draft's tokens, parents and p_accept must have one length, found {shapes}")
-        tokens = self.tokens.tolist()  # lists, as arrays of a few take longer
-        if n and not (min(tokens) >= 0 and max(tokens) < n_vocab):
-            raise PluginError(f"a draft holds a token id outside the vocabulary of {n_vocab}")
-        if not all(-1 <= parent < i for i, parent in enumerate(self.parents.tolist())):
-            raise PluginError("in a draft each parent must be -1 or stand before its child")
-        if not all(0 <= p <= 1 for p in self.p_accept.tolist()):
-            raise PluginError("a draft's p_accept must lie between 0 and 1")
+        nodes = zip(self.tokens.tolist(), self.parents.tolist(), self.p_accept.tolist(), strict=True)
+        for i, (token, parent, p) in enumerate(nodes):  # lists, as arrays of a few nodes take longer
+            if not 0 <= token < n_vocab:
+                raise PluginError(f"a draft holds a token id outside the vocabulary of {n_vocab}")
+            if not -1 <= parent < i:
+                raise PluginError("in a draft each parent must be -1 or stand before its child")
+            if not 0 <= p <= 1:
+                raise PluginError("a draft's p_accept must lie between 0 and 1")
         if self.q is not None and len(self.q) != n:
             raise PluginError(f"a draft of {n} nodes has {len(self.q)} distributions in q; it must have one a node")
 
 
-_DTYPES = [np.dtype(np.int32), np.dtype(np.int32), np.dtype(np.float32)]
-
-
-def _names(dtypes: Sequence[np.dtype[Any]]) -> str:
-    return ", ".join(str(dtype) for dtype in dtypes)
-
-
+_DTYPES = np.dtype(np.int32), np.dtype(np.int32), np.dtype(np.float32)
 EMPTY_DRAFT = Draft.chain([])
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The target's most probable tokens after some rows: the last token before the draft, then every node of it.
+    """The target's most probable tokens after some rows: the last token before the draft, then every node of the draft.
 
     Attributes:
         tokens: int32[n], the token of each row.
-        parents: int32[n], the row that each one follows; -1 for the first.
-        ids: int32[n, k], the k most probable tokens after it, most probable first.
-        probs: f32[n, k], their probabilities at temperature 1, before any transform.
+        parents: int32[n], the row that each row follows; -1 for the first.
+        ids: int32[n, k], the k most probable tokens after each row, most probable first.
+        probs: f32[n, k], the probabilities of these tokens at temperature 1, before any transform.
     """
 
     tokens: NDArray[np.int32]
@@ -137,13 +131,13 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What became of a draft.
+    """The outcome of verifying a draft.
 
     Attributes:
         path: Accepted nodes of the draft, root first.
         token_ids: What the step adds to the text: the accepted tokens, then the bonus token or, where the draft
-            went wrong, the correction.
-        candidates: What the target held probable, for a drafter that needs it.
+            went wrong, the corrected token.
+        candidates: The target's most probable tokens, for a drafter that needs them.
     """
 
     path: tuple[int, ...]
@@ -158,11 +152,11 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class DrafterNeeds:
-    """What a drafter asks of the target.
+    """What a drafter needs of the target.
 
     Attributes:
         taps: Layers whose hidden states accept() gets.
-        layers: Whether it skips layers.
+        layers: Whether the drafter runs the target with layers left out.
         candidates: How many of the most probable tokens of each row accept() gets.
     """
 
@@ -173,27 +167,27 @@ class DrafterNeeds:
 
 @dataclass(slots=True)
 class Floor:
-    """The least path probability of a node worth drafting, as the policy finds it before each step."""
+    """The path probability below which drafting a node does not pay; the policy sets it before each step."""
 
     path_probability: float = 0.0
 
 
 class ForwardLog(Protocol):
-    """Is told of every forward that a drafter makes, while drafts are recorded."""
+    """Notes the forwards that drafters make, while drafts are recorded."""
 
     def evaluated(self, n_rows: int, layers: LayerSet | None) -> None:
-        """Take a forward over `n_rows`: through these half-layers of the target, or a draft model's (None)."""
+        """Note a forward over `n_rows` rows, through these half-layers of the target or, for None, a draft model's."""
 
 
 class Corpus(Protocol):
-    """A small text in the target's tokens, which all requests share."""
+    """A small text in the target's tokens that all requests share."""
 
     @property
     def automaton(self) -> Any:
-        """Its contexts, a suffix automaton (edgedec.drafters.suffix.automaton), which is only read."""
+        """The contexts of the text: a suffix automaton (edgedec.drafters.suffix.automaton), which is only read."""
 
     def shed(self) -> None:
-        """Drop the contexts; they are made anew when they are asked for again."""
+        """Drop the contexts; `automaton` makes them anew."""
 
     def memory_bytes(self) -> int:
         """Return about how much memory the contexts take."""
@@ -204,17 +198,17 @@ class DraftContext:
     """What a drafter is opened with.
 
     Attributes:
-        target: The target's session (its model, its KV).
+        target: The target's session, with its model and its KV cache.
         tokenizer: The target's tokenizer.
         sampling: How the target's tokens will be drawn.
-        noise: The random numbers of this generation; a drafter that samples draws with the same.
-        budget_bytes: Most memory the drafter may hold, or None.
-        store: What drafters keep between requests, each under its own name; emptied by Engine.forget().
+        noise: The random numbers of this generation; a drafter that samples draws with the same numbers.
+        budget_bytes: Most memory that the drafter may hold, or None.
+        store: What drafters keep between requests, each under its own name; Engine.forget() empties it.
+        floor: The path probability below which a node does not pay now, for a drafter that takes time for every node.
         coupled: Whether the verification rule is the coupled one: a drafter that samples then draws with `noise` at the
             absolute position. Otherwise it draws with numbers of its own, new ones in every step, and gives its q.
         common: A small text in the target's tokens to begin with, or None.
-        floor: Where drafting costs time for every node: the path probability below which a node does not pay now.
-        recorder: Where a drafter that evaluates something says so, while drafts are recorded; else None.
+        recorder: Notes the forwards that the drafter makes, while drafts are recorded; else None.
     """
 
     target: Session
@@ -234,23 +228,23 @@ class Drafter(Protocol):
 
     @property
     def needs(self) -> DrafterNeeds:
-        """What it asks of the target."""
+        """What the drafter needs of the target."""
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt."""
+        """Take the prompt, before the first draft()."""
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Propose at most `n_max` nodes before the monotonic clock reads `deadline_s`; an empty draft is fine."""
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Take the outcome of every step, drafted or plain, and the hidden states asked for of the rows kept."""
+        """Take the outcome of a step, drafted or plain, and by tapped layer the hidden states of the kept rows."""
 
     def memory_bytes(self) -> int:
-        """Return the memory it holds."""
+        """Return the bytes of memory that the drafter holds."""
 
 
 class DrafterFactory(Protocol):
-    """What an entry point of `edgedec.drafters` names; a class with this constructor will do."""
+    """Makes the drafter of one generation; entry points of `edgedec.drafters` name factories, or classes like this."""
 
     def __call__(self, context: DraftContext) -> Drafter: ...
 
@@ -260,4 +254,4 @@ class Closing(Protocol):
     """A drafter with a thread of its own, which ends with the generation."""
 
     def close(self) -> None:
-        """End the thread; calling it again does nothing."""
+        """End the thread; calling close() again does nothing."""

@@ -1,10 +1,10 @@
 """From logits to a token: one transform, used everywhere, and random numbers keyed by (seed, position).
 
-The order is llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature. A grammar's mask comes before all
-(edgedec.grammar): it is a bias of -inf, so that the others see only what may come. The token is then drawn by
-Gumbel-max: argmax over i of log p_i + G(seed, position, i). The noise depends on nothing but the seed, the absolute
-position of the token and its id; so the text does not depend on how many tokens a forward evaluates, and a drafter
-that draws with the same noise mostly draws the same token (Daliri, Musco and Suresh 2024, arXiv:2408.07978).
+The transform has llama.cpp's order: logit bias, penalties, top-k, top-p, min-p, temperature. A grammar's mask
+(edgedec.grammar) comes before all of these: it is a bias of -inf, so the other parts see only what may come. The token
+is then drawn by Gumbel-max: argmax over i of log p_i + G(seed, position, i). The noise G depends only on the seed, the
+absolute position of the token and its id; so the text does not depend on how many tokens a forward evaluates, and a
+drafter that draws with the same noise mostly draws the same token (Daliri, Musco and Suresh 2024, arXiv:2408.07978).
 """
 
 import math
@@ -44,11 +44,11 @@ class SamplingParams:
         presence_penalty: Subtract this from the logit of every seen token; 0 is off.
         penalty_last_n: Tokens, prompt included, that count as seen: the last n; -1 for all.
         logit_bias: Added to the logits of these token ids; -inf rules a token out.
-        seed: 0 to 2^64-1; None draws one, which the result tells.
+        seed: 0 to 2^64-1; None draws a seed, which the result's statistics name.
         max_tokens: Most tokens to generate; None for as many as the context holds.
-        stop: The text ends before the first of these strings that is complete; at most MAX_STOPS of them, with
+        stop: The text ends before the first of these strings that is complete; at most MAX_STOPS strings, with
             MAX_STOP_CHARS characters together.
-        logprobs: Also return the log-probabilities of the chosen token and of this many most probable ones, as
+        logprobs: Also return the log-probabilities of the chosen token and of this many most probable tokens, as
             the model gives them (before bias, penalties and truncation); None returns none.
         ignore_end: Go on past the model's end tokens (for benchmarks).
     """
@@ -119,12 +119,12 @@ class SamplingParams:
 
     @property
     def has_truncation(self) -> bool:
-        """Whether some tokens are ruled out for being improbable."""
+        """Whether tokens are ruled out because they are improbable."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def _check_stop(stop: Sequence[str]) -> None:
-    """Raise RequestError unless these can be stop strings; they are looked for after every token."""
+    """Raise RequestError for stop strings that are empty, or too many or too long to look for after every token."""
     if len(stop) > MAX_STOPS and not isinstance(stop, str):
         raise RequestError(f"stop holds {len(stop):,} strings; it may hold at most {MAX_STOPS:,}")
     if isinstance(stop, str) or not all(isinstance(string, str) and string for string in stop):
@@ -144,18 +144,18 @@ def _require(name: str, value: Any, holds: bool, expected: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A distribution over the vocabulary that is zero but for a few tokens.
+    """A distribution over the vocabulary, given by the tokens whose probability is above zero.
 
     Attributes:
-        token_ids: int64[n], the tokens with a probability above zero, ascending.
-        probs: f64[n], their probabilities; they sum to 1.
+        token_ids: int64[n], these tokens, ascending.
+        probs: f64[n], the probability of each; they sum to 1.
     """
 
     token_ids: NDArray[np.int64]
     probs: NDArray[np.float64]
 
     def dense(self, n_vocab: int) -> NDArray[np.float64]:
-        """Return f64[n_vocab]."""
+        """Return f64[n_vocab], the probability of every token."""
         full = np.zeros(n_vocab)
         full[self.token_ids] = self.probs
         return full
@@ -164,13 +164,13 @@ class Distribution:
 def distribution(
     logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int] = (), ops: LogitOps = NUMPY_ROW_OPS
 ) -> Distribution:
-    """Apply the transform to one row.
+    """Return the distribution that the transform makes of one row of logits.
 
     Args:
         logits: f32[n_vocab] as the model gives them; not changed.
         params: The options; at temperature 0 all the probability goes to the most probable token.
         seen: The sequence so far, prompt included, for the penalties.
-        ops: What goes over the whole row.
+        ops: Operations over a whole row.
 
     Raises:
         RequestError: Nothing is left to choose (every token is ruled out, or the model's logits are not finite).
@@ -186,7 +186,7 @@ def draw(
     position: int,
     ops: LogitOps = NUMPY_ROW_OPS,
 ) -> int:
-    """Return the token for that absolute position: choose() from distribution(), with no more work than it takes.
+    """Return the token for an absolute position: what choose() draws from distribution(), with less work.
 
     Raises:
         RequestError: As distribution().
@@ -197,15 +197,15 @@ def draw(
     key = noise.key(position)
     ids = _kept(scores, params, ops) if params.has_truncation else ops.contenders(scores, params.temperature, key)
     keys = scores[ids].astype(np.float64)
-    if not params.has_truncation:
-        _require_finite(keys.max(initial=-np.inf))
+    if not params.has_truncation and not math.isfinite(keys.max(initial=-np.inf)):
+        raise _nothing_left()
     keys /= params.temperature
     keys += gumbel(key, ids)
     return int(ids[int(keys.argmax())])
 
 
 def choose(dist: Distribution, noise: Noise, position: int) -> int:
-    """Draw the token for that absolute position by Gumbel-max; one candidate needs no noise."""
+    """Return the token drawn for an absolute position by Gumbel-max; a single candidate needs no noise."""
     if len(dist.token_ids) == 1:
         return int(dist.token_ids[0])
     keys = np.log(dist.probs) + noise.gumbel(position, dist.token_ids)
@@ -223,12 +223,13 @@ def log_probs(
 
 def _most_probable(scores: NDArray[np.float32], ops: LogitOps) -> int:
     best = ops.argmax(scores)
-    _require_finite(scores[best])
+    if not math.isfinite(scores[best]):
+        raise _nothing_left()
     return best
 
 
 def _truncated(scores: NDArray[np.float32], params: SamplingParams, ops: LogitOps) -> Distribution:
-    """Keep what top-k, top-p and min-p leave, and apply the temperature."""
+    """Return the distribution of what top-k, top-p and min-p leave, at the temperature."""
     if params.greedy:
         return Distribution(np.array([_most_probable(scores, ops)]), np.ones(1))
     ids = _kept(scores, params, ops)
@@ -245,12 +246,13 @@ def _kept(scores: NDArray[np.float32], params: SamplingParams, ops: LogitOps) ->
     ids = _candidates(scores, params, ops)
     row = scores[ids]
     most = float(row.max(initial=-np.inf))
-    _require_finite(most)
+    if not math.isfinite(most):
+        raise _nothing_left()
     return ids[row.astype(np.float64) >= most + math.log(params.min_p)] if params.min_p > 0 else ids
 
 
 def _candidates(scores: NDArray[np.float32], params: SamplingParams, ops: LogitOps) -> NDArray[np.int64]:
-    """Return the tokens, ascending, that top-k and top-p leave, and of which min-p may leave some."""
+    """Return the tokens, ascending, that top-k and top-p leave; min-p alone may leave fewer of them."""
     if 0 < params.top_k < len(scores):
         ids = ops.top_k(scores, params.top_k)
         ids = ids[scores[ids] > -np.inf]
@@ -267,7 +269,7 @@ def _candidates(scores: NDArray[np.float32], params: SamplingParams, ops: LogitO
 
 def _penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int]) -> NDArray[np.float32]:
     """Return the logits with bias and penalties applied (Keskar et al. 2019, arXiv:1909.05858, for repetition)."""
-    if not params.logit_bias and not (params.has_penalties and len(seen)):
+    if not params.logit_bias and not (len(seen) and params.has_penalties):
         return logits
     scores = logits.copy()
     for token_id, bias in params.logit_bias.items():
@@ -283,6 +285,5 @@ def _penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequen
     return scores
 
 
-def _require_finite(score: float) -> None:
-    if not math.isfinite(score):
-        raise RequestError("no token is left to choose: every token is ruled out, or the model's logits are not finite")
+def _nothing_left() -> RequestError:
+    return RequestError("no token is left to choose: every token is ruled out, or the model's logits are not finite")

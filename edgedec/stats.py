@@ -1,4 +1,4 @@
-"""What a generation did and what it cost."""
+"""The statistics of a generation: what it did and what that cost."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -6,30 +6,34 @@ from typing import Any, Literal
 
 @dataclass(slots=True)
 class DecodeStats:
-    """Counts and times of one generation; grows while it runs.
+    """Counts and times of one generation, which grow while it runs; every time is in seconds.
 
     Attributes:
         runtime: Name of the runtime.
-        runtime_reason: Why it was chosen, where two were compared; else empty.
+        runtime_reason: Why the runtime was chosen, where two were compared; else empty.
         seed: The seed used, given or drawn.
-        lossy: What makes the text another than the whole model's: layers left out; empty where nothing does.
+        lossy: Why the text differs from the whole model's: the layers left out; empty where none are.
         n_prompt_tokens: Tokens of the prompt.
-        n_reused_tokens: Of these, found in the KV cache.
+        n_reused_tokens: Tokens of the prompt that the KV cache held already.
         n_generated_tokens: Tokens generated, end tokens not counted.
         n_steps: Forwards after the prefill.
-        n_drafts: Drafts verified; n_draft_tokens and n_accepted_tokens: their nodes, and those accepted.
+        n_drafts: Drafts verified.
+        n_draft_tokens: Nodes of these drafts.
+        n_accepted_tokens: Nodes of these drafts that were accepted.
         accepted_by_position: How often the node at each depth of a draft was accepted.
-        draft_s, forward_s, verify_s, prefill_s: Time by phase. Prefill is the forward that ends with the first
-            token; forward the others; verify includes sampling.
-        first_token_s: From the request to the first token.
-        total_s: From the request to the end.
-        drafters: By drafter: its proposals ("nodes"), of those whose parents turned out right ("tried") how many were
-            right ("right", verified or not), the seconds it took ("draft_s"), how many drafts came after their deadline
-            ("late") and how often it failed ("failed"); of one that drafts while the target verifies also how many
-            tokens it drafted then ("ahead") and how many of these were of use ("used").
-        switching: Where two models wrote in turn: tokens by each ("large_tokens", "small_tokens"), how often the writer
-            changed ("switches"), the mean entropy of the rows that they were drawn from ("entropy_bits"). Else empty.
-        curve: Seconds of a forward by its rows, as known at the end, where drafts were possible.
+        draft_s: Time of drafting, and of what drafters learn.
+        forward_s: Time of the forwards after the prefill.
+        verify_s: Time of verification, sampling included.
+        prefill_s: Time of the forward that gives the first token.
+        first_token_s: Time from the request to the first token.
+        total_s: Time from the request to the end.
+        drafters: Counts by drafter: nodes proposed ("nodes"), nodes whose parent was right ("tried"), nodes of these
+            that were right themselves, verified or not ("right"), time of drafting ("draft_s"), drafts after their
+            deadline ("late"), failures ("failed"). For a drafter that drafts while the target verifies also the tokens
+            drafted during that time ("ahead"), and how many of these were of use ("used").
+        switching: Where two models wrote in turn: tokens by each ("large_tokens", "small_tokens"), writer changes
+            ("switches"), mean entropy of the rows that tokens were drawn from ("entropy_bits"). Else empty.
+        curve: Seconds of a forward by its number of rows, as known at the end, where drafts were possible.
         explanation: Why drafts were made or not, a sentence each.
         reasons: What a person may want to know: why drafting was off, why the text ended early.
     """
@@ -60,22 +64,22 @@ class DecodeStats:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second after the first one; 0 where there is no second."""
+        """Tokens per second after the first token; 0 for fewer than two tokens."""
         seconds = self.total_s - self.first_token_s
         return (self.n_generated_tokens - 1) / seconds if self.n_generated_tokens > 1 and seconds > 0 else 0.0
 
     @property
     def mean_accepted(self) -> float:
-        """Accepted tokens per draft, the bonus token not counted."""
+        """Accepted tokens per draft, bonus tokens not counted; 0 without a draft."""
         return self.n_accepted_tokens / self.n_drafts if self.n_drafts else 0.0
 
     def add_reason(self, reason: str) -> None:
-        """Note something worth telling, once."""
+        """Add a sentence to `reasons`, unless it is there already."""
         if reason not in self.reasons:
             self.reasons.append(reason)
 
     def count_draft(self, n_nodes: int, n_accepted: int) -> None:
-        """Count one verified draft."""
+        """Count a verified draft of `n_nodes` nodes."""
         self.n_drafts += 1
         self.n_draft_tokens += n_nodes
         self.n_accepted_tokens += n_accepted
@@ -85,30 +89,31 @@ class DecodeStats:
             self.accepted_by_position[depth] += 1
 
     def count_proposal(self, name: str, n_nodes: int, seconds: float) -> None:
-        """Count what a drafter proposed before a step."""
+        """Count the nodes that a drafter proposed before a step, and the seconds that this took."""
         counts = self._of(name)
         counts["nodes"] += n_nodes
         counts["draft_s"] += seconds
 
     def count_failure(self, name: str, kind: Literal["late", "failed"]) -> None:
-        """Count a draft that was left out, or the failure of a drafter."""
+        """Count a draft that came too late, or the failure of a drafter."""
         self._of(name)[kind] += 1
 
     def note_ahead(self, name: str, n_ahead: int, n_used: int) -> None:
-        """Note how many tokens a drafter has drafted while the target verified so far, and how many were of use."""
+        """Set how many tokens a drafter has drafted while the target verified, and how many of these were of use."""
         counts = self._of(name)
         counts["ahead"], counts["used"] = n_ahead, n_used
 
     def _of(self, name: str) -> dict[str, float]:
+        """Return the counts of a drafter."""
         zeros = {"nodes": 0, "tried": 0, "right": 0, "draft_s": 0.0, "late": 0, "failed": 0}
         return self.drafters.setdefault(name, zeros)
 
     def count_outcome(self, name: str, n_tried: int, n_right: int) -> None:
-        """Count what became of a drafter's proposal."""
+        """Count the nodes of a proposal whose parent was right, and those that were right themselves."""
         counts = self._of(name)
         counts["tried"] += n_tried
         counts["right"] += n_right
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything, derived values included, as plain types for JSON."""
+        """Return all attributes and the derived values as plain types for JSON."""
         return asdict(self) | {"tokens_per_s": self.tokens_per_s, "mean_accepted": self.mean_accepted}

@@ -12,7 +12,7 @@ from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.detokenizer import TextStream
 from edgedec.decoding.ending import TextEnd
-from edgedec.decoding.one_reader import OneReader
+from edgedec.decoding.one_reader import OneReader, Visit
 from edgedec.decoding.prompt_length import too_long
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.step import Decoder, step
@@ -28,25 +28,26 @@ from edgedec.sequence import COUPLED, Generation, Request, Sequence, TokenOutput
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.model_switching import begin_text, count_writers
 from edgedec.sessions.sliding_window import holder, text_limit
+from edgedec.stats import DecodeStats
 
 
 @dataclass(slots=True)
 class SessionSlot:
-    """A session with what its KV cache holds, for the generations that take turns on it.
+    """A session and what its KV cache holds, for the generations that take turns on it.
 
     Attributes:
         session: The target's session.
-        cached_ids: The tokens in its KV cache.
-        n_exact: How many of them, from the start, a cold start would compute to the same bits.
-        curve: Measured cost of its forwards.
-        drafting: What it drafts with, or None.
-        pid: The process that opened it.
-        closing: Set once, to refuse what comes.
-        stream: The stream that holds it, paused streams too; None where none does.
+        cached_ids: The tokens in the session's KV cache.
+        n_exact: How many of these, from the start, a cold start would compute to the same bits.
+        curve: Measured cost of the session's forwards.
+        drafting: What the generations draft with, or None.
+        pid: The process that opened the session.
+        closing: Set once the model is being closed; later generations are refused.
+        stream: The stream that holds the slot, also while the stream is paused; None while the slot is free.
         runtime_reason: What a comparison of runtimes found; may be empty.
-        watch: What sheds memory that can be done without, or None.
+        watch: Sheds memory when memory runs short, or None.
         max_rows: Most rows of a forward that verifies, where memory is planned, or None.
-        notes: What every text's statistics tell.
+        notes: Sentences for the statistics of every text.
     """
 
     session: Session
@@ -64,9 +65,10 @@ class SessionSlot:
 
 
 class TokenStream(Iterator[TokenOutput]):
-    """Tokens as they come. Closing or dropping it stops the generation; the state so far can be read at any time.
+    """Yields tokens as they are generated. Closing or dropping the stream stops the generation.
 
-    One thread at a time reads it: a second one gets a SessionError. Closing the model ends it, wherever it is paused.
+    One thread at a time reads a stream: a second one gets a SessionError. Closing the model ends the stream, also while
+    the stream is paused. `generation` can be read at any time.
     """
 
     def __init__(
@@ -80,42 +82,43 @@ class TokenStream(Iterator[TokenOutput]):
         target = pool.slots[0]
         if cancel is not None and not isinstance(cancel, CancelToken):
             raise RequestError(f"cancel is a {type(cancel).__name__}; it must be an edgedec.CancelToken")
-        if request.prompt_ids or cancel is None or not cancel.cancelled:  # else it was cancelled while it was rendered
+        if request.prompt_ids or cancel is None or not cancel.cancelled:  # else it was cancelled during rendering
             _check_request(request, target.session, constraint)
         self._reader = OneReader()
         self._stop = CancelToken()  # of this stream alone; `cancel` may be shared with others
         if constraint is not None:
             constraint.begin(_most_tokens(request, target.session))
-        self._sequence = Sequence(request, list(request.prompt_ids))
-        self._sequence.stats.seed = request.seed
-        self._sequence.stats.runtime = target.session.model.card.runtime
-        self._sequence.stats.runtime_reason = target.runtime_reason
-        self._sequence.stats.n_prompt_tokens = len(request.prompt_ids)
-        self._sequence.is_whole = None if constraint is None else False
-        if note := lossy_note(target.session.model.card):
-            self._sequence.stats.lossy = note
-            self._sequence.stats.add_reason(note)
-        for note in target.notes:
-            self._sequence.stats.add_reason(note)
+        card = target.session.model.card
+        stats = DecodeStats(card.runtime, target.runtime_reason, request.seed, lossy_note(card))
+        stats.n_prompt_tokens = len(request.prompt_ids)
+        for note in (stats.lossy, *target.notes):
+            if note:
+                stats.add_reason(note)
+        is_whole = None if constraint is None else False
+        self._sequence = Sequence(request, list(request.prompt_ids), stats=stats, is_whole=is_whole)
         self._outputs: list[TokenOutput] = []
         tokens = _run(pool, self._sequence, self._stop, on_progress, constraint, weakref.ref(self))
         self._tokens = tokens if cancel is None else _stopped_by(cancel, self._stop, tokens)
 
     def __next__(self) -> TokenOutput:
-        with self._reader.reading():
+        visit = Visit()
+        try:
+            self._reader.enter(visit)
             output = next(self._tokens)
             self._outputs.append(output)
-        return output
+            return output
+        finally:
+            self._reader.leave(visit)
 
     def cancel(self) -> None:
-        """Stop the generation, from any thread; the stream then ends with finish_reason "cancelled"."""
+        """Stop the generation, from any thread; the stream then ends with the finish_reason "cancelled"."""
         self._stop.cancel()
 
     def close(self) -> None:
-        """Stop the generation and free its turn, from any thread; calling it again does nothing.
+        """Stop the generation and free its session, from any thread; calling close() again does nothing.
 
-        Where another thread is reading, that reader comes to the stream's end first. From a callback of the stream
-        itself the generation is stopped, and its turn is free when the reader has come to the end.
+        A thread that is reading comes to the end of the stream first. From a callback of the stream itself, close()
+        only stops the generation; the session is free when the reader has come to the end.
         """
         self._stop.cancel()
         if not self._reader.is_here:
@@ -123,9 +126,9 @@ class TokenStream(Iterator[TokenOutput]):
                 self._tokens.close()
 
     def close_soon(self, then: Callable[[], None]) -> bool:
-        """From a callback of the stream: stop the generation, call `then` after the callback's step, return True.
+        """Stop the generation from a callback of the stream; return False, and do nothing, elsewhere.
 
-        From elsewhere nothing is done, and False returned.
+        `then` is called after the step that called the callback.
         """
         if not self._reader.is_here:
             return False
@@ -135,7 +138,7 @@ class TokenStream(Iterator[TokenOutput]):
 
     @property
     def generation(self) -> Generation:
-        """What was generated so far; finish_reason is "cancelled" until the stream has ended."""
+        """What was generated so far; the finish_reason is "cancelled" until the stream has ended."""
         sequence = self._sequence
         n_prompt = len(sequence.request.prompt_ids)
         return Generation(
@@ -150,6 +153,7 @@ class TokenStream(Iterator[TokenOutput]):
 
 
 def _check_request(request: Request, session: Session, constraint: Constraint | None) -> None:
+    """Raise RequestError or PromptTooLongError for a request that the session can't take."""
     n_vocab, n_prompt = session.model.card.n_vocab, len(request.prompt_ids)
     if not n_prompt:
         raise RequestError("the prompt is empty; give at least one token")
@@ -162,7 +166,7 @@ def _check_request(request: Request, session: Session, constraint: Constraint | 
 
 
 def _most_tokens(request: Request, session: Session) -> int:
-    """Return the most tokens that a text may have: max_tokens, or what the prompt leaves of the context."""
+    """Return the most tokens that may follow the prompt: max_tokens, or fewer where the context has less room."""
     room = text_limit(session) - len(request.prompt_ids)
     return room if request.sampling.max_tokens is None else min(room, request.sampling.max_tokens)
 
@@ -175,7 +179,7 @@ def _run(
     constraint: Constraint | None,
     stream: "weakref.ref[TokenStream]",
 ) -> Generator[TokenOutput]:
-    """Wait for a session, the one that holds most of the prompt, then decode until something ends the text."""
+    """Wait for a session, the one that holds most of the prompt, and yield tokens until something ends the text."""
     if os.getpid() != pool.slots[0].pid:
         raise SessionError("the model was loaded before fork(); a child process must load its own")
     started = perf_counter()
@@ -184,7 +188,7 @@ def _run(
             if target is None:
                 sequence.finish_reason = "cancelled"
             else:
-                target.stream = stream  # first: who closes the model looks for streams after it has set `closing`
+                target.stream = stream  # first: whoever closes the model sets `closing`, then looks for streams
                 if target.closing:
                     raise SessionError("the model is closed; load it again")
                 with cancel.calling(target.session.cancel), _joined(target.session):
@@ -198,7 +202,7 @@ def _run(
 
 
 def _stopped_by(cancel: CancelToken, stop: CancelToken, tokens: Generator[TokenOutput]) -> Generator[TokenOutput]:
-    """Cancel `stop` together with `cancel` while `tokens` are read."""
+    """Yield `tokens`; while they are read, cancelling `cancel` also cancels `stop`."""
     with cancel.calling(stop.cancel):
         if cancel.cancelled:
             stop.cancel()
@@ -256,7 +260,7 @@ def _steps(
             sequence.stats.first_token_s = perf_counter() - started
         for output in _outputs(sequence, decoder, text, n_before):
             yield output
-            if cancel.cancelled and sequence.finish_reason is None:  # the rest of the step is not asked for any more
+            if cancel.cancelled and sequence.finish_reason is None:  # the rest of the step is no longer wanted
                 sequence.finish_reason = "cancelled"
                 break
     if sequence.finish_reason == "cancelled" and (held := text.finish()):
@@ -288,39 +292,40 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
 
 
 def _joined(session: Session) -> AbstractContextManager[None]:
-    """Let the forwards of other generations wait for this session's, where they are joined."""
+    """Let other generations wait for this session's forwards inside the block, where the forwards are joined."""
     held = holder(session)
     return held.generating() if isinstance(held, BatchedSession) else nullcontext()
 
 
-def _n_shared(target: SessionSlot, sequence: Sequence) -> float:
-    """Return how many tokens of a prompt a session holds already; of equal ones the emptier is the better."""
-    held, prompt = target.cached_ids, sequence.request.prompt_ids
+def _n_common(held: list[int], prompt: tuple[int, ...], limit: int) -> int:
+    """Return how many tokens two texts have in common from their start on, at most `limit`."""
     n = 0
-    while n < min(len(held), len(prompt)) and held[n] == prompt[n]:
+    while n < min(len(held), len(prompt), limit) and held[n] == prompt[n]:
         n += 1
-    return n - len(held) / (len(held) + 1)
+    return n
+
+
+def _n_shared(target: SessionSlot, sequence: Sequence) -> float:
+    """Return how many tokens of a prompt a session holds already; of equals the emptier counts as more."""
+    held = target.cached_ids
+    return _n_common(held, sequence.request.prompt_ids, len(held)) - len(held) / (len(held) + 1)
 
 
 def _reuse_prefix(target: SessionSlot, sequence: Sequence) -> None:
-    """Find how much of the KV cache the prompt shares; its last token is always evaluated, for its logits."""
+    """Count how much of the KV cache the prompt shares; its last token is always evaluated, for the logits."""
     prompt, capabilities = sequence.request.prompt_ids, target.session.model.capabilities
-    limit = min(len(prompt) - 1, len(target.cached_ids), target.session.n_cached)
+    limit = min(len(prompt) - 1, target.session.n_cached)
+    chunk = 1
     if sequence.request.reuse == "exact":
-        chunk = capabilities.prefill_chunk
-        limit = min(limit, target.n_exact) // chunk * chunk
-    n = 0
-    while n < limit and prompt[n] == target.cached_ids[n]:
-        n += 1
-    if sequence.request.reuse == "exact":
-        n = n // capabilities.prefill_chunk * capabilities.prefill_chunk
+        limit, chunk = min(limit, target.n_exact), capabilities.prefill_chunk
+    n = _n_common(target.cached_ids, prompt, limit) // chunk * chunk
     if not capabilities.rollback and n != target.session.n_cached:
         n = 0
     sequence.n_cached = sequence.stats.n_reused_tokens = n
 
 
 def _remember_cached(target: SessionSlot, sequence: Sequence) -> None:
-    """Note what the KV cache holds now, and how much of it is as a cold start would have it."""
+    """Note what the KV cache holds now, and how much of that a cold start would compute to the same bits."""
     n_start, n_prompt = sequence.stats.n_reused_tokens, len(sequence.request.prompt_ids)
     chunk = target.session.model.capabilities.prefill_chunk
     target.cached_ids = sequence.token_ids[: sequence.n_cached]
@@ -335,6 +340,7 @@ def _remember_cached(target: SessionSlot, sequence: Sequence) -> None:
 def _decoder(
     target: SessionSlot, sequence: Sequence, on_progress: OnProgress | None, constraint: Constraint | None
 ) -> Decoder:
+    """Return what a sequence is decoded with on a session, its drafters opened."""
     request, drafting = sequence.request, target.drafting
     decoder = Decoder(
         target.session,

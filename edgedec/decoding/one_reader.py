@@ -1,9 +1,9 @@
-"""One thread at a time reads a stream: a second reader gets an error, and whoever closes the stream waits."""
+"""One thread at a time reads a stream: a second reader gets an error, and a thread that closes the stream waits."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgedec.errors import SessionError
 
@@ -11,27 +11,33 @@ _POLL_S = 0.05
 
 
 def second_reader() -> SessionError:
-    """Return the error for a stream that is read twice at the same time."""
+    """Return the error for a stream that two readers read at the same time."""
     return SessionError(
         "this stream is being read already, by another thread or task or by a callback's caller; a stream has one "
         "reader at a time: give each reader a stream of its own, or pass the tokens on"
     )
 
 
-@dataclass(eq=False, frozen=True, slots=True)
-class _Visit:
-    """One stay inside the stream: whose, and whether it is to close the stream."""
+@dataclass(eq=False, slots=True)
+class Visit:
+    """One stay of this thread inside a stream; `closes` says whether the thread is there to close the stream."""
 
-    thread: int
-    closes: bool
+    closes: bool = False
+    thread: int = field(default_factory=threading.get_ident)
 
 
 class OneReader:
-    """Knows which thread is inside a stream, and lets no second one in."""
+    """Knows which thread is inside a stream, and lets no second one in.
+
+    enter() and leave() stand in one `try ... finally` with the same visit, so that whatever ends the visit
+    (KeyboardInterrupt too) also frees the stream; leave() does nothing for a visit that never began.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._visit: _Visit | None = None
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._n_waiting = 0
+        self._visit: Visit | None = None
         self._afterwards: list[Callable[[], None]] = []
 
     @property
@@ -40,55 +46,48 @@ class OneReader:
         visit = self._visit
         return visit is not None and visit.thread == threading.get_ident()
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Be inside during the block; a thread that closes the stream is waited for.
+    def enter(self, visit: Visit, stop: Callable[[], None] | None = None) -> None:
+        """Begin a visit: a reader waits for a thread that closes the stream, a closing thread waits for anyone.
+
+        A closing thread calls `stop` again and again, to ask the reader to leave. It must not be inside itself, as it
+        would wait for ever.
 
         Raises:
-            SessionError: Somebody is reading already.
+            SessionError: Another reader is inside.
         """
-        with self._inside(_Visit(threading.get_ident(), closes=False), self._wait_to_read):
-            yield
+        with self._lock:
+            while (inside := self._visit) is not None:
+                if not visit.closes and (not inside.closes or self.is_here):
+                    raise second_reader()
+                if stop is not None:
+                    stop()
+                self._n_waiting += 1
+                self._changed.wait(_POLL_S)
+                self._n_waiting -= 1
+            self._visit = visit
+
+    def leave(self, visit: Visit) -> None:
+        """End a visit, and make the calls that afterwards() was given during it."""
+        if self._visit is not visit:
+            return
+        with self._lock:
+            calls, self._afterwards = self._afterwards, []
+            self._visit = None
+            if self._n_waiting:
+                self._changed.notify_all()
+        for call in calls:
+            call()
 
     @contextmanager
     def closing(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Wait until nobody is inside, then be there during the block; `stop` asks the reader to leave, repeatedly.
-
-        Not to be called from inside, which would wait for ever.
-        """
-
-        def wait() -> None:
-            while self._visit is not None:
-                stop()
-                self._changed.wait(_POLL_S)
-
-        with self._inside(_Visit(threading.get_ident(), closes=True), wait):
-            yield
-
-    def afterwards(self, call: Callable[[], None]) -> None:
-        """Have `call` called, by this thread, as soon as it has left."""
-        self._afterwards.append(call)
-
-    def _wait_to_read(self) -> None:
-        while (visit := self._visit) is not None:
-            if not visit.closes or self.is_here:
-                raise second_reader()
-            self._changed.wait(_POLL_S)
-
-    @contextmanager
-    def _inside(self, visit: _Visit, wait: Callable[[], None]) -> Iterator[None]:
-        """Be inside during the block, whatever ends it (KeyboardInterrupt too)."""
+        """Be inside during the block, alone, to close the stream; `stop` asks a reader to leave."""
+        visit = Visit(closes=True)
         try:
-            with self._changed:
-                wait()
-                self._visit = visit
+            self.enter(visit, stop)
             yield
         finally:
-            calls: list[Callable[[], None]] = []
-            if self._visit is visit:
-                with self._changed:
-                    calls, self._afterwards = self._afterwards, []
-                    self._visit = None
-                    self._changed.notify_all()
-            for call in calls:
-                call()
+            self.leave(visit)
+
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """Have `call` called by the thread that is inside, as soon as it has left."""
+        self._afterwards.append(call)
