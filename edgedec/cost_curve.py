@@ -39,6 +39,7 @@ class _Bucket:
     _last: dict[int, int] = field(default_factory=dict)  # by number of rows, the latest observation of it
     _n_observed: int = 0
     _rows: list[int] = field(default_factory=list)
+    _recent: set[int] = field(default_factory=set)  # numbers of rows that a recent step had
     _seconds: list[float] = field(default_factory=list)  # of 1, 2, ... rows, as far as asked for since the last change
 
     def __post_init__(self) -> None:
@@ -55,7 +56,7 @@ class _Bucket:
         return self.up_to(n_rows)[-1] if self._rows else None
 
     def _sum_up(self, n_rows: int) -> list[float]:
-        rows, measured, recent = self._rows, self.table(), self._recent()
+        rows, measured = self._rows, self.table()
         least, most = rows[0], rows[-1]
         result = []
         for n in range(1, n_rows + 1):
@@ -63,7 +64,7 @@ class _Bucket:
             single = n / least * measured[least]
             if index == len(rows):
                 result.append(min(single, measured[most] * n / most))
-            elif not index or rows[index] in recent:
+            elif not index or rows[index] in self._recent:
                 result.append(measured[rows[index]])
             else:
                 below = rows[index - 1]
@@ -72,13 +73,9 @@ class _Bucket:
                 result.append(min(measured[rows[index]], single, in_parts))
         return result
 
-    def _recent(self) -> set[int]:
-        """Return the numbers of rows that a recent step had."""
-        return {n for n, last in self._last.items() if self._n_observed - last < _STALE}
-
     def observe(self, n_rows: int, seconds: float) -> float:
         """Take the seconds of a real step and return them, cut where they are out of all proportion."""
-        expected = self.seconds(n_rows)
+        expected = self.up_to(n_rows)[-1] if self._rows else None
         samples = self._samples.get(n_rows)
         if samples is None:
             samples = self._samples[n_rows] = deque(maxlen=_REMEMBERED)
@@ -95,13 +92,14 @@ class _Bucket:
         self.points[n_rows] = found
         self._n_observed += 1
         self._last[n_rows] = self._n_observed
+        self._recent = {n for n, last in self._last.items() if self._n_observed - last < _STALE}
         self._seconds = []
         base = self.base.get(n_rows)
         if base is not None:
             self._ratios.append(sample / base)
             self.pace = median(self._ratios)
         one = self.base.get(1)
-        if one is not None and n_rows > 1 and len(samples) >= _SURE and 1 in self._recent():
+        if one is not None and n_rows > 1 and len(samples) >= _SURE and 1 in self._recent:
             self.base[n_rows] = found * one / self.points[1]
         return sample
 
@@ -112,10 +110,10 @@ class _Bucket:
 
     def table(self) -> dict[int, float]:
         """Return the seconds of every number of rows that was measured, ascending."""
-        result, recent = {}, self._recent()
+        result = {}
         for n in self._rows:
             base = self.base.get(n)
-            result[n] = self.points[n] if base is None or n in recent else base * self.pace
+            result[n] = self.points[n] if base is None or n in self._recent else base * self.pace
         return result
 
 

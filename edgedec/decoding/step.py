@@ -5,6 +5,7 @@ A plain step is the same code with an empty draft.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -175,24 +176,29 @@ def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
 
 def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> Verification:
     """Choose tokens along a path of the draft, by the rule that the request names."""
-    params, logits, ops = sequence.request.sampling, forward.logits, forward.ops
-    constraint, token_ids, rule = decoder.constraint, sequence.token_ids, sequence.request.rule
-    position = len(token_ids)
-
-    def scores(row: int, accepted: tuple[int, ...]) -> NDArray[np.float32]:
-        return logits[row] if constraint is None else constraint.masked(logits[row], accepted)
-
-    def choose_token(row: int, accepted: tuple[int, ...]) -> int:
-        seen = [*token_ids, *accepted] if params.has_penalties else ()
-        return draw(scores(row, accepted), params, seen, decoder.noise, position + len(accepted), ops)
-
-    def target(row: int, accepted: tuple[int, ...]) -> Distribution:
-        return distribution(scores(row, accepted), params, [*token_ids, *accepted], ops)
-
+    rule = sequence.request.rule
     if rule == COUPLED:
-        return verify_coupled(draft, choose_token)
+        return verify_coupled(draft, partial(_choose_token, sequence, decoder, forward))
     q = draft.q if draft.q is not None else (None,) * len(draft.tokens)
-    return RULES[rule](draft, q, target, uniform_source(decoder.noise, position))
+    uniform = uniform_source(decoder.noise, len(sequence.token_ids))
+    return RULES[rule](draft, q, partial(_target, sequence, decoder, forward), uniform)
+
+
+def _choose_token(sequence: Sequence, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> int:
+    """Return the token that plain decoding draws after a row, where `accepted` follows the sequence."""
+    params, logits, constraint = sequence.request.sampling, forward.logits[row], decoder.constraint
+    scores = logits if constraint is None else constraint.masked(logits, accepted)
+    seen = [*sequence.token_ids, *accepted] if params.has_penalties else ()
+    return draw(scores, params, seen, decoder.noise, len(sequence.token_ids) + len(accepted), forward.ops)
+
+
+def _target(
+    sequence: Sequence, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]
+) -> Distribution:
+    """Return the distribution that plain decoding draws from after a row, where `accepted` follows the sequence."""
+    logits, constraint = forward.logits[row], decoder.constraint
+    scores = logits if constraint is None else constraint.masked(logits, accepted)
+    return distribution(scores, sequence.request.sampling, [*sequence.token_ids, *accepted], forward.ops)
 
 
 def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: LogitOps) -> ChosenLogprobs:

@@ -47,7 +47,8 @@ class ActiveDrafters:
 
     Attributes:
         all: The drafters that have not failed and were not switched off.
-        needs: What all of them together ask of the target.
+        needs: What all of them together need of the target.
+        needs_vary: Whether this may change with every step.
         patience_s: Seconds that each of them has for its next draft.
         drawn: The first draft of the step that was drawn from q, for a rule that looks at q; None where there is none.
     """
@@ -58,7 +59,7 @@ class ActiveDrafters:
         self._n_vocab = n_vocab
         self._options = options
         self._recorder = recorder
-        self._needs_vary = any(isinstance(active.drafter, SelfDrafter) for active in drafters)
+        self.needs_vary = any(isinstance(active.drafter, SelfDrafter) for active in drafters)
         self.patience_s = 0.0
         self.drawn: Draft | None = None
         self._use(drafters)
@@ -125,10 +126,9 @@ class ActiveDrafters:
         except Exception as error:
             self._drop(stats, active, error)
 
-    def end_step(self) -> None:
-        """Renew `needs` where a drafter needs other hidden states in every step."""
-        if self._needs_vary:
-            self._use(self.all)
+    def renew_needs(self) -> None:
+        """Ask the drafters anew what they need of the target."""
+        self._use(self.all)
 
     def get(self, name: str) -> Drafter | None:
         """Return the drafter of that name that is at work, None where there is none."""

@@ -26,7 +26,8 @@ def ask(drafter: Drafter, n_vocab: int, n_max: int, deadline_s: float) -> Draft:
     if kinds != _KINDS:  # a masked array passes every comparison, and can still hold what is no number
         names = ", ".join(kind.__name__ for kind in kinds)
         raise PluginError(f"a draft's tokens, parents and p_accept must be plain numpy arrays, found {names}")
-    draft = draft.truncated(n_max)
+    if len(draft.tokens) > n_max:
+        draft = draft.truncated(n_max)
     draft.check(n_vocab)
     return draft
 

@@ -169,7 +169,8 @@ class Policy:
             same = path == verification.path
             own = verification if same else Verification(path, token_ids, verification.candidates)
             self.drafters.accept(stats, active, own, hidden)
-        self.drafters.end_step()
+        if self.drafters.needs_vary:
+            self.drafters.renew_needs()
 
     def _score(self, stats: DecodeStats, active: ActiveDrafter, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Score a drafter's proposal and return the nodes that were right, except for the step's last token."""
