@@ -1,4 +1,4 @@
-"""T(n): what one forward over n rows costs, as measured at load and refined by real steps."""
+"""The cost curve T(n): the seconds of one forward over n rows, measured at load and refined by real steps."""
 
 from bisect import bisect_left, insort
 from collections import deque
@@ -9,15 +9,15 @@ from statistics import median
 Cost = Callable[[int], float]
 """Seconds of a forward by the nodes of the draft in it."""
 
-_REMEMBERED = 15
+_REMEMBERED = 15  # samples of each kind
 _SURE = 3  # samples before which an expectation is never raised
 _BUCKET = 512  # tokens of context below which a forward costs about the same; then by doubling
-_ODD = 4.0  # times the expected seconds: a suspended process or a busy machine, not a cost
+_ODD = 4.0  # times the expected seconds: more than that is a suspended process or a busy machine, not a cost
 _SHARE_DIGITS = 2  # shares of the weights that differ by less are timed together
-_KEEP_SHARE = 1 / 8  # of the latest tree in what keeping a branch is taken to cost
-_KEEP_FADES = 0.995  # with every step without a tree, so that one dear keep does not rule trees out for good
-_GAIN = 0.05  # of a step: what less is none
-_STALE = 64  # observations without one of some n, after which that n goes by its base and the pace
+_KEEP_SHARE = 1 / 8  # weight of the latest tree in the mean cost of keeping a branch
+_KEEP_FADES = 0.995  # factor for every step without a tree, so that one expensive keep does not rule trees out for good
+_GAIN = 0.05  # of a step: a smaller gain counts as none
+_STALE = 64  # observations of other row counts after which the seconds of a row count are base * pace again
 
 
 @dataclass(slots=True)
@@ -119,12 +119,13 @@ class _Bucket:
 
 @dataclass(slots=True)
 class Trials:
-    """What is spent on rows that are verified to time them; one for all requests.
+    """The time spent on trials: rows that are verified to time them. All requests share one Trials.
 
     Attributes:
-        lost_s: Seconds they cost beyond what they gave, those under way by what is expected.
+        lost_s: Seconds that trials cost beyond what they gained; for a trial under way, the expected loss.
         total_s: Seconds of all forwards.
-        waits: By rows, how long a trial of so many is put off after it lost, and until when (of `total_s`).
+        waits: By number of rows, after a trial that lost: for how many seconds of `total_s` the next trial of so many
+            rows is put off, and until which `total_s`.
     """
 
     lost_s: float = 0.0
@@ -132,7 +133,11 @@ class Trials:
     waits: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def count(self, n_rows: int, expected_s: float, lost_s: float, step_s: float) -> None:
-        """Take what a trial cost; after one without a gain, the next of so many rows waits, twice as long each time."""
+        """Count a trial of `n_rows` rows that lost `lost_s` seconds where `expected_s` were expected.
+
+        After a trial without a gain the next trial of so many rows waits, each time twice as long; `step_s` is the time
+        of a plain step.
+        """
         self.lost_s = max(0.0, self.lost_s - expected_s + lost_s)
         if lost_s > -_GAIN * step_s:
             wait_s = 2 * self.waits[n_rows][0] if n_rows in self.waits else _STALE * step_s
@@ -141,16 +146,16 @@ class Trials:
             self.waits.pop(n_rows, None)
 
     def may_try(self, n_rows: int) -> bool:
-        """Tell whether the last trial of so many rows gained, or was long ago."""
+        """Tell whether the last trial of `n_rows` rows gained, or was long ago."""
         return n_rows not in self.waits or self.total_s >= self.waits[n_rows][1]
 
 
 class CostCurve:
     """Seconds of a forward by number of rows and tokens of context.
 
-    The curve may be jagged. A number of rows that was never measured is bounded by the next measured one above it, as
-    the missing rows could be padded, and by parts of which it could be made; so is one that no recent step has
-    measured. Above all that was measured it is taken to grow in proportion.
+    The curve may be jagged. A number of rows that no recent step had takes at most the time of the next measured number
+    above it, as rows could be padded, and at most the time of smaller forwards that add up to it. Above all measured
+    numbers the time grows in proportion.
 
     >>> curve = CostCurve()
     >>> for n_rows, seconds in [(1, 0.010), (1, 0.012), (1, 0.011), (8, 0.030)]:
@@ -159,20 +164,20 @@ class CostCurve:
     (0.011, 0.03, 0.06)
 
     Attributes:
-        keep_s: Seconds that keeping a branch of a tree takes on the average of the latest: next to nothing where it
-            moves what was computed, up to a forward where nodes are evaluated again. A mean, as a median would not show
-            what happens in one step of three.
-        others: Tokens that others gain by the same forward, where it is shared.
+        keep_s: Mean seconds that keeping a branch of a tree took lately: next to nothing where that moves what was
+            computed, up to a forward where nodes are evaluated again. It is a mean because a median would not show what
+            happens in one step of three.
+        others: Tokens that other requests gain by the same forward, where forwards are shared.
         latest_s: Seconds of the latest forward and of keeping a branch of it, cut where they are out of all proportion;
-            None until there was one since somebody set it so.
-        trials: What finding out about more rows has cost.
+            None before the first forward, and until the next one when it was set to None.
+        trials: The time spent on trials of more rows.
     """
 
     def __init__(self, measured: Mapping[int, float] | None = None) -> None:
         base: dict[int, float] = {}
         for n_rows, seconds in sorted((measured or {}).items(), reverse=True):
             cheapest = min(base.values(), default=seconds)
-            base[n_rows] = min(seconds, cheapest)  # more rows for less: the time of fewer was disturbed
+            base[n_rows] = min(seconds, cheapest)  # where more rows took less, the time of fewer rows was disturbed
         self.keep_s = self.others = 0.0
         self.latest_s: float | None = None
         self.trials = Trials()
@@ -181,10 +186,10 @@ class CostCurve:
         self._parts: dict[float, deque[float]] = {}
 
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
-        """Take the measured time of one forward; only the latest few of each kind are remembered.
+        """Take the measured seconds of one forward over `n_rows` rows after `n_past` tokens.
 
-        `keep_s` is what Session.keep took after it, None for a chain, which needs none. It is believed up to the cost
-        of the forward itself, as no more nodes than that can be evaluated again.
+        `keep_s` is the seconds that Session.keep took after the forward, None for a chain, which needs no keep. More
+        than the forward took is not believed, as keep evaluates at most the nodes of the forward again.
         """
         bucket = self._bucket(n_past)
         self.latest_s = bucket.observe(n_rows, seconds) + (keep_s or 0.0)
@@ -194,7 +199,7 @@ class CostCurve:
             self.keep_s += _KEEP_SHARE * (min(keep_s, bucket.seconds(n_rows) or seconds) - self.keep_s)
 
     def _bucket(self, n_past: int) -> _Bucket:
-        """Return the bucket of contexts of that length; a new one begins with the points of the nearest one."""
+        """Return the bucket of contexts of `n_past` tokens; a new bucket begins with the points of the nearest one."""
         key = (n_past // _BUCKET).bit_length()
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -204,28 +209,28 @@ class CostCurve:
         return bucket
 
     def seconds(self, n_rows: int, n_past: int = 0) -> float | None:
-        """Return the expected time of a forward over `n_rows` rows, or None where nothing was measured.
+        """Return the expected seconds of a forward over `n_rows` rows, or None where nothing was measured.
 
-        What no recent step has measured is what it was at load, or when it was last seen, times how much slower the
-        machine has been since.
+        For a number of rows that no recent step had, these are the seconds at load, or when it was last seen, times how
+        much slower the machine has become since.
         """
         return self._bucket(n_past).seconds(n_rows)
 
     def observe_part(self, share: float, seconds: float, n_past: int = 0) -> None:
-        """Take the measured time of one row through some of the half-layers, which read this share of the weights."""
+        """Take the measured seconds of one row through half-layers that hold this share of the weights."""
         whole = self.seconds(1, n_past)
         if whole is not None and whole > 0:
             ratios = self._parts.setdefault(round(share, _SHARE_DIGITS), deque(maxlen=_REMEMBERED))
             ratios.append(min(seconds / whole, _ODD * share))
 
     def expect_part(self, share: float, ratio: float) -> None:
-        """Take what a row through this share of the weights is known to take, in whole rows, unless it was timed."""
+        """Take the expected time of one row through this share of the weights, in whole rows, unless it was timed."""
         self._parts.setdefault(round(share, _SHARE_DIGITS), deque([ratio], maxlen=_REMEMBERED))
 
     def part(self, share: float) -> float:
-        """Return what one row through this share of the weights takes, in the time of a whole row.
+        """Return the time of one row through this share of the weights, in times of a whole row.
 
-        A share that was never timed lies on the line between those that were; without any it is its own price.
+        The time of a share that was never timed is interpolated between those that were, 0 and 1.
 
         >>> curve = CostCurve({1: 0.010})
         >>> curve.part(0.6)
@@ -240,21 +245,27 @@ class CostCurve:
         return low_ratio + (high_ratio - low_ratio) * (share - low) / (high - low)
 
     def is_unknown(self, n_rows: int) -> bool:
-        """Tell whether no forward of as many rows or more was ever timed."""
+        """Tell whether no forward of `n_rows` rows or more was ever timed."""
         return all(bucket.most < n_rows for bucket in self._buckets.values())
 
     def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
-        """Return the seconds of 1 to `n_rows` rows; where nothing was measured, as if each took a second."""
+        """Return the seconds of 1 to `n_rows` rows, a second for each row where nothing was measured.
+
+        The list must not be changed.
+        """
         known = self._bucket(n_past).up_to(n_rows)
         return known if all(known) else [seconds or float(n) for n, seconds in enumerate(known, start=1)]
 
     def table(self) -> dict[int, float]:
-        """Return the points of the shortest contexts seen, by rising n."""
-        return self._bucket(0).table() if not self._buckets else self._buckets[min(self._buckets)].table()
+        """Return the seconds of the measured row counts, ascending, in the shortest contexts seen."""
+        return self._buckets[min(self._buckets)].table() if self._buckets else {}
 
 
 def best_length(rate: float, level_s: float, cost: Cost, n_max: int, plain_rate: float) -> tuple[int, float]:
-    """Return the best length of a chain whose nodes are accepted at `rate` and take `level_s`, and its gain.
+    """Return the best length of a chain, 1 to `n_max`, and how many times as fast as `plain_rate` it makes the text.
+
+    Each node is accepted with P = `rate` and takes `level_s` seconds to draft; `cost(n)` is the seconds of a forward
+    with n nodes, `plain_rate` the tokens per second without the chain.
 
     >>> best_length(0.8, 0.01, lambda n: 0.05, 8, 1 / 0.05)[0]
     4

@@ -1,4 +1,4 @@
-"""What sampling asks of one row of logits over the whole vocabulary; a runtime may have faster code for it."""
+"""The operations of sampling over one whole row of logits; a runtime may have faster code for them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,7 +22,7 @@ class Total:
 
 
 class LogitOps(Protocol):
-    """Operations on f32[n_vocab], which must be contiguous; token ids come as int64, ascending."""
+    """Operations on a row of logits, f32[n_vocab] and contiguous; returned token ids are int64[n], ascending."""
 
     def argmax(self, row: NDArray[np.float32]) -> int:
         """Return the most probable token, the lowest id on a tie."""
@@ -40,7 +40,7 @@ class LogitOps(Protocol):
         """Return the fewest most probable tokens whose probabilities sum to at least `top_p` (0 to 1, not 1)."""
 
     def contenders(self, row: NDArray[np.float32], temperature: float, key: int) -> NDArray[np.int64]:
-        """Return some tokens, among them argmax over i of row[i] / temperature + gumbel(key, i)."""
+        """Return tokens among which is the argmax over all i of row[i] / temperature + gumbel(key, i)."""
 
 
 class NumpyRowOps:
@@ -69,7 +69,7 @@ class NumpyRowOps:
         return np.sort(np.concatenate([above, ties]))
 
     def nucleus(self, row: NDArray[np.float32], top_p: float) -> NDArray[np.int64]:
-        """Return the nucleus. Tokens with p <= (1 - top_p) / n sum to at most 1 - top_p: only the others are sorted."""
+        """Return the nucleus; tokens with p <= (1 - top_p) / n sum to at most 1 - top_p and need no sorting."""
         ids = np.flatnonzero(row > -np.inf)
         scores = row[ids].astype(np.float64)
         weights = np.exp(scores - scores.max(initial=-np.inf))
@@ -82,7 +82,7 @@ class NumpyRowOps:
 
 
 def nucleus(weights: NDArray[np.float64], goal: float) -> NDArray[np.int64]:
-    """Return the indices of the fewest greatest weights that sum to `goal` (Holtzman et al. 2020, arXiv:1904.09751)."""
+    """Return the indices of the fewest largest weights that sum to `goal` (Holtzman et al. 2020, arXiv:1904.09751)."""
     order = np.argsort(-weights, kind="stable")
     n_kept = int(np.searchsorted(np.cumsum(weights[order]), goal)) + 1
     return order[:n_kept]

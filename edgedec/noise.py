@@ -1,7 +1,7 @@
 """Random numbers keyed by (seed, position, token id): the noise that the target's tokens are drawn with.
 
-The SplitMix64 generator (Steele, Lea and Flood 2014): seed and position are hashed to where it starts, and a token's
-number is the one that many steps on, found without the steps between.
+The generator is SplitMix64 (Steele, Lea and Flood 2014). Seed and position are hashed to its starting state; the number
+of token i is the one after i + 1 steps, computed without the steps before.
 """
 
 import math
@@ -16,16 +16,16 @@ _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Gumbel noise, a pure function of (seed, position, token id)."""
+    """Gumbel noise as a pure function of (seed, position, token id)."""
 
     seed: int
 
     def key(self, position: int) -> int:
-        """Return the 64-bit key of that absolute position of the sequence."""
+        """Return the 64-bit key of an absolute position of the sequence."""
         return _mix(_mix(self.seed % SEED_LIMIT) ^ position)
 
     def gumbel(self, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return f64[n], the noise of these tokens at that absolute position of the sequence."""
+        """Return f64[n], the noise of these tokens at an absolute position of the sequence."""
         return gumbel(self.key(position), token_ids)
 
 
@@ -41,7 +41,7 @@ def gumbel(key: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def gumbel_of(key: int, token_id: int) -> float:
-    """Return what gumbel() gives for one token; arrays cost more than they save for so few."""
+    """Return what gumbel() returns for one token; for single tokens this is faster than arrays."""
     word = _mix((token_id * _GAMMA + key) % SEED_LIMIT)
     return -math.log(-math.log(((word >> 12) + 0.5) * 2.0**-52))
 

@@ -8,7 +8,7 @@ drafter that draws with the same noise mostly draws the same token (Daliri, Musc
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
@@ -24,10 +24,27 @@ MAX_STOPS = 1000
 MAX_STOP_CHARS = 16_384
 
 _SLACK = 1e-3  # of a logit, more than a sum's rounding
-_REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
-_WHOLE = ("top_k", "penalty_last_n")
-_WHOLE_OR_NONE = ("seed", "max_tokens", "logprobs")
 _LARGEST_BIAS = 1e30  # what a row of float32 takes, and a penalty on top of it
+
+# Of each number: its type, whether None may stand for it, what holds for it (NaN fails every comparison), in words.
+_NUMBERS: Mapping[str, tuple[type, bool, Callable[[Any], bool], str]] = {
+    "temperature": (
+        Real,
+        False,
+        lambda t: t == 0 or 1e-30 <= t < math.inf,
+        "a number from 0, the least above it 1e-30",
+    ),
+    "top_k": (Integral, False, lambda k: k >= 0, "a whole number from 0 (0 is off)"),
+    "top_p": (Real, False, lambda p: 0 < p <= 1, "above 0 and at most 1 (1 is off)"),
+    "min_p": (Real, False, lambda p: 0 <= p <= 1, "between 0 and 1 (0 is off)"),
+    "repetition_penalty": (Real, False, lambda x: 0.001 <= x <= 1000, "between 0.001 and 1000 (1 is off)"),
+    "frequency_penalty": (Real, False, lambda x: abs(x) <= 100, "between -100 and 100 (0 is off)"),
+    "presence_penalty": (Real, False, lambda x: abs(x) <= 100, "between -100 and 100 (0 is off)"),
+    "penalty_last_n": (Integral, False, lambda n: n >= -1, "from -1 (-1 is all)"),
+    "seed": (Integral, True, lambda seed: 0 <= seed < SEED_LIMIT, "0 to 2^64-1, or None"),
+    "max_tokens": (Integral, True, lambda n: n >= 1, "from 1, or None"),
+    "logprobs": (Integral, True, lambda n: 0 <= n <= 100, "0 to 100, or None"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,38 +86,19 @@ class SamplingParams:
     ignore_end: bool = False
 
     def __post_init__(self) -> None:
-        self._require_types()
-        temperature = self.temperature
-        valid = temperature == 0 or 1e-30 <= temperature < float("inf")
-        _require("temperature", temperature, valid, "a number from 0, the least above it 1e-30")
-        _require("top_k", self.top_k, self.top_k >= 0, "a whole number from 0 (0 is off)")
-        _require("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1 (1 is off)")
-        _require("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1 (0 is off)")
-        penalty = self.repetition_penalty
-        _require("repetition_penalty", penalty, 0.001 <= penalty <= 1000, "between 0.001 and 1000 (1 is off)")
-        for name in ("frequency_penalty", "presence_penalty"):
-            _require(name, getattr(self, name), abs(getattr(self, name)) <= 100, "between -100 and 100 (0 is off)")
-        _require("penalty_last_n", self.penalty_last_n, self.penalty_last_n >= -1, "from -1 (-1 is all)")
-        _require("seed", self.seed, self.seed is None or 0 <= self.seed < SEED_LIMIT, "0 to 2^64-1, or None")
-        _require("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "from 1, or None")
-        _require("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 100, "0 to 100, or None")
-        _check_stop(self.stop)
-        if not all(abs(bias) <= _LARGEST_BIAS or bias == -np.inf for bias in self.logit_bias.values()):
-            raise RequestError("logit_bias must hold numbers from -1e30 to 1e30, or -inf (which rules a token out)")
-
-    def _require_types(self) -> None:
-        """Raise RequestError for values of a wrong type; a limit of 2.5 tokens, say, would never be met."""
-        for name in _REALS:
-            _require(name, getattr(self, name), _is_a(Real, getattr(self, name)), "a number")
-        for name in (*_WHOLE, *_WHOLE_OR_NONE):
+        for name, (kind, optional, holds, expected) in _NUMBERS.items():
             value = getattr(self, name)
-            absent = value is None and name in _WHOLE_OR_NONE
-            _require(name, value, absent or _is_a(Integral, value), "a whole number")
+            if value is not None or not optional:  # a limit of 2.5 tokens, say, would never be met
+                _require(name, value, _is_a(kind, value), "a number" if kind is Real else "a whole number")
+                _require(name, value, holds(value), expected)
         _require("ignore_end", self.ignore_end, isinstance(self.ignore_end, bool), "True or False")
         _require("stop", self.stop, isinstance(self.stop, Sequence), "a tuple of strings")
+        _check_stop(self.stop)
         bias = self.logit_bias
         known = isinstance(bias, Mapping) and all(_is_a(Integral, i) and _is_a(Real, b) for i, b in bias.items())
         _require("logit_bias", bias, known, "a mapping of token ids to numbers")
+        if not all(abs(value) <= _LARGEST_BIAS or value == -np.inf for value in bias.values()):
+            raise RequestError("logit_bias must hold numbers from -1e30 to 1e30, or -inf (which rules a token out)")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -138,7 +136,7 @@ def _is_a(kind: type, value: object) -> bool:
 
 
 def _require(name: str, value: Any, holds: bool, expected: str) -> None:
-    if not holds:  # NaN fails every comparison, and so lands here too
+    if not holds:
         raise RequestError(f"{name} is {value!r:.200}; it must be {expected}")
 
 

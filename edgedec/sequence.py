@@ -1,4 +1,4 @@
-"""A request, and the one mutable object of its generation."""
+"""A request, the state of its generation, and what is returned of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,11 +16,12 @@ COUPLED = "coupled"
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A forward that drafting made.
+    """A forward that was made for a draft.
 
     Attributes:
-        n_rows: Its rows.
-        share: Of the bytes of weights that a token of the target reads, those that it read; None for a draft model's.
+        n_rows: Rows of the forward.
+        share: Bytes of weights that the forward read, as a share of those that a token of the target reads; None for a
+            forward of a draft model.
     """
 
     n_rows: int
@@ -29,15 +30,15 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """The merged proposals at one position.
+    """The proposals of all drafters at one position of a text, merged into one tree.
 
     Attributes:
-        tokens: Token of each node.
-        parents: Index of its parent, -1 for the text before.
-        paths: P(path to the node accepted) as it was known then.
+        tokens: By node, its token.
+        parents: By node, the index of its parent; -1 where the node follows the text.
+        paths: By node, P(path to the node accepted), as it was estimated then.
         draft_s: Seconds that drafting took.
-        evaluated: The forwards that drafting made, in their order; none where drafters look tokens up.
-        after: How many of these had been made when each node was known; empty where they are not noted.
+        evaluated: The forwards that drafting made, in their order; none for drafters that look tokens up.
+        after: By node, how many of these forwards were made when the node was known; empty where that is not recorded.
     """
 
     tokens: tuple[int, ...]
@@ -48,7 +49,7 @@ class Proposals:
     after: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """Return plain types for JSON."""
+        """Return the attributes as plain types for JSON."""
         return {
             "tokens": list(self.tokens),
             "parents": list(self.parents),
@@ -61,7 +62,7 @@ class Proposals:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for.
+    """What is to be generated.
 
     Attributes:
         prompt_ids: Token ids of the prompt.
@@ -72,8 +73,8 @@ class Request:
         draft: Whether drafts may be verified; the text is the same either way, unless `rule` says otherwise.
         rule: How drafts are verified: "coupled", which gives the same text, or one of edgedec.verification.RULES, which
             give the same distribution.
-        record: Gives the share of a token's bytes that half-layers of the target read. Where it is there, what drafters
-            propose at every position is noted, and none of it verified.
+        record: `(half-layers)` -> the share of a token's bytes that these half-layers of the target read. Where it is
+            given, what drafters propose at every position is recorded, and nothing is verified. None records nothing.
     """
 
     prompt_ids: tuple[int, ...]
@@ -96,14 +97,14 @@ class Sequence:
     """The state of one generation.
 
     Attributes:
-        request: What was asked for.
-        token_ids: Prompt and accepted tokens.
-        n_cached: How many of them are in the KV cache; the rest is evaluated by the next step.
-        finish_reason: "stop" (end token or stop string), "length" (max_tokens, or the context is full),
-            "cancelled", or None while it runs.
+        request: What is generated.
+        token_ids: Tokens of the prompt, then the accepted tokens.
+        n_cached: How many of these are in the KV cache; the next step evaluates the others.
+        finish_reason: "stop" (end token, stop string or complete grammar), "length" (max_tokens, or the context is
+            full), "cancelled", or None while the generation runs.
         stats: Counts and times.
-        proposals: What drafters proposed, one entry a step after the first token, where that is recorded.
-        is_whole: Whether the text is one of its grammar's, by now; None without a grammar.
+        proposals: What drafters proposed, one entry for each step after the first token, where that is recorded.
+        is_whole: Whether the text so far matches its grammar as a whole; None without a grammar.
     """
 
     request: Request
@@ -116,7 +117,7 @@ class Sequence:
 
     @property
     def n_generated(self) -> int:
-        """Tokens after the prompt."""
+        """Number of tokens after the prompt."""
         return len(self.token_ids) - len(self.request.prompt_ids)
 
 
@@ -126,10 +127,10 @@ class TokenOutput:
 
     Attributes:
         token_id: The token.
-        text: Text that has become certain with it; may be empty (half a character, a possible stop string), and
-            the last output may carry what was held back.
-        logprob: The model's own log-probability of the token, where asked for.
-        top_logprobs: Those of the most probable tokens, where asked for.
+        text: Text that has become certain with the token; empty for half a character or a possible stop string. The
+            last output also has the text that was held back before.
+        logprob: The model's own log-probability of the token, where the request wants it.
+        top_logprobs: Log-probabilities of the most probable tokens by token id, where the request wants them.
     """
 
     token_id: int
@@ -144,14 +145,14 @@ class Generation:
 
     Attributes:
         text: The text, without the stop string that ended it.
-        token_ids: The generated tokens, end tokens not included; where a stop string ended the text, up to the
-            token that completed it.
+        token_ids: The generated tokens without end tokens; where a stop string ended the text, up to the token that
+            completed the stop string.
         finish_reason: As in Sequence.
         stats: Counts and times.
-        outputs: Every token's output (log-probabilities are there).
+        outputs: The output of every token, with its log-probabilities.
         proposals: What drafters proposed after each token, where that was recorded.
-        is_whole: Whether the text is one of its grammar's: False where it was cut before the grammar let it end (by
-            max_tokens, a full context, a stop string, or by cancelling). None without a grammar.
+        is_whole: Whether the text matches its grammar as a whole: False where the text was cut before the grammar let
+            it end (by max_tokens, a full context, a stop string, or by cancelling). None without a grammar.
     """
 
     text: str

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 
 
 class TextStream:
-    """Turns the bytes of tokens into text as they come.
+    """Turns the bytes of tokens into text, token by token.
 
-    A character may span tokens and a stop string may span many: text is given out only when it can no longer
-    become part of either. Bytes that are not UTF-8 become U+FFFD.
+    A character and a stop string may span several tokens: text is returned only when it can no longer become part of
+    either. Bytes that are not UTF-8 become U+FFFD.
+
+    Attributes:
+        stopped: The stop string that ended the text; None while there is none.
 
     >>> stream = TextStream(stop=["END"])
     >>> stream.feed("hé".encode()[:2]), stream.feed("hé".encode()[2:]), stream.feed(b" E"), stream.feed(b"N!")
@@ -25,12 +28,12 @@ class TextStream:
         self.stopped: str | None = None
 
     def feed(self, data: bytes) -> str:
-        """Take the bytes of a token and return the text that is now certain."""
+        """Take the bytes of a token and return the text that has become certain."""
         text = self._decoder.decode(data)
         return text if self._stops is None else self._release(text, self._stops)
 
     def finish(self) -> str:
-        """Return what was held back; the text is over."""
+        """End the text and return what was held back."""
         text = self._decoder.decode(b"", final=True)
         if self._stops is not None:
             text = self._release(text, self._stops)
@@ -55,9 +58,9 @@ class TextStream:
 
 
 class _StopStrings:
-    """Finds the first of several strings in one pass, however many they are (Aho and Corasick 1975, CACM 18:6).
+    """Finds the first of several strings in one pass, however many there are (Aho and Corasick 1975, CACM 18:6).
 
-    A place stands for the longest end of the text that begins one of the strings; place 0 for none.
+    A place stands for the longest end of the text that is the beginning of one of the strings; place 0 for no such end.
 
     Attributes:
         depth: By place, the length of that end.
@@ -66,7 +69,7 @@ class _StopStrings:
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        self._shorter = [0]  # by place, the next shorter end that begins a string, too
+        self._shorter = [0]  # by place, the place of the next shorter such end
         self.depth, self.n_matched = [0], [0]
         for string in strings:
             self._add(string)
@@ -93,7 +96,7 @@ class _StopStrings:
         self.n_matched[place] = len(string)
 
     def _link(self, place: int) -> list[int]:
-        """Find the shorter ends of the places that follow `place`, whose own is known; return them."""
+        """Find the shorter ends of the places that follow `place`, whose own is known, and return these places."""
         for character, following in self._next[place].items():
             shorter = self.step(self._shorter[place], character)
             self._shorter[following] = shorter

@@ -1,19 +1,19 @@
-"""Whether a prompt fits, told as early as possible: to tokenize a text takes a hundred times its memory at the worst.
+"""Checks whether a prompt fits, as early as possible: at worst, tokenizing a text takes a hundred times its memory.
 
-Three bounds come one after the other: the number of a chat's messages before they are rendered, the bytes of the text
-before it is tokenized, and the tokens while it is.
+Three bounds follow each other: the number of messages of a chat, before it is rendered; the bytes of the text, before
+it is tokenized; the number of tokens, during tokenization.
 """
 
 from edgedec.counted import counted
 from edgedec.errors import PromptTooLongError
 from edgedec.tokenizer import Tokenizer
 
-_SHORT = 4  # characters for each token that fits: such a text is tokenized without looking at its length first
-_LEAST_MESSAGES = 4096  # a template may leave out messages, so that more than the context has tokens can fit
+_SHORT = 4  # characters for each token of room: a text up to there is tokenized without another check
+_LEAST_MESSAGES = 4096  # a template may leave out messages, so more messages than the context has tokens can fit
 
 
 def require_messages(n_messages: int, n_most: int) -> None:
-    """Raise PromptTooLongError for a chat of so many messages that it is not even rendered.
+    """Raise PromptTooLongError for a chat of so many messages that rendering it is not worth the time.
 
     Args:
         n_messages: Messages of the chat.
@@ -37,7 +37,7 @@ def require_may_fit(tokenizer: Tokenizer, text: str, n_most: int) -> None:
 def encode_prompt(
     tokenizer: Tokenizer, text: str, n_most: int, *, add_special: bool = True, parse_special: bool = False
 ) -> list[int]:
-    """Return the tokens of a prompt, `n_most` at the most (PromptTooLongError where there are more)."""
+    """Return the tokens of a prompt, at most `n_most` (PromptTooLongError where it has more)."""
     ids = _encode(tokenizer, text, n_most, add_special=add_special, parse_special=parse_special)
     if isinstance(ids, int):
         raise too_long(ids, n_most, exact=False)
@@ -47,13 +47,13 @@ def encode_prompt(
 
 
 def count_tokens(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: bool, parse_special: bool) -> int:
-    """Return how many tokens a text has; of one with more than `n_most` perhaps fewer, but more than `n_most`."""
+    """Return the number of tokens of a text; where that is above `n_most`, any number between `n_most` and it."""
     ids = _encode(tokenizer, text, n_most, add_special=add_special, parse_special=parse_special)
     return ids if isinstance(ids, int) else len(ids)
 
 
 def too_long(n_tokens: int, n_most: int, *, exact: bool = True) -> PromptTooLongError:
-    """Return the error for a prompt of so many tokens, or of at least so many."""
+    """Return the error for a prompt of `n_tokens` tokens, or of at least so many where that is not exact."""
     least = "" if exact else "at least "
     return PromptTooLongError(
         f"the prompt takes {least}{counted(n_tokens, 'token')}; the context of {n_most + 1} leaves room for {n_most}. "
@@ -62,7 +62,7 @@ def too_long(n_tokens: int, n_most: int, *, exact: bool = True) -> PromptTooLong
 
 
 def _encode(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: bool, parse_special: bool) -> list[int] | int:
-    """Return the tokens, all of them up to twice as many as fit; of a longer text a number that it has at the least."""
+    """Return the tokens of a text; of a text with more than `2 * n_most` tokens, a lower bound of their number."""
     least = _least_tokens(tokenizer, text, n_most)
     if least > n_most:
         return least
@@ -71,4 +71,5 @@ def _encode(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: bool, 
 
 
 def _least_tokens(tokenizer: Tokenizer, text: str, n_most: int) -> int:
+    """Return a lower bound of the number of tokens of a text; 0 for a text that is short enough to be tokenized."""
     return tokenizer.least_tokens(text) if len(text) > _SHORT * n_most else 0

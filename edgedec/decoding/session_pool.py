@@ -1,4 +1,4 @@
-"""Requests take turns on what they share, in the order in which they came."""
+"""A pool of slots, on which requests take turns in the order in which they came."""
 
 import threading
 from collections import deque
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Waiter:
-    """A thread that waits in the queue, for one of the slots or for all of them.
+    """A thread that waits in the queue, for one slot or for all slots.
 
-    Threads are compared as objects: the system gives the number of a thread that has ended to a new one.
+    Threads are compared as objects, because the system gives the number of an ended thread to a new one.
     """
 
     thread: threading.Thread
@@ -27,11 +27,11 @@ class _Waiter:
 
 
 class SessionPool(Generic[T]):
-    """A fair lock on a few slots of one kind, that says so instead of deadlocking when their holder asks again.
+    """A fair lock on a few equal slots, which raises an error where waiting would be a deadlock.
 
     Attributes:
-        slots: What is shared; each is held by one thread at a time.
-        last: The one that was held last.
+        slots: The slots; one thread at a time holds each.
+        last: The slot that was held last.
     """
 
     def __init__(self, slots: Sequence[T]) -> None:
@@ -39,7 +39,7 @@ class SessionPool(Generic[T]):
         self.last = self.slots[0]
         self._changed = threading.Condition()
         self._waiting: deque[_Waiter] = deque()
-        self._holders: dict[int, threading.Thread] = {}  # by place
+        self._holders: dict[int, threading.Thread] = {}  # by index of the slot
 
     @property
     def mine(self) -> bool:
@@ -48,16 +48,16 @@ class SessionPool(Generic[T]):
 
     @contextmanager
     def turn(self, cancel: CancelToken, value: Callable[[T], float] | None = None) -> Iterator[T | None]:
-        """Wait for a thing and hold it inside the block; yields None, without one, when cancelled.
+        """Wait for a slot and hold it inside the block, which gets the slot, or None where `cancel` ended the waiting.
 
         Args:
             cancel: Ends the waiting.
-            value: Of several that are free the one of the highest value is taken.
+            value: Of several free slots, the one with the highest value is taken.
 
         Raises:
-            BusyError: This thread holds a thing already (a stream it has not finished), and would wait for ever.
+            BusyError: This thread holds a slot for a stream that it has not finished, and would wait for ever.
         """
-        place: int | None = None
+        index: int | None = None
         try:
             with self._changed:
                 if self._would_wait_for_ever():
@@ -70,19 +70,19 @@ class SessionPool(Generic[T]):
                         self._changed.wait(_POLL_S)
                 if not cancel.cancelled:
                     free = self._free
-                    place = free[0] if value is None else max(free, key=lambda i: value(self.slots[i]))
-                    self._holders[place] = waiter.thread
-            yield None if place is None else self.slots[place]
+                    index = free[0] if value is None else max(free, key=lambda i: value(self.slots[i]))
+                    self._holders[index] = waiter.thread
+            yield None if index is None else self.slots[index]
         finally:
-            if place is not None:
+            if index is not None:
                 with self._changed:
-                    self.last = self.slots[place]
-                    self._holders.pop(place, None)
+                    self.last = self.slots[index]
+                    self._holders.pop(index, None)
                     self._changed.notify_all()
 
     @contextmanager
     def all(self) -> Iterator[Sequence[T]]:
-        """Wait until nobody holds any of the slots and hold them all inside the block.
+        """Wait until all slots are free and hold all of them inside the block.
 
         Raises:
             BusyError: This thread holds one of them.
@@ -108,14 +108,14 @@ class SessionPool(Generic[T]):
 
     @property
     def _free(self) -> list[int]:
-        """Places that nobody holds."""
+        """Indices of the slots that are free."""
         return [i for i in range(len(self.slots)) if i not in self._holders]
 
     def _would_wait_for_ever(self) -> bool:
-        """Tell whether nobody could go on if this thread waited: who holds a thing waits, or all wait for it to let go.
+        """Tell whether no thread could go on if this one waited for a slot.
 
-        With two slots and a stream in each of two threads, the first that asks for another one waits for the second;
-        if that asks too, both would wait for each other.
+        With two slots and an unfinished stream in each of two threads, the first thread that wants another slot waits
+        for the second thread; if that one wanted another slot, too, each would wait for the other.
         """
         n_free, queue = len(self._free), [waiter.thread for waiter in self._waiting]
         if not self.mine:
@@ -127,7 +127,7 @@ class SessionPool(Generic[T]):
 
     @contextmanager
     def _queued(self, *, wants_all: bool = False) -> Iterator["_Waiter"]:
-        """Stand in the queue inside the block, whatever ends it (KeyboardInterrupt too): those behind can't pass."""
+        """Stand in the queue inside the block; whatever ends it (KeyboardInterrupt too), the place is given up."""
         waiter = _Waiter(threading.current_thread(), wants_all)
         self._waiting.append(waiter)
         try:

@@ -1,4 +1,4 @@
-"""The cost curve of a model on this machine: measured in about two seconds at its first load, then remembered."""
+"""Measures the cost curve of a model on this machine: in about two seconds at its first load, then it is cached."""
 
 from time import monotonic, perf_counter
 
@@ -14,21 +14,22 @@ from edgedec.storage.probe_cache import machine_key
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 MOST_ROWS = _ROWS[-1]
-_BETWEEN = (3, 6, 12, 24)  # when there is time left
+_BETWEEN = (3, 6, 12, 24)  # measured where time is left
 _N_PAST = 32
 _REPEATS = 3
 _PHASE, _WHAT = "measuring", "what a forward of several tokens costs"
-_TURNS = 9  # of two forwards that are compared
+_TURNS = 9  # measurements of each of two forwards that are compared
 
 
 def cost_curve(
     session: Session, options: LoadOptions, limit_s: float = 2.0, *, most_rows: int = MOST_ROWS
 ) -> CostCurve:
-    """Return the curve of a session's model, remembered in the options' cache_dir or measured now.
+    """Return the cost curve of a session's model, from the options' cache_dir or measured now.
 
-    The session must hold nothing that is still needed. The limit begins after a first forward or two, which may have to
-    read the weights from a cold disk: somebody has to. Every n is the least of up to three forwards, some time apart,
-    so that a busy moment does not count; n rises for as long as time lasts, to `most_rows`: each takes a row of logits.
+    What the session holds is lost. The limit of `limit_s` seconds begins after the first forward or two, which may have
+    to read the weights from a cold disk. The time of each number of rows is the least of up to three forwards, some
+    time apart, so that a busy moment does not count. The number of rows rises while time is left, at most to
+    `most_rows`; each row takes the memory of a row of logits.
     """
     key = f"{_key(session, options)} {most_rows}"
     known = _as_curve(probe_cache.get(options.cache_dir, "curve", key))
@@ -36,15 +37,18 @@ def cost_curve(
         return known
     with stage(options.on_progress, _PHASE, _WHAT):
         measured = _measure(session, limit_s, options, most_rows)
-    if len(measured) > 1:  # one n alone says nothing of drafts
+    if len(measured) > 1:  # a single number of rows says nothing about drafts
         probe_cache.put(options.cache_dir, "curve", key, {str(n): seconds for n, seconds in measured.items()})
     return CostCurve(measured)
 
 
 def part_cost(session: Session, layers: LayerSet) -> float:
-    """Return what a token through some half-layers takes, in the time of a whole one: the least of turns about.
+    """Return the time of one token through some half-layers, in times of a token through all layers.
 
-    The session must hold nothing that is still needed (CapabilityError where its runtime can't leave out layers).
+    Both times are the least of several forwards, which take turns. What the session holds is lost.
+
+    Raises:
+        CapabilityError: The runtime can't leave out layers.
     """
     n_past = min(_N_PAST, session.n_ctx - 1)
     tokens = np.arange(n_past + 1, dtype=np.int32) % session.model.card.n_vocab
@@ -86,7 +90,7 @@ def _measure(session: Session, limit_s: float, options: LoadOptions, most_rows: 
         for n in _order(most):
             expected = measured.get(n, 2 * max(measured.values(), default=0.0))
             if measured and monotonic() + expected > until:
-                continue  # one of fewer rows may still fit
+                continue  # a forward of fewer rows may still fit
             if options.cancel is not None:
                 options.cancel.check("measuring the model's speed")
             if options.on_progress is not None:
@@ -103,7 +107,7 @@ def _measure(session: Session, limit_s: float, options: LoadOptions, most_rows: 
 
 
 def _fill(session: Session, tokens: NDArray[np.int32], limit_s: float, most: int) -> int:
-    """Evaluate the context that forwards are measured on, which also warms the weights; return its tokens."""
+    """Evaluate the context that forwards are measured after, which also loads the weights; return its tokens."""
     started = monotonic()
     session.forward(tokens[:1], n_past=0)
     token_s = monotonic() - started
@@ -114,6 +118,6 @@ def _fill(session: Session, tokens: NDArray[np.int32], limit_s: float, most: int
 
 
 def _order(most: int) -> list[int]:
-    """Return the rows to measure, over and over rather than in a row, so that a busy moment spoils one time of each."""
+    """Return the numbers of rows to measure, each several times and apart, so that a busy moment spoils one at most."""
     rows = sorted({n for n in (*_ROWS, most) if 1 <= n <= most})
     return rows * _REPEATS + [n for n in _BETWEEN if n < most] * _REPEATS

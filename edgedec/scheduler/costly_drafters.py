@@ -26,7 +26,6 @@ class DraftPlan:
 
     Attributes:
         n_max: Most nodes.
-        length: Tokens deep that the draft should go.
         level_s: Seconds that one token deeper is expected to take.
         least_path: Path probability below which a node does not pay.
         is_trial: Whether the draft is made only to find out what the drafter is worth.
@@ -34,7 +33,6 @@ class DraftPlan:
     """
 
     n_max: int
-    length: int
     level_s: float
     least_path: float
     is_trial: bool
@@ -80,12 +78,12 @@ class CostlyDrafters:
                 return None
         extra_s = 2 * length * level_s if in_place else 0.0
         if self._always:
-            return DraftPlan(n_max, length, level_s, 0.0, is_trial, extra_s)
+            return DraftPlan(n_max, level_s, 0.0, is_trial, extra_s)
         # One level more pays while it adds more tokens per second than the levels before it give.
         slope = (cost(length) - cost(0)) / length
         marginal = (level_s + slope) * rate * max(gain, 1.0)
         least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
-        return DraftPlan(min(n_max, 2 * length), length, level_s, least_path, is_trial, extra_s)
+        return DraftPlan(min(n_max, 2 * length), level_s, least_path, is_trial, extra_s)
 
     def _pays_to_read(self, active: ActiveDrafter, level_s: float, cost: Cost, n_max: int, room: int) -> bool:
         """Tell whether the rest of the text is likely to repay the time that reading its beginning takes.

@@ -1,4 +1,4 @@
-"""From the names of drafters to what makes them."""
+"""The factories of drafters by their names."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,17 +18,19 @@ SUFFIX, COMMON, MODEL, CASCADE, SKIP, EXIT = "suffix", "common", "model", "casca
 NGRAMS = ("recycling", "trigram", "stand")
 AUTO = (SUFFIX, COMMON)
 SKIP_GAIN = 1.03
-"""What drafting with a tuned set of layers must promise before `auto` takes it."""
+"""Times as fast as plain decoding that drafting with a tuned set of layers must promise before `auto` takes it."""
 
 
 def drafter_factories(
     draft: str | DrafterFactory | None, *, with_model: bool
 ) -> tuple[dict[str, DrafterFactory], bool]:
-    """Return the factories by name, the draft model's still to be filled in, and whether they are pinned.
+    """Return the factories by name, and whether these drafters are pinned, so that they draft whatever it costs.
+
+    `with_model` says whether a draft model is given; with_draft_model() puts it into the factories later.
 
     Raises:
         PluginError: A drafter has no such name, or does not import.
-        RequestError: The draft model is asked for, and none is given.
+        RequestError: A drafter needs a draft model, and none is given.
     """
     if draft is None or draft == "off":
         return {}, False
@@ -44,10 +46,13 @@ def drafter_factories(
 def with_draft_model(
     factories: Mapping[str, DrafterFactory], source: DraftModel | UniversalDraftModel, *, pinned: bool
 ) -> dict[str, DrafterFactory]:
-    """Return the factories with the draft model's in their places; a cascade drafts the same in less time.
+    """Return the factories with those of the draft model in their places.
+
+    Where `model` is not pinned and the tokenizer is the target's, a cascade takes its place: it drafts the same in less
+    time.
 
     Raises:
-        RequestError: A cascade is asked for, and the draft model's tokenizer is not the target's.
+        RequestError: A cascade is wanted, and the draft model's tokenizer is not the target's.
     """
     filled = dict(factories)
     if CASCADE in filled:
@@ -64,7 +69,7 @@ def with_draft_model(
 
 
 def used_draft_model(path: Path | None, drafters: Collection[str]) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the draft model where one of these drafters uses it, and what to tell where none does.
+    """Return the draft model's path where one of these drafters uses it, else None and a sentence that says so.
 
     >>> used_draft_model(Path("small.gguf"), ["suffix"])
     (None, ('the draft model small.gguf is not loaded: it is for the drafters model and cascade, found suffix',))
@@ -76,7 +81,7 @@ def used_draft_model(path: Path | None, drafters: Collection[str]) -> tuple[Path
 
 
 def require_overlap(drafters: Collection[str]) -> None:
-    """Raise RequestError unless a draft model is among these drafters that can go on while the target verifies."""
+    """Raise RequestError unless one of these drafters is a draft model that can draft while the target verifies."""
     if MODEL not in drafters or CASCADE in drafters:
         found = " + ".join(drafters) or "none"
         raise RequestError(
@@ -86,9 +91,9 @@ def require_overlap(drafters: Collection[str]) -> None:
 
 
 def promised_gain(tuned: TunedSet, curve: CostCurve, n_max: int) -> float:
-    """Return how many times as fast as plain decoding drafts with a tuned set would be by the measured curve.
+    """Return how many times as fast as plain decoding drafts with a tuned set of layers would be, by the cost curve.
 
-    0 where nothing was measured, or no draft can be verified.
+    The result is 0 where nothing was measured, or where no draft can be verified.
 
     >>> from edgedec.model import LayerSet
     >>> tuned = TunedSet(LayerSet.of(4, [0, 3]), 0.5, 0.5, 0.8, 2000)

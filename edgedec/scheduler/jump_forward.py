@@ -1,7 +1,7 @@
-"""forced: the tokens that a grammar leaves no choice about, before what other drafters propose.
+"""forced: the tokens that a grammar forces, put into drafts before the nodes of other drafters.
 
-They need no logits to be chosen, only to be in the KV cache: jump-forward decoding (Zheng et al. 2023,
-arXiv:2312.07104), here as a draft, so that verification decides about them as about any other.
+Forced tokens need no logits to be chosen; they only have to get into the KV cache: jump-forward decoding (Zheng et al.
+2023, arXiv:2312.07104). Here they are nodes of a draft, so verification decides about them as about all others.
 """
 
 from time import perf_counter
@@ -13,16 +13,16 @@ from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.stats import DecodeStats
 
 _NAME = "forced"
-_EQUAL = 1.001  # times
+_EQUAL = 1.001  # times the cost of single steps: up to there a draft loses nothing
 
 
 class ForcedDrafts:
-    """Puts forced tokens into the drafts of one generation, and takes out what its grammar rules out.
+    """Puts forced tokens into the drafts of one generation, and removes the nodes that the grammar rules out.
 
     Args:
-        constraint: The grammar's.
+        constraint: The grammar of the generation.
         n_max: Most nodes of a draft.
-        curve: The cost of forwards, by which the number of tokens is chosen; None takes all.
+        curve: The cost curve by which the number of forced tokens is chosen; None takes all of them.
         coupled: Whether the verification rule is the coupled one.
     """
 
@@ -34,14 +34,14 @@ class ForcedDrafts:
         self._chain: tuple[int, ...] = ()
 
     def add_to(self, draft: Draft, stats: DecodeStats, n_past: int, n_max: int) -> Draft:
-        """Return a draft of forced tokens with the nodes of `draft` that the grammar has a place for.
+        """Return a draft of the forced tokens and of the nodes of `draft` that the grammar allows.
 
-        A draft drawn from q, for a rule that looks at q, is returned as it is: to leave out what was drawn would change
-        the text's distribution, and the rule itself rejects a token to which p gives nothing.
+        A draft that was drawn from q, for a rule that looks at q, is returned as it is: removing what was drawn would
+        change the distribution of the text, and the rule itself rejects a token whose p is 0.
 
         Args:
             draft: What drafters proposed, at most `n_max` nodes.
-            stats: Where forced tokens are counted.
+            stats: The statistics in which forced tokens are counted.
             n_past: Cached tokens.
             n_max: Most nodes that there is room for.
         """
@@ -61,7 +61,7 @@ class ForcedDrafts:
         return kept
 
     def score(self, stats: DecodeStats, token_ids: tuple[int, ...]) -> None:
-        """Count how many of the forced tokens came."""
+        """Count how many of the latest forced tokens `token_ids`, the tokens of the step, begin with."""
         if not self._chain:
             return
         n_right = 0
@@ -70,9 +70,9 @@ class ForcedDrafts:
         stats.count_outcome(_NAME, min(len(self._chain), n_right + 1), n_right)
 
     def _worth(self, forced: tuple[int, ...], n_past: int) -> tuple[int, ...]:
-        """Return as many of the tokens as give the most tokens per second, all of them being right.
+        """Return as many of the forced tokens as give the most tokens per second, where all of them are right.
 
-        Where so many rows were never timed and lose nothing by the curve, they show what so many rows take.
+        All of them are returned where so many rows were never timed and lose nothing by the curve: that times them.
         """
         if self._curve is None or not forced:
             return forced
@@ -83,7 +83,7 @@ class ForcedDrafts:
         return forced[: max(range(len(cost)), key=lambda n: (n + 1) / cost[n])]
 
     def _kept(self, draft: Draft, forced: tuple[int, ...]) -> Draft:
-        """Return the nodes that the grammar has a place for; where a token is forced, only that one is ever drawn."""
+        """Return the nodes that the grammar allows; where a token is forced, it allows no other token."""
         paths: dict[int, tuple[int, ...]] = {-1: ()}
         places = {-1: -1}
         p_accept: list[float] = []

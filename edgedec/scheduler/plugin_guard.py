@@ -1,9 +1,10 @@
-"""A drafter of somebody else's, in a thread of its own: late or failing, it never holds up the text."""
+"""A drafter from a plug-in, run in a thread of its own: late or failing, it never holds up the text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,51 +15,44 @@ from edgedec.errors import PluginError
 _MISSES = 3
 _MAKING_S = 2.0  # that a constructor may take: the first token waits for it
 
-_Made = tuple[Drafter, DrafterNeeds, int]
-
 
 class Guarded:
-    """Implements edgedec.draft.Drafter by passing everything on to a worker thread, in order.
+    """Implements edgedec.draft.Drafter by passing every call on to a worker thread, in order.
 
-    A draft that is not there by its deadline is left out; after three in a row draft() raises, as it does with what the
-    drafter itself raised.
+    A draft that has not come by its deadline is left out; the third late draft in a row makes draft() raise, and so
+    does an error of the drafter.
 
     Args:
         make: Makes the drafter, in the worker thread too.
 
     Attributes:
-        n_late: Drafts that were not there by their deadline.
+        needs: What the drafter said that it needs of the target, when it was made.
+        n_late: Drafts that had not come by their deadline.
 
     Raises:
-        PluginError: Making it took over two seconds.
+        PluginError: Making the drafter took over two seconds.
         Exception: What making it raised.
     """
 
     def __init__(self, make: Callable[[], Drafter]) -> None:
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._drafts: SimpleQueue[tuple[int, Draft | Exception]] = SimpleQueue()
-        self._made: SimpleQueue[_Made | Exception] = SimpleQueue()
-        self._asked = self._misses = self.n_late = 0
+        self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # number of the question, answer or error
+        self._n_asked = self._misses = self.n_late = 0
         self._failure: Exception | None = None
-        thread = Thread(target=self._run, args=(make,), name="edgedec-drafter", daemon=True)
-        thread.start()
-        made: _Made | Exception
-        try:
-            made = self._made.get(timeout=_MAKING_S)
-        except Empty:
-            made = PluginError(f"its constructor took over {_MAKING_S:.0f} s; it must return sooner")
-        except BaseException:  # Ctrl-C
-            self.close()
-            raise
-        if isinstance(made, Exception):
-            self.close()
-            raise made
-        self._drafter, self._needs, self._held_bytes = made
 
-    @property
-    def needs(self) -> DrafterNeeds:
-        """What the drafter asked of the target when it was made."""
-        return self._needs
+        def made() -> tuple[DrafterNeeds, int]:
+            self._drafter = make()
+            return self._drafter.needs, self._drafter.memory_bytes()
+
+        Thread(target=self._run, name="edgedec-drafter", daemon=True).start()
+        try:
+            answer: tuple[DrafterNeeds, int] = self._answer(made, monotonic() + _MAKING_S)
+            self.needs, self._held_bytes = answer
+        except BaseException as error:  # Ctrl-C too
+            self.close()
+            if isinstance(error, Empty):
+                raise PluginError(f"its constructor took over {_MAKING_S:.0f} s; it must return sooner") from None
+            raise
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Pass the prompt on."""
@@ -66,35 +60,36 @@ class Guarded:
         self._work.put(lambda: self._drafter.begin(prompt))
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Return the draft if it comes in time.
+        """Return the draft if it comes in time, else an empty one.
 
         Raises:
-            PluginError: The third one in a row did not.
+            PluginError: It is the third in a row that did not come in time.
             Exception: What the drafter raised, now or before.
         """
-        self._asked += 1
-        asked = self._asked
-        self._work.put(lambda: self._drafts.put((asked, self._drafted(n_max, deadline_s))))
+
+        def drafted() -> Draft:  # once the deadline is over, nobody waits for the draft any more
+            return EMPTY_DRAFT if monotonic() > deadline_s else self._drafter.draft(n_max, deadline_s)
+
+        try:
+            draft: Draft = self._answer(drafted, deadline_s)
+        except Empty:
+            return self._missed()
+        self._misses = 0
+        return draft
+
+    def _answer(self, question: Callable[[], object], deadline_s: float) -> Any:
+        """Return what the worker thread finds out (Empty: not by the deadline; Exception: what a call raised)."""
+        self._n_asked += 1
+        asked = self._n_asked
+        self._work.put(lambda: self._answers.put((asked, _outcome(question))))
         while True:
-            try:
-                number, draft = self._drafts.get(timeout=max(0.0, deadline_s - monotonic()))
-            except Empty:
-                return self._missed()
+            number, answer = self._answers.get(timeout=max(0.0, deadline_s - monotonic()))
             if self._failure is not None:
                 raise self._failure
-            if isinstance(draft, Exception):
-                raise draft
+            if isinstance(answer, Exception):
+                raise answer
             if number == asked:
-                self._misses = 0
-                return draft
-
-    def _drafted(self, n_max: int, deadline_s: float) -> Draft | Exception:
-        if monotonic() > deadline_s:
-            return EMPTY_DRAFT  # nobody waits any more
-        try:
-            return self._drafter.draft(n_max, deadline_s)
-        except BaseException as error:
-            return _exception(error)
+                return answer
 
     def _missed(self) -> Draft:
         if self._failure is not None:
@@ -106,24 +101,19 @@ class Guarded:
         return EMPTY_DRAFT
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Pass the outcome of a step on; the arrays are copied, as they hold only until the next forward."""
+        """Pass the outcome of a step on; the arrays are copied, as they are valid only until the next forward."""
         copies = {layer: states.copy() for layer, states in hidden.items()}
         self._work.put(lambda: self._drafter.accept(verification, copies))
 
     def memory_bytes(self) -> int:
-        """Return what the drafter said when it was made."""
+        """Return the bytes that the drafter held when it was made, as it said then."""
         return self._held_bytes
 
     def close(self) -> None:
-        """End the thread when it comes to it."""
+        """End the thread as soon as it has done what was passed on before."""
         self._work.put(None)
 
-    def _run(self, make: Callable[[], Drafter]) -> None:
-        try:
-            drafter = make()
-            self._made.put((drafter, drafter.needs, drafter.memory_bytes()))
-        except BaseException as error:
-            self._made.put(_exception(error))
+    def _run(self) -> None:
         while (act := self._work.get()) is not None:
             try:
                 act()
@@ -131,8 +121,16 @@ class Guarded:
                 self._failure = _exception(error)
 
 
+def _outcome(question: Callable[[], object]) -> object:
+    """Return the answer to a question, or the error that it raised."""
+    try:
+        return question()
+    except BaseException as error:
+        return _exception(error)
+
+
 def _exception(error: BaseException) -> Exception:
-    """Return what may be raised where the text is made: a drafter that exits ends itself, not the application."""
+    """Return an error that may be raised in the text's thread: a drafter that calls exit() ends only itself."""
     return error if isinstance(error, Exception) else PluginError(f"it raised {type(error).__name__}")
 
 
@@ -141,7 +139,7 @@ def guarded(factory: DrafterFactory) -> DrafterFactory:
     making = Lock()
 
     def make(context: DraftContext) -> Drafter:
-        if making.locked():  # or every text would wait for it, and leave a thread behind
+        if making.locked():  # else every text would wait for it, and leave a thread behind
             raise PluginError("its constructor, called for an earlier text, has not returned yet")
 
         def made() -> Drafter:

@@ -1,4 +1,4 @@
-"""What drafters proposed at every position of a text, for replaying it under another machine's costs."""
+"""Recordings of what drafters propose at every position of a text, and replays at the costs of another machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,12 @@ from edgedec.scheduler.node_choice import best_part
 from edgedec.sequence import Evaluated, Proposals
 
 MOST_FORWARDS = 1 << 30
-"""As good as no limit to the forwards that drafting makes."""
-
-
+"""No limit to the forwards that drafting makes."""
 _NOTHING = Proposals((), (), (), 0.0)
 
 
 def share_of_halves(layers: LayerSet) -> float:
-    """Return the share of the half-layers that run, as if they were alike and the head were nothing.
+    """Return the share of the half-layers that run: the share of a token's bytes if all of them were equally large.
 
     >>> share_of_halves(LayerSet.of(4, [0, 1, 3]))
     0.75
@@ -27,11 +25,11 @@ def share_of_halves(layers: LayerSet) -> float:
 
 
 class Recorder:
-    """Notes what is proposed at every position of one text, and the forwards that this takes.
+    """Records what is proposed at every position of one text, and the forwards that this takes.
 
     Args:
-        rows: Where positions are added.
-        share: Gives the share of a token's bytes that half-layers of the target read, its head included.
+        rows: Gets an entry for each position.
+        share: `(half-layers)` -> the share of a token's bytes that these and the head of the target read.
     """
 
     def __init__(self, rows: list[Proposals], share: Callable[[LayerSet], float] = share_of_halves) -> None:
@@ -42,24 +40,24 @@ class Recorder:
     def _begin(self) -> None:
         self._evaluated: list[Evaluated] = []
         self._after: list[int] = []
-        self._n_told = 0
+        self._n_noted = 0  # forwards that were made for drafts which drafted() noted
 
     def evaluated(self, n_rows: int, layers: LayerSet | None) -> None:
-        """Note a forward: through these half-layers of the target and its head, or a draft model's (None)."""
+        """Note a forward over `n_rows` rows: through these half-layers and the head, or of a draft model (None)."""
         self._evaluated.append(Evaluated(n_rows, None if layers is None else self._share(layers)))
 
     def drafted(self, places: Sequence[int], parents: Sequence[int]) -> None:
         """Note after which forward each node of a draft was known.
 
-        Of a draft d tokens deep, for which f forwards were made, depth i is taken to be known after f * i / d of them,
-        rounded up. That is exact where each depth takes a forward.
+        In a draft of depth d that took f forwards, a node of depth i counts as known after f * i / d forwards, rounded
+        up. That is exact where each depth takes one forward.
 
         Args:
-            places: Each node's place in the tree of all drafts, new ones counted up.
-            parents: Its parent in the draft.
+            places: By node, its index in the tree of all drafts; new nodes have the next indices.
+            parents: By node, its parent in the draft.
         """
-        before, n_made = self._n_told, len(self._evaluated) - self._n_told
-        self._n_told += n_made
+        before, n_made = self._n_noted, len(self._evaluated) - self._n_noted
+        self._n_noted += n_made
         depths: list[int] = []
         for parent in parents:
             depths.append(1 + (depths[parent] if parent >= 0 else 0))
@@ -68,7 +66,7 @@ class Recorder:
                 self._after.append(before + -(-n_made * depth // max(depths)))
 
     def end(self, tree: DraftTree, paths: Sequence[float], draft_s: float) -> None:
-        """Add a position with its proposals, and begin the next."""
+        """Add the entry of a position, whose drafting took `draft_s` seconds, and begin the next position."""
         nodes = tuple(tree.tokens), tuple(tree.parents), tuple(paths)
         self._rows.append(Proposals(*nodes, draft_s, tuple(self._evaluated), tuple(self._after)))
         self._begin()
@@ -80,8 +78,9 @@ class Replay:
 
     Attributes:
         n_tokens: Tokens of the text after the first.
-        n_steps: Forwards it took, those of drafting aside.
-        seconds: Their time and drafting's; plain_s that of plain decoding.
+        n_steps: Steps that these tokens took.
+        seconds: Time of these steps and of drafting.
+        plain_s: Time of plain decoding.
     """
 
     n_tokens: int
@@ -98,21 +97,21 @@ def replay(
     price: Callable[[Evaluated], float] = lambda made: 0.0,
     n_forwards: int = MOST_FORWARDS,
 ) -> Replay:
-    """Decode a text again, taking the drafts that pay where a forward over n rows takes `cost(n)` seconds.
+    """Decode a recorded text again, with the drafts that pay where a forward over n rows takes `cost(n)` seconds.
 
-    `proposals[i]` was made when `token_ids[: i + 1]` was known. Of drafting, its forwards are charged; other time that
-    it took is another machine's, and left out. So is the row that a draft model reads besides after its whole draft was
-    accepted.
-    Where drafters were recorded together, a node that several proposed counts at the likeliest of their estimates.
+    `proposals[i]` was made when `token_ids[: i + 1]` was known. Drafting is charged with its forwards only: its other
+    time is that of another machine. Not charged is the row that a draft model evaluates in addition after its whole
+    draft was accepted. Where drafters were recorded together, a node that several of them proposed has the highest of
+    their estimates.
 
     Args:
         token_ids: The text.
-        proposals: What was recorded.
-        cost: Seconds of a forward by its rows.
+        proposals: The recording.
+        cost: Seconds of a forward by its number of rows.
         n_max: Most nodes of a draft.
         price: Seconds of a forward that drafting makes.
-        n_forwards: Most of these before a step. The first is made in every step, another one while the likeliest node
-            of the last is worth its price and a row more, at the price of a plain token.
+        n_forwards: Most forwards of drafting before a step. The first is made before every step; another one while
+            the likeliest node of the one before is worth the other's price and one row more, in plain steps.
 
     >>> rows = [Proposals((6, 7), (-1, 0), (0.9, 0.8), 0.0)] * 3
     >>> replay([5, 6, 7, 8], rows, lambda n: 1.0, 8)
@@ -141,7 +140,7 @@ def replay(
 
 
 def _n_made(row: Proposals, cost: Callable[[int], float], price: Callable[[Evaluated], float], most: int) -> int:
-    """Return how many of the forwards that were recorded are made again."""
+    """Return how many of the forwards that were recorded at a position are made in the replay, at most `most`."""
     for n, made in enumerate(row.evaluated[:most]):
         newest = (path for path, after in zip(row.paths, row.after, strict=True) if after == n)
         if n and max(newest, default=1.0) * cost(1) < price(made) + cost(2) - cost(1):
@@ -150,7 +149,7 @@ def _n_made(row: Proposals, cost: Callable[[int], float], price: Callable[[Evalu
 
 
 def n_accepted(row: Proposals, nodes: set[int], text: Sequence[int]) -> int:
-    """Return how far the chosen nodes go along the text."""
+    """Return how many tokens of `text` the nodes that were chosen follow, from its beginning on."""
     children: Mapping[tuple[int, int], int] = {
         (row.parents[node], row.tokens[node]): node for node in sorted(nodes, reverse=True)
     }

@@ -7,14 +7,14 @@ from edgedec.sessions.batching import BatchedSession
 
 
 class JoinedCurve(CostCurve):
-    """T(n) as one of several sessions sees it: what its n rows cost on top of those that the others bring.
+    """T(n) for one of several sessions: the seconds of a forward with n rows of this session and one of each other.
 
-    Forwards are noted with all their rows in the curve that the sessions have in common.
+    The curve that the sessions have in common notes every forward with all of its rows.
 
     Attributes:
-        others: Sequences besides this one in the latest forward; each gains a token by the next one too, and brings a
-            row. What they draft is not counted on either side: a draft that every other one takes for granted would
-            look cheap to all of them, and be made for ever.
+        others: Sequences besides this one in the latest forward. Each of them is expected to bring one row to the next
+            forward and to gain one token by it. Their drafts are not counted, neither as rows nor as tokens: a draft
+            that all others take for granted would look cheap to each of them, and would be made for ever.
     """
 
     def __init__(self, common: CostCurve, session: BatchedSession, lock: Lock) -> None:
@@ -26,7 +26,7 @@ class JoinedCurve(CostCurve):
         self._n_others = 0
 
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
-        """Take a step of `n_rows` own rows; what its forward took in all is the session's to say."""
+        """Take a step with `n_rows` own rows; the rows and seconds of the whole forward are read from the session."""
         shared = self._session.shared
         self._n_others = shared.n_items - 1
         self.others = float(self._n_others)
@@ -36,12 +36,12 @@ class JoinedCurve(CostCurve):
             self.keep_s = self._common.keep_s
 
     def seconds(self, n_rows: int, n_past: int = 0) -> float | None:
-        """Return the expected time of a forward with `n_rows` own rows, None where nothing was measured."""
+        """Return the expected seconds of a forward with `n_rows` own rows, None where nothing was measured."""
         with self._lock:
             return self._common.seconds(self._n_others + n_rows, n_past)
 
     def is_unknown(self, n_rows: int) -> bool:
-        """Tell whether no forward of as many own rows, with those of the others, was ever timed."""
+        """Tell whether no forward with `n_rows` own rows or more, and the rows of the others, was ever timed."""
         with self._lock:
             return self._common.is_unknown(self._n_others + n_rows)
 
@@ -51,6 +51,6 @@ class JoinedCurve(CostCurve):
             return self._common.up_to(self._n_others + n_rows, n_past)[self._n_others :]
 
     def table(self) -> dict[int, float]:
-        """Return what was measured, by the rows of all."""
+        """Return the seconds that were measured, by the number of all rows of a forward."""
         with self._lock:
             return self._common.table()
