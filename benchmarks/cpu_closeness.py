@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
+from edgedec.loading.resolve import resolve
 from edgedec.model import LoadOptions, Model, Runtime, Session
 from edgedec.resolver import ResolveOptions
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
+from edgedec.loading.resolve import resolve
 from edgedec.memory.system import resident_bytes
 from edgedec.model import ForwardItem, LoadOptions, Model, Session
 from edgedec.noise import Noise

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from provenance import provenance
 
-from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
+from edgedec.loading.resolve import resolve
 from edgedec.memory.system import peak_resident_bytes
 from edgedec.model import LoadOptions
 from edgedec.resolver import ResolveOptions

@@ -17,8 +17,8 @@ from typing import Any
 from provenance import provenance
 
 import edgedec
-from edgedec.api.load import resolve
 from edgedec.layer_skip.layer_sets import evenly_spaced, first_layers, late_layers, layer_bytes, left_out, tuned_set
+from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet
 from edgedec.resolver import ResolveOptions
 from edgedec.scheduler.cost_probe import part_cost

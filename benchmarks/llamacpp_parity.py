@@ -23,7 +23,7 @@ from typing import Any
 from prompts import load_prompts
 
 import edgedec
-from edgedec.api.load import resolve
+from edgedec.loading.resolve import resolve
 from edgedec.resolver import ResolveOptions
 from edgedec_runtimes.llamacpp.library import llama, version
 from edgedec_runtimes.shared.cpu_count import usable_cores

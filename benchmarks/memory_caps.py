@@ -35,7 +35,7 @@ from own_cgroup import own_cgroup
 from provenance import provenance
 
 import edgedec
-from edgedec.api.load import resolve
+from edgedec.loading.resolve import resolve
 from edgedec.memory.planner import STORES
 from edgedec.resolver import ResolveOptions
 from edgedec_models.folders import cache_folder

@@ -23,8 +23,8 @@ from float_truth import FloatModel, log_softmax
 from numpy.typing import NDArray
 from rich.console import Console
 
-from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
+from edgedec.loading.resolve import resolve
 from edgedec.model import LoadOptions, Session
 from edgedec.resolver import ResolveOptions
 from edgedec_export.npu.export import export_npu

@@ -22,8 +22,8 @@ import onnx
 from numpy.typing import NDArray
 from provenance import provenance
 
-from edgedec.api.load import resolve
 from edgedec.gguf.formats import DATA, GRAPH
+from edgedec.loading.resolve import resolve
 from edgedec.memory.system import peak_resident_bytes, resident_bytes
 from edgedec.resolver import ResolveOptions
 from edgedec_export.folder import read_manifest

@@ -19,10 +19,10 @@ import numpy as np
 from provenance import provenance
 from trained_skipping import Texts, read_texts
 
-from edgedec.api.load import resolve
 from edgedec.layer_skip.judge import Judge
 from edgedec.layer_skip.layer_sets import LayerBytes, evenly_spaced, layer_bytes, without
 from edgedec.layer_skip.score import Score
+from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet, LoadOptions, Session
 from edgedec.resolver import ResolveOptions
 from edgedec_models.folders import cache_folder

@@ -36,7 +36,7 @@ from typing import Any
 import httpx
 from provenance import provenance
 
-from edgedec.api.load import resolve
+from edgedec.loading.resolve import resolve
 from edgedec.resolver import ResolveOptions
 
 KEY = "load-test"

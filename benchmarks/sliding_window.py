@@ -16,7 +16,8 @@ import numpy as np
 from provenance import provenance
 
 import edgedec
-from edgedec.api.load import choose, resolve
+from edgedec.api.load import choose
+from edgedec.loading.resolve import resolve
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions

@@ -29,8 +29,8 @@ from support.gguf_writer import write_gguf
 from support.token_oracle import differing_texts, differing_tokens, oracle
 from support.token_texts import SENTENCES, random_texts, spelled, written
 
-from edgedec.api.load import resolve
 from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.loading.resolve import resolve
 from edgedec.resolver import ResolveOptions
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.llamacpp.library import version

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 from provenance import provenance
 
-from edgedec.api.load import resolve
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.gguf.file import read_gguf
 from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.evaluate import DEFAULT_TEXT

@@ -16,11 +16,11 @@ from edgedec.decoding.generate import SessionSlot
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.drafters.suffix.store_file import require_draft_store
-from edgedec.errors import ModelNotFoundError, RequestError
-from edgedec.gguf.file import NO_SUCH_FILE, storage_error
+from edgedec.errors import RequestError
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out, require_layer_skip
+from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime
 from edgedec.loading.small_model import for_pair, open_small_model, require_alone
 from edgedec.memory.planner import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
@@ -321,39 +321,6 @@ def _pair(target: SessionSlot, switching: Switching, options: LoadOptions, undo:
     undo.callback(small.close)
     target.session = SwitchingSession(large, small.session(large.n_ctx), switching.entropy)
     return small
-
-
-def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
-    """Return the file that a model's name stands for; an existing path wins over every name.
-
-    Raises:
-        ModelNotFoundError, PullError, OfflineError: Nothing answers to the name, or it can't be fetched.
-        StorageError: Whether there is such a file can't be found out, and it is no name of another kind.
-    """
-    name = os.fspath(model)
-    if "\0" in name or not name:
-        raise ModelNotFoundError(f"{name!r} is no model name; give a path or a name that edgedec list shows")
-    try:
-        os.stat(name)
-        return Path(model)
-    except OSError as error:
-        unknown = None if error.errno in NO_SUCH_FILE else storage_error(Path(model), error)
-    except ValueError:  # what can be no path
-        unknown = None
-    try:
-        return _resolve_name(name, options)
-    except ModelNotFoundError as error:
-        if unknown is not None:
-            raise unknown from error
-        raise
-
-
-def _resolve_name(name: str, options: ResolveOptions) -> Path:
-    for plugin in plugins.plugins(plugins.RESOLVERS).values():
-        found: Path | None = plugin.load()(name, options)
-        if found is not None:
-            return found
-    raise ModelNotFoundError(f"no file and no model is called {name!r}; edgedec list shows the names known")
 
 
 def _own_bytes(plan: MemoryPlan, model: Model, n_ctx: int, n_rows: int) -> int:

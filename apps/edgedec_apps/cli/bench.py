@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any
 
 from edgedec.api.engine import Engine
-from edgedec.api.load import resolve
 from edgedec.errors import CancelledError, RequestError, StorageError
+from edgedec.loading.resolve import resolve
 from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress, stage

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgedec.api.load import resolve
 from edgedec.counted import counted
 from edgedec.errors import CancelledError, RequestError
 from edgedec.layer_skip.choose import require_speedup
 from edgedec.layer_skip.layer_sets import Half, left_out
+from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, stage

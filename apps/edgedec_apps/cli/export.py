@@ -7,8 +7,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from edgedec.api.load import resolve
 from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.loading.resolve import resolve
 from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, stage

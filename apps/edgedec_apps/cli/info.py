@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgedec.api.load import choose, resolve
+from edgedec.api.load import choose
 from edgedec.errors import EdgedecError, ModelFormatError, OfflineError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import Cap, base_bytes, plan_wishes
 from edgedec.memory_plan import format_bytes

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.api.engine import Engine, require_rule
-from edgedec.api.load import choose, open_engine, require_draft_max, resolve, resolve_pair
+from edgedec.api.load import choose, open_engine, require_draft_max, resolve_pair
 from edgedec.api.open_drafters import Numerics
 from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.draft import STORE_BYTES
 from edgedec.drafters.suffix.store_file import require_draft_store
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError
 from edgedec.grammar import GRAMMAR_BYTES
+from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import ONE_REQUEST_BYTES, Cap, base_bytes, planning_bytes
 from edgedec.memory_plan import format_bytes, parse_size

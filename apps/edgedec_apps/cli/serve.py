@@ -1,10 +1,10 @@
 """edgedec serve: from its options to a server, and what a person sees of it."""
 
 from edgedec.api.engine import Engine
-from edgedec.api.load import resolve
 from edgedec.errors import CancelledError, RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec.gguf.trained_context import read_model_info
+from edgedec.loading.resolve import resolve
 from edgedec.memory.planner import REQUESTS
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.api.load import resolve
 from edgedec.counted import counted
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.drafters.suffix.corpus_text import common_text
@@ -30,6 +29,7 @@ from edgedec.layer_skip.layer_sets import (
 )
 from edgedec.layer_skip.score import Score
 from edgedec.layer_skip.search import Effort, Found, effort_for, search
+from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage

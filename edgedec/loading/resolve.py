@@ -1,0 +1,41 @@
+"""From a model's name to its file."""
+
+import os
+from pathlib import Path
+
+from edgedec import plugins
+from edgedec.errors import ModelNotFoundError, StorageError
+from edgedec.gguf.file import NO_SUCH_FILE, storage_error
+from edgedec.resolver import ResolveOptions
+
+
+def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
+    """Return the file that a model's name stands for. An existing path wins over every other meaning of the name.
+
+    The resolvers (plug-ins of the group `edgedec.resolvers`) are asked in turn; one of them may download the file.
+
+    Raises:
+        ModelNotFoundError, PullError, OfflineError: No model has this name, or its file can't be downloaded.
+        StorageError: The system doesn't say whether the path exists, and no resolver knows the name.
+    """
+    name = os.fspath(model)
+    if "\0" in name or not name:
+        raise ModelNotFoundError(f"{name!r} is no model name; give a path or a name that edgedec list shows")
+    unreadable: StorageError | None = None
+    try:
+        os.stat(name)
+        return Path(model)
+    except OSError as error:
+        unreadable = None if error.errno in NO_SUCH_FILE else storage_error(Path(model), error)
+    except ValueError:  # the name can't be a path
+        pass
+    try:
+        for plugin in plugins.plugins(plugins.RESOLVERS).values():
+            found: Path | None = plugin.load()(name, options)
+            if found is not None:
+                return found
+        raise ModelNotFoundError(f"no file and no model is called {name!r}; edgedec list shows the names known")
+    except ModelNotFoundError as error:
+        if unreadable is not None:
+            raise unreadable from error
+        raise
