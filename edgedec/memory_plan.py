@@ -5,9 +5,7 @@ mapped files that are in memory (VmRSS and VmHWM on Linux, the working set on Wi
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from edgedec.errors import MemoryCapError, RequestError
 
@@ -113,24 +111,6 @@ class MemoryPlan:
                 f"{format_bytes(self.cap_bytes or 0)}\n{self.table()}\n"
                 f"{advice} a smaller model; edgedec plan MODEL shows what would fit"
             )
-
-
-_held: WeakKeyDictionary[object, Callable[[], int]] = WeakKeyDictionary()
-
-
-def hold(owner: object, n_bytes: Callable[[], int]) -> None:
-    """Count bytes against the caps of what is loaded later, until release, or as long as the owner lives."""
-    _held[owner] = n_bytes
-
-
-def release(owner: object) -> None:
-    """Count its bytes no more."""
-    _held.pop(owner, None)
-
-
-def held_bytes() -> int:
-    """Return the bytes of all models that are loaded in this process."""
-    return sum(n_bytes() for n_bytes in list(_held.values()))
 
 
 _MOST_BYTES = 1 << 63

@@ -22,7 +22,7 @@ from edgedec.decoding.prompt_length import encode_prompt
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, SessionError, TemplateError
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar
-from edgedec.memory_plan import MemoryPlan, release
+from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
@@ -75,6 +75,7 @@ class Engine:
 
     Attributes:
         plan: The memory plan it was loaded under (without terms where no cap was given).
+        held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Engine:
         self._template = template
         self._grammars = Grammars(model.tokenizer, grammar_bytes)
         self.plan = plan
+        self.held_bytes = 0
 
     @property
     def card(self) -> ModelCard:
@@ -390,7 +392,7 @@ class Engine:
             self._close_models()
 
     def _close_models(self) -> None:
-        release(self)
+        self.held_bytes = 0
         drafting = self._target.drafting
         for target in self._pool.slots:
             if target.drafting is not None:

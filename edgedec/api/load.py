@@ -5,8 +5,8 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from weakref import WeakSet
 
 from edgedec import plugins
 from edgedec.api.engine import Engine
@@ -22,11 +22,12 @@ from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out, require_layer_skip
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime
-from edgedec.loading.small_model import for_pair, open_small_model, require_alone
-from edgedec.memory.planner import Cap, Setting, free_if_short, plan_within, planning_bytes, with_kv_type
+from edgedec.loading.small_model import open_small_model, pair_options, require_alone
+from edgedec.memory.ladder import Setting
+from edgedec.memory.planner import Cap, free_if_short, plan_within, planning_bytes, with_kv_type
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
-from edgedec.memory_plan import MemoryPlan, hold, parse_size
+from edgedec.memory_plan import MemoryPlan, parse_size
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
@@ -37,6 +38,9 @@ from edgedec.sessions.sliding_window import SlidingSession
 from edgedec.storage.probe_cache import cache_folder
 
 _MOST_DRAFTED = (1 << 16) - 1
+
+# The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
+_ENGINES: WeakSet[Engine] = WeakSet()
 
 logger = logging.getLogger("edgedec.api.load")
 logger.addHandler(logging.NullHandler())  # without one, `logging` would print warnings itself
@@ -130,7 +134,8 @@ def load(
         EdgedecError: edgedec/errors.py draws the tree.
     """
     require_draft_max(n_draft_max)
-    cap = Cap(None if memory is None else parse_size(memory), whole_process=False)
+    n_held = sum(engine.held_bytes for engine in _ENGINES)
+    cap = Cap(None if memory is None else parse_size(memory), n_held)
     options = LoadOptions(
         n_ctx=n_ctx,
         n_parallel=n_parallel,
@@ -235,7 +240,7 @@ def open_engine(
         raise RequestError("a context that slides can't be saved or restored; leave slide or prompt_cache out")
     if switching is not None:
         require_alone(draft, draft_model, slide=slide, prompt_cache=prompt_cache)
-        draft, options = None, for_pair(options)
+        draft, options = None, pair_options(options)
     factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
     if draft_overlap and factories:
         require_overlap(factories)
@@ -245,7 +250,7 @@ def open_engine(
     used, notes = used_draft_model(draft_model, factories)
     wishes = Setting(options, tuple(factories), pinned, used, store_bytes, prompt_cache, grammar_bytes)
     wishes = replace(wishes, small_model=None if switching is None else switching.small_model)
-    wishes = replace(wishes, draft_overlap=draft_overlap, keep_rows=keep_rows, request_bytes=request_bytes)
+    wishes = replace(wishes, draft_overlap=draft_overlap, max_rows_pinned=keep_rows, request_bytes=request_bytes)
     with stage(options.on_progress, "planning the memory"):
         planned = plan_within(choice, wishes, cap)
     choice = planned.choice
@@ -271,7 +276,10 @@ def open_engine(
         least = LEAST_GRAMMAR_BYTES if planned.plan.terms else GRAMMAR_BYTES
         grammar_bytes = setting.grammar_bytes or least
         engine = Engine(loaded, targets, _template(loaded, chat_template), planned.plan, small, grammar_bytes)
-        hold(engine, partial(_own_bytes, planned.plan, loaded, len(targets) * engine.n_ctx, options.max_rows))
+        n_tokens = len(targets) * engine.n_ctx
+        held = planned.plan if planned.plan.terms else MemoryPlan(loaded.memory(n_tokens, options.max_rows))
+        engine.held_bytes = held.own_bytes
+        _ENGINES.add(engine)
         undo.pop_all()
         if planned.plan.terms:
             return_free_memory()  # what probing and measuring left behind
@@ -321,11 +329,6 @@ def _pair(target: SessionSlot, switching: Switching, options: LoadOptions, undo:
     undo.callback(small.close)
     target.session = SwitchingSession(large, small.session(large.n_ctx), switching.entropy)
     return small
-
-
-def _own_bytes(plan: MemoryPlan, model: Model, n_ctx: int, n_rows: int) -> int:
-    """Return what a model was planned to take; where nothing was planned, what its runtime says."""
-    return (plan if plan.terms else MemoryPlan(model.memory(n_ctx, n_rows))).own_bytes
 
 
 def _template(model: Model, source: str | None) -> ChatTemplate | None:

@@ -1,25 +1,22 @@
-"""The small model of a pair that writes in turn (edgedec.sessions.model_switching): loading it, and what that takes."""
+"""Loading the small model of a pair that writes in turn (edgedec.sessions.model_switching)."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from edgedec.draft import DrafterFactory
 from edgedec.errors import RequestError, UnsupportedModelError
-from edgedec.loading.draft_model import same_tokenizer
-from edgedec.loading.runtime_choice import choose_runtime
-from edgedec.memory_plan import MemoryTerm
+from edgedec.loading.second_model import load_second_model, same_tokenizer
 from edgedec.model import LoadOptions, Model
 
 
 def open_small_model(path: Path, large: Model, options: LoadOptions) -> Model:
-    """Load the small model beside the large one.
+    """Load the small model of a pair, with the options of the large one.
 
     Raises:
-        UnsupportedModelError: Their vocabularies differ.
-        EdgedecError: As Runtime.load.
+        UnsupportedModelError: The models' vocabularies differ.
+        EdgedecError: As choose_runtime and Runtime.load.
     """
-    smaller = _small_options(options)
-    model = choose_runtime(path, "auto", smaller).runtime.load(path, smaller)
+    model = load_second_model(path, small_model_options(options))
     n_small, n_large = model.card.n_vocab, large.card.n_vocab
     if n_small == n_large and same_tokenizer(model, large):
         return model
@@ -30,32 +27,26 @@ def open_small_model(path: Path, large: Model, options: LoadOptions) -> Model:
     )
 
 
-def small_model_terms(path: Path, options: LoadOptions) -> list[MemoryTerm]:
-    """Return what the small model adds to the large one's memory plan (raises what Runtime.plan raises)."""
-    smaller = replace(_small_options(options), on_progress=None)
-    terms = choose_runtime(path, "auto", smaller).runtime.plan(path, smaller)
-    return [replace(term, name=f"small model: {term.name}") for term in terms if not term.base]
-
-
-def for_pair(options: LoadOptions) -> LoadOptions:
+def pair_options(options: LoadOptions) -> LoadOptions:
     """Return the options for the large model of a pair: nothing is drafted, and requests take turns."""
     return replace(options, max_rows=1, n_parallel=1)
 
 
+def small_model_options(options: LoadOptions) -> LoadOptions:
+    """Return the options for the small model of a pair, from those of the large one."""
+    return replace(pair_options(options), resident_bytes=None)
+
+
 def require_alone(
-    draft: str | DrafterFactory | None, draft_model: Path | None, *, slide: bool, prompt_cache: bool
+    draft: str | DrafterFactory | None, draft_model: object | None, *, slide: bool, prompt_cache: bool
 ) -> None:
-    """Raise RequestError where something is asked for that two models that write in turn don't do."""
+    """Raise RequestError if another option is given that two models that write in turn can't honour."""
     refused = {
         "a draft model (--draft-model, draft_model=...)": draft_model is not None,
         f"the drafter {draft!r} (--draft, draft=...)": draft not in ("auto", "off", None),
         "a context that slides (--slide, slide=True)": slide,
         "a prompt cache (--prompt-cache)": prompt_cache,
     }
-    for what, asked in refused.items():
-        if asked:
-            raise RequestError(f"two models that write in turn don't go together with {what}: leave out one of them")
-
-
-def _small_options(options: LoadOptions) -> LoadOptions:
-    return replace(for_pair(options), resident_bytes=None)
+    for option, is_given in refused.items():
+        if is_given:
+            raise RequestError(f"two models that write in turn don't go together with {option}: leave out one of them")

@@ -22,7 +22,8 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
-from edgedec.loading.draft_model import open_draft_model, same_tokenizer
+from edgedec.loading.draft_model import open_draft_model
+from edgedec.loading.second_model import same_tokenizer
 from edgedec.model import LoadOptions
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.tokenizer import open_tokenizer
@@ -223,7 +224,7 @@ def test_a_tokenizer_that_does_not_spell_is_refused(tmp_path: Path) -> None:
     target_of_odd = odd.model({})
     target_of_odd.card.name = "odd"  # type: ignore[misc]  # a stand-in's card
     odd.encode = lambda text, **_: []  # type: ignore[method-assign]  # a tokenizer that encodes nothing
-    with pytest.raises(UnsupportedModelError, match="the tokenizer of 'odd' does not make text tokens"):
+    with pytest.raises(UnsupportedModelError, match="the tokenizer of 'odd' does not encode a text"):
         open_draft_model(path, target_of_odd, options)
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
-from edgedec.loading.draft_model import draft_model_terms, open_draft_model
+from edgedec.loading.draft_model import draft_model_options, open_draft_model
 from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_factories import require_overlap, with_draft_model
 
@@ -72,7 +73,8 @@ def test_auto_drafts_with_the_model_itself(model: Model) -> None:
 def test_the_draft_model_runs_on_the_cpu_whatever_the_target_runs_on(tiny_path: Path) -> None:
     """The target's device and layers on a GPU are not its own; one with another tokenizer is refused, and closed."""
     elsewhere = LoadOptions(device="npu", n_gpu_layers=3)
-    assert draft_model_terms(tiny_path, elsewhere, overlap=True) == draft_model_terms(tiny_path, LoadOptions())
+    options = draft_model_options(elsewhere, overlap=True)
+    assert options == replace(draft_model_options(LoadOptions()), n_gpu_layers=0)
     with loaded(tiny_path) as target:
         source = open_draft_model(tiny_path, target, elsewhere, overlap=True)
         assert isinstance(source, OverlappedModel)

@@ -13,7 +13,6 @@ from edgedec.api import open_drafters as opening_drafts
 from edgedec.cost_curve import CostCurve
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.loading.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
-from edgedec.memory_plan import held_bytes
 from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -94,9 +93,9 @@ def test_one_that_cannot_pay_is_not_loaded_and_named(monkeypatch: pytest.MonkeyP
     with opened(monkeypatch, STEEP, large, draft_model=small, memory="1GB") as engine:
         reasons = engine.generate(TEXT, max_tokens=4).stats.reasons
         names = [term.name for term in engine.plan.terms]
-        held = held_bytes()
+        held = engine.held_bytes
     with opened(monkeypatch, STEEP, large, memory="1GB") as alone:
-        assert held == held_bytes()
+        assert held == alone.held_bytes
         assert names == [term.name for term in alone.plan.terms]
     assert loaded == ["large.gguf", "large.gguf"]
     assert len(reasons) == 1

@@ -3,17 +3,19 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.api.base_memory import base_bytes
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import Cap, Planned, Setting, base_bytes, plan_settings, plan_within
+from edgedec.memory.ladder import Setting
+from edgedec.memory.planner import Cap, Planned, plan_settings, plan_within
 from edgedec.memory.watch import margin_bytes
-from edgedec.memory_plan import MemoryPlan, MemoryTerm, hold, release
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 
 MB = 1_000_000
@@ -65,7 +67,7 @@ class NoStream(Sized):
 @pytest.fixture(autouse=True)
 def _no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count none of the models that other tests in this process have loaded."""
-    monkeypatch.setattr("edgedec.memory_plan._held", WeakKeyDictionary())
+    monkeypatch.setattr("edgedec.api.load._ENGINES", WeakSet())
 
 
 @pytest.fixture
@@ -75,12 +77,17 @@ def choice(tmp_path: Path) -> Choice:
 
 
 WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"))
-WISHES_KEPT = replace(WISHES, keep_rows=True)
+WISHES_KEPT = replace(WISHES, max_rows_pinned=True)
 
 
 def share(n_mb: float) -> Cap:
     """A cap for models only: what the process holds besides does not count, so that figures are exact."""
-    return Cap(int(n_mb * MB), whole_process=False)
+    return Cap(int(n_mb * MB))
+
+
+def whole(n_mb: int) -> Cap:
+    """A cap for the whole process, which holds 60 MB without the model."""
+    return Cap(n_mb * MB, 60 * MB, whole_process=True)
 
 
 def planned(choice: Choice, n_mb: float, wishes: Setting = WISHES) -> Planned:
@@ -95,8 +102,8 @@ def test_the_wishes_are_kept_where_they_fit(choice: Choice) -> None:
     drafters = 32 * MB + 10 * MB + int(4096 * 1.5 * 420)
     assert found.plan.total_bytes == (500 + 16 + 4 + 8) * MB + 4096 * 40_000 + drafters
     exactly = found.plan.total_bytes
-    assert plan_within(choice, WISHES, Cap(exactly, whole_process=False)).setting.given_up == {}
-    less = plan_within(choice, WISHES, Cap(exactly - 1, whole_process=False))
+    assert plan_within(choice, WISHES, Cap(exactly)).setting.given_up == {}
+    less = plan_within(choice, WISHES, Cap(exactly - 1))
     assert less.setting.given_up == {"store": "draft stores cut to 8.0 MB"}
 
 
@@ -190,19 +197,9 @@ def test_the_reserve_is_what_the_watch_keeps_free(choice: Choice) -> None:
 
 
 def test_all_models_of_the_process_count_together(choice: Choice) -> None:
-    """A second model gets what the first one's plan leaves, until the first is closed."""
-
-    class Owner:
-        """Stands for an engine."""
-
-    owner = Owner()
-    plan = MemoryPlan((MemoryTerm("weights", 100 * MB), MemoryTerm("interpreter", 50 * MB, base=True)))
-    hold(owner, lambda: plan.own_bytes)
-    try:
-        terms = {term.name: term.n_bytes for term in planned(choice, 900).plan.terms}
-        assert terms["other models"] == 100 * MB
-    finally:
-        release(owner)
+    """A second model gets what the first one's plan leaves."""
+    terms = {term.name: term.n_bytes for term in plan_within(choice, WISHES, Cap(900 * MB, 100 * MB)).plan.terms}
+    assert terms["other models"] == 100 * MB
     assert "other models" not in {term.name for term in planned(choice, 900).plan.terms}
 
 
@@ -215,9 +212,9 @@ def test_a_prompt_cache_counts_twice(choice: Choice) -> None:
 
 def test_the_whole_process_counts_where_asked_for(choice: Choice) -> None:
     """The interpreter is a term then, as measured, not as the runtime says."""
-    found = plan_within(choice, WISHES, Cap(10_000 * MB))
-    base = next(term for term in found.plan.terms if term.base)
-    assert base.n_bytes != 50 * MB
+    found = plan_within(choice, WISHES, whole(10_000))
+    (base,) = (term for term in found.plan.terms if term.base)
+    assert base.n_bytes == 60 * MB
     assert found.plan.process_cap_bytes == 10_000 * MB
     assert planned(choice, 900).plan.process_cap_bytes is None
 
@@ -254,9 +251,8 @@ def test_the_slower_of_two_runtimes_where_the_faster_does_not_fit(choice: Choice
 
 def test_what_was_held_to_make_the_plan_counts(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was over its cap while it checked the file is told so; where free memory is the cap, it is not."""
-    monkeypatch.setattr("edgedec.memory.planner.base_bytes", lambda: 60 * MB)
     monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: None)
-    fits = plan_within(choice, WISHES, cap := Cap(800 * MB))
+    fits = plan_within(choice, WISHES, cap := whole(800))
     monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: 800 * MB)
     assert plan_within(choice, WISHES, cap) == fits
     assert fits.plan.fits
@@ -281,16 +277,16 @@ def test_what_is_known_in_part_does_not_fit(choice: Choice) -> None:
     assert not found.plan.fits
     with pytest.raises(MemoryCapError, match=r"needs more than 5\d\d[\s\S]*and more"):
         found.plan.require()
-    plans = plan_settings(replace(choice, runtime=Unknown()), WISHES, Cap(None, whole_process=False))
+    plans = plan_settings(replace(choice, runtime=Unknown()), WISHES, Cap(None))
     assert all(entry.plan.partial and entry.plan.fits for entry in plans)
 
 
 def test_what_the_first_runtime_left_behind_counts(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its library stays in the process where the other runtime takes its place."""
     fast = replace(choice, runtime=Large(), slower=choice.runtime)
-    for name, n_mb in (("base_bytes", 60), ("resident_bytes", 75), ("peak_resident_bytes", 80)):
+    for name, n_mb in (("resident_bytes", 75), ("peak_resident_bytes", 80)):
         monkeypatch.setattr(f"edgedec.memory.planner.{name}", lambda n_mb=n_mb: n_mb * MB)
-    for cap, base in ((Cap(900 * MB), 75), (Cap(1400 * MB), 60)):
+    for cap, base in ((whole(900), 75), (whole(1400), 60)):
         (term,) = (term for term in plan_within(fast, WISHES, cap).plan.terms if term.base)
         assert term.n_bytes == base * MB
 
@@ -299,7 +295,7 @@ def test_without_drafts_one_row_is_planned_under_a_cap(choice: Choice) -> None:
     """As nothing else asks for more; what was asked for by name stays."""
     plain = replace(WISHES, drafters=())
     assert planned(choice, 900, plain).setting.options.max_rows == 1
-    assert planned(choice, 900, replace(plain, keep_rows=True)).setting.options.max_rows == 16
+    assert planned(choice, 900, replace(plain, max_rows_pinned=True)).setting.options.max_rows == 16
     assert plan_within(choice, plain, Cap(None)).setting.options.max_rows == 16
 
 
@@ -309,14 +305,12 @@ def test_the_exit_drafter_has_the_rows_that_it_looks_at(choice: Choice) -> None:
     assert planned(choice, 100, exits).setting.options.max_rows == 8
 
 
-def test_a_runtime_is_told_what_planning_may_take(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_is_told_what_planning_may_take(choice: Choice) -> None:
     """What the cap leaves beside the process or, where it is for models only, beside those."""
-    monkeypatch.setattr("edgedec.memory.planner.base_bytes", lambda: 60 * MB)
-    assert plan_within(choice, WISHES, Cap(900 * MB)).setting.options.planning_bytes == 840 * MB
-    assert plan_within(choice, WISHES, Cap(50 * MB)).setting.options.planning_bytes == 0
+    assert plan_within(choice, WISHES, whole(900)).setting.options.planning_bytes == 840 * MB
+    assert plan_within(choice, WISHES, whole(50)).setting.options.planning_bytes == 0
     assert planned(choice, 900).setting.options.planning_bytes == 900 * MB
-    hold(choice.runtime, lambda: 100 * MB)
-    assert planned(choice, 900).setting.options.planning_bytes == 800 * MB
+    assert plan_within(choice, WISHES, Cap(900 * MB, 100 * MB)).setting.options.planning_bytes == 800 * MB
     assert plan_within(choice, WISHES, Cap(None)).setting.options.planning_bytes is None
 
 
@@ -341,8 +335,7 @@ def test_without_a_cap_nothing_is_planned(choice: Choice, monkeypatch: pytest.Mo
 def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """No --memory, little free: the same order of sacrifice, and the plan says what is free."""
     monkeypatch.setattr("edgedec.memory.planner.available_bytes", lambda: 450 * MB)
-    for held in ("resident_bytes", "base_bytes"):
-        monkeypatch.setattr(f"edgedec.memory.planner.{held}", lambda: 60 * MB)
+    monkeypatch.setattr("edgedec.memory.planner.resident_bytes", lambda: 60 * MB)
     found = plan_within(choice, WISHES, Cap(None))
     assert found.plan.cap_name == "free"
     assert found.plan.fits
@@ -351,9 +344,9 @@ def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, mo
 
 def test_where_held_memory_is_not_told_the_most_that_was_held_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a sandbox without /proc: the plan's first term is the peak, not nothing."""
-    monkeypatch.setattr("edgedec.memory.planner.resident_bytes", lambda: None)
-    monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: 70 * MB)
-    assert base_bytes.__wrapped__() == 70 * MB
+    monkeypatch.setattr("edgedec.api.base_memory.resident_bytes", lambda: None)
+    monkeypatch.setattr("edgedec.api.base_memory.peak_resident_bytes", lambda: 70 * MB)
+    assert base_bytes() == 70 * MB
 
 
 def test_an_engine_within_a_cap_says_what_it_gave_up(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edgedec.api.base_memory import base_bytes
 from edgedec.api.load import choose
 from edgedec.errors import EdgedecError, ModelFormatError, OfflineError
 from edgedec.gguf.file import GGUF, read_gguf
@@ -14,7 +15,7 @@ from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import Cap, base_bytes, plan_wishes
+from edgedec.memory.planner import Cap, plan_wishes
 from edgedec.memory_plan import format_bytes
 from edgedec.model import default_n_ctx
 from edgedec.resolver import ResolveOptions
@@ -31,7 +32,7 @@ _ALWAYS_SHOWN = ("temperature", "top_p")
 
 def print_info(model: str, *, as_json: bool) -> None:
     """Print what the file says; a catalogue model that is not on this machine is described by the catalogue."""
-    base_bytes()  # before anything else, as the plans of all commands have it
+    cap = Cap(None, base_bytes(), whole_process=True)  # measured before anything else, as for `edgedec plan`
     try:
         path = resolve(model, ResolveOptions(offline=True))
     except OfflineError:
@@ -39,7 +40,7 @@ def print_info(model: str, *, as_json: bool) -> None:
         write_json(entry) if as_json else write_facts(_catalogue_facts(entry))
         return
     with shown_at_a_terminal("reading the header, planning the memory"):
-        document = _document(path) | _of_export(path)
+        document = _document(path, cap) | _of_export(path)
     write_json(document) if as_json else write_facts(_facts(document))
 
 
@@ -88,7 +89,7 @@ def _of_export(path: Path) -> dict[str, Any]:
         raise ModelFormatError(f"{folder}: its edgedec.json can't be read ({error}); export the model again") from error
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path, cap: Cap) -> dict[str, Any]:
     gguf = read_gguf(header_path(path))
     found, choice = describe(gguf), _chosen(path)
     return {
@@ -107,7 +108,7 @@ def _document(path: Path) -> dict[str, Any]:
         "n_vocab": found.n_vocab,
         "n_ctx_train": found.n_ctx_train,
         "n_ctx_default": default_n_ctx(found.n_ctx_train or 0),
-        **_memory(choice, _contexts(found)),
+        **_memory(choice, _contexts(found), cap),
         "sampling_defaults": asdict(SamplingParams(**found.sampling_defaults)),
         "sampling_defaults_from": "the model file" if found.sampling_defaults else "edgedec",
         "has_chat_template": found.has_chat_template,
@@ -118,14 +119,14 @@ def _document(path: Path) -> dict[str, Any]:
     }
 
 
-def _memory(choice: Choice | None, contexts: list[int]) -> dict[str, Any]:
+def _memory(choice: Choice | None, contexts: list[int], cap: Cap) -> dict[str, Any]:
     """Return the memory that `edgedec plan` plans for the model, by context; nothing where no runtime takes it."""
     if choice is None:
         return {"memory_bytes": {}, "memory_start_bytes": None}
     plans = {}
     for n in contexts:
         wanted = Wanted(LoadFlags(context=n))
-        plans[str(n)] = plan_wishes(choice, wishes(wanted, planning_options(wanted)), Cap()).plan
+        plans[str(n)] = plan_wishes(choice, wishes(wanted, planning_options(wanted)), cap).plan
     most = {n: plan.total_bytes for n, plan in plans.items()}
     return {"memory_bytes": most, "memory_start_bytes": min(plan.start_bytes for plan in plans.values())}
 

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from edgedec.api.base_memory import base_bytes
 from edgedec.api.engine import Engine, require_rule
 from edgedec.api.load import choose, open_engine, require_draft_max, resolve_pair
 from edgedec.api.open_drafters import Numerics
@@ -16,7 +17,7 @@ from edgedec.errors import EdgedecError, ModelFormatError, RequestError
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import ONE_REQUEST_BYTES, Cap, base_bytes, planning_bytes
+from edgedec.memory.planner import Cap, planning_bytes
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, OnProgress
@@ -32,6 +33,8 @@ from edgedec_apps.cli.wording import in_options
 from edgedec_apps.server.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
+
+_ONE_REQUEST_BYTES = 4_000_000  # most bytes that each drafter keeps where there is one request only
 
 
 def open_model(
@@ -52,14 +55,12 @@ def open_model(
     """
     if output.verbose:
         show_log()
-    if flags.memory is not None:
-        base_bytes()
+    cap = Cap() if flags.memory is None else Cap(parse_size(flags.memory), base_bytes(), whole_process=True)
     with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
         template = None if flags.chat_template is None else read_text(flags.chat_template)
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)
         draft_store = None if flags.draft_store is None else require_draft_store(flags.draft_store)
-        cap = Cap(None if flags.memory is None else parse_size(flags.memory))
         options = load_options(flags, on_progress, cancel)
         options = replace(options, n_parallel=n_parallel, planning_bytes=planning_bytes(cap))
         switching = choose_pair(flags, options)
@@ -94,7 +95,7 @@ def open_model(
 
 def store_bytes_of(one_request: bool, flags: LoadFlags) -> int:
     """Return the most that each drafter keeps: less where there is only one request, and no file to keep it in."""
-    return ONE_REQUEST_BYTES if one_request and flags.draft_store is None else STORE_BYTES
+    return _ONE_REQUEST_BYTES if one_request and flags.draft_store is None else STORE_BYTES
 
 
 def room_bytes_of(flags: LoadFlags) -> int:

@@ -4,12 +4,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgedec.api.base_memory import base_bytes
 from edgedec.counted import counted
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES
-from edgedec.loading.small_model import for_pair, require_alone
-from edgedec.memory.planner import Cap, Planned, Setting, base_bytes, chosen_of, plan_settings, with_peak
+from edgedec.loading.small_model import pair_options, require_alone
+from edgedec.memory.ladder import Setting
+from edgedec.memory.planner import Cap, Planned, best_of, plan_settings, with_peak
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
 from edgedec.model import LoadOptions
@@ -54,10 +56,9 @@ def print_plan(model: str, wanted: Wanted, *, as_json: bool, quiet: bool) -> Non
     if wanted.n_parallel is not None and wanted.n_parallel < 1:
         raise RequestError(f"--parallel is {wanted.n_parallel}; it must be at least 1")
     memory = wanted.flags.memory
-    cap = Cap(None if memory is None else parse_size(memory))
-    base_bytes()
+    cap = Cap(None if memory is None else parse_size(memory), base_bytes(), whole_process=True)
     planned = interruptible(lambda cancel: _settings(model, wanted, cap, cancel, quiet=quiet or as_json))
-    chosen = with_peak(found := chosen_of(planned), cap)
+    chosen = with_peak(found := best_of(planned), cap)
     planned = [chosen if other is found else other for other in planned]
     document = _document(model, chosen, planned)
     if as_json:
@@ -81,7 +82,7 @@ def _settings(model: str, wanted: Wanted, cap: Cap, cancel: CancelToken, *, quie
         if switching is not None:
             prompt_cache = flags.prompt_cache is not None
             require_alone(flags.draft, draft_model, slide=flags.slide, prompt_cache=prompt_cache)
-            options = for_pair(options)
+            options = pair_options(options)
         small_model = None if switching is None else switching.small_model
         with stage(on_progress, "planning the memory"):
             return plan_settings(choice, wishes(wanted, options, draft_model, small_model), cap)

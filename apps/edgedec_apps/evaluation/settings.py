@@ -11,8 +11,8 @@ from pathlib import Path
 from edgedec.errors import RequestError
 from edgedec.layer_skip.choose import choose_layers
 from edgedec.layer_skip.layer_sets import layer_bytes, tuned_set
-from edgedec.loading.draft_model import same_tokenizer
 from edgedec.loading.runtime_choice import choose_runtime
+from edgedec.loading.second_model import same_tokenizer
 from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec_apps.evaluation.evaluate import Lane
 

@@ -1,0 +1,177 @@
+"""The ladder of a memory plan: what is given up, and in which order, until a model fits under a cap.
+
+What costs the user least is given up first; docs/memory.md shows the order with its measurements. Nothing that was
+asked for by name is given up. The text stays the same, with two exceptions: a shorter context ends a text sooner, and a
+smaller type of the KV cache, which is taken only where `kv_type` is "auto", may change the text.
+
+SpecMemo (2025) asks which speculation still pays under a memory limit; the ladder answers that for the whole model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgedec.draft import STORE_BYTES
+from edgedec.drafters.self_speculation.exit import EXITS
+from edgedec.grammar import LEAST_GRAMMAR_BYTES
+from edgedec.memory_plan import format_bytes
+from edgedec.model import LoadOptions
+from edgedec.scheduler.drafter_factories import CASCADE, COMMON, EXIT, MODEL, NGRAMS, SUFFIX
+
+WITH_STORE = (SUFFIX, *NGRAMS)
+"""The drafters that keep something between requests."""
+
+_GRAMMAR_BYTES = (16_000_000, LEAST_GRAMMAR_BYTES)
+_STORE_BYTES = (8_000_000, 2_000_000)
+_REQUEST_BYTES = (4_000_000, 2_000_000)
+_CONTEXTS = (2048, 1024, 512)
+_ROWS = (16, 8, 4)
+_KV_TYPES = ("q8_0", "gear", "q4_0")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to load a model.
+
+    Attributes:
+        options: The runtime's options.
+        drafters: Names of the drafters, "model" or "cascade" among them where a draft model drafts.
+        pinned: Whether the drafters were asked for by name; they are not given up then.
+        draft_model: The draft model's file, or None.
+        store_bytes: Most bytes that each drafter keeps between requests.
+        prompt_cache: Whether the KV cache is read from a file or saved to one. While that happens, memory holds the KV
+            cache a second time and the contents of the file besides.
+        grammar_bytes: Most bytes that compiled grammars take, and that each text takes whose tokens a grammar limits;
+            0 where no grammar is used. The first grammar also takes a second copy of the vocabulary.
+        given_up: What was given up to fit: for each kind of sacrifice, the phrase that describes it.
+        small_model: The file of the smaller model that writes in turn with this one, or None.
+        draft_overlap: Whether the draft model drafts on the CPU while the target verifies.
+        max_rows_pinned: Whether `options.max_rows` was asked for by name; it is not given up then.
+        request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.
+    """
+
+    options: LoadOptions
+    drafters: tuple[str, ...] = ()
+    pinned: bool = False
+    draft_model: Path | None = None
+    store_bytes: int = STORE_BYTES
+    prompt_cache: bool = False
+    grammar_bytes: int = 0
+    given_up: Mapping[str, str] = field(default_factory=dict)
+    small_model: Path | None = None
+    draft_overlap: bool = False
+    max_rows_pinned: bool = False
+    request_bytes: int = 0
+
+    def less(self, kind: str, phrase: str, options: Mapping[str, Any] | None = None, **fields: Any) -> "Setting":
+        """Return the setting with a sacrifice of this kind; its phrase replaces an earlier one of the same kind.
+
+        Args:
+            kind: The kind of sacrifice, a key of `given_up`.
+            phrase: What is given up, in words for a person.
+            options: Fields of the runtime's options that change.
+            **fields: Fields of the setting that change.
+        """
+        given_up = {**self.given_up_without(kind), kind: phrase}
+        return replace(self, options=replace(self.options, **options or {}), given_up=given_up, **fields)
+
+    def given_up_without(self, kind: str) -> dict[str, str]:
+        """Return `given_up` without the sacrifice of that kind."""
+        return {name: phrase for name, phrase in self.given_up.items() if name != kind}
+
+    def drafters_without(self, *names: str) -> tuple[str, ...]:
+        """Return the names of the drafters that are not among `names`."""
+        return tuple(name for name in self.drafters if name not in names)
+
+
+Rung = Callable[[Setting], Setting]
+"""A step down the ladder: gives something up, or returns the setting unchanged where there is nothing to give up."""
+
+
+def rungs(wishes: Setting, runtime: str) -> Sequence[Rung]:
+    """Return the steps down from these wishes on a runtime, in their order; docs/memory.md tells them."""
+    kv_types = _KV_TYPES if wishes.options.kv_type == "auto" else ()
+    keeps = any(name in WITH_STORE for name in wishes.drafters)
+    return (
+        *_cuts("grammars", "grammar_bytes", "grammars of at most {}", _GRAMMAR_BYTES),
+        *([_without_repacking] if runtime == "llamacpp" else []),
+        _without_draft_model,
+        *_cuts("store", "store_bytes", "draft stores cut to {}", _STORE_BYTES if keeps else ()),
+        *_cuts("requests", "request_bytes", "{} for all requests together", _REQUEST_BYTES),
+        *(partial(_with_rows, n_rows) for n_rows in _ROWS[:-1]),
+        *(partial(_with_kv, kv_type) for kv_type in kv_types[:1]),
+        *(partial(_with_context, n_ctx) for n_ctx in (_CONTEXTS if wishes.options.n_ctx is None else ())),
+        *(partial(_with_kv, kv_type) for kv_type in kv_types[1:]),
+        _without_common,
+        partial(_with_rows, _ROWS[-1]),
+        _without_drafting,
+    )
+
+
+def with_streamed_weights(setting: Setting, resident_bytes: int) -> Setting:
+    """Return the setting that keeps so many bytes of the weights in memory and reads the others in each forward."""
+    return setting.less("weights", "weights read from storage as needed", {"resident_bytes": resident_bytes})
+
+
+def with_more_rows(setting: Setting, wishes: Setting) -> Setting:
+    """Return the setting with the rows that were wished for, or with those that the ladder's first step leaves."""
+    options = replace(setting.options, max_rows=wishes.options.max_rows)
+    return _with_rows(_ROWS[0], replace(setting, options=options, given_up=setting.given_up_without("rows")))
+
+
+def _cuts(kind: str, name: str, phrase: str, sizes: Sequence[int]) -> list[Rung]:
+    """Return the steps that cut a field of the setting, which counts bytes, to each of these sizes."""
+    return [partial(_cut, kind, name, phrase, n_bytes) for n_bytes in sizes]
+
+
+def _cut(kind: str, name: str, phrase: str, n_bytes: int, setting: Setting) -> Setting:
+    fields: dict[str, Any] = {name: n_bytes}
+    return (
+        setting.less(kind, phrase.format(format_bytes(n_bytes)), **fields)
+        if getattr(setting, name) > n_bytes
+        else setting
+    )
+
+
+def _without_repacking(setting: Setting) -> Setting:
+    return setting.less("weights", "weights not rearranged", {"repack": False}) if setting.options.repack else setting
+
+
+def _without_draft_model(setting: Setting) -> Setting:
+    if setting.pinned or setting.draft_model is None:
+        return setting
+    drafters = setting.drafters_without(MODEL, CASCADE)
+    return setting.less("draft model", "draft model left out", draft_model=None, drafters=drafters)
+
+
+def _with_kv(kv_type: str, setting: Setting) -> Setting:
+    return setting.less("kv", f"KV cache kept as {kv_type}", {"kv_type": kv_type})
+
+
+def _with_context(n_ctx: int, setting: Setting) -> Setting:
+    if n_ctx >= (setting.options.n_ctx or 0):
+        return setting
+    return setting.less("context", f"context cut to {n_ctx} tokens", {"n_ctx": n_ctx})
+
+
+def _with_rows(n_rows: int, setting: Setting) -> Setting:
+    least = EXITS if EXIT in setting.drafters else 1  # the drafter `exit` looks at as many rows to find its exit
+    if not setting.drafters or setting.max_rows_pinned or not least <= n_rows < setting.options.max_rows:
+        return setting
+    return setting.less("rows", f"drafts cut to {n_rows - 1} tokens", {"max_rows": n_rows})
+
+
+def _without_common(setting: Setting) -> Setting:
+    if setting.pinned or COMMON not in setting.drafters:
+        return setting
+    return setting.less("common", "common text left out", drafters=setting.drafters_without(COMMON))
+
+
+def _without_drafting(setting: Setting) -> Setting:
+    if setting.pinned or not setting.drafters:
+        return setting
+    n_rows = setting.options.max_rows if setting.max_rows_pinned else 1
+    setting = replace(setting, given_up=setting.given_up_without("rows"))
+    return setting.less("drafting", "drafting turned off", {"max_rows": n_rows}, drafters=())
