@@ -16,8 +16,8 @@ import numpy as np
 from provenance import provenance
 
 import edgedec
-from edgedec.api.load import choose
 from edgedec.loading.resolve import resolve
+from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
@@ -78,7 +78,7 @@ def main() -> None:
     args = parser.parse_args()
     path = resolve(args.model, ResolveOptions(cache_folder(), True, None, CancelToken()))
     options = LoadOptions(n_ctx=args.tokens, max_rows=_CHUNK, cache_dir=cache_folder(), tile_cache=True)
-    with choose(path, "cpu", options, measure=False).runtime.load(path, options) as model:
+    with choose_runtime(path, "cpu", options).runtime.load(path, options) as model:
         text = args.text.read_text(encoding="utf-8")
         ids = np.array(model.tokenizer.encode(text)[: args.tokens], np.int32)
         found = quality(model, ids, args.windows)

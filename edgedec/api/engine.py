@@ -3,69 +3,31 @@
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypedDict, Unpack
-
-import numpy as np
+from typing import Self, Unpack, cast
 
 from edgedec.api import async_api as aio
 from edgedec.api.chat_prompt import ChatPrompts
-from edgedec.api.prompt_cache import PromptCache, read_prompt_cache, write_prompt_cache
+from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
+from edgedec.api.request_options import Prompt, RequestOptions, SamplingOptions, as_token_ids, require_rule
 from edgedec.chat import ChatTemplate, Message
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.prompt_length import encode_prompt
 from edgedec.decoding.session_pool import SessionPool
-from edgedec.errors import CancelledError, ModelFormatError, RequestError, SessionError, TemplateError
-from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar
+from edgedec.errors import CancelledError, RequestError, TemplateError
+from edgedec.grammar import GRAMMAR_BYTES, Grammars, chosen_grammar
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LayerSet, Model, ModelCard, Session
-from edgedec.progress import CancelToken, OnProgress
+from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.recorder import share_of_halves
 from edgedec.sequence import COUPLED, Generation, Request
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.sliding_window import holder, text_limit
 from edgedec.tokenizer import Tokenizer
-from edgedec.verification import RULES
-
-Prompt = str | Sequence[int]
-Reuse = Literal["exact", "longest"]
-
-
-class SamplingOptions(TypedDict, total=False):
-    """The options of SamplingParams, each of which may be left to the model's own default."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    penalty_last_n: int
-    logit_bias: Mapping[int, float]
-    seed: int | None
-    max_tokens: int | None
-    stop: tuple[str, ...]
-    logprobs: int | None
-    ignore_end: bool
-
-
-class RequestOptions(SamplingOptions, total=False):
-    """Those, and the others of a request; as in Engine.stream."""
-
-    reuse: Reuse
-    draft: bool
-    verify: str
-    grammar: Grammar | None
-    json_schema: JsonSchema | None
-    json_close: bool
-    on_progress: OnProgress | None
 
 
 class Engine:
@@ -164,64 +126,47 @@ class Engine:
         return _finished(self.stream(prompt, cancel=cancel, **options))
 
     def stream(
-        self,
-        prompt: Prompt,
-        *,
-        reuse: Reuse = "exact",
-        draft: bool = True,
-        verify: str = COUPLED,
-        grammar: Grammar | None = None,
-        json_schema: JsonSchema | None = None,
-        json_close: bool = False,
-        cancel: CancelToken | None = None,
-        on_progress: OnProgress | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
     ) -> TokenStream:
-        """Generate token by token after a prompt (text, or token ids). Dropping the stream stops it.
+        """Generate token by token after a prompt (text, or token ids). Dropping the stream stops the generation.
 
         Args:
-            reuse: How much of the KV cache of earlier requests is used: "exact" only what leaves the text as a
-                cold start gives it, "longest" all that the prompts share.
-            draft: Whether drafts may be verified; the text is the same.
-            verify: The rule by which: "coupled"; or "tokenwise", "block", "recursive", "kseq", "multipath", which give
-                a text of the same distribution, not the same text.
-            grammar: What the text keeps to; it ends where the grammar does. Needs the extra `grammar`.
-            json_schema: The same for JSON under a schema (an object, or its text): Grammar.json_schema(...).
-            json_close: Keep the last of max_tokens, or of what the context has left, to make the JSON (or any grammar's
-                text) whole: the text goes on as it would without, as long as the shortest end found still fits.
+            prompt: The text or the token ids to go on from.
             cancel: Stops the generation, from any thread.
-            on_progress: Called while the prompt is read.
-            options: Those of SamplingParams.
+            **options: Those of edgedec.api.request_options.RequestOptions: the fields of SamplingParams, and reuse,
+                draft, verify, grammar, json_schema, json_close and on_progress.
 
         Raises:
             PromptTooLongError: The prompt does not fit the context.
-            RequestError: An option is out of range, the prompt is empty, or the grammar is invalid or not supported, or
-                with json_close no text of it is as short as max_tokens.
+            RequestError: An option is unknown or out of range, the prompt is empty, the grammar is invalid or not
+                supported, or json_close finds no text of the grammar within max_tokens.
         """
-        token_ids = self.prompt_ids(prompt)
-        sampling = self.sampling(**options)
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        require_rule(verify)
-        request = Request(token_ids, sampling, seed, reuse, draft, verify)
-        chosen = chosen_grammar(grammar, json_schema, close=json_close)
-        constraint = None if chosen is None else self._grammars.open(chosen, sampling.logit_bias, close=json_close)
+        reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
+        close, on_progress = options.pop("json_close", False), options.pop("on_progress", None)
+        grammar = options.pop("grammar", None), options.pop("json_schema", None)
+        request = self._request(prompt, cast(SamplingOptions, options))
+        require_rule(rule)
+        request = replace(request, reuse=reuse, draft=draft, rule=rule)
+        chosen = chosen_grammar(*grammar, close=close)
+        bias = request.sampling.logit_bias
+        constraint = None if chosen is None else self._grammars.open(chosen, bias, close=close)
         return TokenStream(self._pool, request, cancel, on_progress, constraint)
 
+    def _request(self, prompt: Prompt, options: SamplingOptions) -> Request:
+        """Return the plain request for a prompt, with a seed drawn where none is given."""
+        token_ids, sampling = self.prompt_ids(prompt), self.sampling(**options)
+        return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)
+
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return a prompt's tokens.
+        """Return a prompt's token ids.
 
         Raises:
             PromptTooLongError: The prompt is a text that does not fit the context.
-            RequestError: It is neither text nor whole numbers (bytes would be ids).
+            RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
         if isinstance(prompt, str):
             return tuple(encode_prompt(self.tokenizer, prompt, self.n_prompt_max))
-        try:
-            if not isinstance(prompt, bytes | bytearray):
-                return tuple(map(index, prompt))
-        except TypeError:
-            pass
-        raise RequestError(f"a prompt must be a string or a sequence of token ids, found {type(prompt).__name__}")
+        return as_token_ids(prompt)
 
     def chat(
         self, messages: Sequence[Message], *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
@@ -302,16 +247,15 @@ class Engine:
         share: Callable[[LayerSet], float] = share_of_halves,
         **options: Unpack[SamplingOptions],
     ) -> Generation:
-        """Generate plainly, noting in `proposals` what drafters would have proposed after every token.
+        """Generate plainly, and return in `proposals` what the drafters proposed after every token.
 
-        The forwards that drafting takes are noted, too. `share` says what share of a token's bytes half-layers of the
-        model read, its head included.
+        Args:
+            prompt: The text or the token ids to go on from.
+            share: Gives the share of a token's bytes, the head's included, that a set of half-layers reads; it is noted
+                for each forward that drafting makes.
+            **options: The fields of SamplingParams.
         """
-        token_ids = self.prompt_ids(prompt)
-        sampling = self.sampling(**options)
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        request = Request(token_ids, sampling, seed, record=share)
-        return _finished(TokenStream(self._pool, request))
+        return _finished(TokenStream(self._pool, replace(self._request(prompt, options), record=share)))
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Generation:
         """Generate without blocking the event loop; cancelling the task stops the generation."""
@@ -330,30 +274,25 @@ class Engine:
         return aio.AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, **options))
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
-        """Write the KV of the last request to a file, from which load_prompt_cache goes on."""
-        with self._pool.all():
-            target = self._pool.last
-            n = min(len(target.cached_ids), target.session.n_cached)
-            payload = _saved(target, n)
-            cache = PromptCache(self.card.fingerprint, tuple(target.cached_ids[:n]), min(target.n_exact, n), payload)
-        write_prompt_cache(Path(path), cache)
-
-    def load_prompt_cache(self, path: str | os.PathLike[str]) -> int:
-        """Restore a prompt cache and return how many tokens it holds.
+        """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.
 
         Raises:
-            ModelFormatError: It is damaged, or of another model, release or options.
+            StorageError: The file can't be written, or another file has its name.
+            CapabilityError: The session can't be saved.
         """
-        cache = read_prompt_cache(Path(path))
-        if cache.fingerprint != self.card.fingerprint:
-            raise ModelFormatError(
-                f"the prompt cache {path} was made with another model, runtime release or options; delete it"
-            )
         with self._pool.all():
-            target = self._pool.last
-            target.cached_ids, target.n_exact = [], 0
-            target.session.load(cache.payload, len(cache.token_ids))
-            target.cached_ids, target.n_exact = list(cache.token_ids), cache.n_exact
+            write_prompt_cache(Path(path), cache_of(self._pool.last))
+
+    def load_prompt_cache(self, path: str | os.PathLike[str]) -> int:
+        """Restore the KV cache from a file of save_prompt_cache; return how many tokens it holds.
+
+        Raises:
+            ModelFormatError: The file is damaged, or was made with another model, release or options.
+            StorageError: The file can't be read.
+        """
+        cache = read_prompt_cache(Path(path), self.card.fingerprint)
+        with self._pool.all():
+            restore_cache(self._pool.last, cache)
         return len(cache.token_ids)
 
     def save_draft_store(self) -> None:
@@ -412,24 +351,7 @@ class Engine:
         self.close()
 
 
-def require_rule(name: str) -> None:
-    """Raise RequestError unless there is a verification rule of that name."""
-    if not isinstance(name, str) or (name != COUPLED and name not in RULES):
-        raise RequestError(f"verify is {name!r}; it must be one of {', '.join([COUPLED, *RULES])}")
-
-
 def _finished(stream: TokenStream) -> Generation:
     for _ in stream:
         pass
     return stream.generation
-
-
-def _saved(target: SessionSlot, n: int) -> bytes:
-    """Return a session's KV of its first `n` tokens; what a draft, or a step that failed, left beyond is dropped."""
-    session, chunk = target.session, target.session.model.capabilities.prefill_chunk
-    with suppress(SessionError):  # branched
-        if n in (0, session.n_cached):
-            return session.save()
-    session.forward(np.array(target.cached_ids[n - 1 : n], np.int32), n_past=n - 1)
-    target.n_exact = min(target.n_exact, n if chunk == 1 else (n - 1) // chunk * chunk)
-    return session.save()

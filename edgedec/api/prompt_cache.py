@@ -1,17 +1,21 @@
-"""A prompt cache file: the KV of a token prefix, to go on from in a later process.
+"""A prompt cache file: the KV cache of a prompt, from which another process goes on.
 
-Layout: magic, u32 version, u32 header length (little endian), JSON header {fingerprint, token_ids, n_exact,
-n_payload_bytes, sha256 of the payload}, payload as the runtime's session saved it. The fingerprint names weights,
-runtime release and options, as the payload fits nothing else.
+Layout: magic, u32 version, u32 length of the header (little endian), JSON header {fingerprint, token_ids, n_exact,
+n_payload_bytes, sha256 of the payload}, payload as Session.save returned it. The fingerprint names the weights, the
+runtime's release and its options, as the payload fits no others.
 """
 
 import hashlib
 import json
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedec.errors import ModelFormatError, StorageError
+import numpy as np
+
+from edgedec.decoding.generate import SessionSlot
+from edgedec.errors import ModelFormatError, SessionError, StorageError
 from edgedec.storage.whole_file import write_atomically
 
 _MAGIC = b"edgedec prompt cache\n"
@@ -22,12 +26,12 @@ _MAX_HEADER_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class PromptCache:
-    """What a prompt cache file holds.
+    """The contents of a prompt cache file.
 
     Attributes:
-        fingerprint: ModelCard.fingerprint of the model that made it.
-        token_ids: The tokens whose KV it is.
-        n_exact: How many of them a cold start would compute to the same bits.
+        fingerprint: ModelCard.fingerprint of the model whose KV cache it is.
+        token_ids: The tokens in the KV cache.
+        n_exact: How many of them, from the start, have the bits of a cold start.
         payload: What Session.save returned.
     """
 
@@ -37,11 +41,38 @@ class PromptCache:
     payload: bytes
 
 
-def write_prompt_cache(path: Path, cache: PromptCache) -> None:
-    """Write the file, whole or not at all.
+def cache_of(slot: SessionSlot) -> PromptCache:
+    """Return what a session's KV cache holds; tokens that a draft or a failed step left at its end are dropped.
 
     Raises:
-        StorageError: No space, no permission, or a file that is not ours stands there.
+        CapabilityError: The session can't be saved.
+    """
+    session, chunk = slot.session, slot.session.model.capabilities.prefill_chunk
+    n = min(len(slot.cached_ids), session.n_cached)
+    payload = None
+    with suppress(SessionError):  # the session is branched
+        if n in (0, session.n_cached):
+            payload = session.save()
+    if payload is None:
+        session.forward(np.array(slot.cached_ids[n - 1 : n], np.int32), n_past=n - 1)
+        slot.n_exact = min(slot.n_exact, n if chunk == 1 else (n - 1) // chunk * chunk)
+        payload = session.save()
+    token_ids = tuple(slot.cached_ids[:n])
+    return PromptCache(session.model.card.fingerprint, token_ids, min(slot.n_exact, n), payload)
+
+
+def restore_cache(slot: SessionSlot, cache: PromptCache) -> None:
+    """Put what a file held into a session's KV cache (ModelFormatError where it doesn't fit)."""
+    slot.cached_ids, slot.n_exact = [], 0
+    slot.session.load(cache.payload, len(cache.token_ids))
+    slot.cached_ids, slot.n_exact = list(cache.token_ids), cache.n_exact
+
+
+def write_prompt_cache(path: Path, cache: PromptCache) -> None:
+    """Write a prompt cache file, whole or not at all.
+
+    Raises:
+        StorageError: The file can't be written, or a file that is no prompt cache has its name.
     """
     header = json.dumps(
         {
@@ -59,12 +90,17 @@ def write_prompt_cache(path: Path, cache: PromptCache) -> None:
         raise StorageError(f"the prompt cache {path} could not be written: {error.strerror or error}") from error
 
 
-def read_prompt_cache(path: Path) -> PromptCache:
-    """Read and check the file.
+def read_prompt_cache(path: Path, fingerprint: str) -> PromptCache:
+    """Return what a prompt cache file holds, checked.
+
+    Args:
+        path: The file.
+        fingerprint: That of the model that will go on from it (ModelCard.fingerprint).
 
     Raises:
-        ModelFormatError: It is no prompt cache, of another version, or damaged.
-        StorageError: It can't be read.
+        ModelFormatError: The file is no prompt cache, of another version, damaged, or made with another model, runtime
+            release or options.
+        StorageError: The file can't be read.
     """
     try:
         data = path.read_bytes()
@@ -91,15 +127,15 @@ def read_prompt_cache(path: Path) -> PromptCache:
         raise ModelFormatError(f"the prompt cache {path} is damaged ({error}); delete it") from error
     if not sound or not 0 <= cache.n_exact <= len(cache.token_ids):
         raise ModelFormatError(f"the prompt cache {path} is damaged or cut short; delete it")
+    if cache.fingerprint != fingerprint:
+        raise ModelFormatError(
+            f"the prompt cache {path} was made with another model, runtime release or options; delete it"
+        )
     return cache
 
 
 def require_prompt_cache(path: Path) -> None:
-    """Return if the path is free or a prompt cache stands there; nothing else is ever overwritten.
-
-    Raises:
-        StorageError: Something else stands there, or it can't be read.
-    """
+    """Raise StorageError unless the path names no file, or a prompt cache; nothing else is overwritten."""
     try:
         if not path.parent.is_dir():
             raise StorageError(f"the prompt cache {path} can't be written: there is no directory {path.parent}")

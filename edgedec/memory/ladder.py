@@ -127,12 +127,10 @@ def _cuts(kind: str, name: str, phrase: str, sizes: Sequence[int]) -> list[Rung]
 
 
 def _cut(kind: str, name: str, phrase: str, n_bytes: int, setting: Setting) -> Setting:
+    if getattr(setting, name) <= n_bytes:
+        return setting
     fields: dict[str, Any] = {name: n_bytes}
-    return (
-        setting.less(kind, phrase.format(format_bytes(n_bytes)), **fields)
-        if getattr(setting, name) > n_bytes
-        else setting
-    )
+    return setting.less(kind, phrase.format(format_bytes(n_bytes)), **fields)
 
 
 def _without_repacking(setting: Setting) -> Setting:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,19 +36,6 @@ WINDOW = 5
 """Tokens that the mean is over, and that a writer writes at least."""
 MOST_ENTROPY = 1.5
 """Bits; the highest threshold that was measured (docs/switching.md)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Switching:
-    """The other model of a pair, and when it writes.
-
-    Attributes:
-        small_model: Its file.
-        entropy: Bits below which it writes.
-    """
-
-    small_model: Path
-    entropy: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,18 @@ from support.tiny_models import byte_ids, tiny_llama
 
 import edgedec
 from edgedec.api import load as loading
-from edgedec.api.load import choose, open_engine
+from edgedec.api.load import open_choice
+from edgedec.api.options import Application, EngineOptions
+from edgedec.api.wishes import choose
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
 from edgedec.loading.small_model import open_small_model
 from edgedec.logit_ops import NUMPY_ROW_OPS
-from edgedec.memory.planner import Cap
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Rows
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
-from edgedec.sessions.model_switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, Switching, SwitchingSession, entropy_of
+from edgedec.sessions.model_switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, SwitchingSession, entropy_of
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_CTX = 256
@@ -404,12 +405,12 @@ def test_what_does_not_go_together_is_refused(paths: tuple[Path, Path], options:
 
 def test_other_refusals(paths: tuple[Path, Path], models: Models, tmp_path: Path) -> None:
     """A draft model, a prompt cache, another vocabulary, trees and layers, saving; half a pair on the command line."""
-    choice, options = choose(paths[LARGE], "cpu", LoadOptions(), measure=False), LoadOptions(n_ctx=64)
-    switching = Switching(paths[SMALL], 1.0)
+    choice = choose(paths[LARGE], "cpu", LoadOptions(), measure=False)
+    options = EngineOptions(n_ctx=64, small_model=paths[SMALL], entropy=1.0)
     with pytest.raises(RequestError, match="--draft-model"):
-        open_engine(choice, options, Cap(), draft_model=paths[SMALL], switching=switching)
+        open_choice(choice, replace(options, draft_model=paths[SMALL]))
     with pytest.raises(RequestError, match="--prompt-cache"):
-        open_engine(choice, options, Cap(), prompt_cache=True, switching=switching)
+        open_choice(choice, options, Application(prompt_cache=True))
     other = tiny_llama(tmp_path / "other.gguf", n_vocab=300)
     with pytest.raises(UnsupportedModelError, match="its vocabulary of 300 tokens is not the large model's of 260"):
         edgedec.load(paths[LARGE], small_model=other, entropy=1.0, runtime="cpu", offline=True)

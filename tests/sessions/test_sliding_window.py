@@ -11,7 +11,9 @@ from support.stopped import Stopped
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.api.load import choose, open_engine
+from edgedec.api.load import open_choice
+from edgedec.api.options import Application, EngineOptions
+from edgedec.api.wishes import choose
 from edgedec.errors import (
     CapabilityError,
     ContextFullError,
@@ -19,7 +21,6 @@ from edgedec.errors import (
     RequestError,
     SessionError,
 )
-from edgedec.memory.planner import Cap
 from edgedec.model import LoadOptions, Model
 from edgedec.sessions.sliding_window import N_SINKS, SlidingSession
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -150,14 +151,9 @@ def test_what_it_can_not_do_is_refused(model: Model, path: Path) -> None:
         session.forward(np.ones(1, np.int32), n_past=1)
     with pytest.raises(RequestError, match="at least 64"):
         SlidingSession(model.session(63))
+    choice = choose(path, "cpu", LoadOptions(n_ctx=N_CTX), measure=False)
     with pytest.raises(RequestError, match="prompt_cache"):
-        open_engine(
-            choose(path, "cpu", LoadOptions(n_ctx=N_CTX), measure=False),
-            LoadOptions(),
-            Cap(),
-            prompt_cache=True,
-            slide=True,
-        )
+        open_choice(choice, EngineOptions(slide=True), Application(prompt_cache=True))
     with Reference().load(path, LoadOptions(n_ctx=N_CTX)) as chunked:
         if chunked.capabilities.prefill_chunk != 1:
             with pytest.raises(CapabilityError, match="slide"):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 from math import ceil
 
-from edgedec.api.engine import Engine, SamplingOptions
+from edgedec.api.engine import Engine
+from edgedec.api.request_options import SamplingOptions
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_apps.bench.prompts import BenchRequest
 

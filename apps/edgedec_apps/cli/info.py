@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.api.base_memory import base_bytes
-from edgedec.api.load import choose
+from edgedec.api.options import EngineOptions
+from edgedec.api.wishes import choose, engine_wishes
 from edgedec.errors import EdgedecError, ModelFormatError, OfflineError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
@@ -16,12 +17,13 @@ from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import Cap, plan_wishes
+from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import format_bytes
 from edgedec.model import default_n_ctx
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
+from edgedec_apps.cli.opening import application_of, engine_options
 from edgedec_apps.cli.options import LoadFlags
-from edgedec_apps.cli.plan import Wanted, planning_options, wishes
 from edgedec_apps.cli.progress import shown_at_a_terminal
 from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json
@@ -125,8 +127,9 @@ def _memory(choice: Choice | None, contexts: list[int], cap: Cap) -> dict[str, A
         return {"memory_bytes": {}, "memory_start_bytes": None}
     plans = {}
     for n in contexts:
-        wanted = Wanted(LoadFlags(context=n))
-        plans[str(n)] = plan_wishes(choice, wishes(wanted, planning_options(wanted)), cap).plan
+        options = engine_options(flags := LoadFlags(context=n))
+        wishes = engine_wishes(choice, options, application_of(flags, None, one_request=True), available_bytes())
+        plans[str(n)] = plan_wishes(choice, wishes.setting, cap).plan
     most = {n: plan.total_bytes for n, plan in plans.items()}
     return {"memory_bytes": most, "memory_start_bytes": min(plan.start_bytes for plan in plans.values())}
 
@@ -150,7 +153,7 @@ def _without_path(reason: str | None, gguf: GGUF) -> str | None:
 def _chosen(path: Path) -> Choice | None:
     """Return what auto takes by default, with what it knows of the two best runtimes' speed; None where none does."""
     try:
-        return choose(path, "auto", planning_options(Wanted(LoadFlags())), measure=False)
+        return choose(path, "auto", EngineOptions().load_options(available_bytes()), measure=False)
     except EdgedecError:
         return None
 

@@ -1,32 +1,20 @@
 """edgedec plan: what a model would hold, what was chosen under a cap and why, and what else would fit or not."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from edgedec.api.base_memory import base_bytes
+from edgedec.api.wishes import engine_wishes, find_model
 from edgedec.counted import counted
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.gguf.trained_context import context_note
-from edgedec.grammar import GRAMMAR_BYTES
-from edgedec.loading.small_model import pair_options, require_alone
-from edgedec.memory.ladder import Setting
 from edgedec.memory.planner import Cap, Planned, best_of, plan_settings, with_peak
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
-from edgedec.model import LoadOptions
-from edgedec.progress import CancelToken, OnProgress, stage
-from edgedec.scheduler.drafter_factories import drafter_factories, used_draft_model
+from edgedec.progress import CancelToken, stage
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import plan_document, planned_range
-from edgedec_apps.cli.opening import (
-    choose_models,
-    choose_pair,
-    load_options,
-    room_bytes_of,
-    serves_grammars,
-    store_bytes_of,
-)
+from edgedec_apps.cli.opening import application_of, engine_options, room_bytes_of, serves_grammars
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, write_facts, write_json, write_line
@@ -46,17 +34,17 @@ class Wanted:
 
 
 def print_plan(model: str, wanted: Wanted, *, as_json: bool, quiet: bool) -> None:
-    """Print the plan of a model.
+    """Print the memory plan of a model, and what else would fit.
 
     Raises:
         RequestError: The number of requests is out of range.
-        MemoryCapError: Even the smallest setting is over the cap; it is printed all the same.
+        MemoryCapError: Even the smallest setting is over the cap; its plan is printed all the same.
         EdgedecError: As edgedec.load.
     """
     if wanted.n_parallel is not None and wanted.n_parallel < 1:
         raise RequestError(f"--parallel is {wanted.n_parallel}; it must be at least 1")
-    memory = wanted.flags.memory
-    cap = Cap(None if memory is None else parse_size(memory), base_bytes(), whole_process=True)
+    base, memory = base_bytes(), wanted.flags.memory  # measured before the model's file is looked at
+    cap = Cap(None if memory is None else parse_size(memory), base, whole_process=True)
     planned = interruptible(lambda cancel: _settings(model, wanted, cap, cancel, quiet=quiet or as_json))
     chosen = with_peak(found := best_of(planned), cap)
     planned = [chosen if other is found else other for other in planned]
@@ -74,49 +62,19 @@ def print_plan(model: str, wanted: Wanted, *, as_json: bool, quiet: bool) -> Non
 
 
 def _settings(model: str, wanted: Wanted, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
-    flags = wanted.flags
+    """Return the settings for a model, with their plans, from the wishes downwards."""
+    flags, n_parallel = wanted.flags, wanted.n_parallel
+    room = available_bytes()  # for planning, not only what is allowed: the question is also what would fit into less
+    served = n_parallel is not None
+    request_bytes = room_bytes_of(flags) if served and flags.memory is not None else 0
+    application = application_of(flags, cap.beside_bytes, one_request=not served, request_bytes=request_bytes)
     with ProgressLine(quiet=quiet) as on_progress:
-        options = planning_options(wanted, on_progress, cancel)
-        switching = choose_pair(flags, options)
-        choice, draft_model = choose_models(model, flags, options, measure=False)
-        if switching is not None:
-            prompt_cache = flags.prompt_cache is not None
-            require_alone(flags.draft, draft_model, slide=flags.slide, prompt_cache=prompt_cache)
-            options = pair_options(options)
-        small_model = None if switching is None else switching.small_model
+        grammars = served and serves_grammars()
+        options = engine_options(flags, on_progress, cancel, n_parallel=n_parallel or 1, grammars=grammars)
+        choice = find_model(model, options, room, measure=False)
+        wishes = engine_wishes(choice, options, application, room)
         with stage(on_progress, "planning the memory"):
-            return plan_settings(choice, wishes(wanted, options, draft_model, small_model), cap)
-
-
-def planning_options(
-    wanted: Wanted, on_progress: OnProgress | None = None, cancel: CancelToken | None = None
-) -> LoadOptions:
-    """Return the runtime's options for a plan."""
-    options = load_options(wanted.flags, on_progress, cancel)
-    # As much as there is, not as is allowed: what fits into less is what is asked here.
-    return replace(options, n_parallel=wanted.n_parallel or 1, planning_bytes=available_bytes())
-
-
-def wishes(
-    wanted: Wanted, options: LoadOptions, draft_model: Path | None = None, small_model: Path | None = None
-) -> Setting:
-    """Return the setting that `edgedec run`, or `edgedec serve`, begins its plan with."""
-    flags, alone = wanted.flags, wanted.n_parallel is None
-    draft = flags.draft if small_model is None else "off"
-    factories, pinned = drafter_factories(draft, with_model=draft_model is not None)
-    used, _ = used_draft_model(draft_model, factories)
-    return Setting(
-        options,
-        tuple(factories),
-        pinned,
-        used,
-        store_bytes_of(alone, flags),
-        prompt_cache=flags.prompt_cache is not None,
-        grammar_bytes=GRAMMAR_BYTES if not alone and serves_grammars() else 0,
-        small_model=small_model,
-        draft_overlap=flags.draft_overlap,
-        request_bytes=0 if alone or flags.memory is None else room_bytes_of(flags),
-    )
+            return plan_settings(choice, wishes.setting, cap)
 
 
 def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, Any]:

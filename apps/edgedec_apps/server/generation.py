@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgedec.api.engine import Engine, Reuse
+from edgedec.api.engine import Engine
+from edgedec.api.request_options import Reuse
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken

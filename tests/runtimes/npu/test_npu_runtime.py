@@ -14,7 +14,8 @@ from support.cut_files import cut_in_a_forward
 from support.tiny_quantized import ARCHITECTURES, write_tiny
 from support.tiny_runs import extend, one_by_one
 
-from edgedec.api.load import open_engine
+from edgedec.api.load import open_choice
+from edgedec.api.options import EngineOptions
 from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import (
     CancelledError,
@@ -25,7 +26,6 @@ from edgedec.errors import (
     RequestError,
 )
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import Cap
 from edgedec.model import LayerSet, LoadOptions, Model, Runtime
 from edgedec.progress import Progress
 from edgedec_export.calibration_text import bundled_text
@@ -134,9 +134,8 @@ def test_drafts_change_no_text(exported: Path) -> None:
     """Pinned drafts of the suffix drafter are accepted in part, and the text is plain decoding's."""
     prompt, texts = "one two one two one two one", []
     for draft in ("off", "suffix"):
-        choice = Choice(exported, Npu())
-        with open_engine(
-            choice, ON_CPU, Cap(None, whole_process=False), draft=draft, draft_numerics="strict"
+        with open_choice(
+            Choice(exported, Npu()), EngineOptions(device="cpu", n_threads=1, max_rows=16, draft=draft)
         ) as engine:
             result = engine.generate(prompt, max_tokens=40, temperature=0.0)
             texts.append(result.token_ids)

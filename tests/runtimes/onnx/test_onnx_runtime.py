@@ -15,7 +15,7 @@ from support.tiny_quantized import ARCHITECTURES
 from support.tiny_runs import bits, one_by_one
 
 import edgedec
-from edgedec.api.open_drafters import Numerics
+from edgedec.api.options import Numerics
 from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import (
     CancelledError,

@@ -1,0 +1,188 @@
+"""The options of edgedec.load, and what it must know of the application that loads a model."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from edgedec.defaults import N_DRAFT_MAX
+from edgedec.draft import STORE_BYTES, DrafterFactory
+from edgedec.errors import RequestError
+from edgedec.memory_plan import parse_size
+from edgedec.model import LoadOptions
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.resolver import ResolveOptions
+from edgedec.sessions.model_switching import require_pair
+from edgedec.storage.probe_cache import cache_folder
+
+ModelName = str | os.PathLike[str]
+"""A path, a name of the catalogue, hf:owner/repo[:quantization or file][@revision], or ollama:name."""
+Numerics = Literal["strict", "loose"]
+
+_MOST_DRAFTED = (1 << 16) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The keywords of edgedec.load: how a model is found, loaded and drafted for.
+
+    Attributes:
+        runtime: Name of a runtime, or "auto". The first load of a model with "auto" compares the speed of the two best
+            runtimes for at most 8 s and remembers the result; nothing is compared under a memory cap, or where memory
+            is short.
+        n_ctx: Tokens of the context; None for what the model was trained for, at most 4,096.
+        slide: Go on when the context is full, with its first tokens and its newest ones. LOSSY: the tokens between
+            them are forgotten (edgedec.sessions.sliding_window). A text then ends only at an end token, max_tokens or
+            a stop.
+        layer_skip: LOSSY: leave out layers in every forward until a token reads 1 / layer_skip of the bytes of weights.
+            Decoding is about `layer_skip` times as fast, and the text is another. The layers are evenly spaced, or
+            those that edgedec tune-skip --lossy found. A value beyond what was measured for the model
+            (edgedec.layer_skip.quality_table) is refused, unless `layer_skip_force`.
+        layer_skip_force: Take a `layer_skip` beyond what was measured.
+        memory: The most memory that edgedec may hold ("900MB", "1.5GiB", or bytes), for all its models in the process
+            together; the rest of the process doesn't count. Options that were not given are cut down to fit, in the
+            order of edgedec.memory.ladder (engine.plan.given_up tells which). If nothing fits, the model is refused
+            before anything is loaded. None for the memory that the system has free, where the system tells it.
+        draft: "auto" drafts where the measured cost and acceptance promise a gain. The name of a drafter, several names
+            joined by "+", or a factory pins drafters: their drafts are verified whatever they cost. "off" and None
+            decode plainly. The text is the same in every case.
+        draft_model: A smaller model, best of the same family, that may draft too; named as the model is.
+        draft_overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU
+            or a GPU (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise" and the other rules
+            than "coupled".
+        n_draft_max: The most nodes of a draft, 1 to 65,535.
+        draft_numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "loose"
+            verifies longer ones; the text may then differ where two tokens are nearly as probable.
+        draft_store: A file in which the suffix drafter keeps the token ids of earlier texts from process to process. It
+            is read now, and written by Engine.close(). Only models of one vocabulary can share a file.
+        small_model: A smaller model of the same vocabulary that writes where the text is easy; named as the model is.
+            LOSSY: nothing verifies what it writes (edgedec.sessions.model_switching). Nothing is drafted then, and
+            requests take turns. Needs `entropy`.
+        entropy: Bits: the small model writes where the mean entropy of the last tokens is below; 0 leaves all to the
+            large model.
+        entropy_force: Take an `entropy` beyond what was measured.
+        chat_template: Jinja source to use instead of the model's own chat template.
+        grammars: Plan memory for texts that keep to a grammar (json_schema=..., grammar=...). Without it a memory plan
+            leaves grammars out, and they get the least memory that they work with.
+        n_parallel: Requests that are generated at the same time and share each forward; further ones wait for their
+            turn. On a runtime whose rows depend on what else is in a forward (llamacpp), all requests take turns.
+        max_rows: As in LoadOptions; None for n_draft_max + 1.
+        n_threads: As in LoadOptions.
+        kv_type: As in LoadOptions; or "auto", which takes f16, and a smaller type where memory is short. A smaller type
+            may change the text.
+        flash_attention: As in LoadOptions.
+        mmap: As in LoadOptions.
+        repack: As in LoadOptions.
+        tile_cache: As in LoadOptions.
+        n_gpu_layers: As in LoadOptions.
+        device: As in LoadOptions.
+        offline: Never use the network; a model that is not on this machine is refused.
+        cache_dir: Root of edgedec's cache; None for the environment variable EDGEDEC_CACHE or the platform's default.
+        on_progress: Called with the progress of downloading and loading, from the calling thread.
+        cancel: Stops downloading and loading.
+
+    Raises:
+        RequestError: An option is out of range, or `small_model` and `entropy` are not both given.
+    """
+
+    runtime: str = "auto"
+    n_ctx: int | None = None
+    slide: bool = False
+    layer_skip: float | None = None
+    layer_skip_force: bool = False
+    memory: int | str | None = None
+    draft: str | DrafterFactory | None = "auto"
+    draft_model: ModelName | None = None
+    draft_overlap: bool = False
+    n_draft_max: int = N_DRAFT_MAX
+    draft_numerics: Numerics = "strict"
+    draft_store: str | os.PathLike[str] | None = None
+    small_model: ModelName | None = None
+    entropy: float | None = None
+    entropy_force: bool = False
+    chat_template: str | None = None
+    grammars: bool = False
+    n_parallel: int = 1
+    max_rows: int | None = None
+    n_threads: int | None = None
+    kv_type: str = "f16"
+    flash_attention: bool | None = None
+    mmap: bool = True
+    repack: bool = True
+    tile_cache: bool = True
+    n_gpu_layers: int | None = None
+    device: str | None = None
+    offline: bool = False
+    cache_dir: str | os.PathLike[str] | None = None
+    on_progress: OnProgress | None = None
+    cancel: CancelToken | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_draft_max <= _MOST_DRAFTED:
+            raise RequestError(f"n_draft_max is {self.n_draft_max}; it must be from 1 to {_MOST_DRAFTED}")
+        if self.draft_numerics not in get_args(Numerics):
+            raise RequestError(f"draft_numerics is {self.draft_numerics!r}; it must be strict or loose")
+        require_pair(self.small_model, self.entropy, force=self.entropy_force)
+
+    @property
+    def cap_bytes(self) -> int | None:
+        """The bytes that `memory` names, or None (RequestError where it names none)."""
+        return None if self.memory is None else parse_size(self.memory)
+
+    @property
+    def resolving(self) -> ResolveOptions:
+        """How the names of models are looked up."""
+        return ResolveOptions(self._cache_root, self.offline, self.on_progress, self.cancel)
+
+    @property
+    def _cache_root(self) -> Path:
+        return cache_folder(None if self.cache_dir is None else Path(self.cache_dir))
+
+    def load_options(self, planning_bytes: int | None = None) -> LoadOptions:
+        """Return the runtime's options.
+
+        Args:
+            planning_bytes: Bytes that making a memory plan may take; None for any.
+
+        Raises:
+            RequestError: A count is no whole number.
+        """
+        return LoadOptions(
+            n_ctx=self.n_ctx,
+            n_parallel=self.n_parallel,
+            max_rows=self.n_draft_max + 1 if self.max_rows is None else self.max_rows,
+            n_threads=self.n_threads,
+            kv_type=self.kv_type,
+            flash_attention=self.flash_attention,
+            mmap=self.mmap,
+            repack=self.repack,
+            tile_cache=self.tile_cache,
+            planning_bytes=planning_bytes,
+            n_gpu_layers=self.n_gpu_layers,
+            device=self.device,
+            cache_dir=self._cache_root,
+            on_progress=self.on_progress,
+            cancel=self.cancel,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What a memory plan must know of the application that loads a model.
+
+    Attributes:
+        base_bytes: Bytes that the process holds without a model (edgedec.api.base_memory); `memory` is then for the
+            whole process. None where `memory` is for edgedec's models only.
+        store_bytes: Most bytes that each drafter keeps between requests.
+        prompt_cache: Whether the KV cache will be read from a file or saved to one.
+        request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.
+    """
+
+    base_bytes: int | None = None
+    store_bytes: int = STORE_BYTES
+    prompt_cache: bool = False
+    request_bytes: int = 0
+
+
+LIBRARY = Application()
+"""An application that uses edgedec as a library, of which nothing else is known."""

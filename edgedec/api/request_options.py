@@ -1,0 +1,74 @@
+"""The options of a request: how tokens are drawn, and how a text is generated."""
+
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import Literal, TypedDict
+
+from edgedec.errors import RequestError
+from edgedec.grammar import Grammar, JsonSchema
+from edgedec.progress import OnProgress
+from edgedec.sequence import COUPLED
+from edgedec.verification import RULES
+
+Prompt = str | Sequence[int]
+Reuse = Literal["exact", "longest"]
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingParams; the model's own default stands for each that is not given."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    penalty_last_n: int
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    logprobs: int | None
+    ignore_end: bool
+
+
+class RequestOptions(SamplingOptions, total=False):
+    """The options of a request, those of sampling included.
+
+    Attributes:
+        reuse: How much of the KV cache of earlier requests is used: "exact" (the default) only what has the bits of a
+            cold start, "longest" all that the prompts share. A chat's default is "longest".
+        draft: Whether drafts may be verified (the default); the text is the same either way.
+        verify: The rule by which drafts are verified: "coupled" (the default) keeps the text; "tokenwise", "block",
+            "recursive", "kseq" and "multipath" give a text of the same distribution.
+        grammar: What the text keeps to; the text ends where the grammar's does. Needs the extra `grammar`.
+        json_schema: The same as grammar=Grammar.json_schema(...): an object, or the text of one.
+        json_close: Keep the last of max_tokens, or of the context, to complete the JSON (or the text of any grammar).
+            The text is the same as without, as long as the shortest completion found still fits.
+        on_progress: Called while the prompt is read.
+    """
+
+    reuse: Reuse
+    draft: bool
+    verify: str
+    grammar: Grammar | None
+    json_schema: JsonSchema | None
+    json_close: bool
+    on_progress: OnProgress | None
+
+
+def require_rule(name: str) -> None:
+    """Raise RequestError unless `name` is a verification rule."""
+    if not isinstance(name, str) or (name != COUPLED and name not in RULES):
+        raise RequestError(f"verify is {name!r}; it must be one of {', '.join([COUPLED, *RULES])}")
+
+
+def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
+    """Return a prompt's token ids (RequestError unless it is a sequence of whole numbers; bytes are refused)."""
+    try:
+        if not isinstance(prompt, bytes | bytearray):
+            return tuple(map(index, prompt))
+    except TypeError:
+        pass
+    raise RequestError(f"a prompt must be a string or a sequence of token ids, found {type(prompt).__name__}")

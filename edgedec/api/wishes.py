@@ -1,0 +1,123 @@
+"""What an engine is to be: its files found, its runtime chosen and its options checked, before anything is loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgedec.api.options import Application, EngineOptions, ModelName
+from edgedec.draft import DrafterFactory
+from edgedec.drafters.suffix.store_file import require_draft_store
+from edgedec.errors import RequestError
+from edgedec.grammar import GRAMMAR_BYTES
+from edgedec.layer_skip.choose import require_layer_skip
+from edgedec.layer_skip.layer_sets import LayerBytes
+from edgedec.loading.resolve import resolve
+from edgedec.loading.runtime_choice import Choice, choose_runtime
+from edgedec.loading.small_model import pair_options, require_alone
+from edgedec.memory.ladder import Setting
+from edgedec.memory.planner import free_if_short, with_kv_type
+from edgedec.model import LoadOptions
+from edgedec.progress import stage
+from edgedec.scheduler.drafter_factories import drafter_factories, require_overlap, used_draft_model
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What an engine is to be, where memory does not limit it.
+
+    Attributes:
+        setting: The setting that the memory plan begins with.
+        factories: The drafters by name; a draft model's factory is filled in when the draft model is loaded.
+        draft_store: The file that keeps what the suffix drafter learns, or None.
+        layer_sizes: Bytes by layer, where layers are left out; else None.
+        notes: Sentences for the statistics of every text.
+    """
+
+    setting: Setting
+    factories: Mapping[str, DrafterFactory]
+    draft_store: Path | None
+    layer_sizes: LayerBytes | None
+    notes: tuple[str, ...] = ()
+
+
+def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | None, *, measure: bool = True) -> Choice:
+    """Return a model's file, downloaded where it has to be, and the runtime for it.
+
+    Args:
+        model: The model's name or path.
+        options: The options of load.
+        planning_bytes: Bytes that making a memory plan may take; None for any.
+        measure: Whether two runtimes may be compared by their speed, as load's `runtime` tells.
+
+    Raises:
+        EdgedecError: The draft store can't be used, the model is not found, or no runtime takes it.
+    """
+    load_options = options.load_options(planning_bytes)
+    if options.draft_store is not None:
+        require_draft_store(Path(options.draft_store))  # before a download
+    path = resolve(model, options.resolving)
+    measure = measure and options.memory is None
+    return choose(path, options.runtime, load_options, measure=measure, with_layers=options.layer_skip is not None)
+
+
+def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool, with_layers: bool = False) -> Choice:
+    """Return the runtime for a model file. Speed is not measured where the model may not fit into the free memory.
+
+    Args:
+        path: The model file.
+        runtime: Name of a runtime, or "auto".
+        options: The runtime's options; `kv_type` may be "auto".
+        measure: Whether two runtimes may be compared by their speed.
+        with_layers: Ask for a runtime that can leave out layers, whatever an earlier comparison found.
+
+    Raises:
+        EdgedecError: As choose_runtime.
+    """
+    if with_layers:
+        options, measure = replace(options, cache_dir=None), False
+    free = free_if_short(path)
+    if free is not None:
+        room = free if options.planning_bytes is None else min(free, options.planning_bytes)
+        measure, options = False, replace(options, planning_bytes=room)
+    with stage(options.on_progress, "choosing a runtime"):
+        return choose_runtime(path, runtime, with_kv_type(options), measure=measure)
+
+
+def engine_wishes(
+    choice: Choice, options: EngineOptions, application: Application, planning_bytes: int | None = None
+) -> Wishes:
+    """Return what load's options ask for; the draft model and the small model are downloaded where they have to be.
+
+    Raises:
+        EdgedecError: Options don't go together, a drafter or a model is not found, or `layer_skip` is refused.
+    """
+    if options.slide and application.prompt_cache:
+        raise RequestError("a context that slides can't be saved or restored; leave slide or prompt_cache out")
+    draft, load_options, small_model = options.draft, options.load_options(planning_bytes), None
+    if options.small_model is not None:
+        require_alone(draft, options.draft_model, slide=options.slide, prompt_cache=application.prompt_cache)
+        draft, load_options = None, pair_options(load_options)
+        small_model = resolve(options.small_model, options.resolving)
+    found = None if options.draft_model is None else resolve(options.draft_model, options.resolving)
+    factories, pinned = drafter_factories(draft, with_model=found is not None)
+    if options.draft_overlap and factories:
+        require_overlap(factories)
+    sizes, force = None, options.layer_skip_force
+    if options.layer_skip is not None:
+        sizes = require_layer_skip(choice.path, options.layer_skip, force=force, drafters=factories)
+    draft_model, notes = used_draft_model(found, factories)
+    setting = Setting(
+        load_options,
+        tuple(factories),
+        pinned,
+        draft_model,
+        application.store_bytes,
+        application.prompt_cache,
+        GRAMMAR_BYTES if options.grammars else 0,
+        small_model=small_model,
+        draft_overlap=options.draft_overlap,
+        max_rows_pinned=options.max_rows is not None,
+        request_bytes=application.request_bytes,
+    )
+    store = None if options.draft_store is None else require_draft_store(Path(options.draft_store))
+    return Wishes(setting, factories, store, sizes, notes)
