@@ -1,3 +1,3 @@
-"""Defaults that the command line shows too; apart, so that showing them imports nothing."""
+"""Defaults that edgedec --help shows; they have a file of their own so that --help imports nothing else."""
 
-N_DRAFT_MAX = 15  # nodes of a draft
+N_DRAFT_MAX = 15  # the most nodes of a draft

@@ -1,6 +1,6 @@
-"""The memory plan: what will be held, in bytes by name, against what is allowed.
+"""The memory plan: the bytes that will be held, by name, against the bytes that are allowed.
 
-MB is 10^6 bytes and MiB 2^20. "Held" is resident memory as the system counts it: private pages and the pages of
+MB is 10^6 bytes and MiB 2^20. Memory is held where the system counts it as resident: private pages, and the pages of
 mapped files that are in memory (VmRSS and VmHWM on Linux, the working set on Windows, resident_size on macOS).
 """
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from edgedec.errors import MemoryCapError, RequestError
 
 OTHER_MODELS = "other models"
-"""The term of what is loaded already, where a cap is for all models together."""
+"""The term of the models that are loaded already, where a cap is for all models together."""
 
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+_MOST_BYTES = 1 << 63
+_SCALES = {"": 1000, "b": 1000, "ib": 1024}
+_UNITS = {"b": 1} | {f"{letter}{end}": _SCALES[end] ** n for n, letter in enumerate(("", *"kmgt")) for end in _SCALES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,12 @@ class MemoryTerm:
 
     Attributes:
         name: What holds the memory ("weights (mapped)", "KV cache", ...).
-        n_bytes: How much.
-        detail: How it comes about, for a person; may be empty.
-        base: Held by the process already, before a model is loaded (interpreter, libraries, the application).
-        partial: There is more, of unknown size, as there was no room to find out; no plan with it fits.
-        grows: Held only as texts fill it (a KV cache in pages, what drafters keep), or only kept free.
+        n_bytes: Bytes that are held.
+        detail: How the bytes are counted, for a person; may be empty.
+        base: Whether the process held this before a model was loaded (interpreter, libraries, the application).
+        partial: Whether more is held, of unknown size, as finding out takes more memory than there is. No plan with
+            such a term fits.
+        grows: Whether this is held only as texts fill it (a KV cache in pages, what drafters keep), or only kept free.
     """
 
     name: str
@@ -40,13 +41,13 @@ class MemoryTerm:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The terms of a plan, and the cap it must keep to.
+    """The terms of a plan, and the cap that their sum must keep to.
 
     Attributes:
-        terms: What will be held at the peak.
-        cap_bytes: What is allowed, or None.
-        given_up: What is less than was wished, so that it fits, a phrase each.
-        cap_name: What the cap is: what was "allowed", or what is "free" on this machine.
+        terms: What will be held at the peak; none where nothing was planned.
+        cap_bytes: The most bytes, or None for no cap.
+        given_up: A phrase for each thing that was given up to fit.
+        cap_name: Where the cap comes from: "allowed" by the user, or "free" on this machine.
     """
 
     terms: tuple[MemoryTerm, ...]
@@ -56,36 +57,36 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """Sum of the terms."""
+        """The bytes of all terms."""
         return sum(term.n_bytes for term in self.terms)
 
     @property
     def start_bytes(self) -> int:
-        """What is held with a short text: the terms that don't grow with texts."""
+        """The bytes that are held with a short text: those of the terms that don't grow with texts."""
         return sum(term.n_bytes for term in self.terms if not term.grows)
 
     @property
     def own_bytes(self) -> int:
-        """What the model itself takes: neither the process it is in nor the models beside it."""
+        """The bytes of the model itself: without those of the process, and of other models."""
         return sum(term.n_bytes for term in self.terms if not term.base and term.name != OTHER_MODELS)
 
     @property
     def process_cap_bytes(self) -> int | None:
-        """What the whole process may hold, where that is what the cap is for."""
+        """The cap where it is for the whole process, else None."""
         return self.cap_bytes if any(term.base for term in self.terms) else None
 
     @property
     def fits(self) -> bool:
-        """Whether the sum is known, and at or under the cap."""
+        """Whether the sum is known and not over the cap."""
         return self.cap_bytes is None or (not self.partial and self.total_bytes <= self.cap_bytes)
 
     @property
     def partial(self) -> bool:
-        """Whether there was no room to find out what else is needed."""
+        """Whether more is needed, of unknown size."""
         return any(term.partial for term in self.terms)
 
     def table(self) -> str:
-        """Return the plan as plain text, a term a line."""
+        """Return the plan as plain text, one line for each term."""
         rows = [(term.name, format_bytes(term.n_bytes), term.detail) for term in self.terms]
         rows.append(("total", format_bytes(self.total_bytes), "and more" if self.partial else ""))
         if self.cap_bytes is not None:
@@ -97,7 +98,7 @@ class MemoryPlan:
         return "\n".join(f"  {name:{width}}  {size:>9}  {detail}".rstrip() for name, size, detail in rows)
 
     def require(self) -> None:
-        """Raise MemoryCapError, with the table, when the plan is over its cap."""
+        """Raise MemoryCapError, with the table, unless the plan fits."""
         if not self.fits:
             needed = format_bytes(self.total_bytes)
             if self.partial:
@@ -113,17 +114,14 @@ class MemoryPlan:
             )
 
 
-_MOST_BYTES = 1 << 63
-
-
 def parse_size(size: str | int) -> int:
-    """Return the bytes that a size such as "900MB", "1.5GiB", "123456" or 123456 names.
+    """Return the bytes of a size such as "900MB", "1.5GiB", "123456" or 123456.
 
     >>> parse_size("900MB"), parse_size("1.5 GiB"), parse_size("2k"), parse_size(5)
     (900000000, 1610612736, 2000, 5)
 
     Raises:
-        RequestError: It is no size, or not above zero.
+        RequestError: The text is no size, or the size is not from 1 to 2^63 bytes.
     """
     text = str(size)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower(), flags=re.ASCII)
@@ -136,7 +134,7 @@ def parse_size(size: str | int) -> int:
 
 
 def format_bytes(n_bytes: int) -> str:
-    """Return a size for people, in MB below 10 GB.
+    """Return a number of bytes for a person, with a unit: MB below 10 GB.
 
     >>> format_bytes(98_362_432), format_bytes(12_345_678_900), format_bytes(1234)
     ('98.4 MB', '12.3 GB', '1.2 kB')

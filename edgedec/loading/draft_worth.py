@@ -1,4 +1,4 @@
-"""Whether a draft model can pay at all beside its target: asked before the draft model is loaded and holds memory."""
+"""Whether a draft model can pay beside its target at all, estimated before the draft model is loaded."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from edgedec.memory_plan import format_bytes
 def why_it_cannot_pay(
     draft: Path, target: Path, curve: CostCurve, n_max: int, *, share: float = 1.0, overlap: bool = False
 ) -> str | None:
-    """Return why the draft model gains nothing here even if every one of its tokens is right; None where it may gain.
+    """Return why a draft model can't pay even if every token of its drafts is accepted; None where it may pay.
 
     Args:
         draft: The draft model's file.
-        target: Its target's.
-        curve: The target's measured cost.
+        target: The target's file.
+        curve: The measured cost of the target's forwards.
         n_max: Most nodes of a draft.
-        share: Of the target's bytes, those that a token reads where layers are left out.
+        share: The share of the target's bytes that a token reads, below 1 where layers are left out.
         overlap: Whether the draft model drafts while the target verifies.
     """
     if n_max < 1:
@@ -43,7 +43,15 @@ def why_it_cannot_pay(
 
 
 def best_gain(token_s: float, curve: CostCurve, n_max: int, *, overlap: bool = False) -> tuple[float, int]:
-    """Return how many times as fast as plain decoding drafts are that are always right, and their length then.
+    """Return the gain of drafts of the best length that are always accepted, and this length.
+
+    The gain is how many times as fast as plain decoding they are.
+
+    Args:
+        token_s: Seconds that drafting a token takes.
+        curve: The measured cost of the target's forwards.
+        n_max: Most nodes of a draft.
+        overlap: Whether the draft model drafts while the target verifies.
 
     >>> best_gain(0.05, CostCurve({1: 0.1, 2: 0.11, 3: 0.12}), 2)
     (1.3636363636363638, 2)
@@ -57,10 +65,10 @@ def best_gain(token_s: float, curve: CostCurve, n_max: int, *, overlap: bool = F
 
 
 def relative_bytes(draft: Path, target: Path) -> float | None:
-    """Return the bytes of weights that a token of the draft model reads, in those of its target.
+    """Return the bytes of weights that a token of the draft model reads, relative to those of its target.
 
-    Of a draft model with experts as few bytes as a token can read are taken, of a target as many: what is told of a
-    gain stays an upper bound. None where the files don't say it in the same units.
+    With experts, the fewest bytes that a token may read count for the draft model and all bytes for the target, so that
+    the gain that is computed from them is an upper bound. None where the headers don't tell, or of different formats.
     """
     if is_onnx(draft) != is_onnx(target):
         return None
@@ -73,7 +81,7 @@ def relative_bytes(draft: Path, target: Path) -> float | None:
 
 
 def file_bytes(path: Path) -> str:
-    """Return the size of a model's weights, for a person; empty where its header does not say it."""
+    """Return the size of a model's weights, for a person; "" where its header doesn't tell it."""
     try:
         return format_bytes(describe(read_gguf(header_path(path))).n_bytes)
     except EdgedecError:

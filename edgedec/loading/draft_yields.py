@@ -1,10 +1,10 @@
-"""What drafts bring, as once recorded on real texts: the tokens of a verification by its rows.
+"""The tokens that a verifying forward brings, by its rows, as recorded once on real texts.
 
-Two runtimes are compared by what the scheduler will make of them, so the comparison needs to know what drafts bring
-before a text is made. It must not be learned from a user's requests, as the choice of a runtime may change a text.
+Two runtimes are compared before a text is generated, by what the scheduler will get out of each, so the comparison
+needs to know what drafts bring. It must not learn that from a user's requests, as the runtime may change the text.
 
-The table is of qwen2.5-coder-1.5b (Q4_K_M) with the drafters of `auto`, each text begun with empty stores, 20 prompts
-of five tasks and up to 160 tokens. No time is in it, so any machine makes the same one:
+The table was recorded with qwen2.5-coder-1.5b (Q4_K_M) and the drafters of `auto`: 20 prompts of five tasks, up to 160
+tokens each, every text begun with empty stores. The table holds no times, so every machine makes the same one:
 
     edgedec bench qwen2.5-coder-1.5b --runtime cpu --rows ROWS.jsonl
     python -m edgedec_apps.bench.draft_yields ROWS.jsonl
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The positions of the recorded texts at which drafts promised about as much.
+    """The positions of the recorded texts at which drafts promised about the same.
 
     Attributes:
-        share: Their share of all positions.
-        tokens: Mean tokens that a forward brings there, by its rows: a draft's nodes and one.
+        share: The share of all positions that these are, 0 to 1.
+        tokens: The mean tokens that a forward brings at these positions, by its rows: a draft's nodes and one.
     """
 
     share: float
@@ -40,15 +40,15 @@ KINDS: tuple[Kind, ...] = (
     Kind(0.1203, {1: 1.000, 2: 1.816, 4: 3.149, 8: 4.913}),
     Kind(0.3209, {1: 1.000, 2: 1.982, 4: 3.902, 8: 7.556}),
 )
-"""All positions, by what drafts promised there."""
+"""All positions, from those where drafts promised least to those where they promised most."""
 
 
 def seconds_per_token(seconds: Mapping[int, float], kinds: Sequence[Kind] = KINDS) -> float:
-    """Return the seconds that a token takes on the average where each kind of position gets the rows that pay most.
+    """Return the mean seconds of a token where each kind of position gets the number of rows that pays most.
 
     Args:
-        seconds: Of a forward by its rows, one row among them; rows that the table does not have count for nothing.
-        kinds: The table.
+        seconds: Seconds of a forward by its rows, one row among them; rows that are not in the table are ignored.
+        kinds: The kinds of positions.
 
     >>> kinds = (Kind(0.5, {1: 1.0, 8: 1.0}), Kind(0.5, {1: 1.0, 8: 5.0}))
     >>> seconds_per_token({1: 0.10, 8: 0.20}, kinds)

@@ -1,4 +1,4 @@
-"""What macOS and Windows say of memory, through ctypes. Linux says it in files: edgedec.memory.system."""
+"""The memory of macOS and Windows, through ctypes; edgedec.memory.system reads that of Linux from files."""
 
 import ctypes
 import mmap
@@ -9,27 +9,27 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _HOST_VM_INFO64, _MACH_TASK_BASIC_INFO = 4, 20  # mach/host_info.h, mach/task_info.h
-_THIS_PROCESS = -1  # Windows: what GetCurrentProcess returns
+_THIS_PROCESS = -1  # Windows: the value of GetCurrentProcess
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine's memory, and how much of it could be had without swapping, in bytes."""
+    """Bytes of memory that the machine has, and that could be taken without swapping; None where unknown."""
 
-    total: int
-    available: int
+    total: int | None = None
+    available: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What this process holds in memory and, where the system tells it here, held at most, in bytes."""
+    """Bytes that this process holds in memory, and the most that it has held; None where unknown."""
 
-    resident: int
+    resident: int | None = None
     peak: int | None = None
 
 
 class VmStatistics64(ctypes.Structure):
-    """macOS: vm_statistics64 of mach/vm_statistics.h, up to the counters that every release fills in; in pages."""
+    """macOS: vm_statistics64 of mach/vm_statistics.h, in pages, up to the last counter that every release fills in."""
 
     _fields_ = (
         *((name, ctypes.c_uint32) for name in ("free", "active", "inactive", "wired")),
@@ -72,17 +72,17 @@ class ProcessMemoryCounters(ctypes.Structure):
     )
 
 
-def machine() -> Machine | None:
-    """Return the machine's memory; None where this is neither macOS nor Windows, or the call fails."""
-    return _asked({"darwin": macos_machine, "win32": windows_machine})
+def machine() -> Machine:
+    """Return the machine's memory, as macOS or Windows tells it."""
+    return _ask_system({"darwin": macos_machine, "win32": windows_machine}) or Machine()
 
 
-def process() -> Process | None:
-    """Return what this process holds; None where this is neither macOS nor Windows, or the call fails."""
-    return _asked({"darwin": macos_process, "win32": windows_process})
+def process() -> Process:
+    """Return the memory of this process, as macOS or Windows tells it."""
+    return _ask_system({"darwin": macos_process, "win32": windows_process}) or Process()
 
 
-def _asked(by_platform: Mapping[str, Callable[[Any], _T | None]]) -> _T | None:
+def _ask_system(by_platform: Mapping[str, Callable[[Any], _T | None]]) -> _T | None:
     ask = by_platform.get(sys.platform)
     if ask is None:
         return None
@@ -93,7 +93,7 @@ def _asked(by_platform: Mapping[str, Callable[[Any], _T | None]]) -> _T | None:
 
 
 def macos_machine(library: Any) -> Machine | None:
-    """Ask the kernel of macOS: hw.memsize, and the pages that are free or inactive."""
+    """Return hw.memsize, and the pages that are free or inactive; None where a call fails."""
     total, n_total_bytes = ctypes.c_uint64(), ctypes.c_size_t(8)
     if library.sysctlbyname(b"hw.memsize", ctypes.byref(total), ctypes.byref(n_total_bytes), None, ctypes.c_size_t(0)):
         return None
@@ -105,7 +105,7 @@ def macos_machine(library: Any) -> Machine | None:
 
 
 def macos_process(library: Any) -> Process | None:
-    """Ask the kernel of macOS for this task's resident_size."""
+    """Return this task's resident_size and its maximum; None where the call fails."""
     info, n_words = MachTaskBasicInfo(), ctypes.c_uint32(ctypes.sizeof(MachTaskBasicInfo) // 4)
     task = library.mach_task_self()
     code = library.task_info(task, _MACH_TASK_BASIC_INFO, ctypes.byref(info), ctypes.byref(n_words))
@@ -113,13 +113,13 @@ def macos_process(library: Any) -> Process | None:
 
 
 def windows_machine(library: Any) -> Machine | None:
-    """Ask Windows: GlobalMemoryStatusEx."""
+    """Return what GlobalMemoryStatusEx tells; None where the call fails."""
     status = MemoryStatusEx(n_struct_bytes=ctypes.sizeof(MemoryStatusEx))
     return Machine(status.total, status.available) if library.GlobalMemoryStatusEx(ctypes.byref(status)) else None
 
 
 def windows_process(library: Any) -> Process | None:
-    """Ask Windows for this process's working set: GetProcessMemoryInfo."""
+    """Return this process's working set (GetProcessMemoryInfo); None where the call fails."""
     counters = ProcessMemoryCounters(n_struct_bytes=ctypes.sizeof(ProcessMemoryCounters))
     size = ctypes.c_uint32(ctypes.sizeof(counters))
     if not library.K32GetProcessMemoryInfo(ctypes.c_void_p(_THIS_PROCESS), ctypes.byref(counters), size):

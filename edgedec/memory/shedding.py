@@ -1,15 +1,15 @@
-"""What an engine can do without when memory runs short, and in which order: what is missed least goes first.
+"""What drafting can do without when memory runs short, and in which order: what is missed least goes first.
 
-1. What the suffix drafter keeps of earlier texts; it goes on with the text at hand, which brings most of the gain.
+1. What the suffix drafter keeps of earlier texts; it goes on with the present text, which brings most of the gain.
 2. The tables of n-grams, one after the other, each with its drafter.
 3. The common text, with its drafter.
-4. Drafters of others.
-5. Most of the draft model's KV cache: it goes on with a window of 256 tokens.
+4. The drafters of other packages.
+5. Most of the draft model's KV cache: the draft model goes on with a window of 256 tokens.
 6. The draft model.
 7. The suffix drafter itself.
 
-What is shed stays away from later requests, too, whose statistics say so: memory that was short once will be again.
-Engine.forget() brings it back, but for a draft model and its window, which only loading again does.
+What is shed stays away from later requests, too, and their statistics say so: memory that was short once will be short
+again. Engine.forget() brings everything back but the draft model and its window; those come back with the next load.
 """
 
 from typing import Protocol, runtime_checkable
@@ -28,34 +28,34 @@ from edgedec.scheduler.drafter_set import Drafting
 @runtime_checkable
 class _Sized(Protocol):
     def memory_bytes(self) -> int:
-        """Return the memory it holds."""
+        """Return the bytes of memory that it holds."""
 
 
 def memory_watch(drafting: Drafting | None, cap_bytes: int | None) -> Watch:
     """Return the watch over an engine's memory, for generate.SessionSlot.
 
     Args:
-        drafting: What the engine drafts with, None where it doesn't.
-        cap_bytes: Most that the process may hold (resident memory, what it held before loading included); None where
-            only a shortage of the whole system is to be answered.
+        drafting: What the engine drafts with; None where it decodes plainly.
+        cap_bytes: Most bytes of resident memory that the process may hold, those before loading included; None to shed
+            only where the whole system is short of memory.
     """
     return Watch(cap_bytes, shedders(drafting) if drafting is not None else ())
 
 
 def shedders(drafting: Drafting) -> list[Shedder]:
-    """Return what can be shed of these drafters, in the order of the module's docstring.
+    """Return the parts of the drafting that can be shed, in the order of the module's docstring.
 
-    To be called between two steps of the running generation, by its thread, or with none running.
+    A part is shed between two steps of a generation, by its thread, or while no generation runs.
     """
     names = [name for name, factory in drafting.factories.items() if not isinstance(factory, ModelFactory)]
     others = [name for name in names if name not in (SUFFIX, COMMON, *NGRAMS)]
+    parts = {name: f"the table of {name}" for name in NGRAMS} | {COMMON: "the common text"}
+    parts |= {name: f"the drafter {name}" for name in others}
     found = [_suffix_store(drafting)] if {SUFFIX, CASCADE} & set(drafting.factories) else []
-    found += [_drafter(drafting, name, f"the table of {name}") for name in NGRAMS if name in names]
-    found += [_drafter(drafting, COMMON, "the common text")] if COMMON in names else []
-    found += [_drafter(drafting, name, f"the drafter {name}") for name in others]
+    found += [_drafter(drafting, name, part) for name, part in parts.items() if name in names]
     models = _draft_models(drafting)
-    found += [_window(drafting, source, by) for source, by in models]
-    found += [_model(drafting, source, by) for source, by in models]
+    found += [_window(drafting, source, users) for source, users in models]
+    found += [_model(drafting, source, users) for source, users in models]
     return found + ([_drafter(drafting, SUFFIX, "the suffix drafter")] if SUFFIX in names else [])
 
 
@@ -72,7 +72,7 @@ def _suffix_store(drafting: Drafting) -> Shedder:
 
 
 def _drafter(drafting: Drafting, name: str, what: str) -> Shedder:
-    """Return what sheds a drafter with all that it keeps."""
+    """Return the shedder of a drafter with all that it keeps."""
 
     def held() -> int:
         if name in drafting.off:
@@ -81,21 +81,21 @@ def _drafter(drafting: Drafting, name: str, what: str) -> Shedder:
         kept = drafting.common if name == COMMON else drafting.store.get(name)
         try:
             return max((part.memory_bytes() for part in (drafter, kept) if isinstance(part, _Sized)), default=0)
-        except Exception:  # somebody else's drafter, which never ends a generation
+        except Exception:  # a drafter of another package never ends a generation
             return 0
 
     def shed() -> None:
         drafting.switch_off(name, f"{name} off: {what} was shed when memory ran short; forget() brings it back")
         if name == COMMON and drafting.common is not None:
             drafting.common.shed()
-        elif name != SUFFIX:  # its store is empty by now, but for what a file has still to take
+        elif name != SUFFIX:  # the suffix store is empty by now, except for what is still to be written to a file
             drafting.store.pop(name, None)
 
     return Shedder(what, held, shed)
 
 
 def _draft_models(drafting: Drafting) -> list[tuple[DraftModel, list[str]]]:
-    """Return the loaded draft models with the names of the drafters that use them."""
+    """Return the loaded draft models, each with the names of the drafters that use it."""
     found: dict[int, tuple[DraftModel, list[str]]] = {}
     for name, factory in drafting.factories.items():
         source = _source(factory)
@@ -120,7 +120,7 @@ def _window(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder
     def shed() -> None:
         try:
             source.shrink()
-        except EdgedecError:  # so short that not even the small one is there
+        except EdgedecError:  # memory is so short that not even the small KV cache can be had
             _close(drafting, source, names)
 
     return Shedder("most of the draft model's KV cache", held, shed)

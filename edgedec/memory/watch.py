@@ -1,6 +1,6 @@
-"""The watch over memory while text is generated: before it runs short, what can be done without is shed.
+"""The watch over memory while text is generated: where memory runs short, parts of the drafting are shed.
 
-What is shed is what drafts are made with, never what the text depends on: the text stays the same, and takes longer.
+The text depends on nothing that is shed: it stays the same, and takes longer.
 """
 
 import gc
@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from edgedec.memory import system as system_memory
+from edgedec.memory import system
 from edgedec.memory_plan import format_bytes
 
 _EVERY_S = 0.25
-_PRESSURE_EVERY_S = 2.0  # the kernel renews its averages no sooner
-_AFTER_PRESSURE_S = 10.0  # what that average looks back on: until then it speaks of what was before the shedding
+_PRESSURE_EVERY_S = 2.0  # the kernel renews its averages as often
+_AFTER_PRESSURE_S = 10.0  # the average is over 10 s: until then it also covers the time before the shedding
 _PRESSURE_PERCENT = 20.0
 _LEAST_AVAILABLE = 0.05
 _WORTH_BYTES = 256_000
@@ -21,12 +21,12 @@ _WORTH_BYTES = 256_000
 
 @dataclass(frozen=True, slots=True)
 class Shedder:
-    """Something that can be done without.
+    """A part of the drafting that can be shed.
 
     Attributes:
-        name: What it is, for a person ("the suffix store").
-        held: Tells the bytes that shedding it would free; 0 once it was shed.
-        shed: Drops it, for good.
+        name: The part's name, for a person ("the suffix store").
+        held: Returns the bytes that shedding the part would free; 0 once it is shed.
+        shed: Drops the part, for good.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Shedder:
 
 
 def margin_bytes(cap_bytes: int) -> int:
-    """Return how far below a cap shedding begins: 2 % of it, at most 8 MB; a plan leaves as much free.
+    """Return how many bytes below a cap shedding begins: 2 % of the cap, at most 8 MB. A plan leaves as much free.
 
     >>> margin_bytes(900_000_000), margin_bytes(100_000_000)
     (8000000, 2000000)
@@ -44,21 +44,23 @@ def margin_bytes(cap_bytes: int) -> int:
 
 
 class Watch:
-    """Reads what the process holds, at most four times a second, and sheds one thing at a reading.
+    """Reads what the process holds, at most four times a second, and sheds at most one part at each reading.
 
-    It sheds when the process comes within `margin_bytes` of its cap, at the next reading again if it is still there;
-    and when the system is short (`shortage`), looked at every two seconds and for ten seconds not again after shedding,
-    as its figure is an average of ten seconds. What holds less than `worth_bytes` is not shed: it would slow down
-    the text for nothing. Freed memory is given back to the system before shedding, which may be enough, once more when
-    something was shed, and at the next reading what the step between let go of.
+    A part is shed when the process comes within `margin_bytes` of its cap, and at the next reading another one if the
+    process is still there. A part is also shed when the system is short of memory (`shortage`), which is looked at
+    every 2 s, and after a shedding only 10 s later, as the system's figure is an average over 10 s. A part that holds
+    less than `worth_bytes` stays: shedding it would slow down the text for nothing.
+
+    Freed memory is given back to the system before a shedding, as that may be enough, and after it; and once more at the
+    next reading, for what the step between has freed.
 
     Args:
-        cap_bytes: Most that the process may hold, resident memory; None to look at the system only.
-        shedders: What to shed, the least missed first.
-        read: Tells what the process holds, in bytes, None where unknown; called from the generating thread.
-        pressure: Tells why the system is short of memory, None where it is not.
-        clock: Seconds, monotonic.
-        worth_bytes: Least that is worth shedding.
+        cap_bytes: Most bytes of resident memory that the process may hold; None to look at the system only.
+        shedders: The parts, the least missed first.
+        read: Returns the bytes that the process holds, or None where unknown; called from the generating thread.
+        pressure: Returns why the system is short of memory, or None where it is not.
+        clock: Returns seconds, monotonic.
+        worth_bytes: The fewest bytes that are worth a shedding.
     """
 
     def __init__(
@@ -73,15 +75,15 @@ class Watch:
     ) -> None:
         self._cap_bytes = cap_bytes
         self._shedders = tuple(shedders)
-        self._read = read or system_memory.resident_reader()
+        self._read = read or system.resident_reader()
         self._pressure = pressure or shortage_reader()
         self._clock = clock
         self._worth_bytes = worth_bytes
         self._next_s = self._next_pressure_s = float("-inf")
-        self._has_shed = self._told = False
+        self._has_shed = self._is_reported = False
 
     def check(self) -> list[str]:
-        """Shed something if memory is short, and return what there is to tell of it; mostly nothing, in no time."""
+        """Shed a part if memory is short; return the sentences for the statistics, mostly none."""
         now = self._clock()
         if now < self._next_s:
             return []
@@ -91,15 +93,15 @@ class Watch:
             self._has_shed = False
         why = self._too_much()
         if why is not None and self._worth_shedding() is not None:
-            give_back()  # what a request's text took, and was freed since, is no reason to shed
+            give_back()  # memory that an earlier text took, and has freed since, is no reason to shed
             why = self._too_much()
         if why is not None:
             sentence = self._shed(why)
-            if sentence is None and not self._told:
-                self._told = True
+            if sentence is None and not self._is_reported:
+                self._is_reported = True
                 sentence = f"{why}, and nothing is left to shed"
         else:
-            self._told = False
+            self._is_reported = False
             sentence = self._relieve_system(now)
         return [] if sentence is None else [sentence]
 
@@ -120,7 +122,7 @@ class Watch:
         return sentence
 
     def _shed(self, why: str) -> str | None:
-        """Drop the first thing that is worth it, and say so; None where there is none."""
+        """Shed the first part that is worth it, and return a sentence on it; None where no part is."""
         found = self._worth_shedding()
         if found is None:
             return None
@@ -131,7 +133,7 @@ class Watch:
         return f"shed {shedder.name} ({format_bytes(held)}): {why}"
 
     def _worth_shedding(self) -> tuple[Shedder, int] | None:
-        """Return the first thing that holds enough, and how much; None where there is none."""
+        """Return the first part that holds enough, and its bytes; None where no part does."""
         for shedder in self._shedders:
             held = shedder.held()
             if held >= max(1, self._worth_bytes):
@@ -140,46 +142,46 @@ class Watch:
 
 
 def give_back() -> None:
-    """Give freed memory back to the system.
+    """Give freed memory back to the system, after a garbage collection.
 
-    Python keeps some freed dictionaries for later until a collection, and each keeps a piece of 1 MB from going: of the
-    23 MB that a suffix automaton of 60,000 tokens had held, 15 to 22 MB went only then.
+    Python keeps some freed dictionaries until a collection, and each of them holds back 1 MB of the heap: of the 23 MB
+    that a suffix automaton of 60,000 tokens had held, 15 to 22 MB were given back only after a collection.
     """
     gc.collect()
-    system_memory.return_free_memory()
+    system.return_free_memory()
 
 
 def shortage_reader() -> Callable[[], str | None]:
-    """Return what tells, in a sentence, that the system is short of memory, and None while it is not.
+    """Return a function that returns a sentence while the system is short of memory, else None.
 
-    It is where something waited for memory in more than 20 % of the last ten seconds and less than 5 % is available.
-    Either alone says little: file caches are given up late, and a process at the limit of its own control group
-    waits without anybody else being short. Only Linux tells how long something waited; elsewhere the answer is None.
+    The system is short where something waited for memory in more than 20 % of the last 10 s and less than 5 % is
+    available. One of the two alone says little: file caches are given up late, and a process at the limit of its own
+    control group waits without anybody else being short. Only Linux tells how long something waited.
     """
-    waited = system_memory.pressure_reader()
+    waited = system.pressure_reader()
 
     def read() -> str | None:
         percent = waited()
-        if percent is None or percent <= _PRESSURE_PERCENT:  # mostly: reading the rest takes 50 times as long
+        if percent is None or percent <= _PRESSURE_PERCENT:  # mostly; reading the rest takes 50 times as long
             return None
-        return shortage(percent, system_memory.available_bytes(), _most_bytes())
+        return shortage(percent, system.available_bytes(), _most_bytes())
 
     return read
 
 
 def _most_bytes() -> int | None:
-    """Return what there is in all: the machine's memory, or the control group's limit."""
-    limits = (system_memory.total_bytes(), system_memory.cgroup_limit_bytes())
+    """Return the bytes of the machine's memory, or of the control group's limit where that is less."""
+    limits = (system.total_bytes(), system.cgroup_limit_bytes())
     return min((n_bytes for n_bytes in limits if n_bytes is not None), default=None)
 
 
 def shortage(percent: float, available_bytes: int | None, total_bytes: int | None) -> str | None:
-    """Return a sentence where the system is short of memory.
+    """Return a sentence where the system is short of memory, else None.
 
     Args:
-        percent: Share of the last 10 s in which something waited for memory.
-        available_bytes: What could still be had without swapping; None where unknown.
-        total_bytes: What there is in all; None where unknown.
+        percent: Share of the last 10 s in which something waited for memory, in percent.
+        available_bytes: Bytes that could still be taken without swapping; None where unknown.
+        total_bytes: Bytes of all memory; None where unknown.
 
     >>> shortage(34.0, 200_000_000, 8_000_000_000)
     'the system has 200.0 MB of 8000.0 MB left and waited for memory in 34 % of the last 10 s'

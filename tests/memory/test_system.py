@@ -16,7 +16,6 @@ import pytest
 from edgedec.memory import platform as platform_memory
 from edgedec.memory import system as system_memory
 from edgedec.memory.platform import Machine, Process
-from edgedec.memory.system import Resident
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads this machine's own /proc")
 UNLIMITED = "9223372036854771712\n"  # what version 1 writes
@@ -59,8 +58,7 @@ def test_without_a_limit_the_machine_decides(tree: Tree) -> None:
     assert system_memory.total_bytes(tree.proc) == 1000 * 1024
     assert system_memory.available_bytes(*tree.folders) == 700 * 1024
     assert system_memory.cgroup_limit_bytes(*tree.folders) is None
-    assert system_memory.cgroup_peak_bytes(*tree.folders) is None
-    assert system_memory.pressure(*tree.folders) is None
+    assert system_memory.pressure_reader(*tree.folders)() is None
 
 
 def test_the_tightest_of_nested_groups_decides(tree: Tree) -> None:
@@ -70,7 +68,6 @@ def test_the_tightest_of_nested_groups_decides(tree: Tree) -> None:
     tree.write(v2("/outer", max=400_000, high="max", current=390_000, peak=399_000))
     assert system_memory.cgroup_limit_bytes(*tree.folders) == 400_000
     assert system_memory.available_bytes(*tree.folders) == 10_000
-    assert system_memory.cgroup_peak_bytes(*tree.folders) == 480_000
 
     cache = "anon 1\nactive_file 30000\ninactive_file 40000\nslab_reclaimable 5000\nfile 900000\n"
     tree.write({"cgroup/outer/memory.stat": cache})
@@ -84,7 +81,6 @@ def test_the_root_of_a_container_counts(tree: Tree) -> None:
         tree.write({"proc/self/cgroup": f"0::{path}\n"})
         assert system_memory.cgroup_limit_bytes(*tree.folders) == 300_000
         assert system_memory.available_bytes(*tree.folders) == 200_000
-        assert system_memory.cgroup_peak_bytes(*tree.folders) == 250_000
 
 
 def test_a_path_does_not_lead_out_of_the_tree(tree: Tree) -> None:
@@ -113,10 +109,8 @@ def test_version_1(tree: Tree) -> None:
 
     tree.write({group + "limit_in_bytes": "600000\n", group + "usage_in_bytes": "500000\n"})
     tree.write({group + "stat": "cache 9\ntotal_inactive_file 50000\ntotal_active_file 1000\ninactive_file 7\n"})
-    tree.write({group + "max_usage_in_bytes": "590000\n"})
     assert system_memory.cgroup_limit_bytes(*tree.folders) == 600_000
     assert system_memory.available_bytes(*tree.folders) == 151_000
-    assert system_memory.cgroup_peak_bytes(*tree.folders) == 590_000
 
 
 NONSENSE: list[str | bytes] = [
@@ -142,24 +136,22 @@ def test_nonsense_is_none(tmp_path: Path, text: str | bytes) -> None:
     names = ("meminfo", "self/status", "self/statm", "self/cgroup", "pressure/memory")
     tree = Tree(tmp_path).write({f"proc/{name}": text for name in names})
     tree.write({f"cgroup/memory.{name}": text for name in ("max", "high", "current", "peak", "stat", "pressure")})
-    assert system_memory.resident(tree.proc) is None
     assert system_memory.resident_bytes(tree.proc) is None
     assert system_memory.peak_resident_bytes(tree.proc) is None
     assert system_memory.resident_reader(tree.proc)() is None
     assert system_memory.total_bytes(tree.proc) is None
     assert system_memory.available_bytes(*tree.folders) is None
     assert system_memory.cgroup_limit_bytes(*tree.folders) is None
-    assert system_memory.cgroup_peak_bytes(*tree.folders) is None
-    assert system_memory.pressure(*tree.folders) is None
+    assert system_memory.pressure_reader(*tree.folders)() is None
 
 
 def test_nothing_there_is_none(tmp_path: Path) -> None:
     """Folders in the place of files, and no files at all, are no error."""
     for tree in (Tree(tmp_path / "none"), Tree(tmp_path / "folders")):
         assert system_memory.available_bytes(*tree.folders) is None
-        assert system_memory.resident(tree.proc) is None
+        assert system_memory.resident_bytes(tree.proc) is None
         assert system_memory.resident_reader(tree.proc)() is None
-        assert system_memory.pressure(*tree.folders) is None
+        assert system_memory.pressure_reader(*tree.folders)() is None
         (tmp_path / "folders/proc/self/statm").mkdir(parents=True, exist_ok=True)
         (tmp_path / "folders/proc/meminfo").mkdir(parents=True, exist_ok=True)
         (tmp_path / "folders/proc/pressure/memory").mkdir(parents=True, exist_ok=True)
@@ -171,12 +163,10 @@ def test_a_group_of_which_only_the_limit_is_known(tree: Tree) -> None:
     assert system_memory.available_bytes(*tree.folders) == 300_000
 
 
-def test_resident_pages_by_kind(tree: Tree) -> None:
-    """Shared pages are private ones here: only those of files can be dropped and read again."""
-    assert system_memory.resident(tree.proc) == Resident(80 * 1024, 52 * 1024, 28 * 1024)
+def test_resident_pages(tree: Tree) -> None:
+    """What the process holds now, and the most that it has held."""
+    assert system_memory.resident_bytes(tree.proc) == 80 * 1024
     assert system_memory.peak_resident_bytes(tree.proc) == 90 * 1024
-    tree.write({"proc/self/status": "VmRSS:\t80 kB\n"})  # before Linux 4.5
-    assert system_memory.resident(tree.proc) == Resident(80 * 1024, None, None)
 
 
 @pytest.mark.skipif(not hasattr(os, "pread"), reason="only Linux has what it reads")
@@ -206,12 +196,12 @@ def test_readers_close_their_files(tree: Tree) -> None:
 def test_pressure_is_the_worst_of_machine_and_groups(tree: Tree) -> None:
     """Of the "some" lines, the largest; groups of version 1 have none."""
     tree.write({"proc/pressure/memory": PRESSURE.format("3.50")})
-    assert system_memory.pressure(*tree.folders) == 3.5
+    assert system_memory.pressure_reader(*tree.folders)() == 3.5
     tree.write({"proc/self/cgroup": "0::/a\n", "cgroup/a/memory.pressure": PRESSURE.format("41.25")})
     tree.write({"cgroup/memory.pressure": PRESSURE.format("40.00")})
-    assert system_memory.pressure(*tree.folders) == 41.25
+    assert system_memory.pressure_reader(*tree.folders)() == 41.25
     tree.write({"proc/self/cgroup": "1:memory:/a\n", "cgroup/memory/a/memory.pressure": PRESSURE.format("60.00")})
-    assert system_memory.pressure(*tree.folders) == 3.5
+    assert system_memory.pressure_reader(*tree.folders)() == 3.5
 
 
 TAKES_AND_GIVES_BACK = """
@@ -220,24 +210,24 @@ import numpy as np
 from edgedec.memory import system as system_memory
 read = system_memory.resident_reader()
 system_memory.return_free_memory()
-before = system_memory.resident()
+before = system_memory.resident_bytes()
 taken = np.ones(40_000_000, np.uint8)  # more than glibc ever takes from its heap, so that freeing it unmaps it
-after, peak, quick = system_memory.resident(), system_memory.peak_resident_bytes(), read()
+after, peak, quick = system_memory.resident_bytes(), system_memory.peak_resident_bytes(), read()
 del taken
 system_memory.return_free_memory()
-print(json.dumps([before.private, after.private, after.total, peak, quick, read()]))
+print(json.dumps([before, after, peak, quick, read()]))
 """
 
 
 @ON_LINUX
 def test_of_this_machine() -> None:
-    """A process that does nothing else sees memory that it takes as private, and as given back when it is freed."""
+    """A process that does nothing else sees memory that it takes, and that it gives back when the memory is freed."""
     child = subprocess.run([sys.executable, "-c", TAKES_AND_GIVES_BACK], capture_output=True, text=True, check=True)
-    before, after, total, peak, quick, freed = json.loads(child.stdout)
+    before, after, peak, quick, freed = json.loads(child.stdout)
     assert 39_000_000 < after - before < 50_000_000
-    assert abs(quick - total) < 2_000_000
-    assert peak >= total - 2_000_000
-    assert freed < total - 35_000_000
+    assert abs(quick - after) < 2_000_000
+    assert peak >= after - 2_000_000
+    assert freed < after - 35_000_000
 
 
 @ON_LINUX
@@ -343,5 +333,5 @@ def test_windows() -> None:
 @ON_LINUX
 def test_elsewhere_the_system_is_asked_by_files() -> None:
     """On Linux there is nothing that ctypes would ask."""
-    assert platform_memory.machine() is None
-    assert platform_memory.process() is None
+    assert platform_memory.machine() == Machine()
+    assert platform_memory.process() == Process()
