@@ -14,7 +14,7 @@ OTHER_MODELS = "other models"
 
 _MOST_BYTES = 1 << 63
 _SCALES = {"": 1000, "b": 1000, "ib": 1024}
-_UNITS = {"b": 1} | {f"{letter}{end}": _SCALES[end] ** n for n, letter in enumerate(("", *"kmgt")) for end in _SCALES}
+_UNITS = {"": 1, "b": 1} | {f"{k}{end}": scale**n for n, k in enumerate("kmgt", 1) for end, scale in _SCALES.items()}
 
 
 @dataclass(frozen=True, slots=True)

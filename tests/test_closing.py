@@ -249,7 +249,7 @@ def test_a_second_reader_of_a_stream_is_told(tiny: edgedec.Engine) -> None:
         except SessionError as error:
             errors.append(str(error))
 
-    step = tiny._target.session.forward
+    step = tiny._slot.session.forward
 
     def forward(*args: Any, **options: Any) -> Any:
         if not errors:
@@ -258,7 +258,7 @@ def test_a_second_reader_of_a_stream_is_told(tiny: edgedec.Engine) -> None:
         return step(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny._target.session, "forward", forward)
+        patch.setattr(tiny._slot.session, "forward", forward)
         outputs = list(stream)
     assert "".join(output.text for output in outputs) == expected
     assert len(errors) == 2

@@ -1,4 +1,4 @@
-"""Generations for an event loop: the work runs in a thread, tokens come back through the loop."""
+"""Generations for an event loop: a thread generates, and the loop hands out the tokens."""
 
 import asyncio
 import threading
@@ -9,38 +9,31 @@ from edgedec.decoding.one_reader import second_reader
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation, TokenOutput
 
-__all__ = ["AsyncTokenStream", "TokenOutput", "finish"]
+__all__ = ["AsyncTokenStream", "TokenOutput", "in_thread"]
 
 MakeStream = Callable[[CancelToken], TokenStream]
 
 
-async def finish(make_stream: MakeStream) -> Generation:
-    """Run a stream to its end in a thread; when the task is cancelled, the generation is too."""
+async def in_thread(generate: Callable[[CancelToken], Generation]) -> Generation:
+    """Generate in a thread; cancelling the task stops the generation."""
     cancel = CancelToken()
-
-    def work() -> Generation:
-        stream = make_stream(cancel)
-        for _ in stream:
-            pass
-        return stream.generation
-
     try:
-        return await asyncio.to_thread(work)
+        return await asyncio.to_thread(generate, cancel)
     except asyncio.CancelledError:
         cancel.cancel()
         raise
 
 
 class AsyncTokenStream(AsyncIterator[TokenOutput]):
-    """Tokens as they come from a thread. Closing or dropping it stops the generation.
+    """The tokens of a stream that a thread generates. Closing or dropping the iterator stops the generation.
 
-    One task at a time reads it: a second one gets a SessionError.
+    One task at a time may read it; a second one gets a SessionError.
     """
 
     def __init__(self, make_stream: MakeStream) -> None:
         self._cancel = CancelToken()
         self._tokens = _tokens(make_stream, self._cancel)
-        self._reading = threading.Lock()  # two tasks may be of two event loops
+        self._reading = threading.Lock()  # of threading, as two tasks may run in two event loops
 
     async def __anext__(self) -> TokenOutput:
         if not self._reading.acquire(blocking=False):
@@ -51,7 +44,7 @@ class AsyncTokenStream(AsyncIterator[TokenOutput]):
             self._reading.release()
 
     async def aclose(self) -> None:
-        """Stop the generation; a task that is reading comes to the stream's end. Calling it again does nothing."""
+        """Stop the generation; a task that is reading gets the end of the stream. Calling it again does nothing."""
         self._cancel.cancel()
         if self._reading.acquire(blocking=False):
             try:
@@ -61,14 +54,14 @@ class AsyncTokenStream(AsyncIterator[TokenOutput]):
 
 
 async def _tokens(make_stream: MakeStream, cancel: CancelToken) -> AsyncGenerator[TokenOutput]:
-    """Yield a stream's tokens as they come from a thread; stops the generation when the consumer stops."""
+    """Generate in a thread and yield the tokens; the generation stops when the consumer stops."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[TokenOutput | BaseException | None] = asyncio.Queue()
 
     def put(item: TokenOutput | BaseException | None) -> None:
         try:
             loop.call_soon_threadsafe(queue.put_nowait, item)
-        except RuntimeError:  # the loop is closed: nobody reads any more
+        except RuntimeError:  # the loop is closed, so nobody reads any more
             cancel.cancel()
 
     def work() -> None:
@@ -76,7 +69,7 @@ async def _tokens(make_stream: MakeStream, cancel: CancelToken) -> AsyncGenerato
             for output in make_stream(cancel):
                 put(output)
             put(None)
-        except BaseException as error:  # handed to the consumer, whatever it is
+        except BaseException as error:  # the consumer gets it, whatever it is
             put(error)
 
     thread = threading.Thread(target=work, name="edgedec-stream", daemon=True)

@@ -1,4 +1,4 @@
-"""From a chat's messages to a prompt's tokens: the model's chat template, then its tokenizer, within what fits."""
+"""From the messages of a chat to the tokens of a prompt: the chat template, then the tokenizer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from edgedec.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompts:
-    """A model's chats.
+    """Makes prompts from a model's chats.
 
     Attributes:
-        template: Its chat template.
-        tokenizer: Its tokenizer.
+        template: The model's chat template.
+        tokenizer: The model's tokenizer.
         n_most: Most tokens of a prompt.
     """
 
@@ -29,17 +29,26 @@ class ChatPrompts:
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
     ) -> str:
-        """Return the text that the template makes of a chat (PromptTooLongError where it has too many messages)."""
+        """Return the prompt of a chat, and of tools in OpenAI's form, as text.
+
+        Raises:
+            PromptTooLongError: The chat has too many messages.
+            TemplateError: The template fails.
+            CancelledError: `cancel` ended the rendering.
+        """
         require_messages(len(messages), self.n_most)
         return self.template.render(messages, add_generation_prompt=True, tools=tools, cancel=cancel)
 
     def ids(self, text: str) -> list[int]:
-        """Return the tokens of a rendered text (PromptTooLongError where there are too many)."""
+        """Return the token ids of a rendered prompt (PromptTooLongError where they are more than `self.n_most`)."""
         add_special = not self._has_bos(text)
         return encode_prompt(self.tokenizer, text, self.n_most, add_special=add_special, parse_special=True)
 
     def fit(self, messages: Sequence[Message], n_most: int) -> tuple[list[Message], int]:
-        """Leave out the oldest turns until a chat takes `n_most` tokens; also return how many messages that are."""
+        """Return the messages without the oldest turns, so that the prompt has at most `n_most` tokens.
+
+        Also return how many messages are left out.
+        """
 
         def count(kept: Sequence[Message]) -> int:
             text = self.template.render(kept, add_generation_prompt=True)

@@ -1,4 +1,4 @@
-"""What an application holds: a loaded model that generates, streams and chats."""
+"""The engine that an application holds: a loaded model that generates, streams and chats."""
 
 import os
 import secrets
@@ -31,19 +31,20 @@ from edgedec.tokenizer import Tokenizer
 
 
 class Engine:
-    """A loaded model. Made by edgedec.load; may be used from several threads.
+    """A loaded model, as edgedec.load returns it. Several threads may use it.
 
-    Their requests share forwards, up to as many at once as it was loaded for; beyond that they take pool.
+    As many requests as it was loaded for (n_parallel) are generated at the same time and share forwards; further ones
+    wait for their turn.
 
     Attributes:
-        plan: The memory plan it was loaded under (without terms where no cap was given).
+        plan: The memory plan that the model was loaded under; without terms where nothing was planned.
         held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
     """
 
     def __init__(
         self,
         model: Model,
-        targets: Sequence[SessionSlot],
+        slots: Sequence[SessionSlot],
         template: ChatTemplate | None,
         plan: MemoryPlan,
         small_model: Model | None = None,
@@ -51,8 +52,8 @@ class Engine:
     ) -> None:
         self._model = model
         self._small_model = small_model
-        self._pool = SessionPool(targets)
-        self._target = targets[0]
+        self._pool = SessionPool(slots)
+        self._slot = slots[0]
         self._template = template
         self._grammars = Grammars(model.tokenizer, grammar_bytes)
         self.plan = plan
@@ -65,7 +66,7 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        """The runtime's model, for the level below."""
+        """The runtime's model, for forwards without sampling."""
         return self._model
 
     @property
@@ -75,35 +76,38 @@ class Engine:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of the context that generations use."""
-        return self._target.session.n_ctx
+        """Tokens of the context of a generation."""
+        return self._slot.session.n_ctx
 
     @property
     def curve(self) -> CostCurve:
         """The measured cost of forwards."""
-        return self._target.curve
+        return self._slot.curve
 
     @property
     def n_prompt_max(self) -> int:
-        """Most tokens of a prompt: one fewer than the context has, or than a text may have where the context slides."""
-        return text_limit(self._target.session) - 1
+        """Most tokens of a prompt: one fewer than a text may have, which is the context unless that slides."""
+        return text_limit(self._slot.session) - 1
 
     def forget(self) -> None:
-        """Empty what drafters keep between requests, and what is known of their acceptance."""
-        if self._target.drafting is not None:
-            with self._pool.all() as targets:
-                for target in targets:
-                    if target.drafting is not None:
-                        target.drafting.forget()
+        """Forget what the drafters keep between requests, and what was measured of their acceptance."""
+        if self._slot.drafting is not None:
+            with self._pool.all() as slots:
+                for slot in slots:
+                    if slot.drafting is not None:
+                        slot.drafting.forget()
 
     def session(self, n_ctx: int | None = None) -> Session:
-        """Open a session of the runtime: KV cache and forward, without sampling or pool. Close it yourself."""
-        held = holder(self._target.session)
+        """Open a session of the runtime, with a KV cache of its own, for forwards without sampling; you close it.
+
+        `n_ctx` is its context in tokens, the engine's by default.
+        """
+        held = holder(self._slot.session)
         opener = held.batcher if isinstance(held, BatchedSession) else self._model
         return opener.session(n_ctx or self.n_ctx)
 
     def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
-        """Return the parameters that these options mean for this model: its own defaults, then edgedec's.
+        """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
 
         Raises:
             RequestError: An option is unknown or out of range.
@@ -119,9 +123,9 @@ class Engine:
     def generate(
         self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
     ) -> Generation:
-        """Generate text after a prompt (text, or token ids) and return it whole; options as those of stream().
+        """Generate a text after a prompt (text, or token ids) and return it whole; options and errors as of stream().
 
-        Cancelling returns what was generated so far, with finish_reason "cancelled".
+        When `cancel` stops it, the text so far is returned, with finish_reason "cancelled".
         """
         return _finished(self.stream(prompt, cancel=cancel, **options))
 
@@ -173,11 +177,12 @@ class Engine:
     ) -> Generation:
         """Answer the last of `messages` ({"role": ..., "content": ...}) and return the answer whole.
 
-        Options are those of stream(), but `reuse` is "longest": a conversation's KV is reused as far as it goes. Where
-        the runtime is not batch-invariant the text may then differ from a cold start's; reuse="exact" rules that out.
+        The options are those of stream(), but `reuse` is "longest" by default: all of the conversation that is in the
+        KV cache is reused. Where the runtime is not batch-invariant, the text may then differ from a cold start's;
+        reuse="exact" rules that out.
 
         Raises:
-            TemplateError: The model has no chat template, or it fails.
+            TemplateError: The model has no chat template, or the template fails.
             PromptTooLongError: The conversation does not fit the context; see fit_messages.
         """
         return _finished(self.chat_stream(messages, cancel=cancel, **options))
@@ -185,7 +190,7 @@ class Engine:
     def chat_stream(
         self, messages: Sequence[Message], *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
     ) -> TokenStream:
-        """Answer token by token; as chat()."""
+        """Answer the last of `messages` token by token; as chat()."""
         chosen: RequestOptions = {"reuse": "longest", **options}
         try:
             token_ids = self.chat_ids(messages, cancel=cancel)
@@ -204,7 +209,7 @@ class Engine:
 
         Raises:
             CancelledError: `cancel` ended the rendering.
-            TemplateError: The model has no chat template, or it fails.
+            TemplateError: The model has no chat template, or the template fails.
             PromptTooLongError: The conversation does not fit the context.
         """
         return self.rendered_ids(self.render(messages, tools=tools, cancel=cancel))
@@ -216,11 +221,11 @@ class Engine:
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
     ) -> str:
-        """Return the prompt that the chat template makes of `messages` as text; raises what chat_ids raises."""
+        """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises)."""
         return self._chats().render(messages, tools, cancel)
 
     def rendered_ids(self, text: str) -> list[int]:
-        """Return what render() returned as token ids (PromptTooLongError where it does not fit the context)."""
+        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context)."""
         return self._chats().ids(text)
 
     def _chats(self) -> ChatPrompts:
@@ -237,7 +242,10 @@ class Engine:
         return self._template is not None
 
     def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
-        """Leave out the oldest turns until `n_reserved` tokens are free for the answer; also return how many."""
+        """Return the messages without the oldest turns, so that `n_reserved` tokens are free for the answer.
+
+        Also return how many messages are left out.
+        """
         return self._chats().fit(messages, self.n_ctx - 1 - n_reserved)
 
     def record(
@@ -259,11 +267,11 @@ class Engine:
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Generation:
         """Generate without blocking the event loop; cancelling the task stops the generation."""
-        return await aio.finish(lambda cancel: self.stream(prompt, cancel=cancel, **options))
+        return await aio.in_thread(lambda cancel: self.generate(prompt, cancel=cancel, **options))
 
     async def achat(self, messages: Sequence[Message], **options: Unpack[RequestOptions]) -> Generation:
         """Answer without blocking the event loop; cancelling the task stops the generation."""
-        return await aio.finish(lambda cancel: self.chat_stream(messages, cancel=cancel, **options))
+        return await aio.in_thread(lambda cancel: self.chat(messages, cancel=cancel, **options))
 
     def astream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> aio.AsyncTokenStream:
         """Generate token by token without blocking the event loop; leaving the loop stops the generation."""
@@ -296,31 +304,32 @@ class Engine:
         return len(cache.token_ids)
 
     def save_draft_store(self) -> None:
-        """Write the file of load(draft_store=...) now, as close() does; nothing where there is none, or nothing new.
+        """Write the file of load(draft_store=...) now, as close() does, if there is something new to write.
 
         Raises:
-            StorageError, ModelFormatError: It can't be written, or is another model's by now; it is not tried again.
+            StorageError, ModelFormatError: The file can't be written, or is another model's by now; close() then
+                does not try again.
         """
-        if self._target.drafting is not None:
+        if self._slot.drafting is not None:
             with self._pool.all():
-                self._target.drafting.save()
+                self._slot.drafting.save()
 
     def close(self) -> None:
-        """Stop what is running, end the streams, paused ones too, and free the model; calling it again does nothing.
+        """End all streams, paused ones too, and free the model; calling it again does nothing.
 
-        A stream that this ends is over: its next token is StopIteration, its finish_reason "cancelled". Called back
-        from within a stream (on_progress, a drafter), the model is freed as soon as that stream's step has ended.
+        A stream that is ended raises StopIteration at its next token; its finish_reason is "cancelled". If close() is
+        called from within a stream (by on_progress or a drafter), the model is freed after that stream's step.
 
         Raises:
-            StorageError, ModelFormatError: All is freed, but the draft store could not be written.
+            StorageError, ModelFormatError: The model is freed, but the draft store could not be written.
         """
-        for target in self._pool.slots:
-            target.closing = True
-            target.session.cancel()
-        if os.getpid() != self._target.pid:  # in a forked child
+        for slot in self._pool.slots:
+            slot.closing = True
+            slot.session.cancel()
+        if os.getpid() != self._slot.pid:  # in a forked child
             self._close_models()
             return
-        streams = [stream for target in self._pool.slots if (stream := target.stream and target.stream())]
+        streams = [stream for slot in self._pool.slots if (stream := slot.stream and slot.stream())]
         for stream in streams:
             stream.cancel()  # all of them, before the first is waited for
         if any(stream.close_soon(self.close) for stream in streams):
@@ -332,14 +341,14 @@ class Engine:
 
     def _close_models(self) -> None:
         self.held_bytes = 0
-        drafting = self._target.drafting
-        for target in self._pool.slots:
-            if target.drafting is not None:
-                target.drafting.close()
+        drafting = self._slot.drafting
+        for slot in self._pool.slots:
+            if slot.drafting is not None:
+                slot.drafting.close()
         if self._small_model is not None:
             self._small_model.close()
         self._model.close()
-        if drafting is not None and os.getpid() == self._target.pid:
+        if drafting is not None and os.getpid() == self._slot.pid:
             drafting.save()
 
     def __enter__(self) -> Self:

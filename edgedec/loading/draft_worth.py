@@ -68,7 +68,7 @@ def relative_bytes(draft: Path, target: Path) -> float | None:
     """Return the bytes of weights that a token of the draft model reads, relative to those of its target.
 
     With experts, the fewest bytes that a token may read count for the draft model and all bytes for the target, so that
-    the gain that is computed from them is an upper bound. None where the headers don't tell, or of different formats.
+    the gain that is computed from them is an upper bound. None where a header doesn't tell, or the formats differ.
     """
     if is_onnx(draft) != is_onnx(target):
         return None

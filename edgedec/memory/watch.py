@@ -51,8 +51,8 @@ class Watch:
     every 2 s, and after a shedding only 10 s later, as the system's figure is an average over 10 s. A part that holds
     less than `worth_bytes` stays: shedding it would slow down the text for nothing.
 
-    Freed memory is given back to the system before a shedding, as that may be enough, and after it; and once more at the
-    next reading, for what the step between has freed.
+    Freed memory is given back to the system before a shedding, as that may be enough, and after it; once more
+    at the next reading, as the step between frees memory, too.
 
     Args:
         cap_bytes: Most bytes of resident memory that the process may hold; None to look at the system only.

@@ -180,7 +180,7 @@ def test_parallel_requests_without_the_draft_model_say_so(
 def test_the_sources_name_their_model(large: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cascade is around the draft model, and tells the same of it."""
     with opened(monkeypatch, FLAT, large, draft="model+cascade", draft_model=small) as engine:
-        drafting = engine._target.drafting
+        drafting = engine._slot.drafting
         assert drafting is not None
         model, cascade = drafting.factories["model"], drafting.factories["cascade"]
         assert isinstance(cascade, CascadeModel)

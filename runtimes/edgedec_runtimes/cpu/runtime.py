@@ -1,7 +1,6 @@
 """The cpu runtime's entry: what it accepts, plans and loads."""
 
 import hashlib
-from collections import deque
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +24,6 @@ from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # its code, and what each token takes
 _BLOCK = 32
-_covered: deque[str] = deque(maxlen=16)  # hashes of headers whose vocabulary was found to be covered
 
 
 class Cpu:
@@ -33,11 +31,14 @@ class Cpu:
 
     name = "cpu"
 
+    def __init__(self) -> None:
+        self._covered = ""  # hash of the header whose vocabulary was found to be covered; that takes 0.1 s
+
     def accepts(self, path: Path) -> str | None:
         """Return None when the architecture, the tensor types and the vocabulary are covered, else the reason."""
         try:
             gguf, _ = _read(path)
-            _require_covered_vocabulary(gguf)
+            self._require_covered_vocabulary(gguf)
             native()
         except EdgedecError as error:
             return str(error)
@@ -47,7 +48,7 @@ class Cpu:
         """Return the terms of the memory plan, from the header."""
         _check_options(options)
         gguf, network = _read(path)
-        _require_covered_vocabulary(gguf)
+        self._require_covered_vocabulary(gguf)
         _check_kv(path, network, options)
         n_ctx, job = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_job(gguf, network, options)
         streamed = weights.stream_plan(job, network, options.resident_bytes)
@@ -93,6 +94,14 @@ class Cpu:
 
         return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(instruction_sets())}",))
 
+    def _require_covered_vocabulary(self, gguf: GGUF) -> None:
+        if gguf.header_hash == self._covered:
+            return
+        reason = refusal(gguf)
+        if reason is not None:
+            raise UnsupportedModelError(f"{gguf.paths[0]}: {reason}; use the llamacpp runtime")
+        self._covered = gguf.header_hash
+
 
 def _report(path: Path, options: LoadOptions, percent: int) -> None:
     """Report that a load begins or ends; what takes long in between reports itself."""
@@ -104,15 +113,6 @@ def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
     require_text_decoder(gguf)
     return gguf, read_network(gguf)
-
-
-def _require_covered_vocabulary(gguf: GGUF) -> None:
-    if gguf.header_hash in _covered:  # a large vocabulary takes 0.1 s
-        return
-    reason = refusal(gguf)
-    if reason is not None:
-        raise UnsupportedModelError(f"{gguf.paths[0]}: {reason}; use the llamacpp runtime")
-    _covered.append(gguf.header_hash)
 
 
 def _check_options(options: LoadOptions) -> None:
