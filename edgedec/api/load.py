@@ -19,7 +19,7 @@ from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out
 from edgedec.loading.runtime_choice import Choice
-from edgedec.loading.small_model import open_small_model
+from edgedec.loading.second_model import open_small_model
 from edgedec.memory.planner import Cap, Planned, plan_within, planning_bytes
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory

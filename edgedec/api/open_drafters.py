@@ -17,8 +17,8 @@ from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.layer_skip.layer_sets import tuned_set
 from edgedec.layer_skip.skipping_model import variant
-from edgedec.loading.draft_model import open_draft_model
 from edgedec.loading.draft_worth import file_bytes, why_it_cannot_pay
+from edgedec.loading.second_model import open_draft_model
 from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
 from edgedec.model import Model
 from edgedec.progress import stage

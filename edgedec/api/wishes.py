@@ -13,7 +13,7 @@ from edgedec.layer_skip.choose import require_layer_skip
 from edgedec.layer_skip.layer_sets import LayerBytes
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime
-from edgedec.loading.small_model import pair_options, require_alone
+from edgedec.loading.second_model import pair_options
 from edgedec.memory.ladder import Setting
 from edgedec.memory.planner import free_if_short, with_kv_type
 from edgedec.model import LoadOptions
@@ -95,7 +95,7 @@ def engine_wishes(
         raise RequestError("a context that slides can't be saved or restored; leave slide or prompt_cache out")
     draft, load_options, small_model = options.draft, options.load_options(planning_bytes), None
     if options.small_model is not None:
-        require_alone(draft, options.draft_model, slide=options.slide, prompt_cache=application.prompt_cache)
+        _require_alone(options, application)
         draft, load_options = None, pair_options(load_options)
         small_model = resolve(options.small_model, options.resolving)
     found = None if options.draft_model is None else resolve(options.draft_model, options.resolving)
@@ -121,3 +121,16 @@ def engine_wishes(
     )
     store = None if options.draft_store is None else require_draft_store(Path(options.draft_store))
     return Wishes(setting, factories, store, sizes, notes)
+
+
+def _require_alone(options: EngineOptions, application: Application) -> None:
+    """Raise RequestError if another option is given that two models that write in turn can't honour."""
+    refused = {
+        "a draft model (--draft-model, draft_model=...)": options.draft_model is not None,
+        f"the drafter {options.draft!r} (--draft, draft=...)": options.draft not in ("auto", "off", None),
+        "a context that slides (--slide, slide=True)": options.slide,
+        "a prompt cache (--prompt-cache)": application.prompt_cache,
+    }
+    for option, is_given in refused.items():
+        if is_given:
+            raise RequestError(f"two models that write in turn don't go together with {option}: leave out one of them")

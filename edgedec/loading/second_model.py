@@ -1,21 +1,86 @@
-"""Models that are loaded beside another one: the draft model, and the small model that writes in turn."""
+"""Models that are loaded beside another one: a draft model, and the small model of a pair that writes in turn."""
 
 from dataclasses import replace
 from pathlib import Path
 
-from edgedec.errors import EdgedecError
+from edgedec.drafters.draft_model.alignment import encode_aligned
+from edgedec.drafters.draft_model.model import ROWS, WINDOW, DraftModel
+from edgedec.drafters.draft_model.overlapped import OverlappedModel
+from edgedec.drafters.draft_model.universal import UniversalDraftModel
+from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
 
 _SAMPLED = 4096  # tokens of two vocabularies that are compared
-PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
-"""A text of many kinds of characters, by which two tokenizers are compared."""
+_PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
 
 
-def load_second_model(path: Path, options: LoadOptions) -> Model:
-    """Load a model on the best runtime that takes it (raises what choose_runtime and Runtime.load raise)."""
-    return choose_runtime(path, "auto", options).runtime.load(path, options)
+def open_draft_model(
+    path: Path, target: Model, options: LoadOptions, *, overlap: bool = False
+) -> DraftModel | UniversalDraftModel:
+    """Load a draft model. Where its tokenizer is not the target's, it drafts text instead of tokens.
+
+    Args:
+        path: The draft model's file.
+        target: The model that verifies the drafts.
+        options: The target's options.
+        overlap: Run the draft model on the CPU, and let it go on drafting while the target verifies.
+
+    Raises:
+        UnsupportedModelError: The tokenizers differ, and one of them can't encode text.
+        RequestError: With `overlap`: the tokenizers differ.
+        EdgedecError: As choose_runtime and Runtime.load.
+    """
+    model = _load(path, draft_model_options(options, overlap=overlap))
+    try:
+        if same_tokenizer(model, target):
+            return OverlappedModel(model) if overlap else DraftModel(model)
+        if overlap:
+            raise RequestError(
+                f"{path}: its tokenizer is not the target's, which draft_overlap needs; choose a draft model of the "
+                "target's family, or leave draft_overlap out"
+            )
+        for loaded in (model, target):
+            _require_encoding(loaded, path)
+        return UniversalDraftModel(model)
+    except BaseException:
+        model.close()
+        raise
+
+
+def draft_model_options(options: LoadOptions, *, overlap: bool = False) -> LoadOptions:
+    """Return the options to load a draft model with, from those of its target."""
+    smaller = replace(options, n_ctx=WINDOW, n_parallel=1, max_rows=ROWS, resident_bytes=None)
+    return replace(smaller, device=None, n_gpu_layers=0) if overlap else smaller
+
+
+def open_small_model(path: Path, large: Model, options: LoadOptions) -> Model:
+    """Load the small model of a pair, with the options of the large one.
+
+    Raises:
+        UnsupportedModelError: The models' vocabularies differ.
+        EdgedecError: As choose_runtime and Runtime.load.
+    """
+    model = _load(path, small_model_options(options))
+    n_small, n_large = model.card.n_vocab, large.card.n_vocab
+    if n_small == n_large and same_tokenizer(model, large):
+        return model
+    model.close()
+    raise UnsupportedModelError(
+        f"{path}: its vocabulary of {n_small} tokens is not the large model's of {n_large}, and two models that write "
+        "in turn read each other's tokens; choose a small model of the large one's family"
+    )
+
+
+def pair_options(options: LoadOptions) -> LoadOptions:
+    """Return the options for the large model of a pair: nothing is drafted, and requests take turns."""
+    return replace(options, max_rows=1, n_parallel=1)
+
+
+def small_model_options(options: LoadOptions) -> LoadOptions:
+    """Return the options for the small model of a pair, from those of the large one."""
+    return replace(pair_options(options), resident_bytes=None)
 
 
 def second_model_terms(path: Path, options: LoadOptions, name: str) -> tuple[MemoryTerm, ...]:
@@ -41,6 +106,21 @@ def same_tokenizer(model: Model, target: Model) -> bool:
     if n_different > len(ids) // 100:
         return False
     try:
-        return ours.encode(PROBE, add_special=False) == theirs.encode(PROBE, add_special=False)
+        return ours.encode(_PROBE, add_special=False) == theirs.encode(_PROBE, add_special=False)
     except EdgedecError:
         return True  # one of them can't encode text; where the tokens are the same, no text needs to be encoded
+
+
+def _load(path: Path, options: LoadOptions) -> Model:
+    return choose_runtime(path, "auto", options).runtime.load(path, options)
+
+
+def _require_encoding(model: Model, path: Path) -> None:
+    """Raise UnsupportedModelError unless the tokenizer turns a text into tokens that spell the same text."""
+    if encode_aligned(model.tokenizer, _PROBE.encode()) is None:
+        name = model.card.name or model.card.architecture
+        raise UnsupportedModelError(
+            f"{path}: its tokenizer is not the target's, and the tokenizer of {name!r} does not encode a text as "
+            "tokens that spell the same text, which drafting across tokenizers needs; choose a draft model of the "
+            "target's family"
+        )

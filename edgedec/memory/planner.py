@@ -12,10 +12,8 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import trained_context
-from edgedec.loading.draft_model import draft_model_options
 from edgedec.loading.runtime_choice import Choice
-from edgedec.loading.second_model import second_model_terms
-from edgedec.loading.small_model import small_model_options
+from edgedec.loading.second_model import draft_model_options, second_model_terms, small_model_options
 from edgedec.memory.ladder import WITH_STORE, Rung, Setting, rungs, with_more_rows, with_streamed_weights
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 from edgedec.memory.watch import margin_bytes

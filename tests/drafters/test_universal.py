@@ -22,8 +22,7 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
-from edgedec.loading.draft_model import open_draft_model
-from edgedec.loading.second_model import same_tokenizer
+from edgedec.loading.second_model import open_draft_model, same_tokenizer
 from edgedec.model import LoadOptions
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.tokenizer import open_tokenizer

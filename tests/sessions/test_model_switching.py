@@ -21,7 +21,7 @@ from edgedec.api.options import Application, EngineOptions
 from edgedec.api.wishes import choose
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
-from edgedec.loading.small_model import open_small_model
+from edgedec.loading.second_model import open_small_model
 from edgedec.logit_ops import NUMPY_ROW_OPS
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Rows

@@ -19,7 +19,7 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
-from edgedec.loading.draft_model import draft_model_options, open_draft_model
+from edgedec.loading.second_model import draft_model_options, open_draft_model
 from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_factories import require_overlap, with_draft_model
 
