@@ -17,7 +17,7 @@ def base_bytes() -> int:
     """Import all that a generation needs, and return the bytes that the process holds then.
 
     Measure it before a model's file is read: the memory that reading a header leaves behind is used again when the
-    model is loaded. Where the system doesn't tell what is held now, the most that was held so far is returned.
+    model is loaded. Where the system doesn't report what is held now, the most that was held so far is returned.
     """
     for name in _NEEDED:
         with suppress(ImportError):

@@ -64,7 +64,7 @@ def _with_keywords_of(
 
 @_with_keywords_of(EngineOptions)
 def load(model: ModelName, options: EngineOptions) -> Engine:
-    """Load a model; the keywords are the fields of edgedec.api.options.EngineOptions, which tells what each means.
+    """Load a model; the keywords are the fields of edgedec.api.options.EngineOptions, which explains each.
 
     Args:
         model: A path, a catalogue name, hf:owner/repo[:quantization or file][@revision], or ollama:name. A model that

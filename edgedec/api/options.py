@@ -41,8 +41,8 @@ class EngineOptions:
         layer_skip_force: Take a `layer_skip` beyond what was measured.
         memory: The most memory that edgedec may hold ("900MB", "1.5GiB", or bytes), for all its models in the process
             together; the rest of the process doesn't count. Options that were not given are cut down to fit, in the
-            order of edgedec.memory.ladder (engine.plan.given_up tells which). If nothing fits, the model is refused
-            before anything is loaded. None for the memory that the system has free, where the system tells it.
+            order of edgedec.memory.ladder (engine.plan.given_up lists them). If nothing fits, the model is refused
+            before anything is loaded. None for the memory that the system reports as free.
         draft: "auto" drafts where the measured cost and acceptance promise a gain. The name of a drafter, several names
             joined by "+", or a factory pins drafters: their drafts are verified whatever they cost. "off" and None
             decode plainly. The text is the same in every case.

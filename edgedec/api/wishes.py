@@ -47,7 +47,7 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
         model: The model's name or path.
         options: The options of load.
         planning_bytes: Bytes that making a memory plan may take; None for any.
-        measure: Whether two runtimes may be compared by their speed, as load's `runtime` tells.
+        measure: Whether two runtimes may be compared by their speed, as load's `runtime` describes.
 
     Raises:
         EdgedecError: The draft store can't be used, the model is not found, or no runtime takes it.

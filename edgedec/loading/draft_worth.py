@@ -68,7 +68,7 @@ def relative_bytes(draft: Path, target: Path) -> float | None:
     """Return the bytes of weights that a token of the draft model reads, relative to those of its target.
 
     With experts, the fewest bytes that a token may read count for the draft model and all bytes for the target, so that
-    the gain that is computed from them is an upper bound. None where a header doesn't tell, or the formats differ.
+    the gain that is computed from them is an upper bound. None where a header can't be read, or the formats differ.
     """
     if is_onnx(draft) != is_onnx(target):
         return None
@@ -81,7 +81,7 @@ def relative_bytes(draft: Path, target: Path) -> float | None:
 
 
 def file_bytes(path: Path) -> str:
-    """Return the size of a model's weights, for a person; "" where its header doesn't tell it."""
+    """Return the size of a model's weights, for a person; "" where its header can't be read."""
     try:
         return format_bytes(describe(read_gguf(header_path(path))).n_bytes)
     except EdgedecError:

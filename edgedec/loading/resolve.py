@@ -16,7 +16,7 @@ def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
 
     Raises:
         ModelNotFoundError, PullError, OfflineError: No model has this name, or its file can't be downloaded.
-        StorageError: The system doesn't say whether the path exists, and no resolver knows the name.
+        StorageError: The system doesn't let anybody look whether the path exists, and no resolver knows the name.
     """
     name = os.fspath(model)
     if "\0" in name or not name:

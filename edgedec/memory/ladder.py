@@ -91,7 +91,7 @@ Rung = Callable[[Setting], Setting]
 
 
 def rungs(wishes: Setting, runtime: str) -> Sequence[Rung]:
-    """Return the steps down from these wishes on a runtime, in their order; docs/memory.md tells them."""
+    """Return the steps down from these wishes on a runtime, in their order (docs/memory.md)."""
     kv_types = _KV_TYPES if wishes.options.kv_type == "auto" else ()
     keeps = any(name in WITH_STORE for name in wishes.drafters)
     return (

@@ -68,10 +68,10 @@ Plan = Callable[[Setting], Planned]
 
 
 def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
-    """Return the wishes, or what is left of them where the least is given up; the smallest setting if nothing fits.
+    """Return the first setting down the ladder that fits under the cap, with its plan; the smallest if none fits.
 
-    Without a cap the free memory of the system is the cap, where the model may not fit into it. Elsewhere the wishes
-    are returned, with a plan that has no terms.
+    Without a cap, the system's free memory is the cap where the model may not fit into it; elsewhere the wishes are
+    returned as they are, with a plan that has no terms.
 
     Raises:
         EdgedecError: As Runtime.plan.
@@ -165,7 +165,7 @@ def with_kv_type(options: LoadOptions) -> LoadOptions:
 def free_if_short(path: Path) -> int | None:
     """Return the bytes that the system has free where the model may not fit into them, else None."""
     free = available_bytes()
-    parts = read_gguf(path).paths if "-of-" in path.name else [path]  # the name of a split model says so
+    parts = read_gguf(path).paths if "-of-" in path.name else [path]  # by the name of a split model
     n_model = sum(part.stat().st_size for part in parts)
     return int(free * _USABLE) if free is not None and _AMPLE * n_model + _AMPLE_MORE > free else None
 

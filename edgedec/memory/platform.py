@@ -73,12 +73,12 @@ class ProcessMemoryCounters(ctypes.Structure):
 
 
 def machine() -> Machine:
-    """Return the machine's memory, as macOS or Windows tells it."""
+    """Return the machine's memory, as macOS or Windows reports it."""
     return _ask_system({"darwin": macos_machine, "win32": windows_machine}) or Machine()
 
 
 def process() -> Process:
-    """Return the memory of this process, as macOS or Windows tells it."""
+    """Return the memory of this process, as macOS or Windows reports it."""
     return _ask_system({"darwin": macos_process, "win32": windows_process}) or Process()
 
 
@@ -113,7 +113,7 @@ def macos_process(library: Any) -> Process | None:
 
 
 def windows_machine(library: Any) -> Machine | None:
-    """Return what GlobalMemoryStatusEx tells; None where the call fails."""
+    """Return what GlobalMemoryStatusEx reports; None where the call fails."""
     status = MemoryStatusEx(n_struct_bytes=ctypes.sizeof(MemoryStatusEx))
     return Machine(status.total, status.available) if library.GlobalMemoryStatusEx(ctypes.byref(status)) else None
 

@@ -1,6 +1,6 @@
 """The memory that the system has, the limits that it sets, and what this process holds.
 
-Linux tells it in files below /proc and /sys/fs/cgroup (the kernel's Documentation: filesystems/proc.rst,
+Linux reports them in files below /proc and /sys/fs/cgroup (the kernel's Documentation: filesystems/proc.rst,
 accounting/psi.rst, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst); the functions take these two folders as
 arguments. On macOS and Windows edgedec.memory.platform asks the system. A figure that can't be read, or makes no sense,
 is None.
@@ -95,7 +95,7 @@ def pressure_reader(proc: Path = PROC, cgroup: Path = CGROUP) -> Callable[[], fl
     """Return a function that reads the memory pressure: one system call on each of a few files, which stay open.
 
     The pressure is the share of the last 10 s in which something waited for memory, in percent (PSI, "some avg10"): of
-    the machine or of a control group above this process, whichever waited most. None where the system doesn't tell it.
+    the machine or of a control group above this process, whichever waited most. None where it is not reported.
     """
     names, folders = _groups(proc, cgroup)
     of_groups = [folder / "memory.pressure" for folder in folders if names is _V2]

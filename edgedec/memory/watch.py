@@ -156,7 +156,7 @@ def shortage_reader() -> Callable[[], str | None]:
 
     The system is short where something waited for memory in more than 20 % of the last 10 s and less than 5 % is
     available. One of the two alone says little: file caches are given up late, and a process at the limit of its own
-    control group waits without anybody else being short. Only Linux tells how long something waited.
+    control group waits without anybody else being short. Only Linux reports how long something waited.
     """
     waited = system.pressure_reader()
 

@@ -1,4 +1,4 @@
-"""A memory plan as JSON, and beside what the system counts."""
+"""A memory plan as JSON and as text, with the memory that the process held."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
 
 
 def held_document(plan: MemoryPlan) -> dict[str, Any]:
-    """Return a plan, where there is one, and the most that this process has held so far."""
+    """Return the plan where it has terms, and the most bytes that this process has held so far."""
     return (plan_document(plan) if plan.terms else {}) | {"peak_bytes": peak_resident_bytes()}
 
 
 def held_line(plan: MemoryPlan) -> str:
-    """Return what was planned and held, for a person."""
+    """Return a line on the memory that was planned and held, for a person."""
     peak = peak_resident_bytes()
     held = "unknown" if peak is None else format_bytes(peak)
     if not plan.terms:
@@ -35,7 +35,7 @@ def held_line(plan: MemoryPlan) -> str:
 
 
 def planned_range(plan: MemoryPlan) -> str:
-    """Return what is held with a short text, and at the most, for a person."""
+    """Return the bytes that are held with a short text and at the most, for a person."""
     most = format_bytes(plan.total_bytes)
     if plan.start_bytes == plan.total_bytes:
         return most

@@ -111,17 +111,17 @@ def application_of(
 
 
 def room_bytes_of(flags: LoadFlags) -> int:
-    """Return what a server wishes for all its requests together: of a cap, a sixteenth at the most."""
+    """Return the bytes that a server keeps for all its requests together: at most a sixteenth of the cap."""
     return ROOM_BYTES if flags.memory is None else min(ROOM_BYTES, parse_size(flags.memory) // 16)
 
 
 def serves_grammars() -> bool:
-    """Return whether a server must be ready to keep texts to grammars, which any request may ask for."""
+    """Return whether requests to a server may ask for texts that keep to a grammar: where llguidance is installed."""
     return find_spec("llguidance") is not None
 
 
 def sampling_options(flags: SamplingFlags) -> dict[str, Any]:
-    """Return the options of Engine.stream given (RequestError, before anything is loaded, when one is out of range)."""
+    """Return the options of Engine.stream that the flags give (RequestError where one is out of range)."""
     options = flags.as_options()
     SamplingParams(**{name: value for name, value in options.items() if name != "verify"})
     require_rule(options.get("verify", COUPLED))
@@ -129,7 +129,7 @@ def sampling_options(flags: SamplingFlags) -> dict[str, Any]:
 
 
 def restore_prompt_cache(engine: Engine, path: Path | None) -> None:
-    """Load the prompt cache where there is one; one that does not fit is said, and replaced later."""
+    """Load the prompt cache where its file exists; a file that does not fit is reported, and replaced later."""
     if path is None or not path.exists() or not path.stat().st_size:
         return
     try:
@@ -139,7 +139,7 @@ def restore_prompt_cache(engine: Engine, path: Path | None) -> None:
 
 
 def store_prompt_cache(engine: Engine, path: Path | None) -> None:
-    """Save the prompt cache, and the draft store; the reply is out already, so a failure is only said."""
+    """Save the prompt cache and the draft store; the answer is out already, so a failure is only reported."""
     saves = [engine.save_draft_store]
     if path is not None:
         saves.append(partial(engine.save_prompt_cache, path))

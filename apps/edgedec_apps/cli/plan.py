@@ -1,4 +1,4 @@
-"""edgedec plan: what a model would hold, what was chosen under a cap and why, and what else would fit or not."""
+"""edgedec plan: the memory that a model would hold, what is given up to fit, and what else would fit."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +22,11 @@ from edgedec_apps.cli.terminal import one_line, write_facts, write_json, write_l
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a model is planned for.
+    """The use that a model's memory is planned for.
 
     Attributes:
-        flags: How it is loaded.
-        n_parallel: Requests at once, as `edgedec serve` takes them; None for the one prompt of `edgedec run`.
+        flags: How the model is loaded.
+        n_parallel: Requests at the same time, as of `edgedec serve`; None for the one prompt of `edgedec run`.
     """
 
     flags: LoadFlags
@@ -64,7 +64,7 @@ def print_plan(model: str, wanted: Wanted, *, as_json: bool, quiet: bool) -> Non
 def _settings(model: str, wanted: Wanted, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
     """Return the settings for a model, with their plans, from the wishes downwards."""
     flags, n_parallel = wanted.flags, wanted.n_parallel
-    room = available_bytes()  # for planning, not only what is allowed: the question is also what would fit into less
+    room = available_bytes()  # planning may take more than the cap, so that it is known what would fit
     served = n_parallel is not None
     request_bytes = room_bytes_of(flags) if served and flags.memory is not None else 0
     application = application_of(flags, cap.beside_bytes, one_request=not served, request_bytes=request_bytes)
@@ -98,12 +98,12 @@ def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, 
 
 
 def _notes(chosen: Planned) -> list[str]:
-    """Return what else to tell: of a context that is too long, and of a draft model that may not be loaded."""
+    """Return the notes on a context that is longer than trained, and on a draft model that may not be loaded."""
     setting = chosen.setting
     notes = [context_note(chosen.choice.path, setting.options.n_ctx or 0)]
     if setting.draft_model is not None and not setting.pinned:
         name = setting.draft_model.name
-        notes.append(f"the draft model {name} is loaded only where by the measured cost of forwards it can pay")
+        notes.append(f"the draft model {name} is loaded only where it can pay by the measured cost of forwards")
     return [note for note in notes if note]
 
 
@@ -146,14 +146,11 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
         ]
     )
     if plan.partial:
-        write_line(
-            "\nThere is not enough memory to find out what else is needed; close programs, or ask on a larger machine."
-        )
-        return
-    if len(planned) > 1:
-        write_line("\nWhat is changed to fit, in this order, each beside what stands above it:")
-    for other in planned if len(planned) > 1 else ():
-        mark = "->" if other is chosen else "  "
-        verdict = "" if plan.cap_bytes is None else ("  fits" if other.plan.fits else "  too much")
-        last = other.plan.given_up[-1] if other.plan.given_up else "as wished"
-        write_line(f"{mark} {format_bytes(other.plan.total_bytes):>9}{verdict:10}  {last}")
+        write_line("\nFinding out what else is needed takes more memory than is free; close programs and ask again.")
+    elif len(planned) > 1:
+        write_line("\nWhat is changed to fit; each line also has the changes of the lines above it:")
+        for other in planned:
+            mark = "->" if other is chosen else "  "
+            verdict = "" if plan.cap_bytes is None else ("  fits" if other.plan.fits else "  too much")
+            last = other.plan.given_up[-1] if other.plan.given_up else "nothing"
+            write_line(f"{mark} {format_bytes(other.plan.total_bytes):>9}{verdict:10}  {last}")

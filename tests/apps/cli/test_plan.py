@@ -127,7 +127,7 @@ def test_a_table_for_people(tiny: Path) -> None:
     """The terms, the setting, and the order of sacrifice with its mark at what is chosen."""
     result = plan(tiny)
     assert (result.code, result.err) == (0, "")
-    for words in ("KV cache", "context", "changed to fit", "What is changed to fit, in this order", "-> "):
+    for words in ("KV cache", "context", "changed to fit", "What is changed to fit; each line", "-> "):
         assert words in result.text
 
 

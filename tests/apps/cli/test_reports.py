@@ -29,6 +29,7 @@ def test_reports_come_as_text_and_as_json(own_models: Path, args: tuple[str, ...
 def test_info_has_the_memory_of_the_plan(own_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each context, and with a short text, info says to the byte what `edgedec plan` says."""
     monkeypatch.delenv("EDGEDEC_RUNTIME")
+    monkeypatch.setattr("edgedec.api.base_memory.resident_bytes", lambda: 60_000_000)  # each command in a new process
     told = json.loads(run_here("info", "tiny", "--json").out)
     assert list(told["memory_bytes"]) == ["512", "2048"]
     for n_ctx, n_bytes in told["memory_bytes"].items():
