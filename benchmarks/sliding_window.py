@@ -22,7 +22,7 @@ from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
 from edgedec.sessions.sliding_window import SlidingSession
-from edgedec_apps.cli.evaluate import DEFAULT_TEXT
+from edgedec_apps.evaluation.evaluate import DEFAULT_TEXT
 from edgedec_models.folders import cache_folder
 
 _CHUNK = 32

@@ -31,8 +31,14 @@ from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.resolver import ResolveOptions
-from edgedec_apps.cli.evaluate import DEFAULT_TEXT
-from edgedec_apps.evaluation.evaluate import Distribution, cut_windows, divergence, leading_tokens, read_row
+from edgedec_apps.evaluation.evaluate import (
+    DEFAULT_TEXT,
+    Distribution,
+    cut_windows,
+    divergence,
+    leading_tokens,
+    read_row,
+)
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 

@@ -360,8 +360,8 @@ def test_options_of_another_kind_of_export_are_refused(model: Path, tmp_path: Pa
     """--target npu has no --quant, a GGUF no --target; an unknown target is named."""
     for args, words in (
         (("--target", "gpu"), "must be cpu or npu"),
-        (("--target", "npu", "--quant", "small"), "are of --target cpu"),
-        (("--to", "gguf", "--target", "npu"), "are of --to onnx"),
+        (("--target", "npu", "--quant", "small"), "are for --target cpu"),
+        (("--to", "gguf", "--target", "npu"), "are for --to onnx"),
     ):
         run_here("export", model, *args, "--out", tmp_path / "out").failed(RequestError.exit_code, words)
     assert names(tmp_path) == []

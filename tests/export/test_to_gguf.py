@@ -221,8 +221,8 @@ def test_the_command_refuses_options_of_the_other_format(floats: Path) -> None:
     """--quant and --kv are of ONNX, --type, --layers and --allow-requantize of GGUF; another format is none."""
     code = RequestError.exit_code
     run_here("export", floats, "--to", "gguf", "--kv", "int8").failed(
-        code, "--quant, --kv and --target are of --to onnx"
+        code, "--quant, --kv and --target are for --to onnx"
     )
-    run_here("export", floats, "--layers", "1").failed(code, "are of --to gguf")
+    run_here("export", floats, "--layers", "1").failed(code, "are for --to gguf")
     run_here("export", floats, "--to", "safetensors").failed(code, "it must be onnx or gguf")
     run_here("export", floats, "--to", "gguf").failed(code, "neither a type nor layers were given")

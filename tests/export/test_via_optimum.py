@@ -147,7 +147,7 @@ def test_the_command_exports_and_runs(
 ) -> None:
     """With --json the manifest; without --out the folder is named after the checkpoint."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("edgedec_apps.cli.export_optimum.environment_folder", lambda _: stand_in)
+    monkeypatch.setattr("edgedec_export.optimum.environment.environment_folder", lambda _: stand_in)
     result = run_here("export", checkpoint, "--via", "optimum", "--json", "--quiet")
     assert (result.code, result.err) == (0, ""), result
     found = json.loads(result.out)

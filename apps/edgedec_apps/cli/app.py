@@ -1,33 +1,78 @@
-"""The commands put together, and how one is run."""
+"""The program `edgedec`: its commands put together, and how one of them runs."""
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
 import edgedec
-from edgedec_apps.cli import commands, commands_models
+from edgedec_apps.cli.commands import ALIASES, SUMMARIES
 from edgedec_apps.cli.exit_codes import of_signal
 from edgedec_apps.cli.help_text import Command, Group
-from edgedec_apps.cli.options import flattened
 
-_TYPERS_INTERRUPTED = of_signal(2)
+_INTERRUPTED_BY_TYPER = of_signal(2)
+_PURPOSE = "Run language models on your own machine: the same text, sooner, within the memory you allow."
+
+
+@cache
+def _build_command(name: str) -> Any:
+    """Import the file of a command and return typer's command, or group of commands."""
+    from edgedec_apps.cli.options import flattened
+
+    module = import_module(f"edgedec_apps.cli.commands.{ALIASES.get(name, name).replace('-', '_')}")
+    functions = module.command if isinstance(module.command, dict) else {name: module.command}
+    part = typer.Typer(name=name, cls=Group, help=SUMMARIES.get(name), rich_markup_mode=None, add_completion=False)
+    for each, function in functions.items():
+        text = f"The same as {ALIASES[each]}." if each in ALIASES else None
+        part.command(each, cls=Command, hidden=each in ALIASES, help=text)(flattened(function))
+    return typer.main.get_command(part)
+
+
+class _Commands(Mapping[str, Any]):
+    """All commands by name. A command is imported when it is asked for, so that `edgedec --help` imports none."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in SUMMARIES | ALIASES:
+            raise KeyError(name)
+        return _build_command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SUMMARIES | ALIASES)
+
+    def __len__(self) -> int:
+        return len(SUMMARIES | ALIASES)
+
+
+class _Program(Group):
+    """The group of all commands."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = _Commands()  # type: ignore[assignment]  # it is only read
+
+    def summaries(self) -> list[tuple[str, str]]:
+        """Return the name and the first line of help of each command, without importing it."""
+        return list(SUMMARIES.items())
+
 
 app = typer.Typer(
     name="edgedec",
-    cls=Group,
-    help="Run language models on your own machine: the same text, sooner, within the memory you allow.",
+    cls=_Program,
+    help=_PURPOSE,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, help=_PURPOSE)
 def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
-    """Run language models on your own machine: the same text, sooner, within the memory you allow."""
+    """Print the version or the help where no command is given."""
     if version:
         print(edgedec.__version__)
         raise typer.Exit
@@ -35,32 +80,14 @@ def root(
         print(context.get_help())
 
 
-app.command("run", cls=Command)(flattened(commands.run))
-app.command("chat", cls=Command)(flattened(commands.chat))
-app.command("serve", cls=Command)(flattened(commands.serve))
-app.command("bench", cls=Command)(flattened(commands.bench))
-app.command("simulate", cls=Command)(commands.simulate)
-app.command("eval", cls=Command)(commands.evaluate)
-app.command("tune-skip", cls=Command)(commands_models.tune_skip)
-app.command("export", cls=Command)(commands_models.export)
-app.command("plan", cls=Command)(flattened(commands.plan))
-app.command("pull", cls=Command)(commands_models.pull)
-app.command("list", cls=Command)(commands_models.list_models)
-app.command("rm", cls=Command)(commands_models.rm)
-app.command("info", cls=Command)(commands_models.info)
-app.command("show", cls=Command, hidden=True, help="The same as info.")(commands_models.info)
-app.command("doctor", cls=Command)(commands_models.doctor)
-
-cache = typer.Typer(cls=Group, help="Look at the tile cache, and delete from it.", rich_markup_mode=None)
-cache.command("list", cls=Command)(commands_models.cache_list)
-cache.command("prune", cls=Command)(commands_models.cache_prune)
-cache.command("verify", cls=Command)(commands_models.cache_verify)
-app.add_typer(cache, name="cache")
-
-
 def run_app() -> int:
-    """Run what the command line asks for and return the exit code; errors come out as exceptions."""
+    """Run the command that the command line names, and return its exit code; errors are raised.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C ended the command.
+        EdgedecError: The command failed.
+    """
     code = app(prog_name="edgedec", standalone_mode=False)
-    if code == _TYPERS_INTERRUPTED:
+    if code == _INTERRUPTED_BY_TYPER:
         raise KeyboardInterrupt
     return code if isinstance(code, int) else 0

@@ -1,19 +1,31 @@
-"""--help: plain text, the options in groups. No library for styled text is loaded, so that it comes at once."""
+"""The text of --help: plain, with the options in groups. No library for styled text is imported, so that it is fast."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 Rows = list[tuple[str, str]]
 _OTHER = "Options"
-_LEAST_COLUMNS = 52  # of typer's own layout, which writes over the edge of a terminal with fewer
+_LEAST_COLUMNS = 52  # typer lays the help out for at least so many, and overruns a narrower terminal
 _NAME_COLUMNS = 30
-_HYPHEN = "\N{NON-BREAKING HYPHEN}"  # while lines are made, lest an option is broken in two
+_HYPHEN = "\N{NON-BREAKING HYPHEN}"  # stands for "-" while lines are wrapped, so that no option is split
 
 
-class Command(TyperCommand):
+class _NarrowHelp:
+    """Adapts the help to the terminal's width; mixed into commands and groups."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help text, as wide as the terminal."""
+        columns = shutil.get_terminal_size().columns
+        if columns < _LEAST_COLUMNS:
+            ctx.terminal_width = max(columns - 2, _NAME_COLUMNS)
+        text: str = super().get_help(ctx)  # type: ignore[misc]  # typer's classes have it
+        return text.replace(_HYPHEN, "-")
+
+
+class Command(_NarrowHelp, TyperCommand):
     """A command whose help groups its options."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -22,66 +34,51 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and the options, group by group."""
-        for title, rows in groups(self, ctx):
-            with formatter.section(title):
-                write_rows(formatter, rows)
-
-    def get_help(self, ctx: Any) -> str:
-        """Return the help, as wide as the terminal."""
-        return str(super().get_help(fitted(ctx))).replace(_HYPHEN, "-")
+        _write_groups(formatter, groups(self, ctx))
 
 
-class Group(TyperGroup):
-    """The program itself, whose help lists the commands first."""
+class Group(_NarrowHelp, TyperGroup):
+    """The program, or a group of its commands: the help lists the commands first."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return what follows the program's name in its usage line."""
+        """Return what follows the group's name in its usage line."""
         return ["COMMAND", "[OPTIONS]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands and the options."""
-        rows = [(name, first_line(self.commands[name])) for name in visible_commands(self)]
-        for title, content in [("Commands", rows), *groups(self, ctx)]:
-            with formatter.section(title):
-                write_rows(formatter, content)
+        """Write the commands, then the options."""
+        _write_groups(formatter, [("Commands", self.summaries()), *groups(self, ctx)])
 
-    def get_help(self, ctx: Any) -> str:
-        """Return the help, as wide as the terminal."""
-        return str(super().get_help(fitted(ctx))).replace(_HYPHEN, "-")
+    def summaries(self) -> Rows:
+        """Return the name and the first line of help of each command that is not hidden."""
+        return [(name, first_line(self.commands[name])) for name in visible_commands(self)]
 
 
-def fitted(ctx: Any) -> Any:
-    """Return the context, told of a terminal that is narrower than typer takes it to be."""
-    columns = shutil.get_terminal_size().columns
-    if columns < _LEAST_COLUMNS:
-        ctx.terminal_width = max(columns - 2, _NAME_COLUMNS)
-    return ctx
-
-
-def write_rows(formatter: Any, rows: Rows) -> None:
-    """Write names and what they mean in two columns; a name that takes half of the width has a line of its own."""
-    whole = [(name, text.replace("-", _HYPHEN)) for name, text in rows]
-    formatter.write_dl(whole, col_max=min(_NAME_COLUMNS, formatter.width // 2 - 2))
+def _write_groups(formatter: Any, groups: Iterable[tuple[str, Rows]]) -> None:
+    """Write each group as two columns; a name that takes half of the width gets a line of its own."""
+    for title, rows in groups:
+        whole = [(name, text.replace("-", _HYPHEN)) for name, text in rows]
+        with formatter.section(title):
+            formatter.write_dl(whole, col_max=min(_NAME_COLUMNS, formatter.width // 2 - 2))
 
 
 def visible_commands(group: Any) -> list[str]:
-    """Return the names of the commands that are shown, in their order."""
+    """Return the names of a group's commands, in their order, without hidden ones."""
     return [name for name, command in group.commands.items() if not command.hidden]
 
 
 def first_line(command: Any) -> str:
-    """Return a command's help in one line."""
+    """Return the first line of a command's help."""
     return str(command.help or "").split("\n")[0].strip()
 
 
 def usage_pieces(command: Any) -> list[str]:
-    """Return the usage of a command: MODEL [PROMPT] [OPTIONS]."""
+    """Return the arguments of a command as its usage line shows them, such as MODEL [PROMPT] [OPTIONS]."""
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     return [*(name_of(param) if param.required else f"[{name_of(param)}]" for param in arguments), "[OPTIONS]"]
 
 
 def groups(command: Any, ctx: Any) -> Iterator[tuple[str, Rows]]:
-    """Yield the groups of a command's parameters: title, and a row for each."""
+    """Yield the title of each group of a command's parameters, and its rows; the other options come last."""
     found: dict[str, Rows] = {}
     for param in command.get_params(ctx):
         is_argument = param.param_type_name == "argument"
@@ -104,7 +101,7 @@ def name_of(param: Any) -> str:
 
 
 def flags_of(param: Any) -> str:
-    """Return an option as it is typed: "-n, --max-tokens N", "--[no-]mmap"."""
+    """Return an option as it is typed, such as "-n, --max-tokens N" or "--[no-]mmap"."""
     flags = sorted(param.opts, key=len)
     if param.secondary_opts:
         flags = [flags[0].replace("--", "--[no-]", 1)]
@@ -113,8 +110,8 @@ def flags_of(param: Any) -> str:
 
 
 def describe(param: Any) -> str:
-    """Return an option's help with its default, where it has one worth telling."""
+    """Return the help of an argument or option, with the default of an option that is a text or a number."""
     text = str(getattr(param, "help", None) or "")
     default = getattr(param, "default", None)
-    told = not getattr(param, "is_flag", False) and isinstance(default, str | int | float)
-    return f"{text} (default: {default})" if told and param.param_type_name == "option" else text
+    shows_default = not getattr(param, "is_flag", False) and isinstance(default, str | int | float)
+    return f"{text} (default: {default})" if shows_default and param.param_type_name == "option" else text

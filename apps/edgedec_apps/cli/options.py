@@ -3,9 +3,8 @@
 Each option can also be given by an environment variable: EDGEDEC_ and its name.
 """
 
-import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -305,33 +304,33 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with each dataclass parameter replaced by the dataclass's own options, as typer wants them."""
-    hints = get_type_hints(command, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    groups: dict[str, type] = {}
-    for parameter in inspect.signature(command).parameters.values():
-        hint = hints[parameter.name]
-        if not (isinstance(hint, type) and is_dataclass(hint)):
-            parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        groups[parameter.name] = hint
-        inner = get_type_hints(hint, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=inner[field.name]
-            )
-            for field in fields(hint)
-        ]
+    """Return `command` with each dataclass parameter replaced by the options that its fields declare, for typer."""
 
-    @functools.wraps(command)
     def run(**values: Any) -> None:
-        packed = {
-            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-            for name, kind in groups.items()
-        }
-        command(**values, **packed)
+        _build(command, values)
 
+    parameters = list(_parameters(command))
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del run.__wrapped__  # or typer would look through to the original
     return run
+
+
+def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a function or dataclass; those of a dataclass in the place of a parameter of its type."""
+    hints = get_type_hints(function, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            yield from _parameters(hint)
+        else:
+            yield parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _build(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call a function or dataclass with the values that `_parameters` names."""
+    hints, given = get_type_hints(function), dict[str, Any]()
+    for name in inspect.signature(function).parameters:
+        hint = hints[name]
+        given[name] = _build(hint, values) if isinstance(hint, type) and is_dataclass(hint) else values[name]
+    return function(**given)

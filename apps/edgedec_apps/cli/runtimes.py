@@ -1,17 +1,19 @@
-"""What the installed runtimes say; one that fails is told, and never fatal."""
+"""A question to all installed runtimes, of which those that fail do not stop the others."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from edgedec import plugins
 from edgedec.errors import EdgedecError, PluginError
-from edgedec.model import Runtime
+
+if TYPE_CHECKING:
+    from edgedec.model import Runtime
 
 T = TypeVar("T")
 
 
-def ask_runtimes(question: Callable[[Runtime], T]) -> dict[str, T | EdgedecError]:
-    """Return each runtime's answer by its name, or the error that came instead."""
+def ask_runtimes(question: Callable[["Runtime"], T]) -> dict[str, T | EdgedecError]:
+    """Return the answer of each runtime, by the runtime's name; where a runtime fails, an EdgedecError instead."""
     answers: dict[str, T | EdgedecError] = {}
     for name, plugin in plugins.plugins(plugins.RUNTIMES).items():
         try:

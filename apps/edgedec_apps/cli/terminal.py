@@ -1,7 +1,7 @@
-"""What a person sees: text on standard output, all else on standard error.
+"""Output for a person: text goes to standard output, everything else to standard error.
 
-Text from models and files is never markup, and control characters in it are made visible at a terminal, so that no
-model can write escape sequences. Pipes and files get it as it is.
+Text from models and files is never read as markup. At a terminal its control characters are made visible, so that no
+model can write escape sequences; pipes and files get the text unchanged.
 """
 
 import json
@@ -10,16 +10,10 @@ import shutil
 import sys
 import textwrap
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
-
-from edgedec.counted import counted
-from edgedec_apps.cli.explain import explanation
-
-if TYPE_CHECKING:
-    from edgedec.sequence import Generation
+from typing import Any, TextIO
 
 _KEPT = {"\n", "\t"}
-# Controls get their pictures (U+2400...); C1 controls and direction overrides a replacement character.
+# A C0 control character becomes its picture (U+2400 and on); a C1 control or a direction override becomes U+FFFD.
 _VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEPT}
 _VISIBLE |= {0x7F: 0x2421}
 _VISIBLE |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
@@ -27,7 +21,7 @@ _BREAKS = {0x0A: 0x240A, 0x0D: 0x240D}
 
 
 def neutral(text: str) -> str:
-    """Return the text with control characters made visible, but for line ends and tabs.
+    """Return the text with its control characters made visible; line ends and tabs stay.
 
     >>> neutral("a\\x1b[2Jb\\n")
     'a␛[2Jb\\n'
@@ -36,7 +30,7 @@ def neutral(text: str) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return a value from a file without line ends, which could pass for lines of ours.
+    """Return a value as text with its line ends made visible, so that it can't look like several lines of a report.
 
     >>> one_line("a\\nb")
     'a␊b'
@@ -45,9 +39,10 @@ def one_line(text: object) -> str:
 
 
 def prepare_streams() -> None:
-    """Make the standard streams take any character: UTF-8 into pipes, replacements on consoles that lack it.
+    """Let the standard streams take any character: UTF-8 into pipes, replacement characters on consoles without UTF-8.
 
-    A stream that was closed before the start becomes the null device, or the first file opened would take its place.
+    A stream that was closed before the start is opened on the null device; else the first file that the process opens
+    would get its descriptor.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -60,11 +55,11 @@ def prepare_streams() -> None:
             piped = not stream.isatty() and "PYTHONIOENCODING" not in os.environ
             stream.reconfigure(encoding="utf-8" if piped else stream.encoding, errors="replace")
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="replace")  # for what is typed; pipes are read as bytes
+        sys.stdin.reconfigure(errors="replace")  # for typed lines; pipes are read as bytes
 
 
 def abandon_output() -> None:
-    """Send what standard output still holds, and all that follows, nowhere: it can't be written."""
+    """Discard the buffered standard output and everything written to it later, since it can't be written."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -72,13 +67,13 @@ def abandon_output() -> None:
 
 
 def say(message: str) -> None:
-    """Print a line for the person, on standard error; where that is closed there is nobody to tell."""
+    """Print a line on standard error; do nothing where standard error is closed."""
     with suppress(OSError, ValueError):
         print(_for(sys.stderr, message), file=sys.stderr, flush=True)
 
 
 def write_text(text: str) -> None:
-    """Write generated text to standard output at once."""
+    """Write generated text to standard output and flush it."""
     sys.stdout.write(_for(sys.stdout, text))
     sys.stdout.flush()
 
@@ -89,13 +84,13 @@ def write_line(line: str) -> None:
 
 
 def write_json(document: Any) -> None:
-    """Write one JSON object to standard output, in ASCII, so that no console's encoding can damage it."""
+    """Write a document to standard output as one line of JSON in ASCII, which no console's encoding can damage."""
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 
 
 def write_facts(rows: list[tuple[str, str]], *, indent: str = "") -> None:
-    """Write names and values in two columns; at a terminal, long values go on below themselves."""
+    """Write names and values in two columns to standard output; at a terminal a long value wraps inside its column."""
     width = max((len(name) for name, _ in rows), default=0)
     columns = max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else 0
     for name, value in rows:
@@ -104,30 +99,6 @@ def write_facts(rows: list[tuple[str, str]], *, indent: str = "") -> None:
         if len(line) > columns > len(hanging) + 20:
             line = textwrap.fill(line, columns, subsequent_indent=hanging, break_on_hyphens=False)
         write_line(line)
-
-
-def summary(generation: "Generation") -> str:
-    """Return the one line that follows a reply."""
-    stats = generation.stats
-    n = stats.n_generated_tokens
-    parts = [f"first token {stats.first_token_s:.2f} s"] if stats.first_token_s else []
-    if stats.tokens_per_s:
-        parts.append(f"{stats.tokens_per_s:.1f} tokens/s")
-    parts.append(f"{counted(n, 'token')} ({generation.finish_reason})")
-    drafted = f"drafted {stats.n_draft_tokens}, accepted {stats.n_accepted_tokens}"
-    parts.append(drafted if stats.n_drafts else "nothing drafted")
-    if stats.n_reused_tokens:
-        parts.append(f"reused {stats.n_reused_tokens} of {stats.n_prompt_tokens}")
-    return " · ".join([*parts, *stats.reasons])
-
-
-def say_summary(generation: "Generation", *, explain: bool = False) -> None:
-    """Print the line that follows a reply, at a terminal set off from it; then, where asked for, the explanation."""
-    separator = "\n" if sys.stderr.isatty() and sys.stdout.isatty() else ""
-    say(separator + summary(generation))
-    if explain:
-        for line in explanation(generation.stats):
-            say(f"  {line}")
 
 
 def _for(stream: TextIO, text: str) -> str:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -25,6 +26,8 @@ from edgedec.model import LayerSet, Session
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 
+DEFAULT_TEXT = Path(__file__).with_name("text.txt")
+"""A text to evaluate on where none is given: 2,200 tokens of English."""
 N_ROWS = 32
 """Most rows of logits held at a time of the baseline, and as many of a setting."""
 N_STEPS = 17

@@ -15,8 +15,7 @@ from edgedec.errors import RuntimeUnavailableError
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken
 from edgedec_apps.bench.machine import versions
-from edgedec_apps.cli.evaluate import DEFAULT_TEXT
-from edgedec_apps.evaluation.evaluate import N_ROWS, cut_windows, evaluate, leading_tokens
+from edgedec_apps.evaluation.evaluate import DEFAULT_TEXT, N_ROWS, cut_windows, evaluate, leading_tokens
 from edgedec_apps.evaluation.settings import Setting, open_lanes
 from edgedec_export.report import forward_times
 from edgedec_models.folders import cache_folder

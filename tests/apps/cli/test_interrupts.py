@@ -98,7 +98,7 @@ def test_json_holds_what_was_generated_before_ctrl_c(
         if len(written) == 5:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("edgedec_apps.cli.run.write_text", write_text)
+    monkeypatch.setattr("edgedec_apps.cli.replies.write_text", write_text)
     file = tmp_path / "a.json"
     assert run_here("run", model, "Hello", *ENDLESS, "--json-out", file).code == 130
     assert written[-1] == "\n"

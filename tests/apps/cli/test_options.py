@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import typer
-from support.command_line import run_here
+from support.command_line import run_here, run_process
 
 from edgedec_apps.cli.app import app
+from edgedec_apps.cli.commands import SUMMARIES
 from edgedec_apps.cli.reference import reference
 
 PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
@@ -67,6 +68,23 @@ def test_help_names_every_option(words: tuple[str, ...]) -> None:
     shown = result.text.replace("--[no-]", "--")
     for option in options(COMMANDS[words]) if words else ():
         assert max(option.opts, key=len) in shown
+
+
+def test_the_summaries_are_the_commands_own() -> None:
+    """The program's help imports no command, and shows the first line of each command's own help."""
+    shown = {name: str(_ROOT.commands[name].help).split("\n")[0] for name in SUMMARIES}
+    assert shown == SUMMARIES
+
+
+@pytest.mark.parametrize("words", [(), *COMMANDS], ids=" ".join)
+def test_help_is_fast(words: tuple[str, ...]) -> None:
+    """Neither numpy nor the engine is imported for --help; for that of the program, no command either."""
+    slow = {"numpy", "edgedec.api.engine", "edgedec.model"} | (set() if words else {"edgedec_apps.cli.options"})
+    result = run_process(*words, "--help", env={"PYTHONVERBOSE": "1"})
+    imported = {line.split("'")[1] for line in result.err.splitlines() if line.startswith("import '")}
+    assert result.code == 0
+    assert "edgedec_apps.cli.app" in imported
+    assert not imported & slow
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the documents are not beside the tests")

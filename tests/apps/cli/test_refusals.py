@@ -236,10 +236,10 @@ def test_contradictions_are_refused(model: Path) -> None:
 def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception that nobody foresaw is one line and exit code 70, and a traceback with EDGEDEC_DEBUG."""
 
-    def fail(*, as_json: bool) -> None:
+    def fail() -> None:
         raise ZeroDivisionError("the bug")
 
-    monkeypatch.setattr("edgedec_apps.cli.models.print_models", fail)
+    monkeypatch.setattr("edgedec_apps.cli.commands.list.list_models", fail)
     run_here("list").failed(INTERNAL, "internal error", "ZeroDivisionError: the bug", "EDGEDEC_DEBUG")
     with pytest.raises(ZeroDivisionError):
         run_here("list", env={"EDGEDEC_DEBUG": "1"})

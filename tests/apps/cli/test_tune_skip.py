@@ -9,7 +9,7 @@ from support.command_line import run_here
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec_apps.cli.tune_skip import lines
+from edgedec_apps.evaluation.tune_skip import lines
 
 OPTIONS = ("--positions", "100", "--threads", "1", "-q")
 

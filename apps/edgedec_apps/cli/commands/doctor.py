@@ -1,23 +1,26 @@
-"""edgedec doctor: what this machine has, and what works on it."""
+"""edgedec doctor: what this machine has, and which parts of edgedec work on it."""
 
 import platform
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import edgedec
 from edgedec import plugins
 from edgedec.errors import EdgedecError
 from edgedec.memory import system as system_memory
 from edgedec.memory_plan import format_bytes
-from edgedec.model import RuntimeReport
 from edgedec_apps.clash import clash
+from edgedec_apps.cli.options import AsJson
 from edgedec_apps.cli.progress import shown_at_a_terminal
 from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
+
+if TYPE_CHECKING:
+    from edgedec.model import RuntimeReport
 
 _PACKAGES = (
     *("numpy", "onnxruntime", "onnxruntime-qnn", "onnx", "llama-cpp-python", "gguf", "llguidance"),
@@ -29,8 +32,11 @@ _FEATURES = (
 )
 
 
-def print_report(*, as_json: bool) -> None:
-    """Print CPU features, memory, runtimes, devices, plug-ins and versions; and what else is installed in our place."""
+def command(*, as_json: AsJson = False) -> None:
+    """Show CPU features, memory, runtimes, devices, plug-ins and versions.
+
+    Another project whose files lie in edgedec's folder is named as well.
+    """
     with shown_at_a_terminal("asking the runtimes"):
         document = _document()
     if as_json:
@@ -44,15 +50,15 @@ def print_report(*, as_json: bool) -> None:
 
 
 def _document() -> dict[str, Any]:
-    told = clash()
+    intruder = clash()
     return {
         "edgedec": getattr(edgedec, "__version__", "of unknown version"),
-        **({"clash": told} if told else {}),
+        **({"clash": intruder} if intruder else {}),
         "python": f"{platform.python_version()} on {platform.platform()}",
         "cpu": _cpu(),
         "memory": _memory(),
         "models": {"cache": str(models_folder()), "EDGEDEC_MODELS": str(own_folder() or "not set")},
-        "runtimes": _runtimes(),
+        "runtimes": {name: _summarize(answer) for name, answer in ask_runtimes(lambda one: one.report()).items()},
         "plug-ins": _plugins(),
         "packages": _packages(),
     }
@@ -87,15 +93,12 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _runtimes() -> dict[str, str]:
-    return {name: _described(report) for name, report in ask_runtimes(lambda runtime: runtime.report()).items()}
-
-
-def _described(report: RuntimeReport | EdgedecError) -> str:
-    if isinstance(report, EdgedecError):
-        return f"does not work: {report}"
-    devices = f"devices {', '.join(report.devices)}" if report.devices else ""
-    return " · ".join(part for part in (report.version, devices, *report.notes) if part)
+def _summarize(answer: "RuntimeReport | EdgedecError") -> str:
+    """Return a runtime's version, devices and notes, or why it does not work."""
+    if isinstance(answer, EdgedecError):
+        return f"does not work: {answer}"
+    devices = f"devices {', '.join(answer.devices)}" if answer.devices else ""
+    return " · ".join(part for part in (answer.version, devices, *answer.notes) if part)
 
 
 def _plugins() -> dict[str, str]:

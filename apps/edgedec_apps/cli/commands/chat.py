@@ -4,31 +4,31 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgedec.api.engine import Engine
 from edgedec.chat import Message
 from edgedec.errors import CancelledError, EdgedecError, PromptTooLongError, RequestError, TemplateError
 from edgedec.progress import CancelToken
-from edgedec.sequence import Generation
-from edgedec_apps.cli.grammar_options import cut_text, grammar_options
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.keyboard import typed_messages
-from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
-from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, SamplingFlags, System
 from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.prompt import piped_lines
-from edgedec_apps.cli.run import print_stream
-from edgedec_apps.cli.terminal import one_line, say, say_summary
+from edgedec_apps.cli.prompt import argument_text, piped_lines
+from edgedec_apps.cli.replies import cut_text, print_stream, say_summary
+from edgedec_apps.cli.terminal import one_line, say
 from edgedec_apps.cli.wording import in_options
+
+if TYPE_CHECKING:
+    from edgedec.api.engine import Engine
+    from edgedec.sequence import Generation
 
 _HELP = """/clear          forget the conversation
 /system TEXT    set the system message and forget the conversation
 /regen          answer the last message again
-/stats          what the last answer did and cost
+/stats          counts and times of the last answer
 /help           this list
 /bye            leave (so does Ctrl-D)
-//TEXT          send a text that begins with a slash: /TEXT
+//TEXT          send the text /TEXT, which begins with a slash
 \"\"\"             begin and end a message of several lines
 Ctrl-C          stop the answer"""
 _LEAVE = ("/bye", "/exit", "/quit")
@@ -36,40 +36,61 @@ _LEAVE = ("/bye", "/exit", "/quit")
 
 @dataclass(slots=True)
 class Conversation:
-    """What has been said, and the last answer."""
+    """The messages of a chat so far, and how it is answered.
 
-    engine: Engine
+    Attributes:
+        engine: The loaded model.
+        options: The options of each generation.
+        typed: Whether a person types the messages; else they come from a pipe.
+        quiet, explain: What is printed after an answer.
+        messages: The messages that the next answer follows.
+        last: The last answer.
+    """
+
+    engine: "Engine"
     options: dict[str, Any]
-    quiet: bool
     typed: bool
+    quiet: bool
+    explain: bool
     messages: list[Message] = field(default_factory=list)
-    last: Generation | None = None
-    explain: bool = False
+    last: "Generation | None" = None
 
     def reset(self, system: str | None) -> None:
-        """Forget what was said, and set the system message or leave it out."""
+        """Forget all messages, and begin with a system message unless it is None."""
         self.messages = [{"role": "system", "content": system}] if system is not None else []
         self.last = None
 
     @property
     def system(self) -> str | None:
-        """The system message."""
+        """The text of the system message; None where there is none."""
         first = self.messages[0] if self.messages else None
         return str(first["content"]) if first and first["role"] == "system" else None
 
 
-def converse(
-    model: str, raw: bool, system: str | None, load: LoadFlags, sampling: SamplingFlags, output: OutputFlags
+def command(
+    model: ModelName, *, system: System = None, load: LoadFlags, sampling: SamplingFlags, output: OutputFlags
 ) -> None:
-    """Load the model and answer until the input ends."""
+    """Talk with a model. From a pipe, each line is a message."""
+    converse(model, argument_text(system, "--system"), load, sampling, output)
+
+
+def converse(model: str, system: str | None, load: LoadFlags, sampling: SamplingFlags, output: OutputFlags) -> None:
+    """Load the model and answer messages until the input ends.
+
+    Raises:
+        RequestError: The output options are those of a single prompt, or an option is out of range.
+        TemplateError: The model has no chat template.
+        EdgedecError: As edgedec.load; from a pipe also what Engine.chat_stream raises.
+    """
+    from edgedec_apps.cli.grammar_options import grammar_options
+    from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
+
     if output.as_json or output.json_out is not None:
-        raise RequestError("--json and --json-out are for a single prompt; give one, or pipe it in")
-    if raw:
-        raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
+        raise RequestError("--json and --json-out need a single prompt; give one, or pipe it in")
     grammar = grammar_options(sampling)
     options = sampling_options(sampling) | grammar
 
-    def opened(cancel: CancelToken) -> Engine:
+    def opened(cancel: CancelToken) -> "Engine":
         engine = open_model(model, load, output, cancel, grammars=bool(grammar))
         try:
             restore_prompt_cache(engine, load.prompt_cache)
@@ -83,7 +104,7 @@ def converse(
             raise TemplateError(
                 f"{model} has no chat template; give a prompt to continue (edgedec run), or --chat-template FILE"
             )
-        conversation = Conversation(engine, options, output.quiet, sys.stdin.isatty(), explain=output.explain)
+        conversation = Conversation(engine, options, sys.stdin.isatty(), output.quiet, output.explain)
         conversation.reset(system)
         for message in _messages(conversation, model):
             _handle(conversation, message)
@@ -91,7 +112,7 @@ def converse(
 
 
 def _messages(conversation: Conversation, model: str) -> Iterator[str]:
-    """Yield messages and commands until one asks to leave."""
+    """Yield the messages and commands that come in, until the input ends or one of them leaves the chat."""
     engine = conversation.engine
     if conversation.typed and not conversation.quiet:
         say(f"{one_line(engine.card.name or model)} · {engine.n_ctx} tokens of context · /help for help")
@@ -102,7 +123,7 @@ def _messages(conversation: Conversation, model: str) -> Iterator[str]:
 
 
 def _handle(conversation: Conversation, text: str) -> None:
-    """Do what a line asks for: a command, or an answer. What begins with a slash is a command, or refused."""
+    """Run the command that a line holds, or answer the message; refuse any other line that begins with a slash."""
     command, _, rest = text.strip().partition(" ")
     commands: dict[str, Callable[[], None]] = {
         "/help": lambda: say(_HELP),
@@ -122,11 +143,11 @@ def _handle(conversation: Conversation, text: str) -> None:
 
 
 def _refuse(conversation: Conversation, command: str, known: list[str]) -> None:
-    """Say that there is no such command; from a pipe, that ends the conversation, as every mistake does."""
-    told = f"no such command: {one_line(command)}; known: {', '.join(known)} (write // to begin a text with a slash)"
+    """Say that there is no such command; RequestError where messages come from a pipe."""
+    error = f"no such command: {one_line(command)}; known: {', '.join(known)} (write // to begin a text with a slash)"
     if not conversation.typed:
-        raise RequestError(told)
-    say(told)
+        raise RequestError(error)
+    say(error)
 
 
 def _clear(conversation: Conversation, system: str | None) -> None:
@@ -145,7 +166,7 @@ def _regenerate(conversation: Conversation) -> None:
 
 
 def _ask(conversation: Conversation, text: str) -> None:
-    """Answer a message. One that can't be answered is taken back; from a pipe, that ends the conversation."""
+    """Answer a message. One that can't be answered is removed again; where messages come from a pipe it is an error."""
     before = list(conversation.messages)
     conversation.messages.append({"role": "user", "content": text})
     try:
@@ -158,11 +179,11 @@ def _ask(conversation: Conversation, text: str) -> None:
 
 
 def _answer(conversation: Conversation) -> None:
-    """Answer the last message."""
+    """Answer the last message, and append the answer."""
     _make_room(conversation)
     progress = ProgressLine(quiet=conversation.quiet)
 
-    def work(cancel: CancelToken) -> Generation:
+    def work(cancel: CancelToken) -> "Generation":
         with progress as on_progress:
             stream = conversation.engine.chat_stream(
                 conversation.messages, cancel=cancel, on_progress=on_progress, **conversation.options
@@ -185,15 +206,15 @@ def _answer(conversation: Conversation) -> None:
 
 
 def _make_room(conversation: Conversation) -> None:
-    """Leave out the oldest turns when the context is full, and enough of them that the next turns fit too.
+    """Drop the oldest turns where the context is full, and so many that the next turns fit too.
 
-    Every turn left out makes the rest be evaluated again, so it is done seldom and not a turn at a time.
+    After each drop the rest must be prefilled again, so several turns are dropped at once.
     """
     engine = conversation.engine
     n_answer = conversation.options.get("max_tokens") or engine.n_ctx // 4
     messages, n_dropped = engine.fit_messages(conversation.messages, min(n_answer, engine.n_ctx // 2))
     if n_dropped:
-        with suppress(PromptTooLongError):  # which the last message is, where it takes more than half
+        with suppress(PromptTooLongError):  # the last message alone takes more than half
             messages, n_dropped = engine.fit_messages(conversation.messages, engine.n_ctx // 2)
         gone = "message" if n_dropped == 1 else f"{n_dropped} messages"
         say(f"(the context of {engine.n_ctx} tokens is full: the oldest {gone} left out)")

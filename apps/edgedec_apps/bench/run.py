@@ -17,6 +17,7 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
+from edgedec_apps.bench.job import BenchJob
 from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup
 from edgedec_apps.bench.machine import bandwidths, forget_peak, versions
 from edgedec_apps.bench.measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
@@ -27,7 +28,6 @@ from edgedec_apps.bench.table import lines
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import report, require_json_file, write_json_file
 from edgedec_apps.cli.opening import open_model
-from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line
 from edgedec_models.folders import cache_folder
@@ -35,34 +35,6 @@ from edgedec_runtimes.shared.cpu_count import usable_cores
 
 _OTHERS = ("llamacpp",)
 _READING = "measuring how fast memory is read"
-
-
-@dataclass(frozen=True, slots=True)
-class BenchJob:
-    """What `edgedec bench` was asked for."""
-
-    model: str
-    prompts: Path | None
-    per_task: int | None
-    max_tokens: int
-    temperature: float
-    top_p: float | None
-    against: str | None
-    warm_store: bool
-    rows: Path | None
-    curve_out: Path | None
-    load: LoadFlags
-    output: OutputFlags
-
-    @property
-    def options(self) -> RunOptions:
-        """How its runs generate."""
-        return RunOptions(self.max_tokens, self.temperature, self.top_p, self.warm_store)
-
-    @property
-    def n_threads(self) -> int:
-        """Threads of a forward."""
-        return self.load.threads or usable_cores()
 
 
 @dataclass(slots=True)
@@ -86,6 +58,16 @@ class Outcome:
     peak_bytes: int | None
     lookup_reason: str | None
     bandwidth: list[float]
+
+
+def run_options(job: BenchJob) -> RunOptions:
+    """Return how the runs of a benchmark generate."""
+    return RunOptions(job.max_tokens, job.temperature, job.top_p, job.warm_store)
+
+
+def n_threads_of(job: BenchJob) -> int:
+    """Return the number of threads of a forward."""
+    return job.load.threads or usable_cores()
 
 
 def run_bench(job: BenchJob) -> None:
@@ -114,7 +96,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _check(job: BenchJob) -> None:
     """Refuse what can't be done before anything is loaded."""
-    SamplingParams(**job.options.sampling(0))
+    SamplingParams(**run_options(job).sampling(0))
     if job.max_tokens < 2:
         raise RequestError(f"--max-tokens is {job.max_tokens}; a speed needs at least 2")
     if job.per_task is not None and job.per_task < 1:
@@ -134,11 +116,11 @@ def _work(job: BenchJob, prompts: list[BenchPrompt], cancel: CancelToken) -> Out
     cap_bytes = None if job.load.memory is None else parse_size(job.load.memory)
     with ProgressLine(quiet=job.output.quiet) as on_progress:
         with stage(on_progress, _READING):
-            bandwidth = bandwidths(job.n_threads, cap_bytes) if forget_peak() else []
+            bandwidth = bandwidths(n_threads_of(job), cap_bytes) if forget_peak() else []
         forget_peak()  # the buffer that was read counts for nothing
         outcome = _measured(job, prompts, cancel, on_progress)
         with stage(on_progress, _READING):
-            again = [] if outcome.interrupted else bandwidths(job.n_threads, cap_bytes)
+            again = [] if outcome.interrupted else bandwidths(n_threads_of(job), cap_bytes)
         outcome.bandwidth = bandwidth + again
         return outcome
 
@@ -148,7 +130,7 @@ def _measured(job: BenchJob, prompts: list[BenchPrompt], cancel: CancelToken, on
         engine = stack.enter_context(open_model(job.model, job.load, job.output, cancel))
         requests = prepare(engine, prompts, job.max_tokens)
         outcome = Outcome([], True, engine.card.runtime, {}, None, None, [])
-        runners = engine_runners(engine, job.options)
+        runners = engine_runners(engine, run_options(job))
         if not warm_up(requests, runners, cancel, on_progress=on_progress):
             return outcome
         if job.against is not None:
@@ -165,7 +147,7 @@ def _measured(job: BenchJob, prompts: list[BenchPrompt], cancel: CancelToken, on
             path = resolve(job.model, resolving)
             drafts = None if job.load.draft_model is None else resolve(job.load.draft_model, resolving)
             head = head_of(job.model, path, drafts)
-            rows = record(engine, requests, job.options, path, on_progress=on_progress)
+            rows = record(engine, requests, run_options(job), path, on_progress=on_progress)
             write_rows(job.rows, chain([head], rows))
         if job.against is None:
             outcome.peak_bytes = peak_resident_bytes()
@@ -179,10 +161,10 @@ def _open_others(
 
     It gets the same file, options, threads and token ids; a memory cap is for the engine that is measured.
     """
-    load = replace(job.load, runtime="llamacpp", draft="off", threads=job.n_threads, memory=None, layer_skip=None)
+    load = replace(job.load, runtime="llamacpp", draft="off", threads=n_threads_of(job), memory=None, layer_skip=None)
     load = replace(load, small_model=None, entropy=None)
     other = stack.enter_context(open_model(job.model, load, job.output, cancel))
-    runners = {LLAMACPP: engine_runner(other, job.options, draft=False)}
+    runners = {LLAMACPP: engine_runner(other, run_options(job), draft=False)}
     if job.temperature:
         return runners, "at a temperature it would draw other tokens"
     lookup = open_lookup(
@@ -190,7 +172,7 @@ def _open_others(
         requests,
         engine.tokenizer,
         max_tokens=job.max_tokens,
-        n_threads=job.n_threads,
+        n_threads=n_threads_of(job),
         n_vocab=engine.card.n_vocab,
     )
     if isinstance(lookup, str):
@@ -207,7 +189,7 @@ def as_document(job: BenchJob, outcome: Outcome) -> dict[str, Any]:
         "draft": job.load.draft,
         "draft_model": job.load.draft_model,
         "draft_numerics": job.load.draft_numerics,
-        "threads": job.n_threads,
+        "threads": n_threads_of(job),
         "max_tokens": job.max_tokens,
         "temperature": job.temperature,
         "top_p": job.top_p,
@@ -235,5 +217,5 @@ def _report(job: BenchJob, outcome: Outcome) -> None:
     document = as_document(job, outcome)
     report(document, lines, as_json=job.output.as_json, json_out=job.output.json_out)
     if job.curve_out is not None:
-        head = {"model": job.model, "runtime": outcome.runtime, "threads": job.n_threads}
+        head = {"model": job.model, "runtime": outcome.runtime, "threads": n_threads_of(job)}
         write_json_file(job.curve_out, head | {"curve": outcome.curve})

@@ -3,7 +3,6 @@
 import hashlib
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from edgedec.counted import counted
@@ -21,7 +20,17 @@ from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.json_file import report, require_json_file
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line
-from edgedec_apps.evaluation.evaluate import N_ROWS, Figures, Lane, Reading, cut_windows, evaluate, leading_tokens
+from edgedec_apps.evaluation.eval_job import EvalJob
+from edgedec_apps.evaluation.evaluate import (
+    DEFAULT_TEXT,
+    N_ROWS,
+    Figures,
+    Lane,
+    Reading,
+    cut_windows,
+    evaluate,
+    leading_tokens,
+)
 from edgedec_apps.evaluation.plot import points, require_png, text_plot, write_png
 from edgedec_apps.evaluation.settings import (
     DEFAULT_KV_TYPE,
@@ -36,38 +45,9 @@ from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
-DEFAULT_TEXT = Path(__file__).parents[1] / "evaluation" / "text.txt"
 SAME = "same"
 _HEADINGS = ("setting", "bytes", "ppl", "KL mean", "KL p99", "same top-1", "tok/s")
 _MOST_WINDOW = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class EvalJob:
-    """What `edgedec eval` was asked for."""
-
-    model: str
-    text: Path | None
-    window: int
-    max_tokens: int | None
-    against: str
-    against_runtime: str | None
-    runtime: str
-    kv_types: tuple[str, ...]
-    layers: tuple[str, ...]
-    layer_skips: tuple[float, ...]
-    threads: int | None
-    offline: bool
-    as_json: bool
-    json_out: Path | None
-    plot: bool
-    plot_out: Path | None
-    quiet: bool
-
-    @property
-    def n_threads(self) -> int:
-        """Threads of a forward."""
-        return self.threads or usable_cores()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +109,9 @@ def _check(job: EvalJob) -> None:
         raise RequestError(f"--window is {job.window}; it must be from 2 to {_MOST_WINDOW}")
     if job.max_tokens is not None and job.max_tokens < 2:
         raise RequestError(f"--max-tokens is {job.max_tokens}; a prediction takes at least 2")
-    for speedup in job.layer_skips:
+    for speedup in job.layer_skip or ():
         require_speedup(speedup)
-    for text in job.layers:
+    for text in job.layers or ():
         parse_layers(text)
     if job.plot and job.as_json:
         raise RequestError("--plot draws where --json prints its one object; leave one out, or use --plot-out FILE.png")
@@ -171,9 +151,9 @@ def _layers(lane: Lane) -> Layers:
 def _settings(job: EvalJob, options: LoadOptions, resolving: ResolveOptions) -> tuple[list[Setting], int]:
     """Return the baseline and what is asked for beside it, and which of them was asked for first."""
     path = resolve(job.model, resolving)
-    kv_types, layers = job.kv_types or (DEFAULT_KV_TYPE,), [parse_layers(text) for text in job.layers]
+    kv_types, layers = job.kv_type or (DEFAULT_KV_TYPE,), [parse_layers(text) for text in job.layers or ()]
     choosing = replace(options, kv_type=kv_types[0])
-    partly = any(layers) or bool(job.layer_skips)
+    partly = any(layers) or bool(job.layer_skip)
     if partly:  # then not the faster runtime, but the first: ours, which can leave out layers
         choosing = replace(choosing, cache_dir=None)
     choice = choose_runtime(path, job.runtime, choosing, measure=not partly)
@@ -183,7 +163,7 @@ def _settings(job: EvalJob, options: LoadOptions, resolving: ResolveOptions) -> 
     runtime = job.against_runtime or (here.runtime if runs_it_too else "auto")
     others = choose_runtime(other.path, runtime, replace(options, kv_type=DEFAULT_KV_TYPE))
     baseline = replace(other, runtime=others.runtime.name)
-    asked = combine(here, kv_types, layers or ([] if job.layer_skips else [None]), job.layer_skips)
+    asked = combine(here, kv_types, layers or ([] if job.layer_skip else [None]), (job.layer_skip or ()))
     settings = list(dict.fromkeys([baseline, *asked]))
     return settings, settings.index(asked[0])
 
@@ -212,7 +192,7 @@ def _figures(job: EvalJob, setting: Setting, layers: Layers, found: Figures) -> 
         "layers": layers_text(setting.layers),
         "layer_skip": setting.layer_skip,
         "window": job.window,
-        "threads": job.n_threads,
+        "threads": job.threads or usable_cores(),
     }
     read = {"share": layers.share, "left_out": [list(half) for half in layers.left_out]}
     return {**asdict(found), **read, "settings": settings}

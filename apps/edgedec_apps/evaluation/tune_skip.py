@@ -42,30 +42,12 @@ from edgedec_apps.cli.json_file import report, require_json_file
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line
 from edgedec_apps.evaluation.evaluate import leading_tokens
+from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 
 _SEARCHED, _BLOCK = 64, 256  # tokens of a window that is searched on, and of one that is held back
 _HEADINGS = ("set", "bytes read", "left out", "same top-1", "KL mean", "overlap")
-
-
-@dataclass(frozen=True, slots=True)
-class TuneJob:
-    """What `edgedec tune-skip` was asked for."""
-
-    model: str
-    text: Path | None
-    seconds: float
-    seed: int
-    least_saved: float
-    n_positions: int
-    lossy: bool
-    runtime: str
-    threads: int | None
-    offline: bool
-    as_json: bool
-    json_out: Path | None
-    quiet: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +98,10 @@ def _check(job: TuneJob) -> None:
     """Refuse what can't be done before anything is loaded."""
     if not 0 < job.seconds < 1e6:
         raise RequestError(f"--seconds is {job.seconds}; it must be above 0")
-    if not 0 < job.least_saved < 1:
-        raise RequestError(f"--least is {job.least_saved}; it is a share of the bytes, between 0 and 1")
-    if job.n_positions < 1:
-        raise RequestError(f"--positions is {job.n_positions}; it must be at least 1")
+    if not 0 < job.least < 1:
+        raise RequestError(f"--least is {job.least}; it is a share of the bytes, between 0 and 1")
+    if job.positions < 1:
+        raise RequestError(f"--positions is {job.positions}; it must be at least 1")
     if job.json_out is not None:
         require_json_file(job.json_out)
 
@@ -178,7 +160,7 @@ def _tuned(
             judge,
             sizes,
             effort=effort,
-            least_saved=job.least_saved,
+            least_saved=job.least,
             is_over=lambda: monotonic() - started > job.seconds,
             on_scored=_told(options.on_progress, f"searching, at most {job.seconds:.0f} s:", "sets"),
         )
@@ -244,7 +226,7 @@ def _texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
             f"{name} has {counted(len(ids), 'token')}; a search takes at least {2 * n_own}: give a longer --text"
         )
     n_searched = min(max(1, effort.n_tokens // _SEARCHED), len(blocks) // 2)
-    n_held_back = -(-job.n_positions // (_BLOCK - SKIPPED_ROWS))
+    n_held_back = -(-job.positions // (_BLOCK - SKIPPED_ROWS))
     order = np.random.default_rng(job.seed).permutation(len(blocks)).tolist()
     return Texts(
         [np.array(blocks[place][:_SEARCHED], np.int32) for place in order[:n_searched]],

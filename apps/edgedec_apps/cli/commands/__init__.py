@@ -1,0 +1,29 @@
+"""The commands of `edgedec`, one file each: the options, the help text, and what the command does.
+
+`command` in a file is the function that typer calls; in the file of a group, such as `cache`, it maps the name of each
+command to its function. A file is imported when its command is used, and it imports numpy and the engine only inside
+the functions that need them, so that --help is fast. The parameters of a command are its options: the limit on the
+number of parameters of a function does not hold for them.
+"""
+
+SUMMARIES = {
+    "run": "Run a model on a prompt: text goes to standard output, all else to standard error.",
+    "chat": "Talk with a model. From a pipe, each line is a message.",
+    "serve": "Serve a model over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.",
+    "bench": "Measure how fast a model decodes with drafts and without, per task, and whether the texts are equal.",
+    "simulate": "Replay recorded drafts with the forward times of another device: would speculation be faster there?",
+    "eval": "Measure what a KV type, left-out layers or another file cost in quality and bring in speed.",
+    "tune-skip": "Search for the half-layers that a model drafts best without, and keep the set for --draft skip.",
+    "export": "Export a model to a folder that onnxruntime runs, here or on another device; or to another GGUF.",
+    "plan": "Show the memory that a model will need, what changes to fit --memory, and what else would fit.",
+    "pull": "Download a model, or resume its download, and check it.",
+    "list": "List the models on this machine, and those that the catalogue can download.",
+    "rm": "Delete a model and its tiles from the cache; files elsewhere are never deleted.",
+    "info": "Show a model's architecture, quantization, context, memory, defaults and runtimes.",
+    "doctor": "Show CPU features, memory, runtimes, devices, plug-ins and versions.",
+    "cache": "List, check and delete the files of the tile cache.",
+}
+"""The first line of each command's help, in the order of `edgedec --help`, which imports no command."""
+
+ALIASES = {"show": "info"}
+"""Further names of commands, which the help does not list."""

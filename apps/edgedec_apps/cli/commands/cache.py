@@ -1,0 +1,138 @@
+"""edgedec cache: the tile files that the cpu runtime keeps between starts, and the environments of optimum."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from edgedec.errors import ModelFormatError, StorageError
+from edgedec.memory_plan import format_bytes
+from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.options import AsJson, Quiet, tiles_option
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
+from edgedec_models.cache import list_models
+from edgedec_models.folders import cache_folder
+
+if TYPE_CHECKING:
+    from edgedec_export.optimum.environment import Environment
+    from edgedec_runtimes.cpu.tiles.listing import TileEntry
+
+_STATES = {
+    "changed": "the model has changed since",
+    "missing": "the model is gone",
+    "damaged": "damaged; written anew when it is needed",
+    "unfinished": "unfinished",
+}
+
+
+def list_files(*, as_json: AsJson = False) -> None:
+    """List the tile files with their sizes and models, the last used first, and the environments of optimum."""
+    from edgedec_export.optimum.environment import list_environments
+    from edgedec_runtimes.cpu.tiles.listing import list_tiles
+
+    root, names = cache_folder(), _model_names()
+    entries, environments = list_tiles(root), list_environments(root)
+    if as_json:
+        found = [{"path": os.fspath(e.path), "size_bytes": e.n_bytes, "current": e.is_current} for e in environments]
+        write_json({"tiles": [_document(entry) for entry in entries], "environments": found})
+        return
+    if not entries and not environments:
+        write_line("no tile files")
+    for entry in entries:
+        day = time.strftime("%Y-%m-%d", time.localtime(entry.last_used_s))
+        write_line(f"{format_bytes(entry.n_bytes):>9}  {day}  {_tile_name(entry, names)}")
+    for environment in environments:
+        write_line(f"{format_bytes(environment.n_bytes):>9}  {_environment_name(environment)}")
+
+
+def prune(
+    *,
+    everything: Annotated[bool, tiles_option("--all", help="Delete all of them, current ones too.")] = False,
+) -> None:
+    """Delete tile files whose model is gone or has changed, old environments of optimum, and unfinished files."""
+    from edgedec_export.optimum.environment import list_environments, remove_environment
+    from edgedec_runtimes.cpu.tiles.listing import prune_tiles
+
+    root, names = cache_folder(), _model_names()
+    removed = [(entry.n_bytes, _tile_name(entry, names)) for entry in prune_tiles(root, everything=everything)]
+    for environment in list_environments(root):
+        if (everything or not environment.is_current) and remove_environment(environment):
+            removed.append((environment.n_bytes, _environment_name(environment)))
+    for n_bytes, name in removed:
+        say(f"{format_bytes(n_bytes):>9}  {name}")
+    say(f"{format_bytes(sum(n_bytes for n_bytes, _ in removed))} freed")
+
+
+def verify(*, quiet: Quiet = False) -> None:
+    """Read all tile files and delete damaged ones, which the next start writes anew."""
+    from edgedec_runtimes.cpu.tiles.listing import list_tiles
+
+    def work(cancel: CancelToken) -> int:
+        with ProgressLine(quiet=quiet) as on_progress:
+            return sum(_verify_file(entry, _tile_name(entry, names), cancel, on_progress) for entry in entries)
+
+    names = _model_names()
+    entries = [entry for entry in list_tiles(cache_folder()) if entry.state != "unfinished"]
+    n_sound = interruptible(work)
+    say(f"{n_sound} of {len(entries)} tile files are sound")
+
+
+command: dict[str, Callable[..., None]] = {"list": list_files, "prune": prune, "verify": verify}
+
+
+def _verify_file(entry: "TileEntry", label: str, cancel: CancelToken, on_progress: OnProgress) -> bool:
+    """Check the CRCs of a tile file; return whether it is sound. A damaged one is deleted, and the person is told."""
+    from edgedec_runtimes.cpu.tiles.file import map_tiles
+    from edgedec_runtimes.cpu.tiles.listing import delete_tile_file
+
+    def named(progress: Progress) -> None:
+        on_progress(replace(progress, detail=f"tiles of {label}"))
+
+    try:
+        with map_tiles(entry.path, label) as tiles:
+            tiles.verify(on_progress=named, cancel=cancel)
+    except ModelFormatError as error:
+        say(str(error))
+        say(f"{format_bytes(delete_tile_file(entry.path))} freed")
+        return False
+    except FileNotFoundError:  # deleted since it was listed
+        return True
+    except OSError as error:
+        raise StorageError(f"the tiles of {label} can't be read: {error.strerror or error}; check the disk") from error
+    return True
+
+
+def _model_names() -> dict[Path, str]:
+    """Return the names of the models that `edgedec list` shows, by path."""
+    return {model.path: model.name for model in list_models()}
+
+
+def _tile_name(entry: "TileEntry", names: Mapping[Path, str]) -> str:
+    """Return the names of a tile file's models, and the file's state where it is not current.
+
+    A model that `edgedec list` does not show has the name of its file.
+    """
+    found = ", ".join(dict.fromkeys(one_line(names.get(path, path.name)) for path in entry.models))
+    if not found:
+        found = "a model that is being rearranged" if entry.state == "unfinished" else "an unknown model"
+    return found if entry.state == "current" else f"{found} ({_STATES[entry.state]})"
+
+
+def _environment_name(environment: "Environment") -> str:
+    state = "" if environment.is_current else " (of another release, or unfinished)"
+    return f"optimum, for edgedec export --via optimum{state}"
+
+
+def _document(entry: "TileEntry") -> dict[str, Any]:
+    return {
+        "path": os.fspath(entry.path),
+        "models": [os.fspath(path) for path in entry.models],
+        "layout": entry.layout,
+        "size_bytes": entry.n_bytes,
+        "last_used_s": entry.last_used_s,
+        "state": entry.state,
+    }

@@ -1,0 +1,281 @@
+"""edgedec export: a model as a folder for onnxruntime, with a report on what the export costs; or as another GGUF."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.memory.system import peak_resident_bytes
+from edgedec.memory_plan import format_bytes
+from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.resolver import ResolveOptions
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.log import warnings_of
+from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, option
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.terminal import one_line, say, write_json
+from edgedec_apps.cli.wording import in_options
+from edgedec_models.folders import cache_folder
+from edgedec_models.offline import offline_reason
+
+_EXPORT = "Export"
+_VALUES = {"to": ("onnx", "gguf"), "target": ("cpu", "npu"), "via": ("optimum", None)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportJob:
+    """The arguments and options of `edgedec export`."""
+
+    model: ModelName
+    to: Annotated[str, option("--to", help="What to make: onnx, or gguf.", metavar="FORMAT", panel=_EXPORT)] = "onnx"
+    via: Annotated[
+        str | None,
+        option(
+            "--via",
+            help="onnx: optimum, for a Hugging Face checkpoint (a folder, or hf:OWNER/REPO) of another architecture.",
+            metavar="TOOL",
+            panel=_EXPORT,
+        ),
+    ] = None
+    target: Annotated[
+        str,
+        option(
+            "--target", help="onnx: cpu, or npu for static graphs in 16 and 8 bits.", metavar="DEVICE", panel=_EXPORT
+        ),
+    ] = "cpu"
+    out: Annotated[
+        Path | None,
+        option("--out", "-o", help="Folder or GGUF to make (default: here, NAME-onnx).", metavar="PATH", panel=_EXPORT),
+    ] = None
+    quant: Annotated[
+        str,
+        option(
+            "--quant",
+            help="onnx: exact keeps every weight; balanced and small round weights where that costs little.",
+            metavar="Q",
+            panel=_EXPORT,
+        ),
+    ] = "exact"
+    kv: Annotated[
+        str, option("--kv", help="onnx: element type of the KV cache, f32 or int8.", metavar="T", panel=_EXPORT)
+    ] = "f32"
+    report: Annotated[
+        bool,
+        option("--report/--no-report", help="Measure the export against its source (default: yes).", panel=_EXPORT),
+    ] = True
+    type_name: Annotated[
+        str | None,
+        option("--type", help="gguf: type of the weights, such as Q4_K_M, Q8_0, F16.", metavar="TYPE", panel=_EXPORT),
+    ] = None
+    layers: Annotated[
+        str | None,
+        option("--layers", help="gguf: keep so many layers, or a list (0-13,20-27).", metavar="LIST", panel=_EXPORT),
+    ] = None
+    allow_requantize: Annotated[
+        bool, option("--allow-requantize", help="gguf: also quantize weights that are quantized.", panel=_EXPORT)
+    ] = False
+    force: Annotated[bool, option("--force", help="Replace an earlier export.", panel=_EXPORT)] = False
+    offline: Offline = False
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+
+def command(job: ExportJob) -> None:
+    """Export a model to a folder that onnxruntime runs, here or on another device; or to another GGUF.
+
+    MODEL is a GGUF, which is read tensor by tensor. For --to gguf it may also be a folder with a Hugging Face
+    checkpoint; for --via optimum it is such a checkpoint. An export that does not finish leaves no files.
+    """
+    _check(job)
+    make: Callable[[ExportJob, OnProgress, CancelToken], dict[str, Any]] = (
+        _make_via_optimum if job.via else _make_gguf if job.to == "gguf" else _make_onnx
+    )
+
+    def work(cancel: CancelToken) -> dict[str, Any]:
+        with ProgressLine(quiet=job.quiet) as on_progress:
+            return make(job, on_progress, cancel)
+
+    with warnings_of("edgedec.export") as warnings:
+        document = interruptible(work)
+    for warning in [] if job.quiet else warnings:
+        say(one_line(f"edgedec: {warning}"))
+    if job.as_json:
+        write_json(document)
+    elif not job.quiet:
+        (_say_gguf if job.to == "gguf" else _say_folder)(document)
+
+
+def _check(job: ExportJob) -> None:
+    """Raise RequestError where an option has a value that it can't have, or does not go with another option."""
+    for name, known in _VALUES.items():
+        if (value := getattr(job, name)) not in known:
+            raise RequestError(f"--{name} is {value!r}; it must be {' or '.join(filter(None, known))}")
+    to_gguf, as_default = job.to == "gguf", (job.quant, job.kv) == ("exact", "f32")
+    if job.via and (to_gguf or not as_default or job.target != "cpu"):
+        raise RequestError("--via optimum makes one kind of export; leave out --to, --quant, --kv and --target")
+    if to_gguf and (not as_default or job.target != "cpu"):
+        raise RequestError("--quant, --kv and --target are for --to onnx; give the type of a GGUF with --type")
+    if job.target == "npu" and not as_default:
+        raise RequestError("--quant and --kv are for --target cpu; an export for an NPU has one form, leave them out")
+    if not to_gguf and (job.type_name or job.layers or job.allow_requantize):
+        raise RequestError("--type, --layers and --allow-requantize are for --to gguf; add it, or leave them out")
+
+
+def _resolve(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> Path:
+    """Return the path of the model, which is downloaded where need be."""
+    from edgedec.loading.resolve import resolve
+
+    return resolve(job.model, ResolveOptions(cache_folder(), job.offline, on_progress, cancel))
+
+
+def _make_onnx(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> dict[str, Any]:
+    """Export to a folder for onnxruntime, measure the export, and return the JSON object about it."""
+    from edgedec_export.npu.export import export_npu
+    from edgedec_export.to_onnx import export_onnx
+
+    source = _resolve(job, on_progress, cancel)
+    started = perf_counter()
+    out = job.out or Path(f"{_default_name(job.model, source)}-{'onnx' if job.target == 'cpu' else job.target}")
+    make = partial(export_onnx, quant=job.quant, kv=job.kv) if job.target == "cpu" else export_npu
+    folder = make(source, out, force=job.force, on_progress=on_progress, cancel=cancel)
+    export_s = perf_counter() - started
+    document = _folder_document(job, folder)
+    if job.report and job.target == "cpu":
+        document["report"] = _report(job, source, folder, document, export_s, on_progress, cancel)
+    return document
+
+
+def _make_via_optimum(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> dict[str, Any]:
+    """Export a Hugging Face checkpoint with optimum, and return the JSON object about the export."""
+    from edgedec_export.optimum.environment import NEEDED_BYTES, environment_folder, is_ready
+    from edgedec_export.optimum.export import export_via_optimum, find_checkpoint
+
+    find_checkpoint(job.model)  # so that nothing is installed for a model that is none
+    environment = environment_folder(cache_folder())
+    offline = offline_reason(ResolveOptions(offline=job.offline)) is not None
+    if not job.quiet and not offline and not is_ready(environment):
+        room = format_bytes(NEEDED_BYTES)
+        say(one_line(f"installing optimum and torch into {environment}, once; up to {room}, some minutes"))
+    folder = export_via_optimum(
+        job.model,
+        job.out or Path(f"{_default_name(job.model, Path(job.model))}-onnx"),
+        environment=environment,
+        offline=offline,
+        force=job.force,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
+    return _folder_document(job, folder)
+
+
+def _folder_document(job: ExportJob, folder: Path) -> dict[str, Any]:
+    """Return the JSON object about an exported folder, without a report."""
+    from edgedec_export.folder import read_manifest
+
+    facts = read_manifest(folder) or {}
+    n_bytes = sum(entry["bytes"] for entry in facts["files"].values())
+    return {"model": job.model, "folder": str(folder), "bytes": n_bytes, **facts, "report": None}
+
+
+def _make_gguf(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> dict[str, Any]:
+    """Export to another GGUF, and return the JSON object about it."""
+    from edgedec.gguf.file import read_gguf
+    from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
+    from edgedec_export.to_gguf import export_gguf
+
+    source = _resolve(job, on_progress, cancel)
+    path = export_gguf(
+        source,
+        job.out or _default_gguf(_default_name(job.model, source), job.layers, job.type_name),
+        type_name=job.type_name,
+        layers=job.layers,
+        allow_requantize=job.allow_requantize,
+        force=job.force,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
+    made = read_gguf(path)
+    number = made.metadata.get("general.file_type")
+    return {
+        "model": job.model,
+        "file": str(path),
+        "bytes": made.n_bytes,
+        "type": FILE_TYPE_NAMES.get(number) if isinstance(number, int) else None,
+        "n_layer": made.metadata.get(f"{made.metadata.get('general.architecture')}.block_count"),
+    }
+
+
+def _default_gguf(name: str, layers: str | None, type_name: str | None) -> Path:
+    """Return the file that a model is exported to where --out is not given.
+
+    >>> _default_gguf("tiny-f16", "0-3,8", "q4_k_m").name
+    'tiny-f16-layers-0-3,8-Q4_K_M.gguf'
+    """
+    kept = f"-layers-{''.join(layers.split())}" if layers else ""
+    kind = f"-{type_name.upper()}" if type_name else ""
+    return Path(f"{name}{kept}{kind}.gguf")
+
+
+def _default_name(model: str, source: Path) -> str:
+    """Return the name of an export where --out is not given, without an ending: that of the file, or of the model.
+
+    >>> _default_name("hf:someone/Some-Model-GGUF:Q4_0", Path("/cache/0a1b2c.gguf"))
+    'Some-Model-GGUF-Q4_0'
+    """
+    own = source.resolve().name if source.is_dir() else source.stem
+    name = own if Path(model).exists() else model.rpartition("/")[2]
+    plain = re.sub(r"-\d{5}-of-\d{5}$", "", name)
+    return re.sub(r"[^\w.+-]+", "-", plain).strip(".-")
+
+
+def _report(
+    job: ExportJob,
+    source: Path,
+    folder: Path,
+    document: dict[str, Any],
+    export_s: float,
+    on_progress: OnProgress,
+    cancel: CancelToken,
+) -> dict[str, Any] | None:
+    """Measure the export, write its report and return it; None, and a message, where the measurement fails."""
+    from edgedec_apps.evaluation.export_measure import measured_apart
+    from edgedec_export.report import write_report
+
+    cost = {
+        "source": document["source"]["name"],
+        "source_bytes": document["source"]["bytes"],
+        "bytes": document["bytes"],
+        "quant": job.quant,
+        "kv": job.kv,
+        "export_s": export_s,
+        "peak_bytes": peak_resident_bytes(),
+    }
+    try:
+        with stage(on_progress, "measuring the export (--no-report skips this)"):
+            report = cost | measured_apart(source, folder, cancel)
+    except RuntimeUnavailableError as error:
+        say(one_line(f"edgedec: {in_options(str(error))}"))
+        return None
+    write_report(folder, report)
+    return report
+
+
+def _say_folder(document: dict[str, Any]) -> None:
+    from edgedec_apps.bench.table import columns
+    from edgedec_export.report import rows
+
+    folder, report = document["folder"], document["report"]
+    kind = document["target"] if document["target"] == "npu" else document["quant"]
+    for line in [] if report is None else columns(rows(report)):
+        say(one_line(line))
+    say(one_line(f"{folder}: {format_bytes(document['bytes'])}, {kind}; run it with: edgedec run {folder}"))
+
+
+def _say_gguf(document: dict[str, Any]) -> None:
+    size = format_bytes(document["bytes"])
+    facts = ", ".join(str(fact) for fact in (size, document["type"], f"{document['n_layer']} layers") if fact)
+    say(one_line(f"{document['file']}: {facts}; run it with: edgedec run {document['file']}"))

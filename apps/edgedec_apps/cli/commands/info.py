@@ -1,0 +1,143 @@
+"""edgedec info: what a model's file says, and what the model needs here, for a person or as JSON."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from edgedec.errors import OfflineError
+from edgedec.memory_plan import format_bytes
+from edgedec.resolver import ResolveOptions
+from edgedec_apps.cli.options import AsJson, ModelName
+from edgedec_apps.cli.progress import shown_at_a_terminal
+from edgedec_apps.cli.terminal import write_facts, write_json
+
+if TYPE_CHECKING:
+    from edgedec_models.catalogue import Entry
+
+Facts = list[tuple[str, str]]
+
+_ALWAYS_SHOWN = ("temperature", "top_p")
+
+
+def command(model: ModelName, *, as_json: AsJson = False) -> None:
+    """Show a model's architecture, quantization, context, memory, defaults and runtimes.
+
+    Nothing is downloaded, and only the file's header is read.
+    """
+    from edgedec.api.base_memory import base_bytes
+    from edgedec.loading.resolve import resolve
+    from edgedec.memory.planner import Cap
+    from edgedec_apps.cli.model_report import model_document
+    from edgedec_models.catalogue import load_catalogue
+
+    cap = Cap(
+        None, base_bytes(), whole_process=True
+    )  # measured before the file is read, as in every command that plans memory
+    try:
+        path = resolve(model, ResolveOptions(offline=True))
+    except OfflineError as error:
+        entry = load_catalogue().get(model)
+        if entry is None:
+            raise OfflineError(f"{model} is not on this machine; download it with: edgedec pull {model}") from error
+        write_json(_catalogue_document(entry)) if as_json else write_facts(_catalogue_facts(entry))
+        return
+    with shown_at_a_terminal("reading the header, planning the memory"):
+        document = model_document(path, cap)
+    write_json(document) if as_json else write_facts(_facts(document))
+
+
+def _catalogue_document(entry: "Entry") -> dict[str, Any]:
+    """Return the JSON object of a model of the catalogue that is not on this machine."""
+    return {
+        "name": entry.name,
+        "path": None,
+        "architecture": entry.architecture,
+        "size_bytes": entry.size_bytes,
+        "license": entry.licence,
+        "note": entry.note,
+        "drafters": list(entry.drafters),
+    }
+
+
+def _catalogue_facts(entry: "Entry") -> Facts:
+    return [
+        ("name", entry.name),
+        ("file", f"not on this machine; download it with: edgedec pull {entry.name}"),
+        ("architecture", entry.architecture),
+        ("size", format_bytes(entry.size_bytes)),
+        ("license", entry.licence),
+        ("note", entry.note),
+        ("drafters", ", ".join(entry.drafters) or "none recommended"),
+    ]
+
+
+def _facts(document: dict[str, Any]) -> Facts:
+    """Return the document of a model as names and values for a person."""
+    trained = document["n_ctx_train"]
+    rows = [
+        ("name", document["name"] or "-"),
+        ("file", document["path"]),
+        ("architecture", _shape(document)),
+        ("size", _size(document)),
+        ("quantization", ": ".join(filter(None, (document["quantization"], _mix(document["tensors"]))))),
+        (
+            "context",
+            f"{document['n_ctx_default']} tokens by default, trained for {'unknown' if trained is None else trained}",
+        ),
+        ("memory", _memory(document)),
+        ("sampling", f"{_sampling(document['sampling_defaults'])} (from {document['sampling_defaults_from']})"),
+        ("chat template", "yes" if document["has_chat_template"] else "none: the model continues text"),
+        ("license", document["license"] or "-"),
+    ]
+    for name, reason in document["runtimes"].items():
+        why = f"; {document['runtime_reason']}" if document["runtime_reason"] else ""
+        chosen = f" (chosen by auto{why})" if name == document["runtime_chosen"] else ""
+        rows.append((f"on {name}", f"yes{chosen}" if reason is None else f"no: {reason}"))
+    return rows
+
+
+def _memory(document: dict[str, Any]) -> str:
+    """Return the memory with a short text, and with a full context of several lengths."""
+    if not document["memory_bytes"]:
+        return "unknown: no installed runtime runs this model"
+    full = ", ".join(f"{format_bytes(size)} for {n} tokens" for n, size in document["memory_bytes"].items())
+    start = format_bytes(document["memory_start_bytes"])
+    return f"{start} with a short text; with a full context: {full} (edgedec plan lists the parts)"
+
+
+def _size(document: dict[str, Any]) -> str:
+    n_bytes = format_bytes(document["size_bytes"])
+    return n_bytes if document["n_params"] is None else f"{n_bytes}, {_count(document['n_params'])} parameters"
+
+
+def _shape(document: dict[str, Any]) -> str:
+    layers, width, vocabulary = (document[key] for key in ("n_layer", "n_embd", "n_vocab"))
+    return f"{document['architecture']}, {layers} layers of width {width}, vocabulary of {vocabulary} tokens"
+
+
+def _mix(tensors: list[dict[str, Any]]) -> str:
+    """Return the share of each tensor type in the bytes of the file.
+
+    >>> _mix([{"type": "Q4_K", "share": 0.7}, {"type": "F32", "share": 0.0001}])
+    'Q4_K 70 %, F32 <1 %'
+    """
+    return ", ".join(f"{t['type']} {'<1' if t['share'] < 0.01 else round(t['share'] * 100)} %" for t in tensors)
+
+
+def _sampling(params: dict[str, Any]) -> str:
+    """Return the sampling defaults that differ from "off", and always temperature and top_p."""
+    from edgedec.sampling import SamplingParams
+
+    off = asdict(SamplingParams())
+    shown = [name for name in params if name in _ALWAYS_SHOWN or params[name] != off[name]]
+    return ", ".join(f"{name} {params[name]}" for name in shown)
+
+
+def _count(n: int) -> str:
+    """Return a count with a word for large numbers.
+
+    >>> _count(134_515_008), _count(1_543_714_304), _count(107_328)
+    ('134.5 million', '1.54 billion', '107328')
+    """
+    if n < 10**6:
+        return str(n)
+    return f"{n / 1e9:.2f} billion" if n >= 10**9 else f"{n / 1e6:.1f} million"

@@ -1,0 +1,26 @@
+"""edgedec plan: its options; edgedec_apps.cli.plan makes and prints the plan."""
+
+from typing import Annotated
+
+from edgedec_apps.cli.options import AsJson, LoadFlags, ModelName, Quiet, model_option
+
+
+def command(
+    model: ModelName,
+    *,
+    load: LoadFlags,
+    parallel: Annotated[
+        int | None,
+        model_option("--parallel", help="As edgedec serve, with N requests at once (default: as run).", metavar="N"),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show the memory that a model will need, what changes to fit --memory, and what else would fit.
+
+    The plan is for the one prompt of edgedec run: the memory with a short text, and with a full context. A chat keeps
+    more of the earlier texts to draft from, as edgedec serve with --parallel 1 does.
+    """
+    from edgedec_apps.cli.plan import Wanted, print_plan
+
+    print_plan(model, Wanted(load, parallel), as_json=as_json, quiet=quiet)

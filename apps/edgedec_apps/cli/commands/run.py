@@ -1,0 +1,142 @@
+"""edgedec run: a prompt in, text out."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgedec.errors import CancelledError, RequestError
+from edgedec.progress import CancelToken
+from edgedec_apps.cli.commands.chat import converse
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.json_file import require_json_file, write_json_file
+from edgedec_apps.cli.memory_report import held_document, held_line
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, SamplingFlags, System, prompt_option
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.prompt import argument_text, find_prompt
+from edgedec_apps.cli.replies import cut_text, print_stream, say_summary
+from edgedec_apps.cli.terminal import say, write_json
+
+if TYPE_CHECKING:
+    from edgedec.api.engine import Engine
+    from edgedec.decoding.generate import TokenStream
+    from edgedec.memory_plan import MemoryPlan
+    from edgedec.sequence import Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunJob:
+    """The arguments and options of `edgedec run`."""
+
+    model: ModelName
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The prompt; without it: --file, standard input, or a chat."),
+    ] = None
+    file: Annotated[
+        Path | None,
+        prompt_option("--file", "-f", help="Read the prompt from a file; - is standard input.", metavar="FILE"),
+    ] = None
+    raw: Annotated[bool, prompt_option("--raw", help="Continue the text, without the chat template.")] = False
+    system: System = None
+    load: LoadFlags
+    sampling: SamplingFlags
+    output: OutputFlags
+
+
+def command(job: RunJob) -> None:
+    """Run a model on a prompt: text goes to standard output, all else to standard error.
+
+    At a terminal, without a prompt, it becomes a chat.
+    """
+    text = find_prompt(job.prompt, job.file, job.load.memory)
+    job = replace(job, system=argument_text(job.system, "--system"))
+    if text is not None:
+        _run_prompt(job, text)
+    elif job.raw:
+        raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
+    else:
+        converse(job.model, job.system, job.load, job.sampling, job.output)
+
+
+def _run_prompt(job: RunJob, prompt: str) -> None:
+    """Load the model, generate, print the text and report.
+
+    Raises:
+        CancelledError: Ctrl-C ended the generation; the text so far is printed.
+        CutTextError: The text was cut before its grammar allowed an end; it is printed.
+        EdgedecError: As edgedec.load and Engine.stream.
+    """
+    from edgedec_apps.cli.grammar_options import grammar_options
+    from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
+
+    if job.raw and job.system is not None:
+        raise RequestError("--system needs the chat template; leave out --raw")
+    if not job.raw and not prompt.strip():
+        raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
+    if job.output.json_out is not None:
+        require_json_file(job.output.json_out)
+    grammar = grammar_options(job.sampling)
+    options = sampling_options(job.sampling) | grammar
+
+    def work(cancel: CancelToken) -> "tuple[Generation, MemoryPlan]":
+        with open_model(job.model, job.load, job.output, cancel, one_request=True, grammars=bool(grammar)) as engine:
+            restore_prompt_cache(engine, job.load.prompt_cache)
+            progress = ProgressLine(quiet=job.output.quiet)
+            with progress as on_progress:
+                stream = _start(engine, job, prompt, options | {"cancel": cancel, "on_progress": on_progress})
+                print_stream(stream, progress, n_most=options.get("max_tokens"), show=not job.output.as_json)
+            store_prompt_cache(engine, job.load.prompt_cache)
+            return stream.generation, engine.plan
+
+    generation, plan = interruptible(work)
+    _report(generation, plan, job.model, job.output)
+    if generation.finish_reason == "cancelled":
+        raise CancelledError("interrupted")
+    if error := cut_text(generation):
+        raise error
+
+
+def _start(engine: "Engine", job: RunJob, prompt: str, options: dict[str, Any]) -> "TokenStream":
+    """Start the generation: by the chat template, or as a continuation where --raw is given or the model has none."""
+    if not job.raw and engine.can_chat:
+        messages = [{"role": "system", "content": job.system}] if job.system is not None else []
+        return engine.chat_stream([*messages, {"role": "user", "content": prompt}], **options)
+    if job.system is not None:
+        raise RequestError("the model has no chat template, which --system needs; leave --system out")
+    if not job.raw and not job.output.quiet:
+        say("edgedec: the model has no chat template; the prompt is continued, as with --raw")
+    return engine.stream(prompt, **options)
+
+
+def _report(generation: "Generation", plan: "MemoryPlan", model: str, output: OutputFlags) -> None:
+    if not output.quiet:
+        say_summary(generation, explain=output.explain)
+        if output.explain:
+            say(f"  {held_line(plan)}")
+    if not output.as_json and output.json_out is None:
+        return
+    document = _document(generation, model) | {"memory": held_document(plan)}
+    if output.as_json:
+        write_json(document)
+    if output.json_out is not None:
+        write_json_file(output.json_out, document)
+
+
+def _document(generation: "Generation", model: str) -> dict[str, Any]:
+    """Return the JSON object of a generation."""
+    document: dict[str, Any] = {
+        "model": model,
+        "text": generation.text,
+        "token_ids": list(generation.token_ids),
+        "finish_reason": generation.finish_reason,
+        **({} if generation.is_whole is None else {"is_whole": generation.is_whole}),
+        "stats": generation.stats.as_dict(),
+    }
+    if any(output.logprob is not None for output in generation.outputs):
+        document["logprobs"] = [
+            {"token_id": output.token_id, "logprob": output.logprob, "top": dict(output.top_logprobs)}
+            for output in generation.outputs
+        ]
+    return document

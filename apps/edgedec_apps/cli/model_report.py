@@ -1,0 +1,108 @@
+"""The JSON object of `edgedec info`: what a model's header says, the memory that it needs, the runtimes that run it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgedec.api.options import EngineOptions
+from edgedec.api.wishes import choose, engine_wishes
+from edgedec.errors import EdgedecError, ModelFormatError
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.formats import header_path, is_onnx
+from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.planner import Cap, plan_wishes
+from edgedec.memory.system import available_bytes
+from edgedec.model import default_n_ctx
+from edgedec.sampling import SamplingParams
+from edgedec_apps.cli.opening import application_of, engine_options
+from edgedec_apps.cli.options import LoadFlags
+from edgedec_apps.cli.runtimes import ask_runtimes
+
+_CONTEXTS = (512, 2048, 4096, 8192, 32768)
+
+
+def model_document(path: Path, cap: Cap) -> dict[str, Any]:
+    """Return the JSON object of a GGUF file or an ONNX export, its memory planned within a cap.
+
+    Raises:
+        ModelFormatError: The header, or an export's edgedec.json, is damaged.
+    """
+    gguf = read_gguf(header_path(path))
+    found, choice = describe(gguf), _choose_by_default(path)
+    document = {
+        "name": found.name,
+        "path": str(path),
+        "architecture": found.architecture,
+        "n_params": found.n_params,
+        "size_bytes": found.n_bytes,
+        "quantization": found.quantization_label,
+        "tensors": [
+            {"type": share.type.name, "n_tensors": share.n_tensors, "n_bytes": share.n_bytes, "share": share.share}
+            for share in found.quantization
+        ],
+        "n_layer": found.n_layer,
+        "n_embd": found.n_embd,
+        "n_vocab": found.n_vocab,
+        "n_ctx_train": found.n_ctx_train,
+        "n_ctx_default": default_n_ctx(found.n_ctx_train or 0),
+        **_memory(choice, _contexts(found), cap),
+        "sampling_defaults": asdict(SamplingParams(**found.sampling_defaults)),
+        "sampling_defaults_from": "the model file" if found.sampling_defaults else "edgedec",
+        "has_chat_template": found.has_chat_template,
+        "license": found.license,
+        "runtimes": _refusals(path, gguf),
+        "runtime_chosen": None if choice is None else choice.runtime.name,
+        "runtime_reason": "" if choice is None else choice.reason,
+    }
+    return document | _export_facts(path)
+
+
+def _export_facts(path: Path) -> dict[str, Any]:
+    """Return what the manifest of an ONNX export says instead of its header, which has no tensors; {} for a GGUF."""
+    if not is_onnx(path):
+        return {}
+    from edgedec_export.folder import read_manifest  # not in the memory of a GGUF's plan
+
+    folder = header_path(path).parent
+    try:
+        facts = read_manifest(folder) or {}
+        n_bytes = sum(int(file["bytes"]) for file in facts["files"].values())
+        label = f"ONNX export for {facts['target']}, {facts['quant']}, KV cache {facts['kv']}"
+        return {"size_bytes": n_bytes, "n_params": None, "quantization": label}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelFormatError(f"{folder}: its edgedec.json can't be read ({error}); export the model again") from error
+
+
+def _memory(choice: Choice | None, contexts: list[int], cap: Cap) -> dict[str, Any]:
+    """Return the memory that `edgedec plan` plans for each length of context; empty where no runtime runs the model."""
+    if choice is None:
+        return {"memory_bytes": {}, "memory_start_bytes": None}
+    plans = {}
+    for n in contexts:
+        options = engine_options(flags := LoadFlags(context=n))
+        wishes = engine_wishes(choice, options, application_of(flags, None, one_request=True), available_bytes())
+        plans[str(n)] = plan_wishes(choice, wishes.setting, cap).plan
+    most = {n: plan.total_bytes for n, plan in plans.items()}
+    return {"memory_bytes": most, "memory_start_bytes": min(plan.start_bytes for plan in plans.values())}
+
+
+def _contexts(found: ModelInfo) -> list[int]:
+    """Return the lengths of context to plan for: usual ones up to the trained one, and the default."""
+    trained = found.n_ctx_train or 4096
+    return sorted({n for n in _CONTEXTS if n <= trained} | {default_n_ctx(trained)})
+
+
+def _refusals(path: Path, gguf: GGUF) -> dict[str, str | None]:
+    """Return for each runtime why it does not run the file, without the file's name; None where it does."""
+    answers = ask_runtimes(lambda runtime: runtime.accepts(path)).items()
+    prefix = f"{gguf.paths[0]}: "
+    return {name: None if answer is None else str(answer).removeprefix(prefix) for name, answer in answers}
+
+
+def _choose_by_default(path: Path) -> Choice | None:
+    """Return the runtime that auto chooses with what was measured before; None where no runtime runs the file."""
+    try:
+        return choose(path, "auto", EngineOptions().load_options(available_bytes()), measure=False)
+    except EdgedecError:
+        return None

@@ -1,0 +1,77 @@
+"""What a person sees of a reply: the text as it comes, the summary after it, and whether it was cut."""
+
+import sys
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from edgedec.counted import counted
+from edgedec.errors import CutTextError
+from edgedec.progress import Progress, stage
+from edgedec_apps.cli.explain import explanation
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.terminal import say, write_text
+
+if TYPE_CHECKING:
+    from edgedec.decoding.generate import TokenStream
+    from edgedec.sequence import Generation
+
+
+def print_stream(stream: "TokenStream", progress: ProgressLine, *, n_most: int | None = None, show: bool) -> None:
+    """Print the tokens of a stream as they come, then a line end, and close the stream.
+
+    With `show` false nothing is printed, and the tokens are counted as progress, out of `n_most`.
+    """
+    last = ""
+    try:
+        with progress as on_progress:
+            with stage(on_progress, "prefill"):
+                first = next(stream, None)
+            for n, token in enumerate(chain([] if first is None else [first], stream), start=1):
+                if not show:
+                    on_progress(Progress("generating", n, n_most, "tokens"))
+                elif token.text:
+                    progress.stop()
+                    write_text(token.text)
+                    last = token.text
+    finally:
+        stream.close()
+    if last and not last.endswith("\n"):
+        write_text("\n")
+
+
+def say_summary(generation: "Generation", *, explain: bool = False) -> None:
+    """Print the summary line of a reply, and the explanation of its drafting where `explain` is true.
+
+    At a terminal that shows the reply too, an empty line stands before the summary.
+    """
+    separator = "\n" if sys.stderr.isatty() and sys.stdout.isatty() else ""
+    say(separator + summary(generation))
+    if explain:
+        for line in explanation(generation.stats):
+            say(f"  {line}")
+
+
+def summary(generation: "Generation") -> str:
+    """Return one line on a reply: latency, speed, length, drafting, reused tokens, and why drafting was off."""
+    stats = generation.stats
+    n = stats.n_generated_tokens
+    parts = [f"first token {stats.first_token_s:.2f} s"] if stats.first_token_s else []
+    if stats.tokens_per_s:
+        parts.append(f"{stats.tokens_per_s:.1f} tokens/s")
+    parts.append(f"{counted(n, 'token')} ({generation.finish_reason})")
+    drafted = f"drafted {stats.n_draft_tokens}, accepted {stats.n_accepted_tokens}"
+    parts.append(drafted if stats.n_drafts else "nothing drafted")
+    if stats.n_reused_tokens:
+        parts.append(f"reused {stats.n_reused_tokens} of {stats.n_prompt_tokens}")
+    return " · ".join([*parts, *stats.reasons])
+
+
+def cut_text(generation: "Generation") -> CutTextError | None:
+    """Return an error where max_tokens or a full context cut a text before its grammar allowed an end; else None."""
+    if generation.finish_reason != "length" or generation.is_whole is not False:
+        return None
+    n = len(generation.token_ids)
+    return CutTextError(
+        f"the text was cut after {n} tokens, before its grammar allowed an end, so it is not whole; allow more tokens "
+        "(--max-tokens, --context), or let edgedec close the text in time (--json-close)"
+    )
