@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--quiet", type=float, default=0.03)
     parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()
+    origin = provenance()
     options = RunOptions(args.max_tokens)
     kept: dict[str, dict[str, Measured]] = {}
     with (
@@ -120,7 +121,7 @@ def main() -> None:
         "model": args.model,
         "prompts": "edgedec bench's own" if args.prompts == DEFAULT_PROMPTS else args.prompts.name,
         "max_tokens": args.max_tokens,
-        **provenance(),
+        **origin,
         "different": different,
         "tasks": {task: figures(found) for task, found in tasks.items()},
         "all": figures(list(kept.values())),
