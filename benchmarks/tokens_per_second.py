@@ -26,9 +26,14 @@ from typing import Any
 from provenance import provenance
 
 import edgedec
+from edgedec.api.load import resolve
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.model_info import describe
 from edgedec.progress import CancelToken
+from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.measure import Run, Runner, RunOptions, engine_runner, order
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchRequest, prepare, read_prompts
+from edgedec_models.folders import cache_folder
 
 DRAFTS, PLAIN, LLAMACPP = "edgedec with drafts", "edgedec without drafts", "llama.cpp"
 
@@ -119,6 +124,9 @@ def main() -> None:
     document = {
         "benchmark": "tokens_per_second",
         "model": args.model,
+        "quantization": describe(
+            read_gguf(resolve(args.model, ResolveOptions(cache_folder(), True)))
+        ).quantization_label,
         "prompts": "edgedec bench's own" if args.prompts == DEFAULT_PROMPTS else args.prompts.name,
         "max_tokens": args.max_tokens,
         **origin,

@@ -1,0 +1,151 @@
+"""What the documents and docstrings name exists: files, modules, commands and options."""
+
+import ast
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("edgedec", "runtimes", "export", "models", "apps", "tests", "docs", "benchmarks", "examples", ".ci")
+PACKAGES = ("runtimes/edgedec_runtimes", "export/edgedec_export", "models/edgedec_models", "apps/edgedec_apps")
+DOCUMENTS = sorted(
+    path
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/*/README.md"))
+    if path.exists()
+)
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+PATH = re.compile(r"(?<![\w./~-])(?:\.\./)*((?:[\w-]+/)+[\w.*-]+|[\w-]+\.(?:py|md|sh))(?![\w-])")
+MODULE = re.compile(r"(?<![\w./-])(edgedec(?:_runtimes|_apps|_export|_models)?(?:\.[A-Za-z_]\w*)+)")
+SNIPPET = re.compile(r"```\w*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+
+# Names of other projects' files, and of files that a command makes.
+ELSEWHERE = {"convert_hf_to_gguf.py", "report.md"}
+
+pytestmark = pytest.mark.skipif(not (ROOT / "edgedec").is_dir(), reason="the sources are not beside the tests")
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """Return every docstring of a source file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Return the text of every document, and the docstrings of every source file."""
+    for path in DOCUMENTS:
+        yield path, path.read_text(encoding="utf-8")
+    for path in SOURCES:
+        yield path, "\n".join(docstrings(path))
+
+
+@cache
+def file_names() -> frozenset[str]:
+    """Return the names, without folders, of all files of this checkout that documents may name."""
+    return frozenset(path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file())
+
+
+def exists(name: str, document: Path) -> bool:
+    """Tell whether a path exists: from the checkout's root, from a package's folder, or from the document's folder."""
+    if "/" not in name:
+        return name in file_names() or (ROOT / name).exists()
+    roots = [ROOT, *(ROOT / package for package in PACKAGES), *((ROOT / package).parent for package in PACKAGES)]
+    return any(any(root.glob(name.rstrip("."))) for root in [*roots, ROOT / "edgedec", document.parent])
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether a path claims to be one of this checkout: it has no folder, or begins with a folder of ours."""
+    first = name.split("/")[0]
+    if name in ELSEWHERE or name.endswith(".gguf"):
+        return False
+    return "/" not in name or first in FOLDERS or first.startswith("edgedec_") or name.endswith(".py")
+
+
+def test_paths_exist() -> None:
+    """Every path of ours that a document or a docstring names is there."""
+    wrong = [
+        f"{document.relative_to(ROOT)}: {name}"
+        for document, text in texts()
+        for name in PATH.findall(text)
+        if is_ours(name) and not exists(name, document)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def named(module: str) -> bool:
+    """Tell whether a dotted name is a module or package of ours, or something that a module of ours mentions."""
+    parts = module.split(".")
+    tops = {"edgedec": ROOT / "edgedec", **{package.split("/")[1]: ROOT / package for package in PACKAGES}}
+    place = tops[parts[0]]
+    for i, part in enumerate(parts[1:], start=1):
+        if (place / part).is_dir():
+            place = place / part
+            continue
+        file = place / f"{part}.py"
+        if file.exists():
+            rest = parts[i + 1 :]
+        else:
+            file, rest = place / "__init__.py", parts[i:]
+        return not rest or re.search(rf"\b{rest[0]}\b", file.read_text(encoding="utf-8")) is not None
+    return True
+
+
+def entry_point_groups() -> set[str]:
+    """Return the groups of entry points, which look like modules."""
+    return set(re.findall(r'"(edgedec\.\w+)"', (ROOT / "edgedec" / "plugins.py").read_text(encoding="utf-8")))
+
+
+def test_modules_exist() -> None:
+    """Every dotted name of ours that a document or a docstring names is there; names of loggers and groups too."""
+    known = entry_point_groups() | {"edgedec.json", "edgedec.service", "edgedec.kept_layers", "edgedec.llamacpp"}
+    wrong = [
+        f"{document.relative_to(ROOT)}: {name}"
+        for document, text in texts()
+        for name in MODULE.findall(text)
+        if name not in known and not named(name)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def snippets(path: Path) -> Iterator[str]:
+    """Return the commands in a document's code: each line of a block, and each piece between backticks."""
+    for block, inline in SNIPPET.findall(path.read_text(encoding="utf-8")):
+        for line in (block or inline).replace("\\\n", " ").splitlines():
+            yield line.split("  #")[0].strip()
+
+
+def test_commands_and_options_exist() -> None:
+    """Every `edgedec COMMAND` of the documents is a command; its options, and those of benchmarks, are declared."""
+    reference = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    commands = set(re.findall(r"^### edgedec ([a-z-]+)", reference, re.MULTILINE))
+    options = {option.replace("[no-]", "") for option in re.findall(r"--(?:\[no-\])?[a-z-]+", reference)}
+    options |= {f"--no-{option[2:]}" for option in options} | {"--help", "--version"}
+    wrong = []
+    for document in DOCUMENTS:
+        for line in snippets(document):
+            where = f"{document.relative_to(ROOT)}: {line}"
+            if (command := re.match(r"(?:\S+/)?edgedec ([a-z][a-z-]*)(?: |$)", line)) is not None:
+                wrong += [where] * (command[1] not in commands)
+                wrong += [where] * (not set(OPTION.findall(line)) <= options)
+            elif (benchmark := re.match(r"(?:python )?(benchmarks/\w+\.py)", line)) is not None:
+                source = (ROOT / benchmark[1]).read_text(encoding="utf-8")
+                wrong += [where] * any(f'"{option}"' not in source for option in OPTION.findall(line))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    """The README's picture is drawn from the committed result, byte for byte."""
+    spec = importlib.util.spec_from_file_location("readme_picture", ROOT / "benchmarks" / "readme_picture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    drawn = script.draw(json.loads(script.RESULT.read_text(encoding="utf-8")))
+    assert script.PICTURE.read_text(encoding="utf-8") == drawn
