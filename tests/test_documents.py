@@ -23,6 +23,8 @@ SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 PATH = re.compile(r"(?<![\w./~-])(?:\.\./)*((?:[\w-]+/)+[\w.*-]+|[\w-]+\.(?:py|md|sh))(?![\w-])")
 MODULE = re.compile(r"(?<![\w./-])(edgedec(?:_runtimes|_apps|_export|_models)?(?:\.[A-Za-z_]\w*)+)")
 SNIPPET = re.compile(r"```\w*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 # Names of other projects' files, and of files that a command makes.
@@ -137,6 +139,26 @@ def test_commands_and_options_exist() -> None:
             elif (benchmark := re.match(r"(?:python )?(benchmarks/\w+\.py)", line)) is not None:
                 source = (ROOT / benchmark[1]).read_text(encoding="utf-8")
                 wrong += [where] * any(f'"{option}"' not in source for option in OPTION.findall(line))
+    assert not wrong, "\n".join(wrong)
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = HEADING.findall(document.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere() -> None:
+    """Every link of a document to another document, or to a heading, leads there."""
+    wrong = []
+    for document in DOCUMENTS:
+        for link in LINK.findall(document.read_text(encoding="utf-8")):
+            if "://" in link:
+                continue
+            name, _, anchor = link.partition("#")
+            target = document.parent / name if name else document
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                wrong.append(f"{document.relative_to(ROOT)}: {link}")
     assert not wrong, "\n".join(wrong)
 
 
