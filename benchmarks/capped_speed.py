@@ -1,10 +1,11 @@
-"""What a memory cap costs in speed: whole processes with and without it in turn, on the same prompts.
+"""Measure what a memory cap costs in speed: whole processes with and without the cap, in turn, on the same prompts.
 
     python benchmarks/capped_speed.py qwen2.5-coder-1.5b --context 4096 --memory 1320MB
 
-Every prompt is answered twice a round by `edgedec run`, once under the cap and once without, and the order changes from
-prompt to prompt. Compared are tokens per second after the first token and the time to the first one; the texts must be
-equal. Ends with one line of JSON; the exit code is 1 where a text differs or a process held more than its cap.
+Every prompt is answered twice a round by `edgedec run`, once under the cap and once without, and the order changes
+from prompt to prompt. The script compares the tokens per second after the first token, and the time to the first one.
+The texts must be equal. It ends with one line of JSON; the exit code is 1 where a text differs or a process held more
+than its cap.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python benchmarks/conversation.py --model smollm2-135m --history 1500
 
-The history is a chat of at least that many tokens; warm reuses the KV cache, cold evaluates all of it; they alternate.
-Ends with one line of JSON.
+The history is a chat of at least that many tokens. A warm turn reuses the KV cache, a cold one evaluates the whole
+prompt; the two alternate. Ends with one line of JSON.
 """
 
 import argparse

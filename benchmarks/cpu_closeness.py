@@ -4,9 +4,9 @@
 
 The truth is a float32 computation on the dequantized weights (float_truth.py). Each position of real text (this
 repository's own documents, or --text, or --prompts) is predicted by all three from the same tokens before it, and
-KL(truth || runtime) is taken over the whole vocabulary. A margin is by how much llama.cpp prefers its first token to
-the cpu runtime's, in its own logits; "with truth" counts only positions where llama.cpp's is the truth's as well. Keys
-and values are kept in f16 by both runtimes. Ends with one line of JSON.
+KL(truth || runtime) is taken over the whole vocabulary. A margin says by how much llama.cpp prefers its best token to
+the cpu runtime's, in its own logits; "with truth" counts only positions where llama.cpp's best token is the truth's,
+too. Keys and values are kept in f16 by both runtimes. Ends with one line of JSON.
 """
 
 import argparse
@@ -39,7 +39,7 @@ RUNTIMES: dict[str, Callable[[], Runtime]] = {"cpu": Cpu, "llamacpp": LlamaCpp}
 
 @dataclass(slots=True)
 class Compared:
-    """What is kept of a position.
+    """The comparison at one position.
 
     Attributes:
         kl: KL(truth || runtime) in nats, by runtime.
@@ -53,7 +53,7 @@ class Compared:
 
 
 def read_text(args: argparse.Namespace) -> str:
-    """Return the text that is asked for."""
+    """Return the text to predict: that of --text or --prompts, else this repository's documents."""
     if args.prompts:
         lines = [json.loads(line) for line in args.prompts.read_text(encoding="utf-8").splitlines() if line]
         return "\n\n".join(turn for line in lines for turn in line["turns"])

@@ -1,9 +1,9 @@
-"""What a forward costs on the cpu runtime and on llama.cpp, side by side: plain decoding, small batches, prefill, load.
+"""Measure forwards on the cpu runtime and on llama.cpp, side by side: plain decoding, small batches, prefill, load.
 
     python benchmarks/cpu_speed.py qwen2.5-coder-1.5b smollm2-135m
 
-Both run in this process, in turn, on the same file with the same number of threads; the figures are medians, the
-ratios those of the same run. T(n) is one forward of n new tokens on 256 cached ones (T(1) also on 2,048) that returns
+Both run in this process, in turn, on the same file with the same number of threads. The figures are medians; ratios
+compare times of the same run. T(n) is one forward of n new tokens on 256 cached ones (T(1) also on 2,048) that returns
 all n rows of logits. The machine's read bandwidth is measured between the runs. The last line is JSON.
 """
 

@@ -4,8 +4,8 @@
     states = truth.states([tokens, other_tokens])     # the layers, one after another, over all texts
     logits = truth.logits(states[0][:64])
 
-Nothing is shared with the runtimes that are compared with it but the header's reader: neither kernels nor the
-arrangement of weights. One layer's matrices are held at a time, and the vocabulary's.
+It shares the reader of headers with the runtimes that are compared with it, and nothing else: neither kernels nor the
+arrangement of weights. It holds the matrices of one layer at a time, and those of the vocabulary.
 """
 
 import itertools

@@ -2,10 +2,11 @@
 
     python benchmarks/fuzz_cpu.py --seconds 120 --seed 1 --keep findings/
 
-Damaged as in fuzz_gguf.py are the bytes of headers, their values, and the shapes, types and names of tensors; here also
-the data of tensors (random bytes, scales that are no numbers). Each mutant is loaded by a worker process, which opens
-a session, evaluates a chain, a tree and a second session, and takes a text to ids and back. A worker that dies, hangs
-or raises anything else is a finding, and so is an error that asks to be reported. Findings are kept as files.
+The damage is that of fuzz_gguf.py (bytes of headers, their values, shapes, types and names of tensors) and, here only,
+to the data of tensors (random bytes, scales that are NaN or infinite). Each mutant is loaded by a worker process,
+which opens a session, evaluates a chain, a tree and a second session, and turns a text into ids and back. A worker
+that dies, hangs or raises anything else is a finding, and so is an error that asks to be reported. Findings are kept
+as files.
 """
 
 import argparse

@@ -1,15 +1,16 @@
-"""Damage GGUF headers at random and see that nothing but an answer or an EdgedecError comes out, soon and small.
+"""Damage GGUF headers at random: an answer or an EdgedecError must come out, quickly and in little memory.
 
     python benchmarks/fuzz_gguf.py --count 20000 --seed 1 --keep findings/
 
-Mutated: the tests' tiny models and, where it is installed, the header of SmolLM2 135M with its tokenizer cut short.
-Each mutant is read, described, checked for a text decoder, its arrays decoded and its tensors read. A finding is any
-other exception, more than 1 s, or more memory than LIMIT_BYTES above the start. Findings are kept as files.
+The models to damage are the tests' tiny ones and, where it is installed, the header of SmolLM2 135M with its tokenizer
+cut short. Each mutant is read, described, checked for a text decoder, its arrays decoded and its tensors read. A
+finding is any other exception, more than 1 s, or more memory than LIMIT_BYTES above the start. Findings are kept as
+files.
 
 With --load (the default where llama_cpp imports and processes fork) two mutants in three contradict themselves in a
-sound header, and each mutant that passes the checks is planned or loaded by llama.cpp in a child process, which
-opens a session, evaluates three tokens and takes the vocabulary there and back. A child that dies, hangs or raises
-anything but EdgedecError is a finding, too.
+sound header, and each mutant that passes the checks is planned or loaded by llama.cpp in a child process, which opens
+a session, evaluates three tokens and takes the vocabulary there and back. A child that dies, hangs or raises anything
+but EdgedecError is a finding, too.
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""Answer under each of many JSON schemas: which are taken, what answers are worth, and what it costs.
+"""Answer under each of many JSON schemas: count the schemas taken and the valid answers, and measure the cost.
 
     python benchmarks/json_schemas.py FOLDER --drafted-only --max-tokens 512 --shown 600 --temperature 1 --close-bias 6
     python benchmarks/json_schemas.py FOLDER --model qwen2.5-coder-0.5b --first 10
 
-A file holds one schema, a list of them, or one a line. Of a folder with others in it (`data` of the repository
-guidance-ai/jsonschemabench, JSONSchemaBench, Geng et al. 2025, arXiv:2501.10868, has ten of them) each gives as many
-files, evenly spaced in the order of their names. An object with the key "json_schema" or "schema" that is no schema
-itself is taken for a record around one. Each schema is compiled and answered, with drafts and without (the texts should
-be equal); the answer is parsed and, where the package jsonschema is installed, validated, formats included. Beside it
-the same prompt is continued for as many tokens without a schema. Small models often go on for ever within a string or
-an array: --close-bias leads them to an end, within what the schema allows. --json-out is written after each answer;
-answers that it has already are not made again. Ends with one line of JSON; exit code 1 where a whole answer is not
-valid, or texts differ.
+A file holds one schema, a list of them, or one a line. From a folder of folders (`data` of the repository
+guidance-ai/jsonschemabench, JSONSchemaBench, Geng et al. 2025, arXiv:2501.10868, has ten) the same number of files is
+taken from each, evenly spaced in the order of their names. An object that is no schema and has the key "json_schema"
+or "schema" counts as a record around one. Each schema is compiled and answered, with drafts and without (the texts
+should be equal); the answer is parsed and, where the package jsonschema is installed, validated, formats included. For
+comparison the same prompt is continued for as many tokens without a schema. Small models often go on for ever within a
+string or an array: --close-bias leads them to an end, within what the schema allows. --json-out is written after each
+answer; answers that it has already are not made again. Ends with one line of JSON; exit code 1 where a whole answer is
+not valid, or texts differ.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Decoding with part of the weights in memory: what is held, and the speed against what the disk can give.
+"""Decode with part of the weights in memory: measure what is held, and the speed against the rate of the disk.
 
     python benchmarks/larger_than_memory.py qwen2.5-coder-1.5b --share 0.5 --rounds 5
 
-In a process of its own for each: all weights in memory, then `--share` of the bytes that each token needs. The second
-may allocate no more than planned and 64 MB (RLIMIT_DATA), and the system's cache is told to drop the tile file first.
-Between rounds of steps the disk's speed is measured by reading what a token misses and doing nothing else; a round is
-compared with the mean of its neighbours. The outputs must be equal. The last line is JSON.
+One process has all weights in memory, a second one `--share` of the bytes that each token needs. The second may
+allocate no more than planned and 64 MB (RLIMIT_DATA), and the system's cache is told to drop the tile file first.
+Between rounds of steps, the disk's speed is measured by reading what a token misses and doing nothing else; a round is
+compared with the mean of the two measurements around it. The outputs must be equal. The last line is JSON.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What drafting with the target's own layers costs and brings: T(1, layers), agreement, tokens per second, equal texts.
+"""Measure what drafting with the target's own layers costs and brings: T(1, layers), agreement, tokens per second.
 
     edgedec tune-skip qwen2.5-coder-1.5b
     python benchmarks/layer_skip.py qwen2.5-coder-1.5b --per-task 1 --max-tokens 96
 
-Every prompt runs plainly and with each way to draft, in changing order; a text that differs ends it with exit code 1.
-Ends with one line of JSON.
+Every prompt runs plainly and with each way to draft, in changing order; a text that differs ends the script with exit
+code 1. Ends with one line of JSON.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What leaving out layers does to answers that can be checked: the final number of sums in words.
+"""Measure what leaving out layers does to answers that can be checked: the final number of arithmetic word problems.
 
     python benchmarks/lossy_answers.py qwen2.5-coder-0.5b --prompts prompts.jsonl --count 6 --max-tokens 320
 
-Every prompt is answered greedily by the whole model, then with each `--layer-skip`. Counted are answers whose last
-number is the whole model's, where that one came to its end within the tokens allowed, and tokens up to the first that
-differs. Ends with one line of JSON.
+Every prompt is answered greedily by the whole model, then with each `--layer-skip`. The script counts the answers
+whose last number is the whole model's, among those that the whole model finished within the tokens allowed, and the
+tokens up to the first that differs. Ends with one line of JSON.
 """
 
 import argparse

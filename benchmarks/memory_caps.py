@@ -1,17 +1,17 @@
-"""Keep to a cap: what the process holds at its peak, over caps from too small to ample.
+"""Measure what a process holds at its peak under caps from too small to ample.
 
     python benchmarks/memory_caps.py smollm2-135m --contexts 512 2048 8192 --runtimes cpu llamacpp
 
-For every model, context and runtime, `edgedec plan` says what is wished; then `edgedec run --memory CAP` reads a prompt
-that fills the context but for the new tokens and generates those, under caps that are shares of it. A run must stay at
-or below its cap, or be refused before it starts, where even the smallest plan is over it. The peak is the most resident
-memory that the system counted of the process (VmHWM); predicted is the plan's total without its reserve, and without
-what drafters keep for later requests, of which there are none.
+For every model, context and runtime, `edgedec plan` says how much memory the model would take without a cap; the caps
+are shares of that. Under each, `edgedec run --memory CAP` reads a prompt that leaves room for the new tokens only, and
+generates those. A run must stay at or below its cap, or be refused before it starts, where even the smallest plan is
+over it. The peak is the most resident memory that the system counted of the process (VmHWM); the prediction is the
+plan's total without its reserve, and without what drafters keep for later requests, because there are none.
 
 --prompt-tokens stops the prompt sooner, where reading it would take too long and what is held does not depend on it
 (llama.cpp clears its whole KV cache at once). --cache fresh lets each run make the tile cache, --cache none points it
-to where nothing can be written. --cgroup runs each in a control group of its own whose hard limit is the cap (but
-100 MB at least, for an interpreter that can say no): what the system counts there is more than the resident size (page
+to where nothing can be written. --cgroup runs each in a control group of its own whose hard limit is the cap (but 100
+MB at least, for an interpreter that can say no): what the system counts there is more than the resident size (page
 tables, files' pages that nobody maps), and a process that needs more is killed.
 
 --json-out is written after each run, which names its commit; runs already in it are not done again. Ends with one line

@@ -1,10 +1,10 @@
-"""What an export takes, and what the gates of its graph cost: the same graph without `If`s is measured in turn with it.
+"""Measure an export, and what the gates of its graph cost: the same graph without `If`s is run in turn with it.
 
     python benchmarks/onnx_graph.py qwen2.5-coder-1.5b --threads 2
 
 Both graphs run on plain onnxruntime, the KV cache bound in place, behind 64 cached tokens; logits of the two must be
-equal to the bit. With --clock cpu times are the process's CPU time, for a machine that does other things as well.
-Ends with one line of JSON.
+equal to the bit. With --clock cpu times are the process's CPU time, for a machine that does other things as well. Ends
+with one line of JSON.
 """
 
 import argparse

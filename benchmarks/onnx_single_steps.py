@@ -1,4 +1,4 @@
-"""What exact single steps cost on the onnx runtime: the second row that attention and the rest of the graph get.
+"""Measure what exact single steps cost on the onnx runtime: the second row in attention, or in all of the graph.
 
 python benchmarks/onnx_single_steps.py FOLDER [--runs N]
 

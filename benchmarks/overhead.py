@@ -2,8 +2,8 @@
 
     python benchmarks/overhead.py smollm2-135m
 
-A text is streamed greedily token by token; from the time after the first token the native library's own account of its
-forwards is taken off. Medians of several generations. Ends with one line of JSON.
+A text is streamed greedily token by token. The native library's own account of its forwards is subtracted from the
+time after the first token. Medians of several generations. Ends with one line of JSON.
 """
 
 import argparse

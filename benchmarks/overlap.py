@@ -1,11 +1,11 @@
-"""A draft model that drafts while the target verifies, against one that waits: the same text, and what was ready.
+"""Compare a draft model that drafts while the target verifies with one that waits: texts, and drafts that were ready.
 
     edgedec export smollm2-135m --to onnx --target npu --out smollm2-npu
     python benchmarks/overlap.py smollm2-npu --runtime npu --draft-model smollm2-135m --max-tokens 48
 
 The draft model is on the cpu runtime. Each way generates the same number of tokens, with the drafter pinned; a text
-that differs ends it with exit code 1. Where the target computes on the same cores (an emulator does, and a GGUF without
-a GPU), the times are no speeds: each of the two models slows the other down. Ends with one line of JSON.
+that differs ends the script with exit code 1. Where the target computes on the same cores (an emulator does, and a
+GGUF without a GPU), the times are no speeds: each of the two models slows the other down. Ends with one line of JSON.
 """
 
 import argparse

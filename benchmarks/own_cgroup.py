@@ -1,7 +1,7 @@
-"""A memory cgroup of its own for a command, with a hard limit: the system ends what needs more than that.
+"""Give a command a memory cgroup of its own with a hard limit: the system ends a process that needs more.
 
-Both versions of Linux's control groups (the kernel's Documentation: admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
-Making one needs the right to write below /sys/fs/cgroup: root's, or a delegated folder.
+Both versions of Linux's control groups work (the kernel's Documentation: admin-guide/cgroup-v2.rst,
+cgroup-v1/memory.rst). Making a group needs the right to write below /sys/fs/cgroup: root's, or a delegated folder.
 """
 
 from collections.abc import Iterator

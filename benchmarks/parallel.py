@@ -1,10 +1,10 @@
-"""What sharing forwards brings: the same requests one after the other, and several at once.
+"""Measure what sharing forwards brings: the same requests one after the other, and several at once.
 
     python benchmarks/parallel.py qwen2.5-coder-1.5b --parallel 2
 
-Both ways answer the same prompts in turn, one process, one copy of the weights per way; every text must equal plain
-decoding's of its own. Printed are tokens per second of all requests together, prefill included. Ends with one line of
-JSON; the exit code is 1 where a text differs.
+Both ways answer the same prompts in turn, in one process, with one copy of the weights per way. Every text must equal
+the one of decoding it alone without drafts. The script prints the tokens per second of all requests together, prefill
+included. Ends with one line of JSON; the exit code is 1 where a text differs.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""What choosing layers by prompt would bring over one set for all: the room that FiRST's routers have.
+"""Measure what choosing layers by prompt would bring over one set for all: the most that FiRST's routers could gain.
 
     python benchmarks/prompt_layer_sets.py smollm2-135m
 
-FiRST (Jain et al. 2024, arXiv:2410.12513): trained routers, one a layer, choose from a prompt which layers its text
-leaves out. Here each layer is left out alone, and those go that move the distributions least (KL): on other texts or on
-the prompt, as could be known in use, and at the judged positions themselves, which no router knows. All sets leave out
-as many layers, and are judged behind the prompt.
+In FiRST (Jain et al. 2024, arXiv:2410.12513) trained routers, one a layer, choose from a prompt which layers its text
+leaves out. Here each layer is left out alone, and a set leaves out those that move the distributions least (KL): on
+other texts or on the prompt, as could be known in use, or at the judged positions themselves, which no router knows.
+All sets leave out the same number of layers, and are judged on the positions behind the prompt.
 
-Teacher-forced on the cpu runtime, so the figures are the same again. Ends with one line of JSON.
+All of it is teacher-forced on the cpu runtime, so a second run gives the same figures. Ends with one line of JSON.
 """
 
 import argparse

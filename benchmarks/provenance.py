@@ -1,4 +1,4 @@
-"""Where a figure comes from: the commit, the machine, the versions."""
+"""Say where a figure comes from: the commit, the machine, the versions."""
 
 import subprocess
 from pathlib import Path

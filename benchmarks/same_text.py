@@ -1,13 +1,14 @@
-"""One seed, one text: every drafter, merges of them and random draft lengths against plain decoding, compared with ==.
+"""Compare texts with == : every drafter, merges of drafters and random draft lengths against plain decoding.
 
     python benchmarks/same_text.py smollm2-135m --prompts prompts.jsonl --per-task 4 --max-tokens 60
     python benchmarks/same_text.py qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b
     python benchmarks/same_text.py smollm2-135m --ways skip exit --tasks chat qa math_reasoning code_edit
     python benchmarks/same_text.py smollm2-135m --runtime llamacpp --long 20 --ways suffix auto --json-out FILE
 
-Greedy and at a temperature. --long adds prompts of 500 to 3,000 tokens, cut from the documents of this checkout. Ends
-with one line of JSON, which tells for each drafter how many texts were drafted at all and why others were not; the exit
-code is 1 where a text differs. The drafter exit drafts here even where it promises nothing.
+Each prompt is decoded greedily and at a temperature. --long adds prompts of 500 to 3,000 tokens, cut from the
+documents of this checkout. The script ends with one line of JSON, which says for each drafter in how many texts it
+drafted and why not in the others; the exit code is 1 where a text differs. The drafter `exit` drafts here even where
+it expects no gain.
 """
 
 import argparse

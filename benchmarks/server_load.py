@@ -1,13 +1,13 @@
-"""Load on a server: many requests of mixed length, and clients that misbehave; does anything leak or hang?
+"""Put a server under load, with requests of mixed length and clients that misbehave: nothing may leak or hang.
 
     python benchmarks/server_load.py --model tiny --requests 10000 --parallel 4
     python benchmarks/server_load.py --model smollm2-135m --words 2 4 8 16 --lengths 1 2 4 12 --minutes 20 --kill
 
-Starts `edgedec serve` as a process of its own and sends, from a pool of clients: chats and completions of mixed length,
-streamed and whole, slow readers, clients that hang up, in their body too, malformed JSON, oversized bodies and wrong
-keys. A client that is told to come later waits a second. Every answer's status is compared with what it must be, every
-text with what the same request gave before. At the end nothing may run or wait, and memory, threads and open files are
-compared with those after a tenth of the requests.
+The script starts `edgedec serve` as a process of its own. A pool of clients sends chats and completions of mixed
+length, streamed and whole; some clients read slowly, hang up (also in the middle of a body), or send malformed JSON,
+oversized bodies and wrong keys. A client that gets a 429 waits a second. Every answer's status is compared with what
+it must be, every text with what the same request gave before. At the end nothing may run or wait, and memory, threads
+and open files are compared with those after a tenth of the requests.
 
 With --kill, servers come before that one, on a cache of their own: one is ended in order and saves its drafts, one is
 killed (SIGKILL) in the middle of its requests. No file may be lost or damaged by that, and texts must stay the same.

@@ -1,10 +1,10 @@
-"""What a context that slides costs: perplexity behind the window, tokens per second, against one that suffices.
+"""Measure what a sliding context costs: perplexity behind the window, and speed, against a context that suffices.
 
     python benchmarks/sliding_window.py smollm2-135m --windows 256 512 1024
 
-Teacher-forced over a text: of the same positions, those behind the largest window, the mean negative log-likelihood
-with the whole text before them, and with the windows that `edgedec.load(slide=True)` gives them. Then one text is
-generated twice, and the times of its tokens are compared. Ends with one line of JSON.
+The perplexity is teacher-forced over a text, at the positions behind the largest window: with the whole text before
+them, and with the windows that `edgedec.load(slide=True)` gives them. Then one text is generated twice, and the times
+of its tokens are compared. Ends with one line of JSON.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Memory and threads over many requests: both must stay flat.
+"""Serve many requests and watch memory and threads: both must stay flat.
 
     python benchmarks/soak.py smollm2-135m --requests 1000
 
 Requests differ in prompt length, sampling and seed; some are dropped half-way, some go through forks and new sessions.
 Prints resident memory, threads and open files after 5 % of the requests and after all, the most that was held, and a
-hash of all texts. With --memory the model is loaded under a cap (and no sessions are opened beside it, which no plan
-knew of); with --beside another process takes and releases so much memory all the time. The last line is JSON.
+hash of all texts. With --memory the model is loaded under a cap, and no sessions are opened beside the planned ones.
+With --beside another process takes and releases so much memory all the time. The last line is JSON.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""What two models that write in turn bring, and what it does to answers: thresholds against the large model alone.
+"""Measure two models that write in turn, in speed and in answers: each threshold against the large model alone.
 
     python benchmarks/switching.py qwen2.5-coder-1.5b qwen2.5-coder-0.5b --prompts FILE --task math_reasoning
 
-Each prompt is answered greedily by the large model alone, then by the pair with every threshold. Told are the share of
-tokens that the small model wrote, how many answers have the large model's last number, and speed: the processor time
-that the pair's steps would have taken at the mean of the large model's plain steps in the same texts, over what they
-took, each change's reading included. Both are from the same minutes, so other work on the machine changes the ratio
-little, and processor time leaves out what waited for it. With more threads than one it counts their waiting for each
-other, too. Ends with one line of JSON.
+Each prompt is answered greedily by the large model alone, then by the pair with every threshold. The script prints the
+share of tokens that the small model wrote, how many answers have the large model's last number, and the speed: the
+processor time of as many plain steps of the large model, over the processor time of the pair's steps, the reading at
+each change included. Both are from the same minutes, so other work on the machine changes the ratio little, and
+processor time leaves out waiting for the processor. With more than one thread it includes their waiting for each
+other. Ends with one line of JSON.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Compare the tokenizers of edgedec_runtimes.tokenizer with llama.cpp's, for any model, and time them.
 
-Compared are the ids of a multilingual corpus, of the same with special tokens spelled out, and of random strings over
-all planes of Unicode, each with and without special tokens added and parsed; and the bytes and role of every token.
-Times are medians; the memory is what opening ours and encoding the corpus add to what is resident in a fresh process.
+The script compares the ids of a multilingual corpus, of the same corpus with special tokens spelled out, and of random
+strings over all planes of Unicode, each with and without special tokens added and parsed; and the bytes and the role
+of every token. Times are medians. The memory is what a fresh process holds more after it has opened our tokenizer and
+encoded the corpus.
 
     python benchmarks/tokenizer_parity.py --count 20000 smollm2-135m qwen2.5-coder-0.5b gemma3-270m
 

@@ -1,16 +1,16 @@
-"""What LoRA-Drop's schedule would bring: layers that run at some positions only, without and with fitted corrections.
+"""Simulate LoRA-Drop's schedule: layers that run at some positions only, without and with fitted corrections.
 
     python benchmarks/trained_skipping.py smollm2-135m
 
-LoRA-Drop (Rajabzadeh et al. 2026, arXiv:2601.02569): droppable layers run at every c-th position. In between such a
+In LoRA-Drop (Rajabzadeh et al. 2026, arXiv:2601.02569) droppable layers run at every c-th position. In between, such a
 layer returns something of the last position where it ran, and a low-rank map of its input corrects that. The paper
 trains the maps with the whole model; here each is fitted by least squares, layer after layer, towards the full model's
-states. Keys and values of droppable layers are made at every position, which the paper leaves out to save memory: what
-a layer sees is the better for it.
+states. Keys and values of droppable layers are made at every position, which is better for what later positions see;
+the paper leaves them out to save memory.
 
-First single layers: how much of what a layer adds each stand-in leaves unexplained, on text that nothing was fitted on.
-Then schedules, against the full model. Teacher-forced on the cpu runtime, so the figures are the same again. Ends with
-one line of JSON.
+First single layers: how much of what a layer adds each stand-in leaves unexplained, on text that nothing was fitted
+on. Then schedules, against the full model. All of it is teacher-forced on the cpu runtime, so a second run gives the
+same figures. Ends with one line of JSON.
 """
 
 import argparse
