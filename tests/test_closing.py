@@ -1,4 +1,4 @@
-"""Who may read a stream and end it, and that close() returns whatever streams, threads and callbacks there are."""
+"""Streams have one reader, and close() returns whatever streams, threads and callbacks there are."""
 
 import asyncio
 import subprocess
@@ -61,7 +61,7 @@ def loaded(path: Path, runtime: str = "cpu", **options: Any) -> Iterator[edgedec
 @pytest.mark.parametrize("runtime", ["reference", "llamacpp", "cpu"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_close_ends_a_paused_stream_of_another_thread(tiny_path: Path, runtime: str, chat: bool) -> None:
-    """A stream that was begun and is not iterated ends as a cancelled one; its thread may be gone by then."""
+    """close() ends a stream that was begun and is not iterated any more as cancelled, even if its thread is gone."""
     with loaded(tiny_path, runtime) as engine:
         messages = [{"role": "user", "content": "x"}]
 
@@ -78,7 +78,7 @@ def test_close_ends_a_paused_stream_of_another_thread(tiny_path: Path, runtime: 
 
 
 def test_close_ends_a_paused_stream_that_was_cancelled(tiny_path: Path) -> None:
-    """A stream that was cancelled and then not iterated any more holds nothing up."""
+    """close() does not wait for a stream that was cancelled and is not iterated any more."""
     with loaded(tiny_path) as engine:
         stream = in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS)))
         stream.cancel()
@@ -87,7 +87,7 @@ def test_close_ends_a_paused_stream_that_was_cancelled(tiny_path: Path) -> None:
 
 
 def test_close_ends_paused_and_running_streams_side_by_side(tiny_path: Path) -> None:
-    """Of three sessions two are paused and one runs: all end, the running one with what it has."""
+    """Of three streams two are paused and one runs: all end, the running one with the text it has."""
     with loaded(tiny_path, n_parallel=3) as engine, ThreadPoolExecutor(1) as pool:
         paused = [in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS))) for _ in range(2)]
         running = engine.stream(PROMPT, **ENDLESS)
@@ -117,7 +117,7 @@ def test_close_refuses_those_who_wait_behind_a_paused_stream(tiny_path: Path, tm
 
 
 def test_a_thread_is_not_taken_for_the_one_that_paused_a_stream(tiny_path: Path) -> None:
-    """A thread that gets the number of one that is gone waits for its turn, until the stream is closed."""
+    """A thread with the id of an ended thread that paused a stream waits for its turn until that stream is closed."""
     with loaded(tiny_path) as engine:
         for _ in range(20):  # the system gives a number again mostly at once
             stream = in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS)))
@@ -131,7 +131,7 @@ def test_a_thread_is_not_taken_for_the_one_that_paused_a_stream(tiny_path: Path)
 
 
 def test_close_from_two_threads(tiny_path: Path) -> None:
-    """Both return, and the paused stream is over."""
+    """Two threads may call close() at once: both calls return, and the paused stream has ended."""
     with loaded(tiny_path) as engine:
         stream = in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS)))
         both = [threading.Thread(target=engine.close, daemon=True) for _ in range(2)]
@@ -144,7 +144,7 @@ def test_close_from_two_threads(tiny_path: Path) -> None:
 
 
 def test_close_ends_a_paused_stream_of_a_reference_cycle(tiny_path: Path) -> None:
-    """A stream that nobody reaches any more, but that was not collected yet, holds nothing up."""
+    """close() does not wait for a stream that is part of a reference cycle and was not collected yet."""
     with loaded(tiny_path) as engine:
 
         def leave() -> None:
@@ -167,7 +167,7 @@ def test_the_draft_store_is_written_though_a_stream_is_paused(tiny_path: Path, t
 
 
 def test_a_process_ends_though_a_stream_of_another_thread_is_paused(tiny_path: Path) -> None:
-    """Leaving the with block, and then the interpreter, does not wait for who will never read on."""
+    """Leaving the with block, and then the interpreter, does not wait for a reader that never continues."""
     code = (
         "import sys, threading, edgedec\n"
         "streams = []\n"
@@ -211,7 +211,7 @@ def test_close_within_a_callback_frees_the_model_after_the_step(
 
 
 def test_two_callbacks_that_close_do_not_wait_for_each_other(tiny_path: Path) -> None:
-    """Each thread is inside a stream of its own when it closes the model."""
+    """Two threads that close the model, each from a callback of its own stream, do not wait for each other."""
     together = threading.Barrier(2)
     with loaded(tiny_path, n_parallel=2) as engine:
 

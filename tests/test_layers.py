@@ -1,4 +1,4 @@
-"""Imports go one way, and the layout is what the documents say."""
+"""Imports go one way: between the packages, between the rooms of the core, and between files."""
 
 import ast
 from pathlib import Path

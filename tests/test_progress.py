@@ -1,4 +1,4 @@
-"""Cancelling: from other threads, from a signal handler, and never what comes after the work that was meant."""
+"""A cancel token stops the work it was given to, from any thread or signal handler, and no later work."""
 
 import threading
 
@@ -9,7 +9,7 @@ from edgedec.progress import CancelToken
 
 
 def test_work_that_looks_at_it_stops() -> None:
-    """And the error says what was stopped."""
+    """Work that looks at a cancelled token raises CancelledError, which names the work."""
     token = CancelToken()
     token.check("loading")
     token.cancel()
@@ -19,7 +19,7 @@ def test_work_that_looks_at_it_stops() -> None:
 
 
 def test_callbacks_count_inside_their_block_only() -> None:
-    """Each is called once for each cancel() inside."""
+    """A callback is called once for each cancel() inside its block, and never outside."""
     token = CancelToken()
     called: list[str] = []
     token.cancel()
@@ -30,7 +30,7 @@ def test_callbacks_count_inside_their_block_only() -> None:
 
 
 def test_a_block_does_not_end_before_a_callback_that_has_begun() -> None:
-    """Else it would stop what the same session does next."""
+    """A block waits for a callback that has begun, which would otherwise stop the next work of the same session."""
     token, begun, go_on, ended = CancelToken(), threading.Event(), threading.Event(), threading.Event()
     order = []
 
@@ -61,7 +61,7 @@ def test_a_block_does_not_end_before_a_callback_that_has_begun() -> None:
 
 
 def test_a_callback_may_cancel_again() -> None:
-    """As a signal handler does in the thread that is cancelling."""
+    """A callback may call cancel() again, as a signal handler does in the thread that is cancelling."""
     token = CancelToken()
     called: list[int] = []
 

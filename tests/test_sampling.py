@@ -142,7 +142,7 @@ def test_nothing_to_choose_from_is_refused(row: list[float], temperature: float)
 
 
 def test_a_bias_outside_the_vocabulary_is_refused() -> None:
-    """The message names the token and the vocabulary."""
+    """A bias for a token outside the vocabulary is refused by a message that names the token and the vocabulary."""
     with pytest.raises(RequestError, match="token 4; the vocabulary holds 0 to 3"):
         distribution(HALVES, replace(PLAIN, logit_bias={4: 1.0}))
 
@@ -354,7 +354,7 @@ def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
 
 
 def test_the_same_seed_draws_the_same_tokens() -> None:
-    """Twice the same, and another seed something else; the position counts, not how many draws came before."""
+    """The same seed draws the same tokens, another seed others; the position counts, not the number of draws before."""
     dist = distribution(ROW, PLAIN)
     assert np.array_equal(draws(dist, 4, 100), draws(dist, 4, 100))
     assert np.array_equal(draws(dist, 4, 100)[40:], draws(dist, 4, 60, start=40))

@@ -1,4 +1,4 @@
-"""A mapped file that is cut short in the middle of a forward, in a process of its own, which must not end of it."""
+"""Cut a mapped file short in the middle of a forward, in a process of its own, which must survive it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Permissions for tests that may run as root, whom no file refuses."""
+"""Give up root's rights for a while, for tests of permissions that may run as root."""
 
 import os
 from collections.abc import Iterator

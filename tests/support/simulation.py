@@ -1,4 +1,4 @@
-"""Generations without a model: the text is known, time is what a fake clock says, forwards cost what a table says."""
+"""Simulated generations without a model: a known text, a fake clock, and a table of what forwards cost."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Clock:
 
 
 def fake_session(*, trees: bool = True, n_vocab: int = N_VOCAB, taps: bool = False) -> Session:
-    """Return what policies and drafters look at of a session."""
+    """Return a stand-in for a session, with the attributes that policies and drafters use."""
     card = SimpleNamespace(n_vocab=n_vocab, n_layer=4, runtime="fake")
     model = SimpleNamespace(card=card, capabilities=Capabilities(trees=trees, taps=taps), tokenizer=None)
     return cast(Session, SimpleNamespace(model=model, n_ctx=4096))

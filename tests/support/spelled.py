@@ -1,4 +1,4 @@
-"""A model that says what a table says, on a tokenizer of given pieces: small enough to follow by eye."""
+"""A model whose next tokens come from a table, on a tokenizer of given pieces: small enough to follow by eye."""
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace

@@ -22,7 +22,7 @@ class Stopped:
         return getattr(self._inner, name)
 
     def forward(self, tokens: NDArray[np.int32], *, n_past: int, **options: Any) -> Forward:
-        """Evaluate half of it, or all."""
+        """Evaluate half of the tokens and raise, or all of them."""
         if self.n_times and len(tokens) > 1:
             self.n_times -= 1
             self._inner.forward(tokens[: len(tokens) // 2], n_past=n_past)

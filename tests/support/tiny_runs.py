@@ -1,4 +1,4 @@
-"""Ways of evaluating tokens on a session, all of which must give a row the same bits."""
+"""Several ways to evaluate tokens on a session, all of which must give a row the same bits."""
 
 import itertools
 
