@@ -142,6 +142,23 @@ def test_commands_and_options_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_sentences_about_drafting_are_what_the_program_says() -> None:
+    """Every sentence that docs/why-drafting-is-off.md explains is in the core's sources."""
+    page = (ROOT / "docs" / "why-drafting-is-off.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
+    explained = [words for cell in cells for words in re.findall(r"`([^`]+)`", cell)]
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "edgedec").rglob("*.py"))
+    said = [
+        node.value
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    missing = [words for words in explained if not any(words in constant for constant in said)]
+    assert len(explained) > 5
+    assert not missing
+
+
 def anchors(document: Path) -> set[str]:
     """Return the anchors of a document's headings, as GitHub makes them."""
     headings = HEADING.findall(document.read_text(encoding="utf-8"))
