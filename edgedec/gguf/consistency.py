@@ -6,7 +6,6 @@ architectures of `_LAYERS` (all their tensors are known) and `_WHOLE_HEADS` (hea
 """
 
 import re
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from typing import NoReturn
@@ -264,12 +263,7 @@ def _check_vocabulary(gguf: GGUF, n_vocab: int) -> None:
 
 def _texts(tokens: GGUFArray) -> list[bytes]:
     """Return the tokens as llama.cpp sees them: up to a NUL byte, and under a made-up name where nothing is left."""
-    unpack, data, end = struct.Struct("<Q").unpack_from, tokens.data, 0
-    texts = []
-    for _ in range(len(tokens)):
-        start = end + 8
-        end = start + unpack(data, end)[0]
-        texts.append(data[start:end])
+    texts = tokens.strings()
     if b"" in texts or b"\0" in b"".join(texts):
         return [text.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, text in enumerate(texts)]
     return texts

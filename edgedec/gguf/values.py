@@ -83,7 +83,7 @@ class GGUFArray:
     def __iter__(self) -> Iterator[Any]:
         """Yield the elements: str, int, float, bool or GGUFArray."""
         if self.element_type is ValueType.STRING:
-            return self._strings()
+            return (string.decode(errors="replace") for string in self.strings())
         if self.element_type is ValueType.ARRAY:
             return self._arrays()
         return iter(self.numpy().tolist())
@@ -104,14 +104,10 @@ class GGUFArray:
             raise ModelFormatError(f"the array holds {self.element_type.name} elements, expected numbers; {_AGAIN}")
         return np.frombuffer(self.data, _DTYPES[self.element_type])
 
-    def string_offsets(self) -> NDArray[np.int64]:
-        """Return int64[n + 1]: where in `data` the length of each string begins, 8 bytes before it, and the end."""
-        return string_offsets(self.data, 0, self.n)
-
-    def _strings(self) -> Iterator[str]:
-        offsets = self.string_offsets().tolist()
-        for start, end in itertools.pairwise(offsets):
-            yield self.data[start + 8 : end].decode(errors="replace")
+    def strings(self) -> list[bytes]:
+        """Return the strings of an array of strings, in the bytes of the file, be they valid UTF-8 or not."""
+        offsets = string_offsets(self.data, 0, self.n).tolist()
+        return [self.data[start + 8 : end] for start, end in itertools.pairwise(offsets)]
 
     def _arrays(self) -> Iterator["GGUFArray"]:
         reader = HeaderReader.of_bytes(self.data)

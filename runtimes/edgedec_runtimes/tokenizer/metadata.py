@@ -10,7 +10,7 @@ from edgedec.gguf.file import GGUF, ValueType
 from edgedec.gguf.metadata import get_array, get_bool, get_int, get_text, refuse_missing
 from edgedec_runtimes.tokenizer.pretokenizers import NAMES
 from edgedec_runtimes.tokenizer.special import KIND_OF_TYPE, ROLE_KEYS, Ambiguity, Kind, assign_roles, find_ambiguity
-from edgedec_runtimes.tokenizer.string_table import StringTable, read_strings
+from edgedec_runtimes.tokenizer.string_table import StringTable
 
 BPE, SPM = "gpt2", "llama"
 _STRINGS = frozenset({ValueType.STRING})
@@ -136,7 +136,7 @@ def read_merges(gguf: GGUF) -> StringTable:
     merges = get_array(gguf, "tokenizer.ggml.merges", _STRINGS)
     if merges is None:
         refuse_missing(gguf, "tokenizer.ggml.merges")
-    return StringTable(read_strings(merges))
+    return StringTable(merges.strings())
 
 
 def read_scores(gguf: GGUF, n_vocab: int) -> NDArray[np.float32]:
@@ -156,7 +156,7 @@ def _read_tokens(gguf: GGUF) -> StringTable:
     array = get_array(gguf, "tokenizer.ggml.tokens", _STRINGS)
     if array is None:
         refuse_missing(gguf, "tokenizer.ggml.tokens")
-    strings = read_strings(array)
+    strings = array.strings()
     if not strings:
         raise damaged(gguf, "its vocabulary has no tokens")
     # llama.cpp gives empty tokens these names.

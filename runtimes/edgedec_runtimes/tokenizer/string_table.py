@@ -8,11 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgedec.gguf.file import GGUFArray
-
-_LENGTH_TAIL = bytes(7)  # how the 8 bytes (little endian) of a length below 256 end
 _MAX_BLOB_BYTES = 2**31 - 1
-_MAX_ODD_PIECES = 64
 
 
 class StringTable:
@@ -67,55 +63,3 @@ class StringTable:
             if self[first] == self[second]:
                 return int(first), int(second)
         return None
-
-
-def read_strings(array: GGUFArray) -> list[bytes]:
-    """Return the strings of a GGUF array in the bytes of the file, be they valid UTF-8 or not."""
-    if len(array) == 0:
-        return []
-    strings = _split_at_lengths(array.data, len(array))
-    return _walk(array.data, len(array)) if strings is None else strings
-
-
-def _split_at_lengths(data: bytes, n: int) -> list[bytes] | None:
-    """Cut all strings out in few calls; None where one is empty or holds zeros, or many are long.
-
-    Between two strings lie the low byte of the second one's length and seven zeros, where that is below 256. Each piece
-    is used only if it is as long as the byte before it says, so the result is what `_walk` returns.
-    """
-    pieces = data.split(_LENGTH_TAIL)
-    pieces[-1] += b"\0"  # as if another length followed
-    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    if lengths[0] != 1 or not lengths.all():
-        return None
-    last_bytes = np.frombuffer(b"".join(pieces), np.uint8)[np.cumsum(lengths) - 1]
-    odd = np.flatnonzero(lengths[1:] != last_bytes[:-1].astype(np.int64) + 1) + 1
-    if len(odd) > _MAX_ODD_PIECES:
-        return None
-    for i in reversed(odd.tolist()):
-        parts = _split_at_long_lengths(pieces[i], pieces[i - 1][-1])
-        if parts is None:
-            return None
-        pieces[i : i + 1] = parts
-    strings = [piece[:-1] for piece in pieces[1:]]
-    return strings if len(strings) == n else None
-
-
-def _split_at_long_lengths(piece: bytes, n_bytes: int) -> list[bytes] | None:
-    """Cut a piece where a length of 256 or more ends in fewer zeros; n_bytes is the length of the first string."""
-    parts = []
-    while len(piece) != n_bytes + 1:
-        if len(piece) < n_bytes + 9:
-            return None
-        parts.append(piece[: n_bytes + 1])
-        piece, n_bytes = piece[n_bytes + 8 :], int.from_bytes(piece[n_bytes : n_bytes + 8], "little")
-    return [*parts, piece]
-
-
-def _walk(data: bytes, n: int) -> list[bytes]:
-    strings, end = [], 0
-    for _ in range(n):
-        start = end + 8
-        end = start + int.from_bytes(data[end:start], "little")
-        strings.append(data[start:end])
-    return strings

@@ -14,7 +14,7 @@ from support.vocabularies import CONTROL, USER_DEFINED, bpe, spm, types, write
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
-from edgedec_runtimes.tokenizer.string_table import StringTable, read_strings
+from edgedec_runtimes.tokenizer.string_table import StringTable
 from edgedec_runtimes.tokenizer.unicode_classes import LETTER, MARK, NUMBER, OTHER, PUNCTUATION, SYMBOL, collapse
 
 BPE_KEYS = ("tokens", "token_type", "merges", "pre", "bos_token_id", "eos_token_id", "add_bos_token", "add_eos_token")
@@ -166,7 +166,7 @@ def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
 def test_strings_are_read_as_the_file_has_them(strings: list[bytes]) -> None:
     """Short, long, empty strings and zeros come back as they are."""
     data = b"".join(len(string).to_bytes(8, "little") + string for string in strings)
-    assert read_strings(GGUFArray(ValueType.STRING, len(strings), data)) == strings
+    assert GGUFArray(ValueType.STRING, len(strings), data).strings() == strings
 
 
 def test_a_table_finds_the_first_of_equal_strings() -> None:
