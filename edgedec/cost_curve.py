@@ -1,6 +1,6 @@
 """The cost curve T(n): the seconds of one forward over n rows, measured at load and refined by real steps."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,35 +28,34 @@ class _Bucket:
         base: Expected seconds by number of rows, at pace 1: from the measurement at load, or from the nearest bucket.
             Real steps replace an entry as soon as recent single-row steps tell the pace; the entry of one row stays.
         points: Median seconds of real steps, by number of rows.
+        most: The most rows that were measured, 0 without any.
         pace: How many times as long as `base` says real steps take now, because of the machine or the context.
     """
 
     base: dict[int, float]
+    most: int
     points: dict[int, float] = field(default_factory=dict)
     pace: float = 1.0
     _samples: dict[int, deque[float]] = field(default_factory=dict)
     _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _last: dict[int, int] = field(default_factory=dict)  # by number of rows, the latest observation of it
     _n_observed: int = 0
-    _rows: list[int] = field(default_factory=list)
     _recent: set[int] = field(default_factory=set)  # numbers of rows that a recent step had
     _seconds: list[float] = field(default_factory=list)  # of 1, 2, ... rows, as far as asked for since the last change
-
-    def __post_init__(self) -> None:
-        self._rows = sorted(self.base)
 
     def up_to(self, n_rows: int) -> list[float]:
         """Return the seconds of 1 to `n_rows` rows, zeros where nothing was measured; the list is not to be changed."""
         if len(self._seconds) < n_rows:
-            self._seconds = self._sum_up(n_rows) if self._rows else [0.0] * n_rows
+            self._seconds = self._sum_up(n_rows) if self.most else [0.0] * n_rows
         return self._seconds if len(self._seconds) == n_rows else self._seconds[:n_rows]
 
     def seconds(self, n_rows: int) -> float | None:
         """Return the seconds of `n_rows` rows, None where nothing was measured."""
-        return self.up_to(n_rows)[-1] if self._rows else None
+        return self.up_to(n_rows)[-1] if self.most else None
 
     def _sum_up(self, n_rows: int) -> list[float]:
-        rows, measured = self._rows, self.table()
+        measured = self.table()
+        rows = list(measured)
         least, most = rows[0], rows[-1]
         result = []
         for n in range(1, n_rows + 1):
@@ -75,7 +74,7 @@ class _Bucket:
 
     def observe(self, n_rows: int, seconds: float) -> float:
         """Take the seconds of a real step and return them, cut where they are out of all proportion."""
-        expected = self.up_to(n_rows)[-1] if self._rows else None
+        expected = self.up_to(n_rows)[-1] if self.most else None
         samples = self._samples.get(n_rows)
         if samples is None:
             samples = self._samples[n_rows] = deque(maxlen=_REMEMBERED)
@@ -87,11 +86,10 @@ class _Bucket:
         found = median(samples)
         if expected is not None and len(samples) < _SURE:
             found = min(found, expected)
-        if n_rows not in self.points and n_rows not in self.base:
-            insort(self._rows, n_rows)
         self.points[n_rows] = found
         self._n_observed += 1
         self._last[n_rows] = self._n_observed
+        self.most = max(self.most, n_rows)
         self._recent = {n for n, last in self._last.items() if self._n_observed - last < _STALE}
         self._seconds = []
         base = self.base.get(n_rows)
@@ -103,15 +101,10 @@ class _Bucket:
             self.base[n_rows] = found * one / self.points[1]
         return sample
 
-    @property
-    def most(self) -> int:
-        """The most rows that were measured, 0 without any."""
-        return self._rows[-1] if self._rows else 0
-
     def table(self) -> dict[int, float]:
         """Return the seconds of every number of rows that was measured, ascending."""
         result = {}
-        for n in self._rows:
+        for n in sorted(self.base.keys() | self.points.keys()):
             base = self.base.get(n)
             result[n] = self.points[n] if base is None or n in self._recent else base * self.pace
         return result
@@ -182,7 +175,7 @@ class CostCurve:
         self.latest_s: float | None = None
         self.trials = Trials()
         self._base = base
-        self._buckets = {0: _Bucket(dict(base))} if base else {}
+        self._buckets = {0: _Bucket(dict(base), max(base))} if base else {}
         self._parts: dict[float, deque[float]] = {}
 
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
@@ -205,7 +198,7 @@ class CostCurve:
         if bucket is None:
             nearest = min(self._buckets, key=lambda other: abs(other - key), default=None)
             known = dict(self._base) if nearest is None else self._buckets[nearest].table()
-            bucket = self._buckets[key] = _Bucket(known)
+            bucket = self._buckets[key] = _Bucket(known, max(known, default=0))
         return bucket
 
     def seconds(self, n_rows: int, n_past: int = 0) -> float | None:

@@ -173,7 +173,16 @@ def distribution(
     Raises:
         RequestError: Nothing is left to choose (every token is ruled out, or the model's logits are not finite).
     """
-    return _truncated(_penalized(logits, params, seen), params, ops)
+    scores = _penalized(logits, params, seen)
+    if params.greedy:
+        return Distribution(np.array([_most_probable(scores, ops)]), np.ones(1))
+    ids = _kept(scores, params, ops)
+    kept = scores[ids].astype(np.float64)
+    most = kept.max()
+    weights = np.exp((kept - most) / params.temperature)
+    mask = weights > 0
+    ids, weights = ids[mask], weights[mask]
+    return Distribution(ids, weights / weights.sum())
 
 
 def draw(
@@ -224,19 +233,6 @@ def _most_probable(scores: NDArray[np.float32], ops: LogitOps) -> int:
     if not math.isfinite(scores[best]):
         raise _nothing_left()
     return best
-
-
-def _truncated(scores: NDArray[np.float32], params: SamplingParams, ops: LogitOps) -> Distribution:
-    """Return the distribution of what top-k, top-p and min-p leave, at the temperature."""
-    if params.greedy:
-        return Distribution(np.array([_most_probable(scores, ops)]), np.ones(1))
-    ids = _kept(scores, params, ops)
-    kept = scores[ids].astype(np.float64)
-    most = kept.max()
-    weights = np.exp((kept - most) / params.temperature)
-    mask = weights > 0
-    ids, weights = ids[mask], weights[mask]
-    return Distribution(ids, weights / weights.sum())
 
 
 def _kept(scores: NDArray[np.float32], params: SamplingParams, ops: LogitOps) -> NDArray[np.int64]:

@@ -15,8 +15,8 @@ from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterN
 from edgedec.model import Model, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
-from edgedec.scheduler.active_drafters import PolicyOptions
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence

@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 
 from edgedec.constraint import Constraint
@@ -192,8 +191,7 @@ def _run(
                 if target.closing:
                     raise SessionError("the model is closed; load it again")
                 with cancel.calling(target.session.cancel), _joined(target.session):
-                    open_decoder = partial(_decoder, target, sequence, on_progress, constraint)
-                    yield from _decode(target, sequence, open_decoder, cancel, started)
+                    yield from _decode(target, sequence, cancel, on_progress, constraint, started)
         finally:
             if target is not None:
                 target.stream = None
@@ -210,17 +208,23 @@ def _stopped_by(cancel: CancelToken, stop: CancelToken, tokens: Generator[TokenO
 
 
 def _decode(
-    target: SessionSlot, sequence: Sequence, open_decoder: Callable[[], Decoder], cancel: CancelToken, started: float
+    target: SessionSlot,
+    sequence: Sequence,
+    cancel: CancelToken,
+    on_progress: OnProgress | None,
+    constraint: Constraint | None,
+    started: float,
 ) -> Iterator[TokenOutput]:
+    """Yield the tokens of a generation on a session; in the end note what happened to the session and the drafters."""
     begin_text(target.session, len(sequence.request.prompt_ids))
     _reuse_prefix(target, sequence)
-    decoder = open_decoder()
+    decoder = _decoder(target, sequence, on_progress, constraint)
     text = TextStream(sequence.request.sampling.stop)
     try:
         yield from _steps(target, sequence, decoder, text, cancel, started)
     finally:
-        if decoder.constraint is not None:
-            decoder.constraint.close()
+        if constraint is not None:
+            constraint.close()
         _remember_cached(target, sequence)
         if decoder.policy is not None:
             sequence.stats.curve = target.curve.table()
@@ -236,6 +240,7 @@ def _decode(
 def _steps(
     target: SessionSlot, sequence: Sequence, decoder: Decoder, text: TextStream, cancel: CancelToken, started: float
 ) -> Iterator[TokenOutput]:
+    """Yield the tokens of step after step, until something ends the text; the generation was `started` then."""
     while sequence.finish_reason is None:
         if cancel.cancelled:
             sequence.finish_reason = "cancelled"

@@ -39,10 +39,8 @@ def encode_prompt(
 ) -> list[int]:
     """Return the tokens of a prompt, at most `n_most` (PromptTooLongError where it has more)."""
     ids = _encode(tokenizer, text, n_most, add_special=add_special, parse_special=parse_special)
-    if isinstance(ids, int):
-        raise too_long(ids, n_most, exact=False)
-    if len(ids) > n_most:
-        raise too_long(len(ids), n_most)
+    if isinstance(ids, int) or len(ids) > n_most:
+        raise too_long(ids, n_most, exact=False) if isinstance(ids, int) else too_long(len(ids), n_most)
     return ids
 
 

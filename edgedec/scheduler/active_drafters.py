@@ -1,7 +1,6 @@
 """The drafters at work in one generation: they are asked, told what came of it, and dropped when they fail."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic, perf_counter
 
 import numpy as np
@@ -9,31 +8,13 @@ from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Closing, Draft, Drafter, DrafterNeeds, Verification
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
+from edgedec.errors import PluginError
 from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.drafter_calls import ask, describe_error
 from edgedec.scheduler.drafter_record import ActiveDrafter
+from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.plugin_guard import Guarded
 from edgedec.scheduler.recorder import Recorder
 from edgedec.stats import DecodeStats
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyOptions:
-    """How a generation drafts.
-
-    Attributes:
-        n_max: Most nodes of a draft.
-        greedy: Whether tokens are drawn at temperature 0.
-        always: Whether to verify what is proposed, whatever it costs.
-        coupled: Whether the verification rule is the coupled one, which ignores q.
-        trees: Whether trees may be verified; otherwise chains only.
-    """
-
-    n_max: int
-    greedy: bool = True
-    always: bool = False
-    coupled: bool = True
-    trees: bool = True
 
 
 class ActiveDrafters:
@@ -83,7 +64,7 @@ class ActiveDrafters:
         started = perf_counter()
         try:
             draft = ask(active.drafter, self._n_vocab, n_max, monotonic() + self.patience_s + extra_s)
-        except Exception as error:
+        except Exception as error:  # a drafter never ends the text
             self._drop(stats, active, error)
             return perf_counter() - started
         finally:
@@ -141,18 +122,59 @@ class ActiveDrafters:
                 self._remove(active)
 
     def _drop(self, stats: DecodeStats, active: ActiveDrafter, error: Exception) -> None:
-        """Go on without a drafter that failed: a drafter never changes the text, so it never ends the text either."""
         self._remove(active)
-        stats.count_failure(active.name, "failed")
-        stats.add_reason(f"{active.name} off: the drafter failed ({describe_error(error)})")
+        note_failure(stats, active.name, error)
 
     def _remove(self, removed: ActiveDrafter) -> None:
-        if isinstance(removed.drafter, Closing):
-            removed.drafter.close()
+        close_drafter(removed.drafter)
         self._use([active for active in self.all if active is not removed])
 
     def close(self) -> None:
         """End the threads of drafters that have one."""
         for active in self.all:
-            if isinstance(active.drafter, Closing):
-                active.drafter.close()
+            close_drafter(active.drafter)
+
+
+def ask(drafter: Drafter, n_vocab: int, n_max: int, deadline_s: float) -> Draft:
+    """Return the first `n_max` nodes of what a drafter proposes now, checked.
+
+    Args:
+        drafter: The drafter.
+        n_vocab: Size of the target's vocabulary.
+        n_max: Most nodes; further nodes are cut off.
+        deadline_s: When the draft is due, on the monotonic clock.
+
+    Raises:
+        PluginError: What came back is no draft.
+        Exception: Whatever the drafter raises.
+    """
+    draft = drafter.draft(n_max, deadline_s)
+    if not isinstance(draft, Draft):
+        raise PluginError(f"draft() returned a {type(draft).__name__}; it must return an edgedec Draft")
+    kinds = type(draft.tokens), type(draft.parents), type(draft.p_accept)
+    if kinds != _KINDS:  # a masked array passes every comparison, and can still hold what is no number
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise PluginError(f"a draft's tokens, parents and p_accept must be plain numpy arrays, found {names}")
+    if len(draft.tokens) > n_max:
+        draft = draft.truncated(n_max)
+    draft.check(n_vocab)
+    return draft
+
+
+_KINDS = (np.ndarray, np.ndarray, np.ndarray)
+
+
+def note_failure(stats: DecodeStats, name: str, error: Exception) -> None:
+    """Note that a generation goes on without a drafter that failed: a drafter never ends the text."""
+    try:
+        message = str(error)
+    except Exception:  # its own __str__ fails
+        message = "its message can't be shown"
+    stats.add_reason(f"{name} off: the drafter failed ({type(error).__name__}: {message})")
+    stats.count_failure(name, "failed")
+
+
+def close_drafter(drafter: Drafter | None) -> None:
+    """End the thread of a drafter that has one."""
+    if isinstance(drafter, Closing):
+        drafter.close()

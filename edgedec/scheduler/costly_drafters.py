@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from edgedec.cost_curve import Cost, best_length
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
+from edgedec.scheduler.node_choice import PolicyOptions
 
 _LOOK_FIRST = 8  # steps before a draft model may read the text
 _FIRST_LEVELS = 32  # levels that reading the beginning of a text is taken to cost before that was timed
@@ -39,80 +40,73 @@ class DraftPlan:
     extra_s: float
 
 
-class CostlyDrafters:
-    """Plans the drafts of one generation's costly drafters and keeps their records.
+def plan_draft(
+    active: ActiveDrafter, log: DecisionLog, options: PolicyOptions, cost: Cost, n_max: int, rate: float, room: int
+) -> DraftPlan | None:
+    """Return how to ask a costly drafter now, None where its draft would not pay.
 
     Args:
+        active: The drafter.
         log: What the generation has decided so far.
-        greedy: Whether tokens are drawn at temperature 0.
-        always: Whether to ask before every step, whatever it costs.
+        options: How to draft.
+        cost: Seconds of a forward by the nodes of the draft in it.
+        n_max: Most nodes of a draft.
+        rate: Tokens per second expected without the drafter.
+        room: Tokens that the text may still grow by.
     """
-
-    def __init__(self, log: DecisionLog, *, greedy: bool, always: bool) -> None:
-        self._log = log
-        self._greedy = greedy
-        self._always = always
-
-    def plan(self, active: ActiveDrafter, cost: Cost, n_max: int, rate: float, room: int) -> DraftPlan | None:
-        """Return how to ask a drafter now, None where its draft would not pay.
-
-        Args:
-            active: The drafter.
-            cost: Seconds of a forward by the nodes of the draft in it.
-            n_max: Most nodes of a draft.
-            rate: Tokens per second expected without the drafter.
-            room: Tokens that the text may still grow by.
-        """
-        record, in_place = active.record, active.drafter.needs.layers
-        if in_place:  # it drafts in the target's own session, which holds the text already
-            active.missed = 0
-        level_s = record.level_s if record.level_s is not None else cost(0) / 4
-        if active.missed is None and not self._always and not self._pays_to_read(active, level_s, cost, n_max, room):
+    record, in_place = active.record, active.drafter.needs.layers
+    if in_place:  # it drafts in the target's own session, which holds the text already
+        active.missed = 0
+    p = record.rate(options.greedy)
+    level_s = record.level_s if record.level_s is not None else cost(0) / 4
+    if active.missed is None and not options.always and not _pays_to_read(active, log, p, level_s, cost, n_max, room):
+        return None
+    length, gain = best_length(p, level_s, cost, n_max, rate)
+    is_trial = gain < _GAIN and not options.always
+    if is_trial:
+        length = min(2, n_max)
+        if not _may_try(active, length * level_s + cost(length) - cost(0)):
             return None
-        p = record.rate(self._greedy)
-        length, gain = best_length(p, level_s, cost, n_max, rate)
-        is_trial = gain < _GAIN and not self._always
-        if is_trial:
-            length = min(2, n_max)
-            if not _may_try(active, length * level_s + cost(length) - cost(0)):
-                return None
-        extra_s = 2 * length * level_s if in_place else 0.0
-        if self._always:
-            return DraftPlan(n_max, level_s, 0.0, is_trial, extra_s)
-        # One level more pays while it adds more tokens per second than the levels before it give.
-        slope = (cost(length) - cost(0)) / length
-        marginal = (level_s + slope) * rate * max(gain, 1.0)
-        least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
-        return DraftPlan(min(n_max, 2 * length), level_s, least_path, is_trial, extra_s)
+    extra_s = 2 * length * level_s if in_place else 0.0
+    if options.always:
+        return DraftPlan(n_max, level_s, 0.0, is_trial, extra_s)
+    # One level more pays while it adds more tokens per second than the levels before it give.
+    slope = (cost(length) - cost(0)) / length
+    marginal = (level_s + slope) * rate * max(gain, 1.0)
+    least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
+    return DraftPlan(min(n_max, 2 * length), level_s, least_path, is_trial, extra_s)
 
-    def _pays_to_read(self, active: ActiveDrafter, level_s: float, cost: Cost, n_max: int, room: int) -> bool:
-        """Tell whether the rest of the text is likely to repay the time that reading its beginning takes.
 
-        The first steps show how fast the cheap drafters make the text. The text is expected to double its length.
-        """
-        log, record = self._log, active.record
-        if log.n_steps < _LOOK_FIRST:
-            return False
-        mean = max(1 / cost(0), log.tokens_per_s)
-        _, gain = best_length(record.rate(self._greedy), level_s, cost, n_max, mean)
-        active.hoped = gain
-        first_s = record.first_s if record.first_s is not None else _FIRST_LEVELS * level_s
-        rest = min(room, _REST_OF_TEXT, log.n_tokens)
-        return gain >= _GAIN and rest / mean * (1 - 1 / gain) > _REPAID * first_s
+def _pays_to_read(
+    active: ActiveDrafter, log: DecisionLog, p: float, level_s: float, cost: Cost, n_max: int, room: int
+) -> bool:
+    """Tell whether the rest of the text is likely to repay the time that reading its beginning takes.
 
-    @staticmethod
-    def note_draft(active: ActiveDrafter, plan: DraftPlan, seconds: float, cost: Cost) -> None:
-        """Note what the draft that was made by a plan took."""
-        record, n = active.record, len(active.draft)
-        active.n_asked += 1
-        active.asked_s += seconds
-        if n:
-            _note_time(record, seconds, plan.level_s, _depth(active.draft.parents.tolist()), active.missed)
-        active.missed, active.tries = 0, plan.is_trial
-        if plan.is_trial:
-            lost_s = seconds + cost(n) - cost(0)
-            record.lost_s += lost_s
-            record.trial_s += lost_s
+    The first steps show how fast the cheap drafters make the text. The text is expected to double its length. `p` is
+    P(a node is accepted | its parent was accepted), `level_s` the seconds of one token; the rest as for plan_draft.
+    """
+    if log.n_steps < _LOOK_FIRST:
+        return False
+    mean = max(1 / cost(0), log.tokens_per_s)
+    _, gain = best_length(p, level_s, cost, n_max, mean)
+    active.hoped = gain
+    first_s = active.record.first_s if active.record.first_s is not None else _FIRST_LEVELS * level_s
+    rest = min(room, _REST_OF_TEXT, log.n_tokens)
+    return gain >= _GAIN and rest / mean * (1 - 1 / gain) > _REPAID * first_s
+
+
+def note_draft(active: ActiveDrafter, plan: DraftPlan, seconds: float, cost: Cost) -> None:
+    """Note what the draft that was made by a plan took."""
+    record, n = active.record, len(active.draft)
+    active.n_asked += 1
+    active.asked_s += seconds
+    if n:
+        _note_time(record, seconds, plan.level_s, _depth(active.draft.parents.tolist()), active.missed)
+    active.missed, active.tries = 0, plan.is_trial
+    if plan.is_trial:
+        lost_s = seconds + cost(n) - cost(0)
+        record.lost_s += lost_s
+        record.trial_s += lost_s
 
 
 def _may_try(active: ActiveDrafter, step_s: float) -> bool:

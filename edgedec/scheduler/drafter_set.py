@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Closing, DraftContext, Drafter, DrafterFactory, DrafterNeeds
+from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.draft_model.overlapped import OverlappedDrafter
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
@@ -18,10 +18,10 @@ from edgedec.errors import MemoryCapError, PluginError
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
-from edgedec.scheduler.active_drafters import PolicyOptions
-from edgedec.scheduler.drafter_calls import describe_error
+from edgedec.scheduler.active_drafters import close_drafter, note_failure
 from edgedec.scheduler.drafter_factories import SKIP, SKIP_GAIN, promised_gain
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
 from edgedec.sequence import COUPLED, Sequence
@@ -85,9 +85,8 @@ class Drafting:
         self.records.clear()
         if self.file is not None:
             self.file.forget()
-        for factory in self.factories.values():
-            if isinstance(factory, ModelFactory):
-                factory.forget()
+        for model in self._models:
+            model.forget()
 
     def use_file(self, file: DraftStore, options: LoadOptions) -> None:
         """Fill the store from a file, and save to that file from now on (raises what DraftStore.fill raises)."""
@@ -103,9 +102,12 @@ class Drafting:
 
     def close(self) -> None:
         """Free the models that the drafters have loaded."""
-        for factory in self.factories.values():
-            if isinstance(factory, ModelFactory):
-                factory.close()
+        for model in self._models:
+            model.close()
+
+    @property
+    def _models(self) -> list[ModelFactory]:
+        return [factory for factory in self.factories.values() if isinstance(factory, ModelFactory)]
 
 
 def open_policy(
@@ -174,10 +176,8 @@ def _open(
         if isinstance(drafter, OverlappedDrafter):
             drafter.report = partial(sequence.stats.note_ahead, name)
     except Exception as error:  # a drafter never ends a generation
-        sequence.stats.add_reason(f"{name} off: the drafter failed ({describe_error(error)})")
-        sequence.stats.count_failure(name, "failed")
-        if isinstance(drafter, Closing):
-            drafter.close()
+        note_failure(sequence.stats, name, error)
+        close_drafter(drafter)
         return None
     return drafter, held
 

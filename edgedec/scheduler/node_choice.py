@@ -5,6 +5,7 @@ arXiv:2410.11744).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from edgedec.cost_curve import Cost, CostCurve
@@ -13,34 +14,51 @@ from edgedec.scheduler.draft_tree import DraftTree
 _FREE_KEEP = 0.01  # of a plain step: keeping a branch that costs less than this counts as free
 
 
-class NodeChoice:
-    """Chooses the nodes of a draft tree that are worth verifying on one session.
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """How a generation drafts.
 
-    Args:
-        curve: The session's cost curve.
-        trees: Whether the session may verify trees; otherwise chains only.
+    Attributes:
+        n_max: Most nodes of a draft.
+        greedy: Whether tokens are drawn at temperature 0.
         always: Whether to verify what is proposed, whatever it costs.
+        coupled: Whether the verification rule is the coupled one, which ignores q.
+        trees: Whether trees may be verified; otherwise chains only.
     """
 
-    def __init__(self, curve: CostCurve, *, trees: bool, always: bool) -> None:
-        self.trees = trees
-        self.always = always
-        self._curve = curve
+    n_max: int
+    greedy: bool = True
+    always: bool = False
+    coupled: bool = True
+    trees: bool = True
 
-    def best(
-        self, tree: DraftTree, paths: Sequence[float], cost: Cost, n_max: int, spent_s: float
-    ) -> tuple[list[int], float]:
-        """Return at most `n_max` nodes to verify, ascending, and the expected tokens per second (0.0 for `always`).
 
-        `paths` holds P(path to the node accepted) of every node, `spent_s` the seconds that drafting took.
-        """
-        if self.always:
-            candidates = range(len(paths)) if self.trees else tree.chain(paths)
-            return sorted(sorted(candidates, key=paths.__getitem__, reverse=True)[:n_max]), 0.0
-        others = self._curve.others
-        if self.trees:
-            return best_shape(tree, paths, cost, n_max, spent_s, self._curve.keep_s, others)
-        return best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)
+def choose_nodes(
+    tree: DraftTree,
+    paths: Sequence[float],
+    cost: Cost,
+    n_max: int,
+    spent_s: float,
+    curve: CostCurve,
+    options: PolicyOptions,
+) -> tuple[list[int], float]:
+    """Return at most `n_max` nodes to verify, ascending, and the expected tokens per second (0.0 for options.always).
+
+    Args:
+        tree: The proposals.
+        paths: P(path to the node accepted) of every node.
+        cost: Seconds of a forward by the number of nodes in it; 0 nodes are the plain step.
+        n_max: Most nodes.
+        spent_s: Seconds that drafting took.
+        curve: The session's cost curve, which knows what keeping a branch costs and what others gain.
+        options: How to draft.
+    """
+    if options.always:
+        candidates = range(len(paths)) if options.trees else tree.chain(paths)
+        return sorted(sorted(candidates, key=paths.__getitem__, reverse=True)[:n_max]), 0.0
+    if options.trees:
+        return best_shape(tree, paths, cost, n_max, spent_s, curve.keep_s, curve.others)
+    return best_part(paths, tree.chain(paths), cost, n_max, spent_s, curve.others)
 
 
 def best_part(

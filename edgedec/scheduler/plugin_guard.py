@@ -115,23 +115,19 @@ class Guarded:
 
     def _run(self) -> None:
         while (act := self._work.get()) is not None:
-            try:
-                act()
-            except BaseException as error:
-                self._failure = _exception(error)
+            outcome = _outcome(act)
+            if isinstance(outcome, Exception):
+                self._failure = outcome
 
 
-def _outcome(question: Callable[[], object]) -> object:
-    """Return the answer to a question, or the error that it raised."""
+def _outcome(act: Callable[[], object]) -> object:
+    """Return what a call returned or raised; a drafter that calls exit() gives an error, so it ends only itself."""
     try:
-        return question()
+        return act()
+    except Exception as error:
+        return error
     except BaseException as error:
-        return _exception(error)
-
-
-def _exception(error: BaseException) -> Exception:
-    """Return an error that may be raised in the text's thread: a drafter that calls exit() ends only itself."""
-    return error if isinstance(error, Exception) else PluginError(f"it raised {type(error).__name__}")
+        return PluginError(f"it raised {type(error).__name__}")
 
 
 def guarded(factory: DrafterFactory) -> DrafterFactory:

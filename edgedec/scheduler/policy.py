@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, Floor, Verification
 from edgedec.scheduler.acceptance import score
-from edgedec.scheduler.active_drafters import ActiveDrafters, PolicyOptions
-from edgedec.scheduler.costly_drafters import CostlyDrafters
+from edgedec.scheduler.active_drafters import ActiveDrafters
+from edgedec.scheduler.costly_drafters import note_draft, plan_draft
 from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.scheduler.drafter_record import SHOWN, ActiveDrafter, DecisionLog
-from edgedec.scheduler.node_choice import NodeChoice
+from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
 from edgedec.scheduler.recorder import Recorder
 from edgedec.scheduler.row_trials import RowTrials
 from edgedec.stats import DecodeStats
@@ -68,10 +68,8 @@ class Policy:
         self._options = options
         self._floor = floor
         self._recorder = recorder
-        self._choice = NodeChoice(curve, trees=options.trees, always=options.always)
-        self._trials = RowTrials(curve, self._choice)
+        self._trials = RowTrials(curve, options)
         self._log = DecisionLog()
-        self._costly = CostlyDrafters(self._log, greedy=options.greedy, always=options.always)
         self.drafters = ActiveDrafters(drafters, n_vocab, options, recorder)
 
     def propose(self, stats: DecodeStats, n_past: int, room: int) -> Draft:
@@ -93,19 +91,19 @@ class Policy:
             if not active.costly:
                 self._ask_cheap(stats, active, tree, n_max)
         paths = tree.paths()
-        nodes, rate = self._choice.best(tree, paths, cost, n_max, perf_counter() - started)
+        nodes, rate = choose_nodes(tree, paths, cost, n_max, perf_counter() - started, self._curve, self._options)
         for active in drafters.all:
             if active.costly and not plain:
                 active.draft = EMPTY_DRAFT
-                plan = self._costly.plan(active, cost, n_max, rate, room)
+                plan = plan_draft(active, self._log, self._options, cost, n_max, rate, room)
                 if plan is None:
                     continue
                 self._floor.path_probability = plan.least_path
                 seconds = drafters.ask(stats, active, tree, plan.n_max, plan.extra_s)
-                self._costly.note_draft(active, plan, seconds, cost)
+                note_draft(active, plan, seconds, cost)
                 if active.draft.tokens.size:
                     paths = tree.paths()
-                    nodes, rate = self._choice.best(tree, paths, cost, n_max, 0.0)
+                    nodes, rate = choose_nodes(tree, paths, cost, n_max, 0.0, self._curve, self._options)
         if self._recorder is not None:
             self._recorder.end(tree, paths, perf_counter() - started)
             nodes = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from edgedec.cost_curve import Cost, CostCurve
 from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.node_choice import NodeChoice
+from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
 
 _HOPED = 1 / 16  # of a step: what one more row costs where rows are cheap
 _HOPED_GAIN = 1.2  # the gain that more rows must promise at that price to be tried
@@ -42,9 +42,9 @@ class _Trial:
 class RowTrials:
     """The trials of one generation; what they may lose is counted in the curve, for all generations."""
 
-    def __init__(self, curve: CostCurve, choice: NodeChoice) -> None:
+    def __init__(self, curve: CostCurve, options: PolicyOptions) -> None:
         self._curve = curve
-        self._choice = choice
+        self._options = options
         self._trial: _Trial | None = None
         self._n_considered = 0
         self._n_drafted = 0
@@ -56,16 +56,16 @@ class RowTrials:
     def more_nodes(
         self, tree: DraftTree, paths: list[float], cost: Cost, n_max: int, chosen: tuple[list[int], float]
     ) -> list[int]:
-        """Return the nodes that were chosen or, for a trial, more of them; `chosen` is what NodeChoice.best returned.
+        """Return the nodes that were chosen or, for a trial, more of them; `chosen` is what choose_nodes returned.
 
-        `n_max` is the most nodes, `cost` and `paths` are as for NodeChoice.best.
+        `n_max` is the most nodes, `cost` and `paths` are as for choose_nodes.
         """
         nodes, rate = chosen
         self._n_considered += 1
-        if self._choice.always or self._n_considered % _EVERY:
+        if self._options.always or self._n_considered % _EVERY:
             return nodes
         hoped_cost = [cost(0) * (1 + _HOPED * n) for n in range(n_max + 1)].__getitem__
-        hoped, hoped_rate = self._choice.best(tree, paths, hoped_cost, n_max, 0.0)
+        hoped, hoped_rate = choose_nodes(tree, paths, hoped_cost, n_max, 0.0, self._curve, self._options)
         if hoped_rate < _HOPED_GAIN * rate:
             return nodes
         order = sorted(hoped, key=paths.__getitem__, reverse=True)
@@ -90,7 +90,7 @@ class RowTrials:
 
     def plain_is_due(self, gain: float) -> bool:
         """Tell whether to time a plain step again, where drafts make the text `gain` times as fast."""
-        return not self._choice.always and self._n_drafted >= max(_PLAIN_AFTER, (gain - 1) / _PLAIN_SHARE)
+        return not self._options.always and self._n_drafted >= max(_PLAIN_AFTER, (gain - 1) / _PLAIN_SHARE)
 
     def count_step(self, n_nodes: int, seconds: float) -> None:
         """Count a step that was decided: its nodes, and the seconds that its forward is expected to take."""

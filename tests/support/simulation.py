@@ -13,8 +13,8 @@ from edgedec.draft import Draft, DraftContext, DrafterNeeds, Floor, Verification
 from edgedec.model import Capabilities, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
-from edgedec.scheduler.active_drafters import PolicyOptions
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
 from edgedec.stats import DecodeStats
