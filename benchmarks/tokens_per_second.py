@@ -26,9 +26,9 @@ from typing import Any
 from provenance import provenance
 
 import edgedec
-from edgedec.api.load import resolve
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe
+from edgedec.loading.resolve import resolve
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.measure import Run, Runner, RunOptions, engine_runner, order

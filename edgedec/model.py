@@ -5,6 +5,7 @@ number of tokens already in a session's KV cache that a forward builds on; a *ro
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -18,6 +19,7 @@ from edgedec.errors import CapabilityError, RequestError
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 
 Rows = Literal["all", "last"] | NDArray[np.int32]
@@ -159,8 +161,27 @@ class ForwardItem:
     taps: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class SharedForward:
+    """A forward that several sessions may have had rows in.
+
+    Attributes:
+        seconds: Its time.
+        n_rows: Rows of all sessions in it.
+        n_items: How many sessions had rows in it.
+    """
+
+    seconds: float = 0.0
+    n_rows: int = 0
+    n_items: int = 1
+
+
 class Session(Protocol):
-    """One sequence's KV cache. Used by one thread at a time, but for cancel()."""
+    """One sequence's KV cache. Used by one thread at a time, but for cancel().
+
+    A class that derives from Session inherits `n_text_max`, `shared`, `room`, `generating`, `count_text` and `open`,
+    with what holds for a runtime's own session: a text is at most as long as the KV cache, and no forward is shared.
+    """
 
     @property
     def model(self) -> "Model":
@@ -173,6 +194,32 @@ class Session(Protocol):
     @property
     def n_cached(self) -> int:
         """Tokens in the KV cache, counted along the prefix (branches of a tree not included)."""
+
+    @property
+    def n_text_max(self) -> int:
+        """Most tokens of a text on this session: n_ctx, or more where the context slides."""
+        return self.n_ctx
+
+    @property
+    def shared(self) -> SharedForward | None:
+        """The latest forward, where forwards are shared with other sessions; None where they never are."""
+        return None
+
+    def room(self, n_tokens: int) -> int:
+        """Return how many rows one forward may add to a text of `n_tokens` tokens."""
+        return self.n_ctx - n_tokens
+
+    def generating(self, n_prompt: int) -> AbstractContextManager[None]:
+        """Begin a text whose first `n_prompt` tokens are its prompt; the text ends with the block."""
+        return nullcontext()
+
+    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+        """Add to the statistics what the session knows of the latest text's first `n_generated` generated tokens."""
+        return
+
+    def open(self, n_ctx: int) -> "Session":
+        """Open an empty session on the same model, whose forwards are shared with others' where this one's are."""
+        return self.model.session(n_ctx)
 
     def forward(
         self,

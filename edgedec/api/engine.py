@@ -25,8 +25,6 @@ from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.recorder import share_of_halves
 from edgedec.sequence import COUPLED, Generation, Request
-from edgedec.sessions.batching import BatchedSession
-from edgedec.sessions.sliding_window import holder, text_limit
 from edgedec.tokenizer import Tokenizer
 
 
@@ -87,7 +85,7 @@ class Engine:
     @property
     def n_prompt_max(self) -> int:
         """Most tokens of a prompt: one fewer than a text may have, which is the context unless that slides."""
-        return text_limit(self._slot.session) - 1
+        return self._slot.session.n_text_max - 1
 
     def forget(self) -> None:
         """Forget what the drafters keep between requests, and what was measured of their acceptance."""
@@ -102,9 +100,7 @@ class Engine:
 
         `n_ctx` is its context in tokens, the engine's by default.
         """
-        held = holder(self._slot.session)
-        opener = held.batcher if isinstance(held, BatchedSession) else self._model
-        return opener.session(n_ctx or self.n_ctx)
+        return self._slot.session.open(n_ctx or self.n_ctx)
 
     def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.

@@ -26,8 +26,6 @@ from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
 from edgedec.scheduler.drafter_factories import COMMON, EXIT, SUFFIX, with_draft_model
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
-from edgedec.sessions.batching import BatchedSession
-from edgedec.sessions.sliding_window import holder
 
 Factories = Mapping[str, DrafterFactory]
 
@@ -146,5 +144,4 @@ def _share_curve(slots: Sequence[SessionSlot], curve: CostCurve) -> None:
     """Give all sessions the measured curve; sessions of one batcher measure joined forwards together."""
     lock = Lock()
     for slot in slots:
-        session = holder(slot.session)
-        slot.curve = JoinedCurve(curve, session, lock) if isinstance(session, BatchedSession) else curve
+        slot.curve = curve if slot.session.shared is None else JoinedCurve(curve, slot.session, lock)

@@ -8,7 +8,6 @@ from edgedec.constraint import Constraint
 from edgedec.draft import Verification
 from edgedec.model import Session
 from edgedec.sequence import FinishReason, Request, Sequence
-from edgedec.sessions.sliding_window import text_limit
 
 
 def _never(token_id: int) -> bool:
@@ -35,7 +34,7 @@ class TextEnd:
     def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
         """Return what decides about the text of a request on a session."""
         is_end = _never if request.sampling.ignore_end else session.model.tokenizer.is_end
-        return cls(is_end, request.sampling.max_tokens, text_limit(session), constraint)
+        return cls(is_end, request.sampling.max_tokens, session.n_text_max, constraint)
 
     def cut(self, verification: Verification) -> Verification:
         """Return what a step adds to the text, up to the token that ends it; the grammar takes these tokens.

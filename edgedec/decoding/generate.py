@@ -3,7 +3,6 @@
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -24,9 +23,6 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.sequence import COUPLED, Generation, Request, Sequence, TokenOutput
-from edgedec.sessions.batching import BatchedSession
-from edgedec.sessions.model_switching import begin_text, count_writers
-from edgedec.sessions.sliding_window import holder, text_limit
 from edgedec.stats import DecodeStats
 
 
@@ -160,13 +156,13 @@ def _check_request(request: Request, session: Session, constraint: Constraint | 
         raise RequestError(f"the prompt holds a token id outside the vocabulary of {n_vocab}")
     if constraint is not None and request.sampling.ignore_end:
         raise RequestError("a grammar decides where the text ends, so ignore_end can't be kept: leave one of them out")
-    if n_prompt >= (most := text_limit(session)):
+    if n_prompt >= (most := session.n_text_max):
         raise too_long(n_prompt, most - 1)
 
 
 def _most_tokens(request: Request, session: Session) -> int:
     """Return the most tokens that may follow the prompt: max_tokens, or fewer where the context has less room."""
-    room = text_limit(session) - len(request.prompt_ids)
+    room = session.n_text_max - len(request.prompt_ids)
     return room if request.sampling.max_tokens is None else min(room, request.sampling.max_tokens)
 
 
@@ -190,7 +186,8 @@ def _run(
                 target.stream = stream  # first: whoever closes the model sets `closing`, then looks for streams
                 if target.closing:
                     raise SessionError("the model is closed; load it again")
-                with cancel.calling(target.session.cancel), _joined(target.session):
+                n_prompt = len(sequence.request.prompt_ids)
+                with cancel.calling(target.session.cancel), target.session.generating(n_prompt):
                     yield from _decode(target, sequence, cancel, on_progress, constraint, started)
         finally:
             if target is not None:
@@ -216,7 +213,6 @@ def _decode(
     started: float,
 ) -> Iterator[TokenOutput]:
     """Yield the tokens of a generation on a session; in the end note what happened to the session and the drafters."""
-    begin_text(target.session, len(sequence.request.prompt_ids))
     _reuse_prefix(target, sequence)
     decoder = _decoder(target, sequence, on_progress, constraint)
     text = TextStream(sequence.request.sampling.stop)
@@ -234,7 +230,7 @@ def _decode(
             decoder.policy.drafters.close()
         if target.drafting is not None:
             target.drafting.policy = None
-        count_writers(target.session, sequence.stats, sequence.n_generated)
+        target.session.count_text(sequence.stats, sequence.n_generated)
 
 
 def _steps(
@@ -294,12 +290,6 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
                 yield TokenOutput(token_id, new_text)
         if sequence.finish_reason is not None:
             return
-
-
-def _joined(session: Session) -> AbstractContextManager[None]:
-    """Let other generations wait for this session's forwards inside the block, where the forwards are joined."""
-    held = holder(session)
-    return held.generating() if isinstance(held, BatchedSession) else nullcontext()
 
 
 def _n_common(held: list[int], prompt: tuple[int, ...], limit: int) -> int:

@@ -23,7 +23,6 @@ from edgedec.sampling import Distribution, distribution, draw, log_probs
 from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import COUPLED, Sequence
-from edgedec.sessions.sliding_window import room_after
 from edgedec.verification import RULES, uniform_source
 from edgedec.verification.coupled import verify_coupled
 
@@ -106,7 +105,7 @@ def _propose(sequence: Sequence, decoder: Decoder, n_pending: int) -> Draft:
     policy, session, n_past = decoder.policy, decoder.session, sequence.n_cached
     if policy is None or n_pending != 1:
         return EMPTY_DRAFT
-    room = min(room_after(session, n_past + 1), session.model.capabilities.max_rows - 1)
+    room = min(session.room(n_past + 1), session.model.capabilities.max_rows - 1)
     if decoder.max_rows is not None:
         room = min(room, decoder.max_rows - 1)
     max_tokens = sequence.request.sampling.max_tokens

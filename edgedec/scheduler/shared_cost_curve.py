@@ -3,7 +3,7 @@
 from threading import Lock
 
 from edgedec.cost_curve import CostCurve
-from edgedec.sessions.batching import BatchedSession
+from edgedec.model import Session
 
 
 class JoinedCurve(CostCurve):
@@ -17,7 +17,7 @@ class JoinedCurve(CostCurve):
             that all others take for granted would look cheap to each of them, and would be made for ever.
     """
 
-    def __init__(self, common: CostCurve, session: BatchedSession, lock: Lock) -> None:
+    def __init__(self, common: CostCurve, session: Session, lock: Lock) -> None:
         super().__init__()
         self.trials = common.trials
         self._common = common
@@ -28,6 +28,7 @@ class JoinedCurve(CostCurve):
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
         """Take a step with `n_rows` own rows; the rows and seconds of the whole forward are read from the session."""
         shared = self._session.shared
+        assert shared is not None, "a joined curve is made for sessions whose forwards are shared"
         self._n_others = shared.n_items - 1
         self.others = float(self._n_others)
         with self._lock:

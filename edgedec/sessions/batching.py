@@ -10,15 +10,15 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import monotonic, perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgedec.errors import CancelledError, SessionError
-from edgedec.model import Forward, ForwardItem, LayerSet, Model, Rows, Session
+from edgedec.model import Forward, ForwardItem, Model, Session, SharedForward
 from edgedec.progress import OnProgress, Progress
+from edgedec.sessions.item_session import OuterSession
 
 PIECE_ROWS = 32
 """Rows of a prompt that one joined forward reads."""
@@ -50,22 +50,7 @@ class _Ticket:
     running: bool = False
     cancelled: bool = False
     result: Forward | BaseException | None = None
-    shared: "Shared | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What the latest forward of a session was part of.
-
-    Attributes:
-        seconds: Its time.
-        n_rows: Rows of all sessions in it.
-        n_items: How many sessions they are.
-    """
-
-    seconds: float = 0.0
-    n_rows: int = 0
-    n_items: int = 1
+    shared: SharedForward | None = None
 
 
 class Batcher:
@@ -219,7 +204,7 @@ class Batcher:
                 ticket.running = False
             self._changed.notify_all()
         self._last_s = seconds
-        shared = Shared(seconds, sum(_n_rows(ticket.item) for ticket in batch), len(batch))
+        shared = SharedForward(seconds, sum(_n_rows(ticket.item) for ticket in batch), len(batch))
         for ticket, result in zip(batch, results, strict=False):
             self._waiting.remove(ticket)
             ticket.shared, ticket.result = shared, result
@@ -258,38 +243,28 @@ def _n_wanted(item: ForwardItem) -> int:
     return len(item.rows)
 
 
-@dataclass(eq=False, slots=True)
-class BatchedSession:
+class BatchedSession(OuterSession):
     """Implements edgedec.model.Session over the runtime's.
 
     Attributes:
-        batcher: What joins its forwards with others'.
-        inner: The runtime's session.
-        shared: What the latest forward was part of.
-        taking_part: Whether a generation is running on it.
-        ticket: The forward that it waits for.
+        batcher: Joins the session's forwards with others'.
+        shared: The latest forward; others may have had rows in it.
+        taking_part: Whether a generation is running on the session.
+        ticket: The forward that the session waits for, or None.
         cancelled: Whether cancel() was called since the latest forward began: a prompt's next piece is not read then.
-        n_valid: How many of the tokens that the runtime's session holds count, where the latest forward was given up,
-            maybe before the others were dropped; None for all.
+        n_valid: How many of the tokens that the runtime's session holds count after a forward that was given up, maybe
+            before the runtime dropped the others; None for all.
     """
 
-    batcher: Batcher
-    inner: Session
-    shared: Shared = field(default_factory=Shared)
-    taking_part: bool = False
-    ticket: _Ticket | None = None
-    cancelled: bool = False
-    n_valid: int | None = None
+    shared = SharedForward()
 
-    @property
-    def model(self) -> Model:
-        """The model this session belongs to."""
-        return self.inner.model
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens that the session can hold."""
-        return self.inner.n_ctx
+    def __init__(self, batcher: Batcher, inner: Session) -> None:
+        super().__init__(inner)
+        self.batcher = batcher
+        self.taking_part = False
+        self.ticket: _Ticket | None = None
+        self.cancelled = False
+        self.n_valid: int | None = None
 
     @property
     def n_cached(self) -> int:
@@ -297,17 +272,9 @@ class BatchedSession:
         n_cached = self.inner.n_cached
         return n_cached if self.n_valid is None else min(n_cached, self.n_valid)
 
-    def exact_rows(self, n_past: int) -> int | None:
-        """Return what the runtime's session says."""
-        return self.inner.exact_rows(n_past)
-
-    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
-        """Tell what the runtime's session says."""
-        return self.inner.has_exact_rows(n_past, n_rows)
-
     @contextmanager
-    def generating(self) -> Iterator[None]:
-        """Let others wait for this session's forwards inside the block."""
+    def generating(self, n_prompt: int) -> Iterator[None]:
+        """Let other sessions wait for this session's forwards inside the block."""
         self.taking_part = True
         try:
             with self.batcher.taking_part(self):
@@ -315,38 +282,31 @@ class BatchedSession:
         finally:
             self.taking_part = False
 
-    def forward(
-        self,
-        tokens: NDArray[np.int32] | None = None,
-        *,
-        n_past: int,
-        hidden: NDArray[np.float32] | None = None,
-        resume_after: int | None = None,
-        parents: NDArray[np.int32] | None = None,
-        layers: LayerSet | None = None,
-        rows: Rows = "last",
-        taps: tuple[int, ...] = (),
-        on_progress: OnProgress | None = None,
-    ) -> Forward:
-        """Evaluate new rows, together with other sessions' where they ask at the same time; see Session.forward."""
-        item = ForwardItem(self.inner, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
+    def open(self, n_ctx: int) -> "BatchedSession":
+        """Open another session whose forwards are joined with the others'."""
+        return self.batcher.session(n_ctx)
+
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+        """Evaluate an item, together with other sessions' items where they come at the same time."""
+        item = replace(item, session=self.inner)
         self.cancelled = False
-        if tokens is not None and self._is_cut(item):
+        if item.tokens is not None and self._is_cut(item):
+            n_past, tokens = item.n_past, item.tokens
             n_end = n_past + len(tokens)
             while len(tokens) > (n_rows := self.batcher.piece_rows(self)):
-                self._evaluate(replace(item, n_past=n_past, tokens=tokens[:n_rows], rows=_NO_ROWS))
+                self._join(replace(item, n_past=n_past, tokens=tokens[:n_rows], rows=_NO_ROWS))
                 n_past, tokens = n_past + n_rows, tokens[n_rows:]
                 if on_progress is not None:
                     on_progress(Progress("prefill", n_past, n_end, "tokens"))
                 if self.cancelled:  # between two pieces: no forward was there to cancel
                     raise CancelledError("a forward was cancelled")
             item = replace(item, n_past=n_past, tokens=tokens)
-        return self._evaluate(item)
+        return self._join(item)
 
-    def _evaluate(self, item: ForwardItem) -> Forward:
-        """Evaluate an item; where it is given up, what lies beyond its n_past counts as dropped all the same.
+    def _join(self, item: ForwardItem) -> Forward:
+        """Evaluate an item in a joined forward; where it is given up, what lies beyond its n_past counts as dropped.
 
-        Else the caller would take what is still there of an older text for what it asked to evaluate.
+        Else the caller would take what is still there of an older text for the tokens of this item.
         """
         try:
             forward = self.batcher.forward(self, item)
@@ -357,18 +317,10 @@ class BatchedSession:
         self.n_valid = None
         return forward
 
-    def _check_whole(self, what: str) -> None:
-        if self.n_valid is not None and self.inner.n_cached > self.n_valid > 0:
-            raise SessionError(f"a session can't be {what} after a forward that was cancelled; evaluate a token first")
-
     def _is_cut(self, item: ForwardItem) -> bool:
-        """Tell whether an item may be read in pieces: a prompt of which the last row is wanted, and that fits."""
-        plain = item.tokens is not None and item.parents is None and not item.taps and isinstance(item.rows, str)
+        """Tell whether an item may be read in pieces: a prompt that fits, of which the last row is wanted."""
+        plain = item.parents is None and not item.taps and isinstance(item.rows, str)
         return plain and item.rows == "last" and self.batcher.joins and item.n_past + _n_rows(item) <= self.n_ctx
-
-    def keep(self, rows: NDArray[np.int32]) -> None:
-        """Keep the path `rows` of the last tree and drop its other rows."""
-        self.inner.keep(rows)
 
     def fork(self) -> "BatchedSession":
         """Open a second session that shares this one's cached prefix."""
@@ -380,6 +332,12 @@ class BatchedSession:
         self._check_whole("saved")
         return self.inner.save()
 
+    def _check_whole(self, action: str) -> None:
+        if self.n_valid is not None and self.inner.n_cached > self.n_valid > 0:
+            raise SessionError(
+                f"a session can't be {action} after a forward that was cancelled; evaluate a token first"
+            )
+
     def load(self, data: bytes, n_tokens: int) -> None:
         """Restore what save() returned."""
         self.inner.load(data, n_tokens)
@@ -388,7 +346,3 @@ class BatchedSession:
     def cancel(self) -> None:
         """Stop the forward that is running or waited for, from any thread; without one, nothing happens."""
         self.batcher.cancel(self)
-
-    def close(self) -> None:
-        """Free the KV cache; calling it again does nothing."""
-        self.inner.close()

@@ -11,10 +11,10 @@ prompt, the settings and the seed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,10 @@ from numpy.typing import NDArray
 from edgedec.counted import counted
 from edgedec.errors import CapabilityError, RequestError, SessionError
 from edgedec.logit_ops import LogitOps
-from edgedec.model import Forward, ForwardItem, Rows, Session
+from edgedec.model import Forward, ForwardItem, Model, Rows, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import ItemSession
+from edgedec.sessions.item_session import UnsavedSession
 from edgedec.stats import DecodeStats
-
-if TYPE_CHECKING:
-    from edgedec.model import Model
 
 LARGE, SMALL = 0, 1
 """The writers."""
@@ -46,7 +43,7 @@ class Written:
     entropy: float
 
 
-class SwitchingSession(ItemSession):
+class SwitchingSession(UnsavedSession):
     """Implements edgedec.model.Session on two sessions: a row is evaluated by the model whose turn it is.
 
     Every row from the prompt's last one on is taken for one that a token is drawn from, in the order of the text. So
@@ -65,6 +62,9 @@ class SwitchingSession(ItemSession):
         CapabilityError: Rows of one of the two depend on it, or it can't go back.
     """
 
+    what = "what two models hold"
+    option = "small_model"
+
     def __init__(self, large: Session, small: Session, entropy: float) -> None:
         for session in (large, small):
             card, capabilities = session.model.card, session.model.capabilities
@@ -82,7 +82,7 @@ class SwitchingSession(ItemSession):
         self._n_held = [0, 0]  # how much of the text each model holds
 
     @property
-    def model(self) -> "Model":
+    def model(self) -> Model:
         """The large model."""
         return self.sessions[LARGE].model
 
@@ -101,6 +101,12 @@ class SwitchingSession(ItemSession):
         self._first = n_prompt - 1
         del self._ids[self._first :]
         self.written = []
+
+    @contextmanager
+    def generating(self, n_prompt: int) -> Iterator[None]:
+        """Begin a text that ends with the block; see begin()."""
+        self.begin(n_prompt)
+        yield
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
@@ -157,17 +163,28 @@ class SwitchingSession(ItemSession):
         """Refuse (SessionError): there are no trees."""
         raise SessionError("keep() follows a tree, and two models that write in turn take none")
 
-    def fork(self) -> Session:
-        """Refuse (CapabilityError)."""
-        raise CapabilityError("two models that write in turn can't be forked")
-
-    def save(self) -> bytes:
-        """Refuse (CapabilityError)."""
-        raise CapabilityError("what two models hold can't be saved; load the large one without small_model")
-
-    def load(self, data: bytes, n_tokens: int) -> None:
-        """Refuse (CapabilityError)."""
-        raise CapabilityError("what two models hold can't be restored; load the large one without small_model")
+    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+        """Put into the statistics which of the two models wrote how many of a text's tokens."""
+        written = self.written[:n_generated]
+        if not written:
+            return
+        n_small = sum(token.writer == SMALL for token in written)
+        n_switches = sum(one.writer != other.writer for one, other in pairwise(written))
+        mean = _mean(written)
+        stats.switching = {
+            "large_tokens": len(written) - n_small,
+            "small_tokens": n_small,
+            "switches": n_switches,
+            "entropy_bits": mean,
+        }
+        large, small = map(_name, self.sessions)
+        stats.add_reason(f"lossy: {small} wrote {n_small} of {counted(len(written), 'token')}")
+        stats.explanation += [
+            f"switching: {counted(len(written) - n_small, 'token')} by {large}, {n_small} by {small}, "
+            f"{counted(n_switches, 'change')} of the writer; "
+            f"entropy {mean:.2f} bits on the average, below {self.entropy:g} the small model writes",
+            "drafting off: two models write in turn",
+        ]
 
     def cancel(self) -> None:
         """Stop the forward that is running, from any thread; without one, nothing happens."""
@@ -232,36 +249,6 @@ def require_pair(small_model: object | None, entropy: float | None, *, force: bo
             f"entropy is {entropy:g} bits; thresholds up to {MOST_ENTROPY:g} were measured (docs/switching.md): "
             f"give a lower one, or force it (entropy_force=True)"
         )
-
-
-def begin_text(session: Session, n_prompt: int) -> None:
-    """Tell a session of two models that a text begins whose first `n_prompt` tokens are its prompt."""
-    if isinstance(session, SwitchingSession):
-        session.begin(n_prompt)
-
-
-def count_writers(session: Session, stats: DecodeStats, n_generated: int) -> None:
-    """Put into the statistics which of two models wrote how many of a text's tokens."""
-    if not isinstance(session, SwitchingSession) or not session.written[:n_generated]:
-        return
-    written = session.written[:n_generated]
-    n_small = sum(token.writer == SMALL for token in written)
-    n_switches = sum(one.writer != other.writer for one, other in pairwise(written))
-    mean = _mean(written)
-    stats.switching = {
-        "large_tokens": len(written) - n_small,
-        "small_tokens": n_small,
-        "switches": n_switches,
-        "entropy_bits": mean,
-    }
-    large, small = map(_name, session.sessions)
-    stats.add_reason(f"lossy: {small} wrote {n_small} of {counted(len(written), 'token')}")
-    stats.explanation += [
-        f"switching: {counted(len(written) - n_small, 'token')} by {large}, {n_small} by {small}, "
-        f"{counted(n_switches, 'change')} of the writer; "
-        f"entropy {mean:.2f} bits on the average, below {session.entropy:g} the small model writes",
-        "drafting off: two models write in turn",
-    ]
 
 
 def _wanted(rows: Rows, n_past: int, n_text: int) -> set[int]:

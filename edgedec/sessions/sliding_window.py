@@ -9,7 +9,6 @@ Lossy: what has left the window is forgotten.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +16,7 @@ from numpy.typing import NDArray
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import ItemSession
-
-if TYPE_CHECKING:
-    from edgedec.model import Model
+from edgedec.sessions.item_session import OuterSession, UnsavedSession
 
 N_SINKS = 4
 """Tokens of the beginning that stay."""
@@ -29,7 +25,7 @@ MOST_TOKENS = 2**24
 _LEAST_CONTEXT = 64
 
 
-class SlidingSession(ItemSession):
+class SlidingSession(UnsavedSession, OuterSession):
     """Implements edgedec.model.Session for texts longer than a session: n_past and n_cached count the text's tokens.
 
     n_ctx stays what the KV cache holds; a text may have MOST_TOKENS. Rows of one forward see the same window: a chain
@@ -44,6 +40,9 @@ class SlidingSession(ItemSession):
         RequestError: The context is below 64 tokens.
     """
 
+    what = "a context that slides"
+    option = "slide=True"
+
     def __init__(self, inner: Session) -> None:
         inner.model.capabilities.require("rollback", inner.model.card.runtime)
         if inner.model.capabilities.prefill_chunk != 1:
@@ -53,26 +52,21 @@ class SlidingSession(ItemSession):
             )
         if inner.n_ctx < _LEAST_CONTEXT:
             raise RequestError(f"a context of {inner.n_ctx} tokens can't slide; it must have at least {_LEAST_CONTEXT}")
-        self.inner = inner
+        super().__init__(inner)
         self._ids: list[int] = []  # of the text: what is cached, and what was and left the window
         self._begin = 0  # of the window, behind the sinks; 0: the text from its start
         self._n_valid = 0  # how much of the KV cache is of this text and this window
         self._branched: NDArray[np.int32] | None = None  # tokens of the last tree
 
     @property
-    def model(self) -> "Model":
-        """The model this session belongs to."""
-        return self.inner.model
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens that the KV cache holds."""
-        return self.inner.n_ctx
-
-    @property
     def n_cached(self) -> int:
         """Tokens of the text that were evaluated."""
         return len(self._ids)
+
+    @property
+    def n_text_max(self) -> int:
+        """Most tokens of a text: the KV cache holds a window of it."""
+        return MOST_TOKENS
 
     def room(self, n_tokens: int) -> int:
         """Return how many tokens after a text of that many see the same window as its last one."""
@@ -186,41 +180,6 @@ class SlidingSession(ItemSession):
             self._ids.extend(tokens[rows].tolist())
             self._n_valid += len(rows)
         self._branched = None
-
-    def fork(self) -> Session:
-        """Refuse: two texts would have to move one window (CapabilityError)."""
-        raise CapabilityError("a context that slides can't be forked")
-
-    def save(self) -> bytes:
-        """Refuse (CapabilityError)."""
-        raise CapabilityError("a context that slides can't be saved; load the model without slide=True")
-
-    def load(self, data: bytes, n_tokens: int) -> None:
-        """Refuse (CapabilityError)."""
-        raise CapabilityError("a context that slides can't be restored; load the model without slide=True")
-
-    def cancel(self) -> None:
-        """Stop the forward that is running, from any thread; without one, nothing happens."""
-        self.inner.cancel()
-
-    def close(self) -> None:
-        """Free the KV cache; calling it again does nothing."""
-        self.inner.close()
-
-
-def text_limit(session: Session) -> int:
-    """Return the most tokens that a text on a session may have."""
-    return MOST_TOKENS if isinstance(session, SlidingSession) else session.n_ctx
-
-
-def room_after(session: Session, n_tokens: int) -> int:
-    """Return how many rows of a draft may follow a text of that many tokens."""
-    return session.room(n_tokens) if isinstance(session, SlidingSession) else session.n_ctx - n_tokens
-
-
-def holder(session: Session) -> Session:
-    """Return the session that holds the KV cache."""
-    return session.inner if isinstance(session, SlidingSession) else session
 
 
 def _begin(position: int, n_ctx: int) -> int:

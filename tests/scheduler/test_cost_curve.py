@@ -201,6 +201,10 @@ class Slow:
         self._clock.now += 0.010
         return Forward(np.tile(np.eye(9, dtype=np.float32)[7], (len(tokens), 1)))
 
+    def room(self, n_tokens: int) -> int:
+        """Say how many rows fit."""
+        return self.n_ctx - n_tokens
+
     def exact_rows(self, n_past: int) -> int:
         """Call rows of any number exact."""
         return 16

@@ -19,12 +19,13 @@ from support.simulation import Clock, Oracle, Run, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DrafterNeeds, Floor, Verification
+from edgedec.model import SharedForward
 from edgedec.sampling import Distribution
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.recorder import Recorder
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sequence import Proposals
-from edgedec.sessions.batching import BatchedSession, Shared
+from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
 
 RECORDED = Path(__file__).with_suffix(".json")
@@ -131,7 +132,7 @@ def simulate(case: Case, clock: Clock) -> Run:
 def shared(n: int) -> list[int]:
     """Return the nodes that `n` requests of one batch verified in each step."""
     common, lock = CostCurve({rows: CURVES["steep"](rows) for rows in (1, 2, 4, 8)}), Lock()
-    sessions = [cast(BatchedSession, SimpleNamespace(shared=Shared())) for _ in range(n)]
+    sessions = [cast(BatchedSession, SimpleNamespace(shared=SharedForward())) for _ in range(n)]
     curves = [JoinedCurve(common, session, lock) for session in sessions]
     policies = []
     for i, curve in enumerate(curves):
@@ -143,7 +144,7 @@ def shared(n: int) -> list[int]:
         drafted += lengths
         rows = sum(lengths) + n
         for i, (policy, oracle) in enumerate(policies):
-            sessions[i].shared = Shared(CURVES["flat"](rows), rows, n)
+            sessions[i].shared = SharedForward(CURVES["flat"](rows), rows, n)
             curves[i].observe(1 + lengths[i], CURVES["flat"](rows))
             n_right = min(lengths[i], oracle.position % 3)
             came = tuple(oracle.text[oracle.position : oracle.position + n_right + 1])

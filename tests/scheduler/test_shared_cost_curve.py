@@ -10,8 +10,9 @@ import pytest
 from support.simulation import Oracle, a_text, member, policy_of
 
 from edgedec.cost_curve import CostCurve
+from edgedec.model import SharedForward
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
-from edgedec.sessions.batching import BatchedSession, Shared
+from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
 from edgedec.verification.coupled import verify_coupled
 
@@ -37,7 +38,7 @@ def nearly_flat(n: int) -> float:
 def gain(n: int, p: float, seconds: Seconds, measured: Seconds, n_steps: int = 600) -> float:
     """Return how much faster than plainly n requests decode in lockstep, each with an oracle of its own."""
     common, lock = CostCurve({rows: measured(rows) for rows in MEASURED}), Lock()
-    sessions = [cast(BatchedSession, SimpleNamespace(shared=Shared())) for _ in range(n)]
+    sessions = [cast(BatchedSession, SimpleNamespace(shared=SharedForward())) for _ in range(n)]
     curves = [JoinedCurve(common, session, lock) for session in sessions]
     texts = [a_text(n_steps * 16, seed) for seed in range(n)]
     oracles = [Oracle(text, p, rng=np.random.default_rng(i)) for i, text in enumerate(texts)]
@@ -48,7 +49,7 @@ def gain(n: int, p: float, seconds: Seconds, measured: Seconds, n_steps: int = 6
         n_rows = sum(1 + len(draft) for draft in drafts)
         total_s += seconds(n_rows)
         for i, draft in enumerate(drafts):
-            sessions[i].shared = Shared(seconds(n_rows), n_rows, n)
+            sessions[i].shared = SharedForward(seconds(n_rows), n_rows, n)
             curves[i].observe(1 + len(draft), seconds(n_rows))
             start, text = done[i], texts[i]
             verified = verify_coupled(draft, lambda row, accepted, start=start, text=text: text[start + len(accepted)])  # type: ignore[misc]
@@ -82,7 +83,7 @@ def test_a_wrong_curve_is_put_right_for_all(n: int) -> None:
 
 def test_rows_are_looked_up_with_one_of_each_other() -> None:
     """What others draft counts on neither side; forwards are noted with all rows."""
-    common, session = CostCurve({1: 0.010, 4: 0.020, 8: 0.030}), SimpleNamespace(shared=Shared(0.032, 10, 4))
+    common, session = CostCurve({1: 0.010, 4: 0.020, 8: 0.030}), SimpleNamespace(shared=SharedForward(0.032, 10, 4))
     curve = JoinedCurve(common, cast(BatchedSession, session), Lock())
     assert curve.seconds(1) == 0.010
     curve.observe(3, 0.9)

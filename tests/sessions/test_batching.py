@@ -74,7 +74,7 @@ def prompt(seed: int, n: int) -> Ids:
 def decoded(session: Any, ids: Ids, n_steps: int) -> list[NDArray[np.float32]]:
     """Read a prompt and go on greedily; return the row of logits of every step."""
     rows, n_past, tokens = [], 0, ids
-    with session.generating() if isinstance(session, BatchedSession) else nullcontext():
+    with session.generating(1) if isinstance(session, BatchedSession) else nullcontext():
         for _ in range(n_steps):
             rows.append(session.forward(tokens, n_past=n_past).logits[0].copy())
             n_past += len(tokens)
@@ -184,7 +184,7 @@ def test_a_long_prompt_is_refused_before_any_piece_of_it_is_read(model: Model) -
     """A prompt of pieces that is too long for the context leaves the session empty."""
     shared = batcher(model)
     session, other = shared.session(PIECE_ROWS + 8), shared.session(N_CTX)
-    with other.generating(), session.generating(), pytest.raises(ContextFullError):
+    with other.generating(1), session.generating(1), pytest.raises(ContextFullError):
         session.forward(prompt(1, 2 * PIECE_ROWS), n_past=0)
     assert session.n_cached == 0
 
@@ -193,7 +193,7 @@ def test_one_that_does_not_come_is_waited_for_once(model: Model) -> None:
     """A generation that makes no forwards leaves those that do alone, after one wait; back again it is due again."""
     shared = batcher(model)
     slow, quick = shared.session(N_CTX), shared.session(N_CTX)
-    with slow.generating(), quick.generating():
+    with slow.generating(1), quick.generating(1):
         assert shared.n_due == 2
         quick.forward(prompt(1, 4), n_past=0)
         assert shared.n_due == 1
@@ -369,7 +369,7 @@ def test_a_prompt_is_cut_wherever_others_could_wait(model: Model) -> None:
     counted = Counted(model)
     shared = batcher(counted)
     late, quick, lone = shared.session(N_CTX), shared.session(N_CTX), shared.session(3 * LONE_PIECE_ROWS)
-    with late.generating(), quick.generating():
+    with late.generating(1), quick.generating(1):
         quick.forward(prompt(1, 4), n_past=0)
         assert late not in shared._due
         late.forward(prompt(2, PIECE_ROWS + 1), n_past=0)
@@ -382,7 +382,7 @@ def test_prompts_are_not_cut_where_rows_depend_on_each_other(model: Model) -> No
     counted = Counted(model, invariant=False)
     shared = batcher(counted)
     session, other = shared.session(N_CTX), shared.session(N_CTX)
-    with session.generating(), other.generating():
+    with session.generating(1), other.generating(1):
         session.forward(prompt(1, 2 * PIECE_ROWS), n_past=0)
     assert counted.rows == [2 * PIECE_ROWS]
 
