@@ -35,6 +35,9 @@ class Engine:
     wait for their turn.
 
     Attributes:
+        model: The runtime's model, for forwards without sampling.
+        card: The facts of the model.
+        tokenizer: The model's tokenizer.
         plan: The memory plan that the model was loaded under; without terms where nothing was planned.
         held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
     """
@@ -48,29 +51,16 @@ class Engine:
         small_model: Model | None = None,
         grammar_bytes: int = GRAMMAR_BYTES,
     ) -> None:
-        self._model = model
+        self.model = model
+        self.card: ModelCard = model.card
+        self.tokenizer: Tokenizer = model.tokenizer
         self._small_model = small_model
         self._pool = SessionPool(slots)
         self._slot = slots[0]
         self._template = template
-        self._grammars = Grammars(model.tokenizer, grammar_bytes)
+        self._grammars = Grammars(self.tokenizer, grammar_bytes)
         self.plan = plan
         self.held_bytes = 0
-
-    @property
-    def card(self) -> ModelCard:
-        """The facts of the model."""
-        return self._model.card
-
-    @property
-    def model(self) -> Model:
-        """The runtime's model, for forwards without sampling."""
-        return self._model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._model.tokenizer
 
     @property
     def n_ctx(self) -> int:
@@ -343,7 +333,7 @@ class Engine:
                 slot.drafting.close()
         if self._small_model is not None:
             self._small_model.close()
-        self._model.close()
+        self.model.close()
         if drafting is not None and os.getpid() == self._slot.pid:
             drafting.save()
 

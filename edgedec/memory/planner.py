@@ -266,7 +266,7 @@ def _weight_bytes(plan: MemoryPlan) -> int:
 def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
     """Return the function that plans a setting; it asks each runtime once for the same options."""
     second_terms = lru_cache(second_model_terms)
-    vocabulary = _grammar_vocabulary(choice.path) if wishes.grammar_bytes else ()
+    vocabulary = [_grammar_vocabulary(choice.path)] if wishes.grammar_bytes else []
 
     @lru_cache
     def runtime_terms(options: LoadOptions) -> tuple[MemoryTerm, ...]:
@@ -294,10 +294,10 @@ def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
     return plan
 
 
-def _grammar_vocabulary(path: Path) -> tuple[MemoryTerm, ...]:
+def _grammar_vocabulary(path: Path) -> MemoryTerm:
     n_vocab = describe(read_gguf(header_path(path))).n_vocab
     detail = f"a second vocabulary, {n_vocab} tokens"
-    return (MemoryTerm("vocabulary of grammars", n_vocab * _GRAMMAR_BYTES_PER_TOKEN, detail),)
+    return MemoryTerm("vocabulary of grammars", n_vocab * _GRAMMAR_BYTES_PER_TOKEN, detail)
 
 
 def _drafter_terms(setting: Setting, n_ctx: int) -> Iterator[MemoryTerm]:
