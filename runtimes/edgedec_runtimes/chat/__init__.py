@@ -1,1 +1,1 @@
-"""Chat templates out of model files, rendered in a sandbox with a budget."""
+"""Rendering the chat templates of model files, in a sandbox and on a budget."""

@@ -1,12 +1,12 @@
-"""What one rendering of an untrusted chat template may cost: a budget of bytes and steps, and a deadline.
+"""The cost of one rendering of an untrusted chat template: a budget of bytes and steps, and a deadline.
 
-Every operation of a template pays before it runs, for what it reads and for what it makes. So nothing larger than
-the budget can be built, nothing is read through more often than the budget allows, and no single operation takes
-long, however the template goes about it. A step (an iteration, a call, a comparison) costs 32 bytes.
+Every operation of a template pays before it runs, for what it reads and for what it makes. So a template can't build
+anything larger than the budget, can't read anything more often than the budget allows, and no single operation takes
+long. A step (an iteration, a call, a comparison) costs 32 bytes.
 
-A price holds only where the time of an operation is in proportion to it. So there are bounds on what makes Python's
-own operations take longer than that: large integers (division), deep nesting (hashing overflows the stack), and
-numbers with equal hashes (sets and dicts search them one by one; see `identity`).
+A price is right only where the time of an operation is in proportion to it. So there are limits on what makes Python's
+own operations take longer: large integers (division), deep nesting (hashing overflows the stack), and numbers with
+equal hashes (sets and dicts search them one by one; see `identity`).
 """
 
 from operator import length_hint
@@ -33,7 +33,7 @@ CONTAINERS: Any = (list, tuple, dict, range, type({}.keys()), type({}.values()),
 
 
 class Budget:
-    """What is left for one rendering, in bytes, until when, and what ends it earlier."""
+    """The bytes that are left for one rendering, its deadline, and the token that cancels it."""
 
     __slots__ = ("_cancel", "_deadline_s", "left_bytes")
 
@@ -43,9 +43,14 @@ class Budget:
         self._cancel = cancel or CancelToken()
 
     def spend(self, n_bytes: int) -> None:
-        """Take `n_bytes` from the budget (SecurityError when it or the time is used up; CancelledError)."""
+        """Take `n_bytes` from the budget.
+
+        Raises:
+            SecurityError: The budget or the time is used up.
+            CancelledError: The rendering was cancelled.
+        """
         left_bytes = self.left_bytes - n_bytes
-        if not 0 <= left_bytes <= self.left_bytes:  # written so that a negative price and a NaN are refused too
+        if not 0 <= left_bytes <= self.left_bytes:  # refuses a negative price and a NaN, too
             raise SecurityError(
                 f"it needs more than {LIMIT_BYTES >> 20} MiB or {LIMIT_BYTES // STEP_BYTES:,} steps; "
                 f"shorten the conversation or check the template"
@@ -56,15 +61,18 @@ class Budget:
         self._cancel.check("render the chat template")
 
     def step(self, n_steps: int = 1) -> None:
-        """Pay for that many steps."""
+        """Pay for `n_steps` steps."""
         self.spend(STEP_BYTES * n_steps)
 
     def weigh(self, *values: Any) -> int:
-        """Pay for reading all of the values, what is reached twice counting twice, and return the price.
+        """Pay for reading all of the values, and return the price. What is reached twice counts twice.
 
-        Lists that contain a list twice, ten or a hundred levels deep, are small in memory and endless to print,
-        compare or hash. Refuses (SecurityError) anything that is no plain data: macros, namespaces, functions; and
-        what is nested so deep that hashing it could overflow the stack.
+        A list that contains another one twice, and so on for a hundred levels, is small in memory and takes for ever
+        to print, compare or hash.
+
+        Raises:
+            SecurityError: The budget is used up; a value is no plain data (a macro, a namespace, a function); or a
+                value is nested so deeply that hashing it could overflow the stack.
         """
         before = self.left_bytes
         level: list[Any] = list(values)
@@ -85,9 +93,9 @@ class Budget:
         raise SecurityError(f"data nested more than {MAX_DEPTH} deep is not available")
 
     def made(self, value: Any) -> Any:
-        """Pay for a value just made, not for what it refers to, and return it.
+        """Pay for a value that was just made, without the values that it refers to, and return it.
 
-        Generators are run, so that they cannot be chained; what comes back can be iterated once, as they can.
+        A generator is run to its end, so that generators can't be chained, and comes back as an iterator.
         """
         if isinstance(value, GeneratorType):
             value = list(value)
@@ -105,10 +113,10 @@ def too_large() -> SecurityError:
 
 
 def identity(value: Any) -> Any:
-    """Return what is equal for equal values, and can be looked up in a set in a moment, whatever a template made.
+    """Return a key that is equal for equal values, and is fast to look up in a set, whatever values a template made.
 
-    Hashes of numbers, and of tuples of them, are known beforehand: a template can make as many as it likes that are
-    all the same, and a set then compares each with all. A number's text has a hash that nobody knows.
+    The hashes of numbers, and of tuples of them, are foreseeable: a template can make many numbers with one hash, each
+    of which a set compares with all others. The hash of a number's text is not foreseeable.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -122,34 +130,34 @@ def identity(value: Any) -> Any:
 
 
 def listed(value: Any) -> Any:
-    """Return the items that `made` turned into an iterator as a list again; anything else as it is."""
+    """Return an iterator, as `Budget.made` makes it, as a list; any other value as it is."""
     return list(value) if isinstance(value, _LIST_ITERATOR) else value
 
 
 def check_key(value: Any) -> Any:
-    """Return a key of a dict or a list; tuples as keys, whose hash can take for ever, are a SecurityError."""
+    """Return a key of a dict or a list (SecurityError for one that is no atom: hashing a tuple can take for ever)."""
     if not isinstance(value, _ATOMS):
         raise SecurityError(f"a {type(value).__name__} cannot be a key")
     return value
 
 
 def pay_items(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
-    """Pay for one step per item of `value`, and per character of the arguments (dotted attribute names)."""
+    """Pay for one step for each item of `value` and each character of the arguments (dotted names of attributes)."""
     budget.step(1 + sum(map(length_hint, (value, *args, *kwargs.values()))))
 
 
 def pay_all(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
-    """Pay for reading `value` and the arguments to the bottom."""
+    """Pay for reading all of `value` and the arguments."""
     budget.step(sum(map(length_hint, (*args, *kwargs.values()))))
     budget.weigh(value, *args, *kwargs.values())
 
 
 def pay_sorted(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
-    """Pay as pay_all, and for a list of keys, one for each item (of a string too)."""
+    """Pay as pay_all does, and for a list of keys with one key for each item (or character) of `value`."""
     budget.step(4 * length_hint(value))
     pay_all(budget, value, *args, **kwargs)
 
 
 def pay_step(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
-    """Pay for one step, for operations that take the same time whatever they are given."""
+    """Pay for one step: the operation takes the same time for all values."""
     budget.step()

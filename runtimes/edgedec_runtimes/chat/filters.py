@@ -1,8 +1,8 @@
-"""The filters, tests and methods that a chat template may use, each with the price it pays before it runs.
+"""The filters, tests and methods that a chat template may use, each with the price that it pays before it runs.
 
-The operations are Jinja's and Python's own. What is not in these tables (`attr`, `groupby`, `str.encode`, ...) is not
-there for a template. A price is a function of the budget and the operation's arguments; those that cost more than
-reading their arguments through have a price of their own.
+The operations are Jinja's and Python's own. A template can't use any that is not in these tables (`attr`, `groupby`,
+`str.encode`, ...). A price is a function of the budget and the operation's arguments; an operation that costs more than
+reading its arguments has a price of its own.
 """
 
 import json
@@ -21,9 +21,9 @@ from jinja2.utils import pass_context
 from edgedec_runtimes.chat.budget import Budget, check_key, identity, listed, pay_all, pay_items, pay_sorted, pay_step
 from edgedec_runtimes.chat.operators import compare, pay_percent, widths
 
-Price = Callable[..., object]  # what it returns does not matter
+Price = Callable[..., object]  # the result is ignored
 
-CHAR_BYTES = 4  # of the widest character
+CHAR_BYTES = 4  # bytes of the widest character
 MAX_INDENT = 16
 MAX_DIGITS = 300
 _LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -42,7 +42,7 @@ def _pay_format(budget: Budget, text: str, *args: Any, **kwargs: Any) -> None:
 
 
 def _pay_escapes(budget: Budget, value: Any) -> None:
-    budget.spend(5 * budget.weigh(value))  # a character becomes at most six
+    budget.spend(5 * budget.weigh(value))  # a character becomes at most six characters
 
 
 def _pay_replace(budget: Budget, text: Any, old: Any, new: Any, count: Any = None) -> None:
@@ -65,7 +65,7 @@ def _pay_width(budget: Budget, text: str, width: Any, *fill: Any) -> None:
 
 
 def _pay_product(budget: Budget, text: str, *args: Any) -> None:
-    """Pay for len(text) × len(argument): the worst case of stripping, and of searching from the right."""
+    """Pay for len(text) × len(argument): the worst case of stripping and of searching from the right."""
     budget.weigh(text, *args)
     budget.spend(len(str(text)) * max(map(length_hint, args), default=1))
 
@@ -95,7 +95,7 @@ def _pay_indent(budget: Budget, text: Any, width: Any = 4, first: Any = False, b
 
 
 def _pay_title(budget: Budget, value: Any) -> None:
-    budget.step(budget.weigh(value))  # it is taken apart into words
+    budget.step(budget.weigh(value))  # the text is taken apart into words
 
 
 def _pay_arguments(budget: Budget, value: Any, *args: Any) -> None:
@@ -134,7 +134,7 @@ def _reverse(value: Any) -> Any:
 
 @pass_context
 def _unique(context: Context, value: Any, case_sensitive: bool = False, attribute: Any = None) -> Iterator[Any]:
-    """Yield the first of equal items, as Jinja's own filter does, but without hashes that a template can foresee."""
+    """Yield the first of equal items, as Jinja's own filter does, without hashes that a template can foresee."""
     fold = None if case_sensitive else filters.ignore_case
     key_of = filters.make_attrgetter(context.environment, attribute, postprocess=fold)
     budget = budget_of(context)
@@ -160,7 +160,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Encode as JSON without escaping HTML, as transformers does, and pay for the indents as they come."""
+    """Return JSON without escaping HTML, as transformers does; the indents are paid for one by one."""
     budget = budget_of(context)
     if not all(map(_is_short, (indent, *(separators or ())))):
         raise SecurityError(f"tojson takes indents and separators of at most {MAX_INDENT} characters")
@@ -182,7 +182,7 @@ def budget_of(context: Context) -> Budget:
 
 
 def _priced(function: Callable[..., Any], price: Price) -> Callable[..., Any]:
-    """Wrap a filter or test so that it pays first, and then for its result."""
+    """Return a filter or test that pays for its arguments, runs, and pays for its result."""
     passed = getattr(function, "jinja_pass_arg", None)
 
     @pass_context
@@ -223,7 +223,7 @@ _FILTER_PRICES = _by_name(
     (_pay_sum, "sum"),
     (_pay_title, "title"),
 )
-# There is no automatic escaping, so `safe` has nothing to do, and strings that escape what is added to them no use.
+# Nothing is escaped automatically, so `safe` has nothing to do.
 _FILTER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **filters.FILTERS,
     "e": _escape,

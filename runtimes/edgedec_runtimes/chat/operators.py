@@ -1,4 +1,4 @@
-"""Arithmetic and comparisons of chat templates, each with the price it pays before it runs."""
+"""Arithmetic and comparisons of chat templates, each with the price that it pays before it runs."""
 
 import operator
 import re
@@ -13,7 +13,7 @@ from edgedec_runtimes.chat.budget import CONTAINERS, MAX_INT_BITS, STEP_BYTES, B
 
 _STAR_WIDTH = re.compile(r"%[-+ #0-9.]*\*")
 _SEQUENCES = (str, list, tuple)
-_OPERANDS = (*_SEQUENCES, int, float, Undefined)  # an Undefined says itself what is wrong with it
+_OPERANDS = (*_SEQUENCES, int, float, Undefined)  # an Undefined raises its own error
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
@@ -28,7 +28,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def compare(budget: Budget, left: Any, name: str, right: Any) -> Any:
-    """Return `left name right`, `name` as Jinja's parser calls it ("eq", "lteq", "notin", ...)."""
+    """Return the result of a comparison after paying for it; `name` is Jinja's ("eq", "lteq", "notin", ...)."""
     right = listed(right)
     if name in ("in", "notin"):
         budget.weigh(left if isinstance(right, dict) else (left, right))
@@ -40,12 +40,12 @@ def compare(budget: Budget, left: Any, name: str, right: Any) -> Any:
 
 
 def widths(text: str) -> int:
-    """Return the sum of the numbers in a format, each of which may be a width."""
+    """Return the sum of all numbers in a format, as each of them may be a width."""
     return sum(map(int, re.findall(r"\d+", text)))
 
 
 def pay_percent(budget: Budget, text: Any, args: Any) -> None:
-    """Pay for `text % args`: any % may print all of the arguments."""
+    """Pay for `text % args`, in which any % may print all of the arguments."""
     budget.weigh(text)
     text = str(text)
     if _STAR_WIDTH.search(text):
@@ -59,8 +59,8 @@ def _content_bytes(value: Any) -> int:
 
 
 def pay_arithmetic(budget: Budget, left: Any, name: str, right: Any) -> None:
-    """Pay for `left name right` and its result, `name` being one of + - * / // % **."""
-    if name == "+" and isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):  # first, as the most frequent
+    """Pay for the operation `left name right` and its result; `name` is one of + - * / // % **."""
+    if name == "+" and isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):  # the most frequent case
         budget.spend(getsizeof(left) + getsizeof(right))
     elif name == "%" and isinstance(left, str):
         pay_percent(budget, left, right)

@@ -1,8 +1,8 @@
-"""Jinja's sandbox for templates of unknown origin, with everything a template does on a budget.
+"""Jinja's sandbox for templates of unknown origin, in which everything that a template does is on a budget.
 
-The syntax tree is rewritten before it is compiled, so that loops, macros, comparisons, `~`, slices and literals go
-through the methods of `Sandbox`, as calls, filters, tests, attributes and arithmetic do by Jinja's own hooks. What a
-template gets is otherwise the environment of Hugging Face's apply_chat_template.
+Calls, filters, tests, attributes and arithmetic go through the methods of `Sandbox` by Jinja's own hooks. The syntax
+tree is rewritten before it is compiled, so that loops, macros, comparisons, `~`, slices and literals do so, too. In all
+else the environment is that of Hugging Face's apply_chat_template.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,16 +25,16 @@ from edgedec_runtimes.chat.budget import STEP_BYTES, Budget, check_key, listed
 from edgedec_runtimes.chat.filters import FILTERS, METHODS, TESTS, budget_of
 from edgedec_runtimes.chat.operators import compare, pay_arithmetic
 
-# The largest template we know has 40,000 characters and 2,000 nodes; compiling takes up to 2 s at these limits.
+# The largest template known has 40,000 characters and 2,000 nodes; compiling takes up to 2 s at these limits.
 MAX_SOURCE_CHARS = 128 * 1024
 MAX_NODES = 10_000
 MAX_TIME_FORMAT_CHARS = 200
-NODE_BYTES = 8  # a piece of output that waits to be joined
+NODE_BYTES = 8  # of a piece of output that waits to be joined
 NODES_PER_MACRO = 128
 STEPS_PER_CALL = 4
-FORMAT_BYTES = 1024  # of the wrapper of a str.format, roughly
+FORMAT_BYTES = 1024  # roughly those of the wrapper of a str.format
 
-# A node that a later Jinja adds is refused until somebody has thought about it.
+# Nodes that a later version of Jinja adds are refused until they are listed here.
 _STATEMENTS = (
     "Template Output TemplateData For If Macro CallBlock FilterBlock With Assign AssignBlock Scope Break Continue"
 )
@@ -46,24 +46,24 @@ _NODES = frozenset(f"{_STATEMENTS} {_EXPRESSIONS}".split())
 
 
 def _call(name: str, *args: nodes.Node, lineno: int) -> nodes.Call:
-    """Build the node that calls a method of `Sandbox`."""
+    """Return the node that calls a method of `Sandbox`."""
     method = nodes.EnvironmentAttribute(name, lineno=lineno)
     return nodes.Call(method, list(args), [], None, None, lineno=lineno)
 
 
 def _run(n_nodes: int, lineno: int) -> nodes.ExprStmt:
-    """Build the statement that pays for running that many nodes."""
+    """Return the statement that pays for running `n_nodes` nodes."""
     return nodes.ExprStmt(_call("run", nodes.Const(n_nodes), lineno=lineno), lineno=lineno)
 
 
 class _Rewriter(NodeTransformer):  # Jinja is extended by inheritance
-    """Sends through the sandbox what Jinja would compile to plain Python, and refuses what it does not know."""
+    """Makes calls of the sandbox from nodes that Jinja compiles to plain Python, and refuses nodes it does not know."""
 
     def __init__(self) -> None:
         self.n_nodes = 0
 
     def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
-        """Visit the children, and count the node."""
+        """Count the node and visit its children."""
         name = type(node).__name__
         if name not in _NODES:
             raise TemplateSyntaxError(f"{name} is not available to chat templates", node.lineno)
@@ -124,12 +124,12 @@ class _Rewriter(NodeTransformer):  # Jinja is extended by inheritance
 
 
 class _Generation(Extension):
-    """Tolerates {% generation %} blocks, which mark the parts that a training run learns from."""
+    """Accepts {% generation %} blocks, which mark the parts of a prompt that a training run learns from."""
 
     tags = {"generation"}  # noqa: RUF012  # as in Extension
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Parse the block as a plain scope."""
+        """Return the block as a plain scope."""
         lineno = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
 
@@ -171,7 +171,7 @@ def _printed(context: Context, value: Any) -> Any:
 
 
 def _pay_method(budget: Budget, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Pay for a method of a value (SecurityError when it is not one of ours)."""
+    """Pay for calling a method of a value (SecurityError where it is not in METHODS)."""
     method = getattr(callee, "__wrapped__", callee)  # Jinja wraps str.format
     if isinstance(method, (BuiltinMethodType, MethodType)):
         for owner, prices in METHODS:
@@ -182,7 +182,7 @@ def _pay_method(budget: Budget, callee: Any, args: tuple[Any, ...], kwargs: dict
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment, and the budget, of one rendering; Jinja's hooks are its methods."""
+    """The environment and the budget of one rendering; Jinja's hooks are its methods."""
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
 
@@ -192,7 +192,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[_Generation, loopcontrols],
             finalize=_printed,
-            optimized=False,  # constants are folded without paying
+            optimized=False,  # Jinja folds constants without paying
             cache_size=0,
         )
         self.filters = FILTERS
@@ -201,30 +201,35 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.budget = Budget(cancel)
 
     def guarded_code(self, source: str) -> CodeType:
-        """Compile a template (TemplateSyntaxError, and whatever else Jinja or Python raises on odd source)."""
+        """Return the code of a template.
+
+        Raises:
+            TemplateSyntaxError: The source is no template, is too large, or uses what is not available.
+            Exception: Jinja or Python fails otherwise on an odd source.
+        """
         if len(source) > MAX_SOURCE_CHARS:
             raise TemplateSyntaxError(f"it has {len(source):,} characters, more than {MAX_SOURCE_CHARS:,}", 1)
         tree = _Rewriter().visit(self.parse(source))
         return self.compile(tree.set_environment(self))
 
     def render(self, code: CodeType, variables: Mapping[str, Any]) -> str:
-        """Run what `guarded_code` compiled."""
+        """Return the text that the code of a template (from `guarded_code`) makes of the variables."""
         return Template.from_code(self, code, self.globals).render(variables)
 
-    # What the rewritten tree calls.
+    # --- called by the rewritten tree ---
 
     def run(self, n_nodes: int) -> bool:
-        """Pay for one run of a piece of template."""
+        """Pay for one run of a piece of a template with that many nodes."""
         self.budget.spend(STEP_BYTES + NODE_BYTES * n_nodes)
         return True
 
     def concatenate(self, *parts: Any) -> str:
-        """Compute `a ~ b ~ c`."""
+        """Return `a ~ b ~ c` for the parts a, b and c."""
         self.budget.spend(self.budget.weigh(*parts))
         return "".join(map(str, parts))
 
     def compare(self, left: Any, *pairs: Any) -> bool:
-        """Compute `left operator right operator right ...`."""
+        """Return the result of `left operator right operator right ...`; `pairs` are the operators and right sides."""
         for name, right in zip(pairs[::2], pairs[1::2], strict=True):
             if not compare(self.budget, left, name, right):
                 return False
@@ -232,17 +237,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return True
 
     def made(self, value: Any) -> Any:
-        """Pay for a slice, a list, a tuple or a dict."""
+        """Pay for a slice, a list, a tuple or a dict that was just made, and return it."""
         return self.budget.made(value)
 
     def key(self, value: Any) -> Any:
-        """Check a key of a dict."""
+        """Return a key of a dict, which was checked."""
         return check_key(value)
 
-    # What Jinja calls.
+    # --- called by Jinja ---
 
     def concat(self, parts: Iterable[str]) -> str:  # in Environment an attribute
-        """Join the output of a template, a macro or a block."""
+        """Return the joined output of a template, a macro or a block."""
         pieces = []
         for part in parts:
             self.budget.spend(len(part))
@@ -250,7 +255,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template may call: macros, the functions and methods in our tables, recursive loops."""
+        """Return the result of a call. A template may call macros, recursive loops, and the functions in the tables."""
         if isinstance(callee, MethodType) and callee.__self__ is self:
             return callee(*args)
         self.budget.step(STEPS_PER_CALL + len(args) + len(kwargs))
@@ -266,22 +271,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.budget.made(callee(*args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Wrap str.format as Jinja does, and pay for the wrapper."""
+        """Return Jinja's wrapper for str.format, which is paid for; None for any other value."""
         wrapped = super().wrap_str_format(value)
         if wrapped is not None:
             self.budget.spend(FORMAT_BYTES)
         return wrapped
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Look up `obj[argument]`."""
+        """Return `obj[argument]`."""
         self.budget.step()
         return super().getitem(obj, check_key(argument))
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        """Refuse an attribute at once, where Jinja waits for its use."""
+        """Raise SecurityError for an unsafe attribute at once, where Jinja would wait until it is used."""
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute `left operator right`."""
+        """Return the result of `left operator right`."""
         pay_arithmetic(self.budget, left, operator, right)
         return self.binop_table[operator](left, right)

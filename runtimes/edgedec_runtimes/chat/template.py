@@ -1,7 +1,7 @@
-"""Chat templates: messages to one prompt, by the Jinja source that comes with a model.
+"""Chat templates: the Jinja source that comes with a model makes one prompt of the messages of a chat.
 
-The source is downloaded with the model and not trusted: it runs in a sandbox (edgedec_runtimes.chat.sandbox) on a
-budget of memory, steps and time, and renders as Hugging Face's apply_chat_template does.
+The source is downloaded with the model and is not trusted. It runs in a sandbox (edgedec_runtimes.chat.sandbox) on a
+budget of memory, steps and time, and renders what Hugging Face's apply_chat_template renders.
 """
 
 import json
@@ -17,7 +17,7 @@ from edgedec_runtimes.chat.sandbox import Sandbox
 
 MAX_REASON_CHARS = 300
 
-# ChatML, for a model whose file has no template.
+# ChatML, for models whose files have no template.
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -29,10 +29,10 @@ _PROBE = "edgedec-probe"
 
 
 class ChatTemplate:
-    """A model's chat template, compiled once. May be used from any thread."""
+    """A model's chat template, compiled once. Any thread may use it."""
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
-        """Compile the template (TemplateError when it is not valid, names the line)."""
+        """Compile the template (TemplateError, with the line, where it is not valid)."""
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._takes_parts: bool | None = None
         try:
@@ -51,15 +51,19 @@ class ChatTemplate:
         cancel: CancelToken | None = None,
         **variables: Any,
     ) -> str:
-        """Return the prompt text of a conversation, special tokens spelled out.
+        """Return the prompt text of a chat, with special tokens spelled out.
 
-        A message has a "role" and a "content": a string, or parts {"type": "text", "text": ...}, which are joined
-        by line breaks unless the template takes parts. An assistant message with "tool_calls" needs no content.
-        `variables` are what this model's template knows besides (`enable_thinking`, ...): plain data.
-        `cancel` ends the rendering, from any thread.
+        Args:
+            messages: Each has a "role" and a "content": a string, or parts {"type": "text", "text": ...}, which are
+                joined by line breaks unless the template takes parts. An assistant message with "tool_calls" needs no
+                content.
+            add_generation_prompt: Whether the prompt ends with the beginning of an assistant message.
+            tools: Descriptions of tools, for templates that know them.
+            cancel: Ends the rendering, from any thread.
+            variables: Further variables of this model's template (`enable_thinking`, ...), plain data.
 
         Raises:
-            CancelledError: It was cancelled.
+            CancelledError: `cancel` was cancelled.
             RequestError: There is no message, or one is malformed.
             TemplateError: The template refuses the messages, fails, or uses more than a rendering may.
         """
@@ -77,11 +81,11 @@ class ChatTemplate:
             return Sandbox(cancel).render(self._code, variables)
         except CancelledError:
             raise
-        except Exception as error:  # whatever a hostile template provokes, MemoryError and RecursionError included
+        except Exception as error:  # a hostile template may cause any, MemoryError and RecursionError included
             raise _template_error(error, _failing_line(error)) from error
 
     def _parts_are_taken(self, cancel: CancelToken | None) -> bool:
-        """Find out, once, whether a content of parts comes out as its text."""
+        """Return whether the template renders a content of parts as its text; found out once."""
         if self._takes_parts is None:
             parts = [{"type": "text", "text": _PROBE}]
             try:
@@ -93,7 +97,7 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages as dicts (RequestError, naming the index, where one is malformed)."""
+    """Return the messages as dicts (RequestError, with the index, where one is malformed)."""
     _check_mappings(messages, "message")
     if not messages:
         raise RequestError("a chat needs at least one message; found none")

@@ -1,1 +1,1 @@
-"""Structured output: grammars by llguidance."""
+"""Structured output: texts that keep to a grammar, by llguidance."""

@@ -1,9 +1,9 @@
-"""How long a stretch of text a grammar may be certain of, in bytes.
+"""An estimate of the longest stretch of text that a grammar leaves no choice in, in bytes.
 
-llguidance follows a stretch without a choice to its end before it allows a token: 5 us and some 400 bytes of memory a
-byte, and no limit of its own counts what it has met before. So the length is estimated from the source. The estimate
-is rather too high: of alternatives the longest counts, as if the others did not have to be told from it; what is
-repeated counts as often as it must be there, and once where it need not; what leads back to itself counts once.
+llguidance follows such a stretch to its end before it allows a token. That takes 5 us and some 400 bytes of memory for
+each byte, and no limit of its own stops it. So the length is estimated from the source, rather too high: the longest
+alternative counts, as if it did not have to be distinguished from the others; a repeated part counts as often as it
+must be there, and once where it need not be; a definition that leads back to itself counts once.
 """
 
 import json
@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 _Name = TypeVar("_Name", str, int)
-_Token = tuple[str, int]  # "text" with its bytes, "times" with a count, or one of ( | )
-_FAR = 10**12  # beyond every bound; keeps products of counts short
+_Token = tuple[str, int]  # "text" with its number of bytes, "times" with a count, or one of "(", "|" and ")" with 0
+_FAR = 10**12  # larger than every limit; estimates stop here, so that products of counts stay short
 
-# What is not closed goes to the end at once, and names have a bound: so both take time in proportion to the source.
+# A bracket that is not closed matches to the end of the source at once, and names have a largest length, so that both
+# expressions take time in proportion to the source.
 _REGEX = re.compile(
     r"""(?P<times>\{(?P<least>\d+)(?:,\d*)?\})
       | (?P<open>\((?:\?(?:P?<[^>]{0,64}>|[A-Za-z-]{0,16}:?))?)
@@ -51,14 +52,14 @@ def regex_bytes(pattern: str) -> int:
 
 
 def lark_bytes(source: str) -> int:
-    """Return the estimate for a grammar in Lark's notation, that of its rule `start`.
+    """Return the estimate for a grammar in Lark's notation: that of its rule `start`.
 
     >>> lark_bytes('start: a{10} B\\na: "xy" | start\\nB: /b{5}/')
     25
     """
     heads = [*_HEAD.finditer(source)]
     if not heads:
-        return 0  # no rule: llguidance says so
+        return 0  # there is no rule, which llguidance refuses
     ends = [*(head.start() for head in heads[1:]), len(source)]
     bodies = {head["name"]: source[head.end() - 1 : end] for head, end in zip(heads, ends, strict=True)}
     tokens = {name: [*_lark_tokens(body)] for name, body in bodies.items()}
@@ -104,7 +105,7 @@ def schema_bytes(schema: Any) -> int:
 
 
 def count_nodes(schema: Any, n_most: int) -> int:
-    """Return how many objects and lists a schema holds; counting stops above `n_most`, and takes little memory.
+    """Return how many objects and lists a schema holds; counting stops at `n_most` + 1.
 
     >>> count_nodes({"a": [1, [2, {}]]}, 10), count_nodes([[]] * 10, 3)
     (4, 4)
@@ -136,7 +137,7 @@ def patterns(schema: Any) -> Iterator[str]:
 
 
 def target(schema: Any, name: str) -> Any:
-    """Return what a reference within a JSON schema ("#/...") means; None where there is nothing, or it is no such one.
+    """Return the part of a JSON schema that a reference "#/..." names; None where there is none, or for other names.
 
     >>> target({"$defs": {"a": {"type": "null"}}}, "#/$defs/a")
     {'type': 'null'}
@@ -158,9 +159,9 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 def _longest(tokens: Iterable[_Token]) -> int:
-    """Return the bytes of a sequence of texts, groups, alternatives and counts, which stand behind what they repeat."""
+    """Return the estimate for tokens; a token "times" repeats the text or group before it."""
     outer: list[tuple[int, int]] = []
-    best = before = last = 0  # of the alternatives that are over, of this one up to its last part, and of that
+    best = before = last = 0  # bytes of the longest alternative so far; of this one but its last part; of its last part
     for kind, n in tokens:
         if kind == "text":
             before, last = before + last, n
@@ -190,14 +191,14 @@ def _regex_tokens(pattern: str) -> Iterator[_Token]:
 
 
 def _lark_tokens(body: str) -> Iterator[_Token]:
-    """Yield the tokens of a definition; a reference is a token by its name."""
+    """Yield the tokens of a definition; the token of a reference is its name."""
     at = 0
     while (found := _LARK.search(body, at)) is not None:
         at = found.end()
         if found["json"]:
             try:
                 schema, at = json.JSONDecoder().raw_decode(body, at)
-            except (ValueError, RecursionError):  # llguidance's to refuse
+            except (ValueError, RecursionError):  # llguidance refuses it
                 continue
             yield "text", schema_bytes(schema)
         elif found["string"]:
@@ -215,7 +216,10 @@ def _lark_tokens(body: str) -> Iterator[_Token]:
 def _known(
     first: _Name, uses: Callable[[_Name], Collection[_Name]], value: Callable[[_Name, Mapping[_Name, int]], int]
 ) -> dict[_Name, int]:
-    """Return the value of a name and of what it uses, each made from the values of those; without recursion."""
+    """Return the values of `first` and of all names that it uses, each computed from those of the names it uses itself.
+
+    There is no recursion. A name that leads back to itself gets its value without the names that are not known yet.
+    """
     known: dict[_Name, int] = {}
     begun: set[_Name] = set()
     path = [first]
@@ -232,7 +236,7 @@ def _known(
 
 
 def _nodes(schema: Any) -> list[Any]:
-    """Return the objects and lists of a schema, every one before those in it."""
+    """Return the objects and lists of a schema, each before those inside of it."""
     nodes = [schema] if isinstance(schema, dict | list) else []  # true and false are schemas, too
     for node in nodes:
         nodes += [each for each in (node if isinstance(node, list) else node.values()) if isinstance(each, dict | list)]
@@ -240,7 +244,10 @@ def _nodes(schema: Any) -> list[Any]:
 
 
 def _size(part: Any, sizes: Mapping[int, int]) -> int:
-    """Return about how long a part of a schema is as text; `sizes` are those of the objects and lists in it."""
+    """Return about how long a part of a schema is as text.
+
+    `sizes` has the lengths of the objects and lists inside of it, by their id().
+    """
     if isinstance(part, dict):
         return 2 + sum(len(key) + 6 + _inner_size(each, sizes) for key, each in part.items())
     return 2 + sum(_inner_size(each, sizes) + 2 for each in part)
@@ -251,7 +258,7 @@ def _inner_size(part: Any, sizes: Mapping[int, int]) -> int:
 
 
 def _schema_value(node: Mapping[str, Any], value: Callable[[Any], int], sizes: Mapping[int, int]) -> int:
-    """Return the bytes of what an object of a schema asks for, but for its references."""
+    """Return the estimate for the text that an object of a schema asks for, without its references."""
     parts = _string_bytes(node), _object_bytes(node, value), _array_bytes(node, value), _same_bytes(node, sizes)
     cases = sum(value(node[key]) for key in ("anyOf", "oneOf") if key in node)
     all_of = sum(map(value, node["allOf"])) if _is_list(node, "allOf") else 0

@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,29 +18,30 @@ from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.grammar.limits import Limits, require_modest
 from edgedec_runtimes.grammar.vocabulary import Vocabulary
 
-# Spaces where Python's json module puts them, and nowhere else: a small model that may go on with white space does, and
-# between fixed ones more of a text is forced. A schema's own "x-guidance" goes before these.
+# White space stands where Python's json module puts it, and nowhere else: a small model that is allowed to go on with
+# white space does so, and fixed white space makes more of a text certain. A schema's own "x-guidance" wins over this.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Tokens sorted out once, as most masks within JSON strings are made of them. Of llguidance's four slices this one has
-# most of the effect (0.6 ms a mask instead of 4) at a quarter of their memory; masks are the same with any or none.
+# A slice: tokens that llguidance sorts out once for all masks, as most masks inside of JSON strings consist of them. Of
+# its four slices this one has most of the effect (0.6 ms for a mask, without it 4 ms) at a quarter of their memory.
+# Masks are the same with any slices or none.
 _SLICE = r'[^"\\\x00-\x1F\x7F]{1,10}'
-_N_REMEMBERED = 8  # compiled grammars, and never more of their memory than a fifth
-# llguidance follows references by recursion, which took up to 5 kB a level (measured on x86-64): three times what
-# limits.MOST_LEVELS takes, of which only what is used is ever held.
+_N_REMEMBERED = 8  # compiled grammars; together they hold at most a fifth of the memory for a grammar
+# llguidance follows references by recursion, with up to 5 kB of stack for a level (measured on x86-64). This is three
+# times what limits.MOST_LEVELS levels take; the system only holds the part of a stack that was used.
 _STACK_BYTES = 64 << 20
-# Most that is ever allowed, and the bytes of memory that one of it takes: measured with the grammars of
-# tests/runtimes/grammar/test_memory.py, where nothing else took as much.
+# llguidance's limits by name: the most that is ever allowed, and the bytes of memory for each unit, measured with the
+# grammars of tests/runtimes/grammar/test_memory.py.
 _LIMITS = {
     "max_items_in_row": (20_000, 3000),  # an object with some thousand optional properties
-    "initial_lexer_fuel": (1_000_000, 64),  # at most a second
-    "step_lexer_fuel": (1_000_000, 64),  # the same, a token
+    "initial_lexer_fuel": (1_000_000, 64),  # takes at most a second
+    "step_lexer_fuel": (1_000_000, 64),  # takes at most a second for each token
     "step_max_items": (200_000, 300),
     "max_lexer_states": (50_000, 1280),
     "max_grammar_size": (50_000, 1280),  # compiled in a few seconds
 }
-_LEAST_RETURNED = 1_000_000  # bytes that a text's place has grown by, for which giving them back pays
+_LEAST_RETURNED = 1_000_000  # bytes that a text must have added before giving them back to the system pays
 _T = TypeVar("_T")
-_stack_size = threading.Lock()  # it is the whole process's
+_stack_size = threading.Lock()  # the size of new stacks is a setting of the whole process
 
 
 class Llguidance:
@@ -47,7 +49,7 @@ class Llguidance:
 
     Raises:
         RuntimeUnavailableError: llguidance is not installed.
-        RequestError: The vocabulary has no end token, or nothing that llguidance could use.
+        RequestError: The vocabulary has no end token, or llguidance refuses it.
     """
 
     def __init__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> None:
@@ -69,14 +71,14 @@ class Llguidance:
             verbose_errors=False, **{name: min(most, n_bytes // unit) for name, (most, unit) in _LIMITS.items()}
         )
         self._compiled: OrderedDict[Grammar, Matched] = OrderedDict()
-        self._lock = threading.Lock()  # of what is remembered
+        self._lock = threading.Lock()  # guards _compiled
         self._resident = resident_reader()
 
     def compile(self, grammar: Grammar) -> "MatcherState":
-        """Return the place before the first token; the latest few grammars are remembered.
+        """Return the state of a grammar before its first token; the latest few grammars stay compiled.
 
         Raises:
-            RequestError: The grammar is invalid, uses what is not supported, is too large, or has no text but "".
+            RequestError: The grammar is invalid, unsupported or too large, or the only text that keeps to it is "".
         """
         with self._lock:
             matched = self._compiled.get(grammar)
@@ -96,7 +98,10 @@ class Llguidance:
         return self._state(matched, grammar)
 
     def forget_large(self, keep: Grammar | None = None) -> None:
-        """Keep the newest grammars, as many as there is memory for; `keep` in any case. Any thread may ask."""
+        """Forget compiled grammars, the oldest first, until the others keep to their share of the memory.
+
+        `keep` is never forgotten. Any thread may call this.
+        """
         with self._lock:
             for grammar in list(self._compiled):
                 n_bytes = sum(each.n_bytes for each in self._compiled.values())
@@ -104,7 +109,7 @@ class Llguidance:
                     del self._compiled[grammar]
 
     def fresh(self, grammar: Grammar) -> Any:
-        """Compile a grammar that was compiled before, into a matcher of its own. Any thread may ask."""
+        """Return a new matcher of a grammar, which shares nothing with earlier ones. Any thread may call this."""
         with self._lock:
             self._compiled.pop(grammar, None)
         source = self._source(grammar)
@@ -122,7 +127,7 @@ class Llguidance:
             if matcher.is_error():
                 raise _refused(name, matcher.get_error(), self._modest)
             first = self._state(Matched(matcher, 0), grammar)
-            allowed = first.allowed()  # some are found out to be too large here only
+            allowed = first.allowed()  # llguidance finds out only here that some grammars are too large
             if np.count_nonzero(allowed) == np.count_nonzero(allowed[self._end_ids]):
                 raise RequestError(f"{name} has no text but the empty one; ask for something")
             return matcher
@@ -139,7 +144,10 @@ class Llguidance:
 
 @dataclass(slots=True)
 class Matched:
-    """A matcher that has taken no token yet, and about what it and its copies hold: what they find out, they share."""
+    """A matcher that has taken no token yet, and about how many bytes it and its copies hold.
+
+    A matcher and its copies share what they find out about a grammar's expressions.
+    """
 
     matcher: Any
     n_bytes: int
@@ -151,17 +159,18 @@ _NOTHING = Matched(None, 0)
 class MatcherState:
     """Implements edgedec.constraint.GrammarState by a copy of a matcher of llguidance.
 
-    Copies of a matcher share what they find out about expressions, and keep it; most of its limits hold for one token
-    only. So its growth is measured. Where one has grown to half of what it may, or has met a limit (which other texts
-    may have brought it to), this text goes on with a fresh one that takes the same tokens. That changes no answer.
+    Copies of a matcher share and keep what they find out about expressions, and most limits of llguidance hold for one
+    token only; so the growth of a matcher is measured. Where a matcher has grown to half of what it may hold, or has
+    met a limit (perhaps by another text), this text goes on with a fresh matcher that takes the same tokens. That
+    changes no answer.
 
     Args:
-        compiler: What makes fresh matchers.
-        matched: The matcher of all texts of this grammar.
+        compiler: Makes fresh matchers.
+        matched: The matcher that all texts of this grammar share.
         grammar: The grammar.
-        n_vocab: Tokens of the vocabulary.
-        limits: What may be taken.
-        resident: Tells what the process holds, in bytes.
+        n_vocab: Number of token ids.
+        limits: The memory that the grammar may take.
+        resident: Returns how many bytes the process holds; None where the system does not say it.
     """
 
     def __init__(
@@ -186,16 +195,20 @@ class MatcherState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text is whole, and nothing may follow."""
+        """Whether the text keeps to the grammar and nothing may follow."""
         return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
 
     @property
     def may_end(self) -> bool:
-        """Whether the text is whole; more may follow."""
+        """Whether the text keeps to the grammar if it ends here."""
         return bool(self._matcher.is_accepting())
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return bool[n_vocab], the tokens that may follow (RequestError where none may, or limits are met)."""
+        """Return bool[n_vocab], which tokens may follow.
+
+        Raises:
+            RequestError: No token may follow, or the grammar is too complex to say.
+        """
         bits = self._mask()
         if self._matcher.is_error():
             self._replace()
@@ -206,7 +219,7 @@ class MatcherState:
         return np.unpackbits(bits, count=self._n_vocab, bitorder="little").view(np.bool_)
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that are certain to follow."""
+        """Return the ids of tokens that are certain to follow; perhaps not all of them."""
         tokens: list[int] = []
         if not self._matcher.is_stopped():
             tokens = self._measured(lambda: self._matcher.compute_ff_tokens())
@@ -214,8 +227,8 @@ class MatcherState:
         return tokens
 
     def advance(self, token_id: int) -> bool:
-        """Take a token; False, with nothing changed, where the grammar has no place for it."""
-        if self._matcher.is_stopped():  # which to ask then is an error
+        """Take a token and return True; return False and change nothing where the grammar does not allow it here."""
+        if self._matcher.is_stopped():  # llguidance fails where a stopped matcher is given a token
             return False
         if self._matcher.try_consume_tokens([token_id]):
             self._taken.append(token_id)
@@ -224,13 +237,13 @@ class MatcherState:
         return False
 
     def back(self, n_tokens: int) -> None:
-        """Take back the latest tokens."""
+        """Take back the last `n_tokens` tokens."""
         del self._taken[len(self._taken) - n_tokens :]
         self._matcher.rollback(n_tokens)
         self._recover()
 
     def close(self) -> None:
-        """Free the memory of this place; what the matcher had grown by goes back to the system."""
+        """Free the memory of this state, and give what the matcher had grown by back to the system."""
         if self._matcher is None:
             return
         grown = self._matched.n_bytes - self._n_compiled
@@ -244,7 +257,10 @@ class MatcherState:
         return np.frombuffer(bits, np.uint8)
 
     def _measured(self, act: Callable[[], _T]) -> _T:
-        """Do something by which the matcher may grow; before it, one that has grown too much is replaced."""
+        """Return what `act` returns, and note how much the matcher grew by it.
+
+        A matcher that has grown too much is replaced beforehand.
+        """
         if self._matched.n_bytes - self._n_compiled > self._limits.n_bytes // 2:
             self._replace()
         before = self._resident() or 0
@@ -253,13 +269,13 @@ class MatcherState:
         return done
 
     def _recover(self) -> None:
-        """Leave a state of error: a draft that met a limit must not end a text that would not have."""
+        """Replace a matcher in a state of error: a limit that only a draft met must not end the text."""
         if self._matcher.is_error():
             self._replace()
 
     def _replace(self) -> None:
-        """Go on with a fresh matcher at the same place."""
-        self._matcher, self._matched = None, _NOTHING  # first of all free
+        """Go on with a fresh matcher that has taken the same tokens."""
+        self._matcher, self._matched = None, _NOTHING  # free the old one first
         return_free_memory()
         matcher = _guarded(self._name, lambda: self._compiler.fresh(self._grammar))
         before = self._resident() or 0
@@ -274,7 +290,7 @@ class MatcherState:
 
 
 def _stuck(name: str, matcher: Any, limits: Limits) -> RequestError:
-    """Return the error of a matcher that can't go on, and may not end either."""
+    """Return the error to raise for a matcher that can't go on and may not end."""
     reason = f"{matcher.stop_reason()} {matcher.get_error()}"
     if "NoExtension" in reason:
         return RequestError(
@@ -284,7 +300,7 @@ def _stuck(name: str, matcher: Any, limits: Limits) -> RequestError:
 
 
 def _refused(name: str, message: str, limits: Limits) -> RequestError:
-    """Return the error of a grammar that llguidance does not compile."""
+    """Return the error to raise for a grammar that llguidance does not compile, with its message."""
     advice = f"; simplify it, {limits.advice}" if "too big" in message or "too many" in message else ""
     return RequestError(f"{name} can't be used: {_short(message)}{advice}")
 
@@ -293,7 +309,7 @@ _NAMES = {"json_schema": "the JSON schema", "regex": "the regular expression", "
 
 
 def name_of(grammar: Grammar) -> str:
-    """Return what a message calls a grammar; of an expression, with its beginning.
+    """Return the name of a grammar for messages; for a regular expression with its beginning.
 
     >>> name_of(Grammar.regex("a|b")), name_of(Grammar.lark("start: x"))
     ("the regular expression 'a|b'", 'the grammar')
@@ -313,7 +329,7 @@ def _library() -> Any:
 
 
 def _guarded(name: str, act: Callable[[], _T]) -> _T:
-    """Return what `act` does; what goes wrong inside llguidance, a panic of its Rust code too, is a RequestError."""
+    """Return what `act` returns (RequestError for what fails inside of llguidance, panics of its Rust code too)."""
     try:
         return act()
     except ValueError as error:
@@ -325,15 +341,14 @@ def _guarded(name: str, act: Callable[[], _T]) -> _T:
 
 
 def _on_a_deep_stack(act: Callable[[], _T]) -> _T:
-    """Return what `act` does in a thread of its own, whose stack is larger than a system's usual one."""
-    done: list[_T] = []
-    failed: list[BaseException] = []
+    """Return what `act` returns, or raise what it raises, after running it in a thread with a large stack."""
+    done: Future[_T] = Future()
 
     def work() -> None:
         try:
-            done.append(act())
-        except BaseException as error:  # raised below, in the caller's thread
-            failed.append(error)
+            done.set_result(act())
+        except BaseException as error:
+            done.set_exception(error)
 
     thread = threading.Thread(target=work, name="edgedec-grammar", daemon=True)
     with _stack_size:
@@ -343,12 +358,10 @@ def _on_a_deep_stack(act: Callable[[], _T]) -> _T:
         finally:
             threading.stack_size(usual)
     thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
+    return done.result()
 
 
 def _short(message: str) -> str:
-    """Return a message of llguidance's on one line, at most 300 characters."""
+    """Return a message of llguidance on one line, cut to 300 characters."""
     words = " ".join(message.split())
     return words if len(words) <= 300 else words[:297] + "..."

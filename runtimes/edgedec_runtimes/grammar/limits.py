@@ -1,9 +1,9 @@
-"""What is refused before llguidance sees it, as its own limits come too late: recursion there ends the process.
+"""Refusing grammars that would exhaust the stack, the time or the memory, before llguidance sees them.
 
-It follows references by recursion. A chain of 3,000 rules, or of 1,200 definitions of a JSON schema, is over the 8 MB
-that a thread's stack often has (the compiler takes a larger one), and a few terminals that each hold the next one twice
-take minutes. So the longest chain that there may be is found first; where definitions go round in circles, all of these
-are taken to be one chain.
+llguidance follows references by recursion, and its own limits come too late: an overflow of the stack ends the process.
+A chain of 3,000 rules, or of 1,200 definitions of a JSON schema, overflows the 8 MB of a usual stack (the compiler
+takes a larger one). A few terminals that each hold the next one twice take minutes. So the longest possible chain is
+found here first; definitions that refer to one another in circles count as one chain.
 """
 
 import json
@@ -18,31 +18,36 @@ from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.grammar.certain import count_nodes, lark_bytes, patterns, regex_bytes, schema_bytes, target
 
 MOST_LEVELS = 4000
-"""Of what refers to one another, levels of nesting within each included."""
+"""The most levels in a chain of definitions that refer to one another, the nesting inside of each included."""
 MOST_EXPANDED = 50_000
-"""Parts of a terminal, with those of the terminals in it."""
+"""The most parts of a terminal, those of the terminals in it included."""
 MOST_BYTES: Mapping[Kind, int] = {"regex": 20_000, "lark": 100_000}
-"""Of a source, or of an expression in one; the time to compile one long expression grows with its square."""
+"""The most bytes of a regular expression or a grammar; the time to compile an expression grows with its square."""
 MOST_WALKED = 1_000_000
-"""Objects and lists of a JSON schema, with those of the definitions that it refers to by so many names."""
+"""The most objects and lists of a JSON schema, where a definition counts once for each name it is referred to by."""
 MOST_REPEATED = 100_000
-"""Of one repetition in a regular expression; a million takes a minute to compile."""
+"""The most repetitions at one place of a regular expression; a million takes a minute to compile."""
 MOST_CERTAIN = 100_000
-"""Bytes of text that may be certain to follow (certain.py), which takes about half a second and 40 MB to find out."""
+"""The most bytes of text that may be certain to follow (certain.py), which take half a second and 40 MB to find."""
 
-_SOURCE_UNIT, _LEVEL_UNIT, _NODE_UNIT, _CERTAIN_UNIT = 40, 13_000, 400, 600  # bytes of memory, measured or above it
+_SOURCE_UNIT, _LEVEL_UNIT, _NODE_UNIT, _CERTAIN_UNIT = (
+    40,
+    13_000,
+    400,
+    600,
+)  # bytes of memory for one of each, measured and rounded up
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that a grammar may ask for, where so much memory is there to compile it.
+    """The largest grammar that is compiled with `n_bytes` of memory.
 
     Attributes:
-        n_bytes: The memory.
-        source: Bytes of the source.
-        levels: Of what refers to one another.
-        nodes: Objects and lists of a JSON schema.
-        certain: Bytes of text that may be certain to follow.
+        n_bytes: The memory for a grammar.
+        source: The most bytes of its source.
+        levels: The most levels in a chain of its definitions.
+        nodes: The most objects and lists of a JSON schema.
+        certain: The most bytes of text that may be certain to follow.
     """
 
     n_bytes: int = GRAMMAR_BYTES
@@ -65,12 +70,12 @@ class Limits:
 
     @property
     def advice(self) -> str:
-        """What to do where a limit is that of the memory."""
+        """What a message says to do where the memory sets a limit."""
         return f"or allow more memory: of it, {format_bytes(self.n_bytes)} are for a grammar"
 
 
 _REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
-_HEAD = re.compile(r"[^\S\n]*[?!]*(?P<name>[A-Za-z_][\w-]*)[^\S\n]*[:.{\[]")  # definitions begin lines, each on its own
+_HEAD = re.compile(r"[^\S\n]*[?!]*(?P<name>[A-Za-z_][\w-]*)[^\S\n]*[:.{\[]")  # a definition begins a line
 _LONE_BACKSLASH = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")  # an odd number of them
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _LITERAL = re.compile(  # what is not closed goes to the line's end at once
@@ -82,13 +87,13 @@ _NAMES: Mapping[Kind, str] = {"json_schema": "JSON schema", "regex": "regex", "l
 
 @dataclass(slots=True)
 class _Part:
-    """A definition.
+    """A definition of a grammar or a JSON schema.
 
     Attributes:
-        weight: How deep it is.
-        uses: What it refers to, as often as it does.
-        renamed: Whether names change their meaning in it.
-        n_nodes: Objects and lists in it.
+        weight: Its levels of nesting.
+        uses: The names of the definitions that it refers to, each as often as it does.
+        renamed: Whether names change their meaning inside of it.
+        n_nodes: How many objects and lists it has.
     """
 
     weight: int
@@ -176,7 +181,9 @@ def _require_shallow(parts: Mapping[str, _Part], name: str, limits: Limits) -> N
 
 
 def _summed(parts: Mapping[str, _Part], join: Callable[[Iterable[int]], int]) -> tuple[dict[str, int], set[str]]:
-    """Return each part's weight with its uses' joined by max or sum, and those that lead into a circle instead.
+    """Return the weight of each part, and the names of the parts that refer to one another in a circle, or to such.
+
+    The weight of a part includes the weights of the parts that it uses, joined by `join` (max or sum).
 
     >>> _summed({"a": _Part(1, ["b", "b"]), "b": _Part(2)}, sum)
     ({'b': 2, 'a': 5}, set())
@@ -199,9 +206,9 @@ def _summed(parts: Mapping[str, _Part], join: Callable[[Iterable[int]], int]) ->
 
 
 def _schema_parts(schema: Any) -> dict[str, _Part]:
-    """Return a JSON schema and what it refers to as "#/...", by these names; the whole is named "".
+    """Return a JSON schema, named "", and the parts that it refers to, by the names "#/..." of its references.
 
-    Where a reference may mean something else than that, all of them are taken to be one chain.
+    Where a name may mean something else than a place in the schema, all references count as one chain.
     """
     whole = _measured(schema, everything=True)
     parts: dict[str, _Part] = {}
@@ -225,7 +232,10 @@ def _schema_parts(schema: Any) -> dict[str, _Part]:
 
 
 def _measured(schema: Any, *, everything: bool = False) -> _Part:
-    """Return how deep a part of a JSON schema is, and what it refers to; definitions within it by reference only."""
+    """Return the levels and the references of a part of a JSON schema.
+
+    Definitions inside of it ($defs) count only where they are referred to, or with `everything`.
+    """
     part = _Part(1)
     left_out = () if everything else ("$defs", "definitions")
     level = [schema] if isinstance(schema, dict | list) else []  # true and false are schemas, too
@@ -246,7 +256,7 @@ def _measured(schema: Any, *, everything: bool = False) -> _Part:
 
 
 def _lark_parts(source: str) -> dict[str, _Part]:
-    """Return the definitions of a grammar in Lark's notation; a name within a string counts as a use of it.
+    """Return the definitions of a grammar in Lark's notation; a name inside of a string counts as a reference, too.
 
     >>> {name: part.uses for name, part in _lark_parts('start: A b | A\\nA: "x"\\nb: start "A"').items()}
     {'start': ['A', 'b', 'A'], 'A': [], 'b': ['start', 'A']}
@@ -264,7 +274,7 @@ def _lark_parts(source: str) -> dict[str, _Part]:
 
 
 def _embedded(source: str) -> Iterator[Any]:
-    """Yield the JSON schemas within a grammar; what is no JSON is llguidance's to refuse."""
+    """Yield the JSON schemas inside of a grammar; llguidance refuses what is no JSON."""
     for match in _JSON.finditer(source):
         try:
             yield json.JSONDecoder().raw_decode(source, match.end())[0]

@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance wants it: the bytes of every token, the end tokens, and a way to encode."""
+"""A model's vocabulary in the form that llguidance takes: the bytes of every token, the end tokens, an encoder."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,17 +7,18 @@ from edgedec.errors import EdgedecError
 from edgedec.tokenizer import Tokenizer
 
 _MOST_CHARACTERS = 4000
-_SPECIAL = b"\xff"  # no UTF-8 text holds it; what llguidance puts before the name of a special token
+_SPECIAL = b"\xff"  # what llguidance writes before the name of a special token; no UTF-8 text holds it
 
 
 class Vocabulary:
-    """What llguidance asks of a tokenizer (its TokenizerWrapper, by attributes).
+    """A tokenizer with the attributes of llguidance's TokenizerWrapper.
 
-    Tokens without bytes (control tokens) are never allowed, and end tokens where the grammar may end only.
+    A token without bytes (a control token) is never allowed; an end token only where the grammar may end.
 
     Attributes:
-        tokens: The bytes of every token.
-        end_ids: The end tokens.
+        tokens: The bytes of every token, by id.
+        end_ids: The ids of the end tokens.
+        eos_token_id: The first of them; None where there is none.
     """
 
     is_tokenizer_wrapper = True
@@ -30,15 +31,15 @@ class Vocabulary:
         is_end, piece, ids = tokenizer.is_end, tokenizer.piece, range(tokenizer.n_vocab)
         self.end_ids = [i for i in ids if is_end(i)]
         self.tokens = [piece(i) for i in ids]
-        for i in self.end_ids:  # no text, whatever its bytes
+        for i in self.end_ids:  # an end token is no text, whatever its bytes are
             self.tokens[i] = _SPECIAL + f"<end {i}>".encode()
         self.eos_token_id = self.end_ids[0] if self.end_ids else None
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens of a text that stands within another one.
+        """Return the token ids of a text that stands inside of another text.
 
-        Encoded by itself, a text may get a space put before it; after a line end it does not. Where neither way spells
-        the text, the longest tokens are taken from the left.
+        Some tokenizers put a space before a text that is encoded by itself, but not after a line end: both ways are
+        tried. Where neither gives tokens that spell the text, the longest tokens are taken from left to right.
         """
         text = text[:_MOST_CHARACTERS]
         data = text.encode()
@@ -54,10 +55,10 @@ class Vocabulary:
     def _encode(self, text: str) -> list[int]:
         try:
             return self._tokenizer.encode(text, add_special=False)
-        except EdgedecError:  # by a tokenizer that only decodes
+        except EdgedecError:  # the tokenizer only decodes
             return []
 
     def built(self, trie: Any) -> None:
-        """Take what llguidance made of the tokens, and let go of ours."""
+        """Take over the trie that llguidance built from the tokens, and free the list of tokens."""
         self._longest_first = trie.greedy_tokenize
         self.tokens = []

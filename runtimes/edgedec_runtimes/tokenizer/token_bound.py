@@ -1,8 +1,9 @@
-"""How many tokens a text takes at the least, told from its bytes, without tokenizing it.
+"""A lower bound for the number of tokens of a text, from its bytes, without tokenizing it.
 
-Bytes are of five kinds: white space, letters, digits, punctuation, and those beyond ASCII. No token stands for more
-bytes of a kind than the token that has the most of them, so the count of a kind divided by that is a bound, and so is
-the largest of the five. Tokenizing itself can take a hundred times a text's memory; the bound takes some 100 kB.
+A byte is of one of five kinds: white space, letter, digit, punctuation, beyond ASCII. For each kind there is a largest
+number of such bytes in one token of the vocabulary. A text's bytes of a kind divided by that number are a lower bound,
+and the largest of the five bounds is taken. Tokenizing a text can take a hundred times its memory; the bound takes some
+100 kB.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-// The C interface: checks, and exceptions turned into error codes.
+// The C interface: it checks arguments and turns exceptions into error codes.
 #include <string.h>
 
 #include <new>
@@ -221,7 +221,7 @@ KVShape kv_shape(const ec_model *model, int32_t kv_type) {
   const ec_config &c = model->config;
   require(kv_type == EC_KV_F16 || (c.head_dim % 32 == 0 && c.head_dim <= MAX_PACKED_HEAD),
           "keys and values of less than 16 bits need a head_dim that is a multiple of 32 and at most 256");
-  // Keys are kept without their bias where it is the same vector for all, rotated: not before a norm.
+  // Keys are stored without their bias where the bias is one vector, which only rotation changes: not with a norm after it.
   bool biased = false, normed = c.sliding_pattern > 0;
   for (const Layer &layer : model->layers) {
     biased = biased || !layer.vectors[EC_K_BIAS].empty();
@@ -307,7 +307,7 @@ int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float
 
 namespace {
 
-// What `body` returns, or -1 where the system refuses memory or there is no row.
+// Return what `body` returns, or -1 where the system refuses memory or the row is empty.
 template <class Body>
 int64_t counted(int64_t n, Body body) {
   int64_t result = -1;

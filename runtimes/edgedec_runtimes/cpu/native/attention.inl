@@ -1,8 +1,9 @@
 // Attention of up to 8 queries over one head's pages. Included by kernels.cpp, once per instruction set.
 //
-// A score is one lane's sum over the head's elements in order; a query's scores lie in order of position, their
-// exponentials are summed in lanes by position modulo LANES, and values are added in order of position. So a query's
-// result depends on what it sees and not on slots, on other queries, or on how the work was cut.
+// A score is the sum of one lane over the elements of a head, in order. The scores of a query stand in the order of
+// positions; their exponentials are summed in lanes by position modulo LANES, and values are added in the order of
+// positions. So the result of a query depends on the tokens that it sees, and not on their slots, on other queries or on how
+// the work is cut.
 
 #include "unpack.inl"
 
@@ -49,7 +50,7 @@ void score(const AttentionWork &w, int64_t begin, int64_t end) {
   for (; block < end; ++block) score_blocks<PACKED, N, 1>(w, block);
 }
 
-// Turn scores into weights; returns what the sum of weighted values is divided by.
+// Replace scores by weights, and return the number that the sum of weighted values is to be divided by.
 float softmax(float *s, int64_t start, int64_t visible) {
   const int64_t begin = start - start % 16, end = (visible + 15) / 16 * 16;
   for (int64_t i = begin; i < start; ++i) s[i] = -INFINITY;
@@ -62,7 +63,7 @@ float softmax(float *s, int64_t start, int64_t visible) {
     const Floats e = exp_of(sub(load(s + i), peak));
     store(s + i, e);
     if (i >= start && i + LANES <= visible) sum = add(sum, e);
-    else {  // exp_of stops at e^-87, so what is masked is set to zero
+    else {  // exp_of is never below e^-87, so masked weights are set to zero
       for (int64_t j = i; j < i + LANES; ++j)
         if (j < start || j >= visible) s[j] = 0.0f;
       sum = add(sum, load(s + i));
@@ -71,7 +72,7 @@ float softmax(float *s, int64_t start, int64_t visible) {
   return sum_lanes(sum);
 }
 
-// Where the values of the slots [begin, end) of one page lie: as halves in the page, or unpacked.
+// The values of the slots [begin, end) of one page: as halves in the page, or unpacked to floats.
 template <bool PACKED>
 const uint8_t *values_of(const AttentionWork &w, int64_t begin, int64_t end) {
   const uint8_t *page = w.pages[begin / edgedec::PAGE_TOKENS];
@@ -81,7 +82,7 @@ const uint8_t *values_of(const AttentionWork &w, int64_t begin, int64_t end) {
   return (const uint8_t *)w.unpacked;
 }
 
-// Add the weighted values of the slots [begin, end), which lie in one page, to N queries' results.
+// Add the weighted values of the slots [begin, end) of one page to the results of N queries.
 template <bool PACKED, int N>
 void add_values(const AttentionWork &w, int64_t begin, int64_t end) {
   constexpr int V = LANES == 8 ? 1 : 2;
@@ -140,7 +141,7 @@ void attend_as(const AttentionWork &w) {
   float total[MAX_QUERIES];
   for (int q = 0; q < n; ++q) {
     float *s = w.scores + q * w.stride;
-    if (is_tree) {  // from order of slots to order of positions
+    if (is_tree) {  // reorder from slots to positions
       const int64_t own = w.visible[q] - w.n_prefix;
       for (int64_t i = 0; i < own; ++i) w.tree_scratch[i] = s[w.path[q][i]];
       for (int64_t i = 0; i < own; ++i) s[w.n_prefix + i] = w.tree_scratch[i];

@@ -1,4 +1,4 @@
-// How fast the machine's memory is read by several threads: the limit of plain decoding.
+// Measuring how fast several threads read the machine's memory, which is the limit of plain decoding.
 #include <chrono>
 #include <new>
 #include <vector>

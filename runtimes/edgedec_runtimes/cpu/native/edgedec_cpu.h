@@ -1,8 +1,8 @@
-/* The C interface of edgedec's CPU runtime: decoder-only transformers on weights that lie in tiles.
+/* The C interface of edgedec's CPU runtime: decoder-only transformers on weights in tiles (tiles.h).
  *
- * No file is opened here: the caller hands over pointers with their sizes, and every size is checked. Functions that
- * can fail return EC_OK or an error code; ec_last_error() has the reason (of this thread). Objects are used by one
- * thread at a time; forwards of different models queue for the threads they share.
+ * The library opens no file: the caller passes pointers with their sizes, and every size is checked. A function that can
+ * fail returns EC_OK or an error code; ec_last_error() returns the reason of the last failure in the calling thread. One
+ * thread at a time may use an object. Forwards of different models wait for the threads that they share.
  */
 #ifndef EDGEDEC_CPU_H
 #define EDGEDEC_CPU_H
@@ -24,12 +24,13 @@ extern "C" {
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
-/* Tensor types have ggml's numbers. */
+/* A tensor type is ggml's number of it. */
 
-/* Matrices of a model; those from EC_Q on exist once per layer. */
+/* The matrices of a model; those from EC_Q on exist in each layer. */
 enum { EC_TOKEN_EMBD, EC_OUTPUT, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN, EC_N_MATRICES };
 
-/* Vectors (float32); those from EC_ATTN_NORM on exist once per layer, and may be absent but for the two norms. */
+/* The vectors of a model (float32). Those from EC_ATTN_NORM on exist in each layer; all but the first two of these may be
+ * absent. */
 enum {
   EC_OUTPUT_NORM,
   EC_ROPE_FACTORS,
@@ -45,7 +46,7 @@ enum {
   EC_N_VECTORS
 };
 
-/* Where the time of a forward goes. */
+/* The operations that the time of a forward is divided into. */
 enum {
   EC_OP_NORM,
   EC_OP_QKV,
@@ -59,11 +60,12 @@ enum {
   EC_N_OPERATIONS
 };
 
-/* Keys and values: halves; or in groups of 32 with a half scale, as int8, as 4 bits, or as 4 bits beside the largest
- * elements as halves (one of 16). The last three need a head_dim that is a multiple of 32 and at most 256. */
+/* How keys and values are stored: as halves; or in groups of 32 with a half as scale, as int8, as 4 bits, or as 4 bits with
+ * the largest elements (one of 16) as halves beside them. The last three take a head_dim that is a multiple of 32 and at
+ * most 256. */
 enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
 
-/* The switches by which architectures differ. */
+/* The shape of a model, and the switches by which architectures differ. */
 typedef struct ec_config {
   int32_t n_vocab;
   int32_t n_embd;
@@ -76,26 +78,26 @@ typedef struct ec_config {
   int32_t rope_interleaved; /* pairs are neighbours (1) or halves of the rotated part (0) */
   int32_t gelu;             /* feed-forward activation: tanh GELU (1) or SiLU (0) */
   int32_t sliding_window;   /* tokens that a sliding layer sees, 0 for none */
-  int32_t sliding_pattern;  /* every layer slides but each of this number; 0: none slides */
+  int32_t sliding_pattern;  /* all layers but every one of this number slide; 0: none slides */
   float rms_epsilon;
   float embedding_scale;
   float attention_scale;
   float rope_base;
   float rope_base_sliding;
-  float rope_scale; /* positions are multiplied by it, on layers that do not slide */
+  float rope_scale; /* factor of positions in layers that do not slide */
 } ec_config;
 
-/* The stages of a forward that read weights: q, k and v; attention output; gate and up; down; the head. */
+/* The stages of a forward that read weights. */
 enum { EC_PART_QKV, EC_PART_ATTN_OUT, EC_PART_GATE_UP, EC_PART_DOWN, EC_PART_HEAD };
 
-/* What a stage reads, where it lies in a file of tiles. */
+/* The bytes of a tile file that one stage reads. */
 typedef struct ec_part {
   int32_t stage;
   int32_t layer;             /* 0 for the head */
-  int64_t row_begin, row_end; /* of the head: begins at a multiple of 32; else 0 */
+  int64_t row_begin, row_end; /* rows of the head, from a multiple of 32 on; else 0 */
   uint64_t offset;           /* a multiple of 64 */
   uint64_t n_bytes;
-  const void *data;          /* where it lies in memory for good (borrowed), or NULL: it is read in each forward */
+  const void *data;          /* the part in memory, borrowed; NULL: each forward reads it */
 } ec_part;
 
 typedef struct ec_model ec_model;
@@ -125,97 +127,101 @@ typedef struct ec_item {
 EC_API int32_t ec_abi_version(void);
 EC_API const char *ec_last_error(void);
 
-/* Instruction sets this processor and this build have, best first, separated by spaces. */
+/* The instruction sets that this processor and this build have, the best first, separated by spaces. */
 EC_API const char *ec_instruction_sets(void);
 
-/* Bytes per second at which n_threads read n_bytes of memory once; 0 where that can't be measured. */
+/* Return the bytes per second at which n_threads read n_bytes of memory once; 0 where that can't be measured. */
 EC_API double ec_read_bandwidth(int32_t n_threads, uint64_t n_bytes);
 
-/* Read the pages of 4,096 bytes that have [offset, offset + n_bytes) of a file (a descriptor, on Windows a handle) to the
- * page-aligned memory at `pages`. */
+/* Read the pages of 4,096 bytes that hold the bytes [offset, offset + n_bytes) of a file (a descriptor, on Windows a handle)
+ * to the page-aligned memory at `pages`. */
 EC_API int32_t ec_file_read(int64_t file, uint64_t file_bytes, uint64_t offset, uint64_t n_bytes, void *pages);
 
-/* A mapped file that may be cut short, or on a disk that fails: POSIX systems send SIGBUS then, which ends the process.
- * While an ec_mapping is open, a fault inside [data, data + n_bytes), whole pages, is caught: zeros are mapped over all of it,
- * and every check returns EC_UNREADABLE from then on. Other faults go to the handler that was there before; one that is
- * installed later is called as well, as each check puts ours on top again. `file` is the descriptor, which stays open: a
- * change of its size or time of modification is EC_UNREADABLE, too; negative: none. On Windows all of this does nothing, as
- * a mapped file can't be cut short there. Close it before the memory is unmapped. */
+/* A mapped file that may be cut short or be on a disk that fails: POSIX systems send SIGBUS then, which ends a process.
+ * While an ec_mapping is open, a fault inside of the whole pages [data, data + n_bytes) is caught: zeros are mapped over all
+ * of them, and every later check returns EC_UNREADABLE. Other faults go to the handler that was there before. A handler that
+ * is installed later is called as well, as each check puts this library's handler on top again. `file` is the descriptor,
+ * which the caller keeps open: after a change of the file's size or modification time, checks return EC_UNREADABLE, too. A
+ * negative one stands for none. On Windows, where a mapped file can't be cut short, all of this does nothing. Close the
+ * mapping before its memory is unmapped. */
 EC_API int32_t ec_mapping_open(const void *data, uint64_t n_bytes, int64_t file, ec_mapping **mapping);
 EC_API int32_t ec_mapping_check(const ec_mapping *mapping);
 EC_API void ec_mapping_close(ec_mapping *mapping);
 
-/* Bytes of the tiles of a matrix, 0 where the type or shape is not supported. */
+/* Return the bytes of the tiles of a matrix; 0 where its type or shape is not supported. */
 EC_API uint64_t ec_tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
-/* Rearrange rows [row_begin, row_end) of a matrix (GGUF's bytes, starting with row_begin) into the whole matrix's tiles;
- * row_begin is a multiple of 16. */
+/* Write the rows [row_begin, row_end) of a matrix to the tiles of the whole matrix. `source` has the bytes of these rows in
+ * the GGUF; row_begin is a multiple of 16. */
 EC_API int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_begin, int64_t row_end,
                             const void *source, uint64_t source_bytes, void *tiles, uint64_t tile_bytes);
-/* instruction_set: a name of ec_instruction_sets(), or NULL for the best. max_rows: most rows of one forward. */
+/* Make a model. instruction_set is a name of ec_instruction_sets(), or NULL for the best one; max_rows is the most rows of
+ * one forward. */
 EC_API int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32_t max_rows,
                                const char *instruction_set, ec_model **model);
-/* The tiles are borrowed and must outlive the model. */
+/* Set a matrix. Its tiles are borrowed and must outlive the model. */
 EC_API int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
                                    int64_t n_cols, const void *tiles, uint64_t tile_bytes);
-/* Where the tiles are mapped: forwards check it (borrowed) before and after. */
+/* Set the mapping (borrowed) of the tiles, which each forward checks at its beginning and end. */
 EC_API void ec_model_set_mapping(ec_model *model, const ec_mapping *mapping);
-/* Read rows of the embedding matrix, set before, from the file of its tiles at `offset`: what is mapped of it is not touched.
- * `file` is a descriptor (on Windows a handle) that stays open. */
+/* Have forwards read rows of the embedding matrix from the file of its tiles, where these begin at `offset`; the matrix was
+ * set before, and its mapped memory is not touched. `file` is a descriptor (on Windows a handle) that stays open. */
 EC_API int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_bytes, uint64_t offset);
-/* Instead: say where the tiles lie in a file of which parts are read in each forward; offset is a multiple of 64. */
+/* In place of ec_model_set_matrix: set where a matrix's tiles lie in a file of which each forward reads parts; offset is a
+ * multiple of 64. */
 EC_API int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
                                      int64_t n_cols, uint64_t offset, uint64_t tile_bytes);
-/* When all matrices are placed, before ec_model_finish: the parts, by layer and stage, the head's at last, by rows.
- * `file` is a descriptor (on Windows a handle) that stays open, opened around the system's cache or not. Parts whose data
- * is NULL are read ahead into a ring of ring_bytes, at least three times the largest of them in whole pages. */
+/* Set the parts of a model whose matrices were placed, before ec_model_finish: in the order of layers and stages, the parts
+ * of the head last, in the order of rows. `file` is a descriptor (on Windows a handle) that stays open, opened around the
+ * system's cache or not. Parts whose data is NULL are read ahead into a ring of ring_bytes, at least three times the largest
+ * of them in whole pages. */
 EC_API int32_t ec_model_stream(ec_model *model, int64_t file, uint64_t file_bytes, const ec_part *parts, int32_t n_parts,
                                uint64_t ring_bytes);
-/* Bytes of parts that were read so far. */
+/* Return how many bytes of parts were read so far. */
 EC_API uint64_t ec_model_streamed_bytes(ec_model *model);
-/* Vectors are copied. */
+/* Set a vector, which is copied. */
 EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n);
-/* Check that everything is there and allocate what forwards need. */
+/* Check that all matrices and vectors are set, and allocate the memory of forwards. */
 EC_API int32_t ec_model_finish(ec_model *model);
 EC_API const char *ec_model_instruction_set(const ec_model *model);
-/* Seconds that all forwards so far spent in each operation, waiting for the other threads included. */
+/* Return the seconds that all forwards so far spent in each operation, waiting for other threads included. */
 EC_API void ec_model_seconds(const ec_model *model, double *seconds /* [EC_N_OPERATIONS] */);
 EC_API void ec_model_destroy(ec_model *model);
 
 EC_API int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session);
-/* A second session that shares the first n_tokens. */
+/* Make a second session that shares the first n_tokens of the first one. */
 EC_API int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork);
-/* Move the slots source[0..n) to start, start + 1, ...; source is ascending and at or after its target. */
+/* Move the slots source[0], ..., source[n - 1] to start, start + 1, ...; they are ascending, and none is before its target. */
 EC_API int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, int32_t start);
 EC_API uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens);
 EC_API int32_t ec_session_save(const ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes);
 EC_API int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
 EC_API void ec_session_close(ec_session *session);
 
-/* Evaluate rows of several sessions; logits is [sum of n_wanted][n_vocab]. *cancel other than 0 stops it between two
- * layers with EC_CANCELLED. EC_UNREADABLE: weights can't be read, or the mapping is broken. EC_NOT_FINITE: a logit is
- * infinite or no number, as happens with damaged weights. Results are then of no use. */
+/* Evaluate rows of several sessions, and write logits [sum of n_wanted][n_vocab]. Where *cancel becomes other than 0, the
+ * forward stops between two layers and returns EC_CANCELLED. EC_UNREADABLE: weights can't be read, or the check of the
+ * mapping fails. EC_NOT_FINITE: a logit is infinite or NaN, as damaged weights cause. The results are not usable then. */
 EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits,
                           const volatile int32_t *cancel);
 
-/* What sampling asks of one row of n logits; indices come out ascending. */
+/* Searching one row of n logits, for sampling. Indices are written in ascending order. */
 
-/* The kernels of an instruction set, or of the best one (NULL); they live as long as the library. NULL where there is none
- * of that name. */
+/* Return the kernels of an instruction set, or of the best one for NULL, which live as long as the library; NULL where there
+ * is no set of that name. */
 EC_API const ec_kernels *ec_find_kernels(const char *instruction_set);
 
-/* The greatest value, and the sum of exp(value - most): not a number where a value is not finite. */
+/* Set *most to the greatest value, and return the sum of exp(value - *most), NaN where a value is not finite. */
 EC_API double ec_row_total(const ec_kernels *kernels, const float *row, int64_t n, float *most);
-/* Write the indices of values that are at least threshold, at most `capacity`; returns how many there are. */
+/* Write the indices of at most `capacity` values that are at least threshold; return how many there are. */
 EC_API int64_t ec_row_above(const ec_kernels *kernels, const float *row, int64_t n, float threshold, int64_t *indices,
                             int64_t capacity);
-/* The indices of the top_k greatest values, of equal ones those of the lowest indices; 1 <= top_k <= n. */
+/* Write the indices of the top_k greatest values, of equal values those with the lowest indices; 1 <= top_k <= n. */
 EC_API int32_t ec_row_top_k(const ec_kernels *kernels, const float *row, int64_t n, int64_t top_k, int64_t *indices);
-/* The indices of the fewest greatest values whose exponentials sum to at least top_p of the whole; as ec_row_above, -1 where
- * a value is not finite. */
+/* Write the indices of the fewest greatest values whose exponentials sum to at least top_p of the whole. `capacity` and the
+ * result are as in ec_row_above; the result is -1 where a value is not finite. */
 EC_API int64_t ec_row_nucleus(const ec_kernels *kernels, const float *row, int64_t n, double top_p, int64_t *indices,
                               int64_t capacity);
-/* A few indices among which argmax over i of row[i] / temperature - log(-log(u(key, i))) lies, where u is a hash (as in
- * edgedec/sampling.py); as ec_row_above. */
+/* Write a few indices, one of which is argmax over i of row[i] / temperature - log(-log(u(key, i))), where u is a hash (see
+ * edgedec/sampling.py). `capacity` and the result are as in ec_row_above. */
 EC_API int64_t ec_row_contenders(const ec_kernels *kernels, const float *row, int64_t n, float temperature, uint64_t key,
                                  int64_t *indices, int64_t capacity);
 

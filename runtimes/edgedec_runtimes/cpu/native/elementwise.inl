@@ -1,11 +1,11 @@
 // Norms, activations, rotations and int8 quantization. Included by kernels.cpp, once per instruction set.
-// Lengths that are no multiple of LANES end in scalar code; a value's lane depends on its index only.
+// Where a length is no multiple of LANES, the rest is scalar code. The lane of a value depends on its index only.
 
-// What is no number stays none in all of these, so that a damaged weight shows in the logits (forward.cpp).
+// All of these keep NaN as NaN, so that a damaged weight shows in the logits (forward.cpp).
 
-// e to the power of x for x <= 0 (down to 0 below -87): x = n ln 2 + r, a polynomial of degree 6 in r.
+// e^x for x <= 0, at least e^-87: x = n ln 2 + r, and a polynomial of degree 6 in r.
 inline Floats exp_of(Floats x) {
-  x = max(set(-87.0f), x);  // in this order, as x86 returns the second where one is no number
+  x = max(set(-87.0f), x);  // in this order, as x86 returns the second operand where one is NaN
   const Floats n = round_even(mul(x, set(1.44269504f)));
   const Floats r = fnma(n, set(-2.12194440e-4f), fnma(n, set(0.693359375f), x));
   Floats p = set(1.0f / 720);
@@ -35,7 +35,7 @@ inline float max_lanes(Floats x) {
   return lanes[0];
 }
 
-// The same of lanes that are not negative, as max_magnitude: their order is that of their bits, as integers.
+// The greatest of lanes that are not negative, as in max_magnitude: floats are ordered as their bits are as integers.
 inline float max_magnitude_lanes(Floats x) {
   float lanes[LANES];
   int32_t bits[LANES];
@@ -97,11 +97,11 @@ void rope(float *x, const float *cos_sin, int32_t n_rot, bool interleaved) {
   }
 }
 
-// 1 / (1 + e^-x), through e to a power that is not positive
+// 1 / (1 + e^-x), computed from e^-|x|
 inline Floats sigmoid(Floats x) {
   const Floats e = exp_of(sub(zero(), abs(x)));  // e^-|x|
   const Floats positive = div(set(1.0f), add(set(1.0f), e));
-  // x >= 0: positive; x < 0: 1 - positive, as e / (1 + e) to keep small values exact
+  // `positive` for x >= 0; for x < 0 it is 1 - positive, computed as e / (1 + e) to keep small values exact
   const Floats negative = mul(e, positive);
   float lanes[LANES], p[LANES], n[LANES];
   store(lanes, x);

@@ -13,13 +13,13 @@
 namespace edgedec {
 namespace {
 
-constexpr uint64_t PIECE = 4 << 20;  // between two looks at `stop`
+constexpr uint64_t PIECE = 4 << 20;  // read between two checks of `stop`
 
 [[noreturn]] void fail(int code) {
   throw Unreadable("reading the weights failed: " + std::system_category().message(code));
 }
 
-// Bytes read, 0 at the end of the file.
+// Return the number of bytes read, 0 at the end of the file.
 uint64_t read_some(int64_t file, uint64_t offset, uint64_t n_bytes, uint8_t *out) {
 #if defined(_WIN32)
   OVERLAPPED at{};
@@ -48,7 +48,7 @@ bool File::read_pages(uint64_t offset, uint64_t n_bytes, uint8_t *out, const std
     if (stop != nullptr && stop->load(std::memory_order_relaxed)) return false;
     const uint64_t piece = end - at < PIECE ? end - at : PIECE;
     const uint64_t n = read_some(file_, at, piece, out);
-    // Less than asked for is the end of the file, or a part that leaves us between two pages: read that page again.
+    // Fewer bytes than wanted mean the end of the file, or a stop within a page: read that page again.
     const uint64_t whole = at + n >= needed ? n : io_floor(n);
     if (whole == 0)
       throw Unreadable("the file of the weights ends at " + std::to_string(at + n) + " bytes, " +

@@ -1,4 +1,4 @@
-// Reading at a position of a file that the caller has opened, and memory at the start of a page for it.
+// Reading pages of a file that the caller has opened, and memory that begins at a page.
 #pragma once
 #include <stdint.h>
 
@@ -9,12 +9,12 @@
 
 namespace edgedec {
 
-// A file can't be read; becomes EC_UNREADABLE.
+// Thrown where a file can't be read; the C interface returns EC_UNREADABLE.
 struct Unreadable : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Files that are read around the system's cache want offsets, lengths and addresses that are multiples of this.
+// Reading around the system's cache takes offsets, lengths and addresses that are multiples of this.
 constexpr uint64_t IO_ALIGNMENT = 4096;
 constexpr uint64_t io_floor(uint64_t n) { return n / IO_ALIGNMENT * IO_ALIGNMENT; }
 constexpr uint64_t io_ceil(uint64_t n) { return io_floor(n + IO_ALIGNMENT - 1); }
@@ -30,11 +30,11 @@ inline AlignedMemory aligned_memory(uint64_t n_bytes) {
 class File {
  public:
   File() = default;
-  // A descriptor, or on Windows a handle; borrowed.
+  // `file` is a descriptor, on Windows a handle, which the caller keeps open.
   File(int64_t file, uint64_t n_bytes) : file_(file), n_bytes_(n_bytes) {}
   uint64_t n_bytes() const { return n_bytes_; }
-  // Read whole pages of the file, those that have [offset, offset + n_bytes), to the memory at `out`, which has room for
-  // them. False where `stop` became true first. Throws Unreadable.
+  // Read the pages of the file that hold [offset, offset + n_bytes) to `out`, which has room for whole pages. Return false
+  // where `stop` became true first. Throws Unreadable.
   bool read_pages(uint64_t offset, uint64_t n_bytes, uint8_t *out, const std::atomic<bool> *stop) const;
 
  private:

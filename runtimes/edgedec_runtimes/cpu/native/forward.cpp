@@ -1,4 +1,4 @@
-// One forward: its entry, and the stages of a layer but for attention.
+// One forward: its entry, and all stages but those of the attention block.
 #include <math.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ int64_t band_rows(int64_t n_cols) {
 
 int64_t panels(const Matrix &w) { return (w.n_rows + PANEL_ROWS - 1) / PANEL_ROWS; }
 
-// Whether no value is infinite or no number: the exponent's bits are not all ones.
+// Whether all values are finite: no exponent has all its bits set.
 bool all_finite(const float *values, int64_t n) {
   uint32_t found = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -39,7 +39,7 @@ void fill_rope(float *cos_sin, const std::vector<double> &frequencies, int32_t p
   }
 }
 
-// What streamed weights want to know of a forward.
+// Tell the streamer which parts of the weights the forward will fetch.
 void begin_streaming(ec_model &model, const Plan &plan) {
   std::vector<int32_t> order;
   for (int32_t l = 0; l < model.config.n_layer; ++l) {
@@ -50,7 +50,7 @@ void begin_streaming(ec_model &model, const Plan &plan) {
   model.streamer.begin(order);
 }
 
-// The rows of the embedding matrix that a forward begins with, from a file.
+// Read the rows of the embedding matrix that the forward begins with from their file.
 void read_rows(ec_model &model, const Plan &plan) {
   for (int32_t r = 0; r < plan.n_rows; ++r) {
     const RowInfo &row = plan.rows[(size_t)r];
@@ -70,8 +70,8 @@ void Run::operator()(int thread) {
   float *memory = m_.thread_memory[(size_t)thread].data();
   embed(thread);
   for (int32_t l = 0; l < c_.n_layer; ++l) {
-    // Thread 0 decides before the barrier and the others read after it. A layer without rows has no later barrier
-    // that would keep thread 0 from deciding anew before they have read.
+    // Thread 0 decides before the barrier, and the others read the decision after it. In a layer without rows it decides
+    // nothing: no later barrier would keep it from deciding again before the others have read.
     const bool runs = !plan_.attn(l).empty() || !plan_.mlp(l).empty();
     if (thread == 0 && runs && cancel_ != nullptr && *cancel_ != 0) stopped = true;
     next_stage(thread, EC_OP_OTHER);
@@ -83,10 +83,10 @@ void Run::operator()(int thread) {
 }
 
 
-// End a stage: everybody waits, and the counter of pieces starts anew.
+// End a stage: all threads wait for one another, and the counter of pieces starts again.
 void Run::next_stage(int thread, int operation) {
   m_.pool.barrier();
-  // Three counters take turns, so that the one to be reset is in nobody's hands.
+  // Three counters take turns, so that no thread uses the one that is reset.
   const int64_t stage = ++stages_[(size_t)thread].number;
   if (thread != 0) return;
   counters_[(stage + 1) % 3].reset();
@@ -115,7 +115,7 @@ void Run::embed(int thread) {
   }
 }
 
-// Normalize the given rows of x into the activations, in order.
+// Normalize the given rows of x, and write them to the activations in order.
 void Run::norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory) {
   for (int i; (i = take(thread)) < (int)rows.size();) {
     k_.rms_norm(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, weight.data(), c_.rms_epsilon, c_.n_embd, memory);
@@ -124,8 +124,8 @@ void Run::norm(int thread, const std::vector<int32_t> &rows, const std::vector<f
   next_stage(thread, EC_OP_NORM);
 }
 
-// Call work(panel, begin, end) for all panels and bands of rows. A thread takes several panels that follow each
-// other, so that it reads memory in long runs; a few pieces for each thread even out what else the cores do.
+// Call work(panel, begin, end) for all panels and bands of rows. A piece is several panels that follow one another, so that
+// memory is read in long runs; there are a few pieces for each thread, as some cores may be busy with other work.
 template <class Work>
 void Run::each_panel(int thread, int64_t n_panels, int64_t n_cols, int64_t n_rows, Work work) {
   const int64_t band = band_rows(n_cols), n_bands = (n_rows + band - 1) / band;
@@ -137,7 +137,7 @@ void Run::each_panel(int thread, int64_t n_panels, int64_t n_cols, int64_t n_row
     for (int64_t panel = first; panel < last; ++panel) work(panel, begin, end);
   }
 }
-// out[row][column] = matrix x activations, for the panels of several matrices that share their activations.
+// Multiply several matrices with the activations that they share, panel by panel, and write or add the products.
 void Run::products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
               float *memory, const std::vector<int32_t> *add_to) {
   int64_t n_panels = 0;
@@ -161,7 +161,7 @@ void Run::products(int thread, int operation, const Activations &a, int64_t n_ro
   next_stage(thread, operation);
 }
 
-// x += product, through a norm where the architecture has one.
+// Add the product of a matrix to x, after a norm where the architecture has one.
 void Run::add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
                  const std::vector<float> &post_norm, float *memory) {
   const int64_t n = (int64_t)rows.size();
@@ -194,7 +194,7 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   return true;
 }
 
-// A panel of both matrices gives 32 columns of the gated activations, which is one block to quantize.
+// Multiply gate and up. A panel of both gives 32 columns of the gated activations, one block to quantize.
 void Run::gate_and_up(int thread, const Layer &layer, int64_t n_rows, float *memory) {
   const Matrix &gate = layer.matrices[EC_GATE], &up = layer.matrices[EC_UP];
   float *gates = memory, *ups = memory + BAND * PANEL_ROWS;
@@ -212,7 +212,7 @@ void Run::gate_and_up(int thread, const Layer &layer, int64_t n_rows, float *mem
   next_stage(thread, EC_OP_GATE_UP);
 }
 
-// By one thread, while the others may only begin to read x.
+// Copy the states after layer l that are wanted. One thread does so, while the others at most read x.
 void Run::copy_taps(int32_t l) {
   for (int32_t i = 0; i < plan_.n_items; ++i) {
     const ec_item &item = plan_.items[i];

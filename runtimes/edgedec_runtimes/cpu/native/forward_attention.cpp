@@ -1,4 +1,4 @@
-// The attention block of a layer: keys and values go to the cache, queries to the kernels.
+// The attention block of a layer.
 #include <string.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   return true;
 }
 
-// Biases, norms of heads, rotation; then the keys and values go to the cache.
+// Add biases, apply the norms of heads, rotate, and write the keys and values to the cache.
 void Run::write_keys_and_values(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
   const int32_t per_row = c_.n_head_kv, group = c_.n_head / c_.n_head_kv, d = c_.head_dim;
   for (int piece; (piece = take(thread)) < (int)rows.size() * per_row;) {
@@ -60,12 +60,12 @@ void Run::prepare_head(float *x, const std::vector<float> &bias, int32_t head, c
   k_.rope(x, cos_sin, c_.n_rot, c_.rope_interleaved != 0);
 }
 
-// Queries of one item and head, in order of rows and then of heads in the group, some at a time.
+// Compute attention. A piece is some queries of one item and one key-value head, in the order of rows, then of heads.
 void Run::attend(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
   const int32_t group = c_.n_head / c_.n_head_kv;
   for (int piece;;) {
     piece = take(thread);
-    // find the item and the chunk of this piece
+    // Find the item and the queries of this piece.
     size_t begin = 0;
     bool found = false;
     while (begin < rows.size()) {
@@ -92,7 +92,7 @@ void Run::attend(int thread, int32_t l, const Layer &layer, const std::vector<in
   next_stage(thread, EC_OP_ATTENTION);
 }
 
-// At least a piece for every thread, where the heads don't give that.
+// The number of queries of a piece: so few that there is a piece for every thread, also with few heads.
 int Run::chunk_size(int n_queries) const {
   const int wanted = (m_.pool.size() + c_.n_head_kv - 1) / c_.n_head_kv;
   return std::max(1, std::min(MAX_QUERIES, (n_queries + wanted - 1) / wanted));

@@ -1,5 +1,5 @@
-// The kernels of one instruction set, which EDGEDEC_SIMD names; compiled once for each, with its compiler flags.
-// Everything has internal linkage: no function that was compiled with those flags may be shared with other files.
+// The kernels of the instruction set EDGEDEC_SIMD. This file is compiled once for each set, with that set's compiler flags.
+// Everything has internal linkage, as no other file may call a function that was compiled with those flags.
 #include "kernels.h"
 
 #include <math.h>

@@ -1,12 +1,12 @@
-// What an instruction set implements. Every function's result for a row depends on that row alone: not on how many rows
-// stand in the call, nor on how the work is cut.
+// The functions that every instruction set implements. The result of each function for a row depends on that row alone: not
+// on the other rows of the call, nor on how the work is cut.
 #pragma once
 #include <math.h>
 #include <stdint.h>
 
 namespace edgedec {
 
-// 32 columns of 8 rows of activations as int8, all that products with quantized weights read of them.
+// 32 columns of 8 rows of activations as int8: all that a product with quantized weights reads of them.
 constexpr int GROUP_ROWS = 8;
 struct ActivationBlock {
   int8_t q[GROUP_ROWS][32];
@@ -29,14 +29,14 @@ struct Matrix {
   const uint8_t *tiles;
 };
 
-// Keys and values of one layer and one key-value head in the pages of a session. What belongs to keys lies in blocks of
-// 16 tokens, [64 / 16][n][16], what belongs to values in rows, [64][n]:
+// The layout of the keys and values of one layer and one key-value head in a page of 64 tokens. Numbers of keys are stored in
+// blocks of 16 tokens, [64 / 16][n][16], numbers of values in rows, [64][n]:
 //   float16  n = head_dim halves
 //   int8     n = head_dim bytes; half scales, n = head_dim / 32
 //   4 bit    n = head_dim / 2 bytes, 16 to a group of 32 elements: element i in the low half of byte i, element 16 + i in the
 //            high one, plus 8; half scales as above; then n_outliers exact elements as halves, and their places as bytes
-// Rotated keys are multiplied by a Hadamard matrix. A page ends with cosines and sines of its tokens' positions,
-// [64 / 16][n_rot][16] floats, where keys are kept without their bias, which is rotated and added when they are read.
+// Rotated keys are multiplied by a Hadamard matrix. Where keys are stored without their bias, a page ends with the cosines and
+// sines of its tokens' positions, [64 / 16][n_rot][16] floats: the bias is rotated and added when the keys are read.
 constexpr int PAGE_TOKENS = 64;
 constexpr int KEY_BLOCK = 16;
 constexpr int UNPACKED_TOKENS = 32;  // keys or values that are unpacked at a time
@@ -52,7 +52,7 @@ struct KVLayout {
 };
 
 // Multiply `width` vectors, x[i * width], of d elements by the orthonormal Hadamard matrix, in pieces of the largest power
-// of two that divides d. It is its own inverse. Internal to each file, see kernels.cpp.
+// of two that divides d. The matrix is its own inverse. The function is internal to each file (see kernels.cpp).
 static inline void hadamard(float *x, int32_t d, int32_t width) {
   const int32_t size = d & -d;
   for (int32_t half = 1; half < size; half *= 2)
@@ -68,10 +68,10 @@ static inline void hadamard(float *x, int32_t d, int32_t width) {
 
 constexpr int MAX_QUERIES = 8;
 
-// Rows of logits are looked at in blocks of this many.
+// Rows of logits are read in blocks of this many values.
 constexpr int64_t ROW_BLOCK = 256;
 
-// Number `token` of the SplitMix64 generator (Steele, Lea and Flood 2014) that starts from `key`, as in edgedec/noise.py.
+// Return number `token` of the SplitMix64 generator (Steele, Lea and Flood 2014) that starts from `key` (edgedec/noise.py).
 // Internal to each file, see kernels.cpp.
 static inline uint64_t hash_of(uint64_t key, int64_t token) {
   uint64_t x = key + (uint64_t)(token + 1) * 0x9E3779B97F4A7C15u;
@@ -80,13 +80,13 @@ static inline uint64_t hash_of(uint64_t key, int64_t token) {
   return x ^ (x >> 31);
 }
 
-// Up to 8 queries of one key-value head. Query i sees the positions [start[i], visible[i]); a position below `n_prefix`
-// lies in the slot of the same number, later ones in path[i][position - n_prefix].
+// Up to 8 queries of one key-value head. Query i sees the positions [start[i], visible[i]). A position below `n_prefix` is in
+// the slot of the same number, a later one in the slot path[i][position - n_prefix].
 struct AttentionWork {
   int32_t head_dim, n_queries;
   KVLayout layout;
-  const float *key_bias;           // [head_dim], to be added to the keys when they are read, or nullptr
-  int64_t rotations;               // cosines and sines in a page
+  const float *key_bias;           // [head_dim], added to the keys when they are read; nullptr: none
+  int64_t rotations;               // where a page has its cosines and sines
   int32_t n_rot;
   bool rope_interleaved;
   const uint8_t *const *pages;     // of the session
@@ -95,7 +95,7 @@ struct AttentionWork {
   float *out[MAX_QUERIES];         // [head_dim]
   int32_t start[MAX_QUERIES], visible[MAX_QUERIES], n_prefix;
   const int32_t *path[MAX_QUERIES];
-  int32_t n_slots;  // slots to look at: the prefix and, for a tree, its rows
+  int32_t n_slots;  // slots to compute scores for: the prefix and, for a tree, its rows
   float scale;
   float *scores;        // [n_queries][stride]
   int64_t stride;       // at least n_slots + 32
@@ -108,11 +108,11 @@ struct Kernels {
   const char *name;
   bool (*supported)();
 
-  // y[i][row] for the rows of tiles [tile_begin, tile_end) and the activations [row_begin, row_end): y is
-  // [row_end - row_begin][stride], its first column the first row of tile_begin. row_begin is a multiple of 8.
+  // Compute y[i][row] for the rows of the tiles [tile_begin, tile_end) and the activations [row_begin, row_end). y is
+  // [row_end - row_begin][stride]; its first column is the first row of tile_begin. row_begin is a multiple of 8.
   void (*matmul)(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,
                  int64_t row_end, float *y, int64_t stride);
-  // Put n columns (a multiple of 32 for quantized weights) of one row into the activations, from column `begin`.
+  // Write n columns (a multiple of 32 for quantized weights) of one row to the activations, from column `begin` on.
   void (*quantize)(const Activations &a, int64_t row, int64_t begin, int64_t n, const float *x);
   // out = x / rms(x) * weight
   void (*rms_norm)(const float *x, const float *weight, float epsilon, int64_t n, float *out);
@@ -123,12 +123,12 @@ struct Kernels {
   void (*add)(float *x, const float *y, int64_t n);
   void (*attend)(const AttentionWork &work);
 
-  // For row.cpp. The greatest value of each block of ROW_BLOCK; the last block may be shorter.
+  // For row.cpp: the greatest value of each block of ROW_BLOCK values, the last of which may be shorter.
   void (*row_maxima)(const float *x, int64_t n, float *maxima);
-  // The sum of exp(x - most); not a number where a value is not finite.
+  // Return the sum of exp(x - most), NaN where a value is not finite.
   double (*row_sum)(const float *x, int64_t n, float most);
-  // Of the ROW_BLOCK tokens from `begin`, whose logits are x: out[i] = exp((x[i] - most) * factor) * bound - d, where d is
-  // 1 - u in units of 2^-52 and u the hash of key and token. Returns the greatest.
+  // For the ROW_BLOCK tokens from `begin` on, whose logits are x: out[i] = exp((x[i] - most) * factor) * bound - d, where d
+  // is 1 - u in units of 2^-52 and u the hash of key and token. Return the greatest of them.
   float (*row_chances)(const float *x, float most, float factor, float bound, uint64_t key, int64_t begin, float *out);
 };
 

@@ -12,19 +12,19 @@ namespace edgedec {
 namespace {
 
 std::shared_ptr<uint8_t> new_page(int64_t n_bytes) {
-  // calloc: zero pages of the system, so that a page takes memory only where it is written
+  // calloc returns zero pages of the system, which take memory only where they are written
   uint8_t *page = (uint8_t *)calloc((size_t)n_bytes, 1);
   if (page == nullptr) throw std::bad_alloc();
   return std::shared_ptr<uint8_t>(page, free);
 }
 
-// Where number i of a token's n lies that belong to keys (in blocks of 16 tokens), and to values.
+// The index of number i of a token's n numbers: in a page of keys (in blocks of 16 tokens), and in a page of values.
 int64_t key_place(int32_t in_page, int64_t n, int64_t i) { return (in_page / KEY_BLOCK * n + i) * KEY_BLOCK + in_page % KEY_BLOCK; }
 int64_t value_place(int32_t in_page, int64_t n, int64_t i) { return in_page * n + i; }
 
 float rounded(float x, float inverse, float least, float most) {
   const float v = nearbyintf(x * inverse);
-  return v < most ? (v > least ? v : least) : most;  // `most` for what is no number
+  return v < most ? (v > least ? v : least) : most;  // `most` for NaN
 }
 
 uint16_t scale_of(float scale, float *inverse) {
@@ -34,7 +34,7 @@ uint16_t scale_of(float scale, float *inverse) {
   return half;
 }
 
-// Round 32 floats to -127 .. 127.
+// Round 32 floats to whole numbers from -127 to 127.
 uint16_t to_int8(const float *x, int32_t *q) {
   float peak = 0.0f, inverse;
   for (int i = 0; i < 32; ++i) peak = fabsf(x[i]) > peak ? fabsf(x[i]) : peak;
@@ -43,7 +43,8 @@ uint16_t to_int8(const float *x, int32_t *q) {
   return scale;
 }
 
-// Round 32 floats to -8 .. 7: the largest becomes about -8. Of a few scales that with the least squared error.
+// Round 32 floats to whole numbers from -8 to 7, by the one of a few scales with the least squared error; the float of the
+// largest magnitude becomes about -8.
 uint16_t to_int4(const float *x, int32_t *q) {
   float peak = 0.0f, least = INFINITY;
   for (int i = 0; i < 32; ++i) peak = fabsf(x[i]) > fabsf(peak) ? x[i] : peak;
@@ -62,7 +63,7 @@ uint16_t to_int4(const float *x, int32_t *q) {
   return best;
 }
 
-// The places of the n largest magnitudes, the first of equal ones.
+// Find the places of the n largest magnitudes; of equal magnitudes the first places.
 void largest(const float *x, int32_t d, int32_t n, uint8_t *places) {
   bool taken[MAX_PACKED_HEAD] = {};
   for (int32_t j = 0; j < n; ++j) {
@@ -112,7 +113,7 @@ void KVCache::prepare(int32_t begin, int32_t end) {
 
 namespace {
 
-// The pieces of a head's keys or values in a page, and where a token's numbers lie in them.
+// The pieces of a head's keys or values in a page, and the places of a token's numbers in them.
 struct Side {
   uint8_t *data, *scales, *outliers, *places;
   int64_t (*place)(int32_t in_page, int64_t n, int64_t i);

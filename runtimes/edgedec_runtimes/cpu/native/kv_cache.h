@@ -1,4 +1,4 @@
-// A session's keys and values in pages of 64 tokens, for all layers; a fork shares pages until one of the two writes.
+// The keys and values of a session for all layers, in pages of 64 tokens. A fork shares pages until one session writes there.
 #pragma once
 #include <memory>
 #include <vector>
@@ -10,7 +10,7 @@ namespace edgedec {
 
 struct KVShape {
   int32_t n_layer, n_head_kv, head_dim;
-  int32_t n_rot;  // cosines and sines kept for each token, for keys without their bias; 0 for none
+  int32_t n_rot;  // cosines and sines stored for each token where keys are stored without their bias; else 0
   KVLayout layout;
 
   // `type` is one of EC_KV_...
@@ -33,11 +33,11 @@ class KVCache {
   int32_t n_ctx() const { return n_ctx_; }
   const uint8_t *const *pages() const { return addresses_.data(); }
 
-  // Make the slots [begin, end) writable: pages that are absent or shared are made (std::bad_alloc).
+  // Make the slots [begin, end) writable: make the pages that are absent, and copy those that are shared (std::bad_alloc).
   void prepare(int32_t begin, int32_t end);
   // Store one token's keys and values of one layer and head, head_dim floats each.
   void write(int32_t layer, int32_t head, int32_t slot, const float *keys, const float *values);
-  // Store the cosines and sines of a token's position, [n_rot]; nothing where the shape has none.
+  // Store the cosines and sines of a token's position, [n_rot]; do nothing where the shape has none.
   void write_rotation(int32_t slot, const float *cos_sin);
   void move(const int32_t *source, int32_t n, int32_t start);
 

@@ -1,8 +1,8 @@
-// The handler of SIGBUS, and the list of mappings that it looks into.
+// The handler of SIGBUS, and the list of mappings in which it looks up a fault's address.
 //
-// A fault inside a mapping: zeros are mapped over all of it and its flag is set, so that the thread goes on and whoever
-// uses the mapping finds out at its next check. Any other SIGBUS goes to whoever handled it before, or ends the process as
-// it would have without us.
+// At a fault inside of a mapping, the handler maps zeros over all of it and sets its flag: the thread goes on, and the next
+// check of the mapping fails. Any other SIGBUS goes to the handler that was there before, or ends the process as it would
+// have without this one.
 #include "mapping.h"
 
 #if defined(_WIN32)
@@ -34,7 +34,7 @@ void unblock_faults() {}
 
 namespace edgedec {
 
-// An entry of the handler's list. Entries are used again but never freed, as a handler may be reading them.
+// An entry of the handler's list. Entries are reused but never freed, as a handler may be reading them.
 struct MappedRange {
   std::atomic<uintptr_t> begin{0}, end{0};  // end 0: not in use
   std::atomic<bool> broken{false};
@@ -43,7 +43,7 @@ struct MappedRange {
 
 namespace {
 
-std::mutex registry;  // held by whoever changes the list or the handler; never by the handler
+std::mutex registry;  // guards the list and the handler against changes; the handler never takes it
 std::atomic<MappedRange *> ranges{nullptr};
 int n_mappings = 0;
 
@@ -53,13 +53,13 @@ MappedRange *find(uintptr_t address) {
   for (MappedRange *range = ranges.load(std::memory_order_acquire); range != nullptr; range = range->next) {
     const uintptr_t end = range->end.load(std::memory_order_acquire);
     const uintptr_t begin = range->begin.load(std::memory_order_acquire);
-    // An entry that is used anew meanwhile shows another end.
+    // An entry that was reused meanwhile has another end.
     if (begin <= address && address < end && range->end.load(std::memory_order_acquire) == end) return range;
   }
   return nullptr;
 }
 
-// Sent by a process, and so about no address.
+// Whether a process sent the signal, so that it is about no address.
 bool was_sent(const siginfo_t *info) { return info->si_code <= 0 || info->si_code == SI_USER; }
 
 bool put_zeros(const siginfo_t *info) {
@@ -73,9 +73,9 @@ bool put_zeros(const siginfo_t *info) {
               MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
 }
 
-// A handler remembers the one that it was put on top of. An application may put its own on top of ours, keep ours as the
-// next in turn, and find ours on top again: so each place in the pile has a function of its own, or the two would call each
-// other for ever. A place never gets another predecessor.
+// A handler calls the one that it was installed on top of. An application may install its own handler on top of this one,
+// keep this one as the next, and find this one on top again: with one function for all places in the stack of handlers, the
+// two would call each other for ever. So each place has a function of its own, and its predecessor never changes.
 constexpr int N_PLACES = 16;
 struct sigaction before[N_PLACES];
 std::atomic<bool> once_called[N_PLACES];
@@ -85,7 +85,7 @@ void end_process(const siginfo_t *info) {
   struct sigaction ending {};
   ending.sa_handler = SIG_DFL;
   sigaction(SIGBUS, &ending, nullptr);
-  if (was_sent(info)) raise(SIGBUS);  // else the instruction is tried again, and its fault ends the process
+  if (was_sent(info)) raise(SIGBUS);  // else the instruction runs again, and its fault ends the process
 }
 
 void pass_on(int place, int number, siginfo_t *info, void *context) {
@@ -115,7 +115,7 @@ Handler handler_of(int place, std::integer_sequence<int, PLACES...>) {
 }
 Handler handler_of(int place) { return handler_of(place, std::make_integer_sequence<int, N_PLACES>()); }
 
-// The place of a handler that is ours, or -1.
+// Return the place of a handler of this library, -1 for any other handler.
 int place_of(const struct sigaction &action) {
   if ((action.sa_flags & SA_SIGINFO) == 0) return -1;
   for (int place = 0; place < N_PLACES; ++place)
@@ -128,7 +128,7 @@ bool same_handler(const struct sigaction &a, const struct sigaction &b) {
   return (a.sa_flags & SA_SIGINFO) != 0 ? a.sa_sigaction == b.sa_sigaction : a.sa_handler == b.sa_handler;
 }
 
-// Put a handler of ours on top, unless one is. With all places taken nothing is done: the process is as without us.
+// Put a handler of this library on top, unless one is there. Do nothing where all places are taken.
 void be_on_top() {
   struct sigaction top {};
   if (sigaction(SIGBUS, nullptr, &top) != 0 || place_of(top) >= 0) return;
@@ -142,7 +142,7 @@ void be_on_top() {
   once_called[place].store(false);
   struct sigaction ours {};
   ours.sa_sigaction = handler_of(place);
-  // What the next in turn wants blocked, and how it wants to be called, it gets by way of ours.
+  // The signals that the next handler wants blocked, and its way of being called, are taken over from it.
   ours.sa_mask = top.sa_mask;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK | (top.sa_flags & (SA_NODEFER | SA_RESTART));
   sigaction(SIGBUS, &ours, nullptr);
@@ -152,7 +152,7 @@ void leave_top() {
   struct sigaction top {};
   if (sigaction(SIGBUS, nullptr, &top) != 0) return;
   const int place = place_of(top);
-  if (place >= 0) sigaction(SIGBUS, &before[place], nullptr);  // others on top of ours may still call it
+  if (place >= 0) sigaction(SIGBUS, &before[place], nullptr);  // handlers on top of this one may still call it
 }
 
 MappedRange *free_range() {

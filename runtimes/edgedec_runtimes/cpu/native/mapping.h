@@ -1,5 +1,5 @@
-// Mapped files whose pages may become unreadable: cut short by another process, or on a disk that fails. POSIX systems send
-// SIGBUS then, which ends a process. While a Mapping lives, a handler of ours turns a fault inside it into zeros and a flag.
+// Mapped files whose pages may become unreadable, as another process cuts the file short or the disk fails. POSIX systems
+// send SIGBUS then, which ends a process. While a Mapping exists, a handler turns a fault inside of it into zeros and a flag.
 #pragma once
 #include <stdint.h>
 
@@ -9,17 +9,17 @@ namespace edgedec {
 
 struct MappedRange;
 
-// One mapped file, or a part of one. On Windows, which lets nobody cut a mapped file short, it does nothing.
+// A mapped file, or a part of one. On Windows, where no process can cut a mapped file short, it does nothing.
 class Mapping {
  public:
-  // [data, data + n_bytes) is mapped, beginning at a page, until the Mapping is gone. `file` is its descriptor, borrowed,
-  // or negative: a change of the file that causes no fault goes unnoticed then.
+  // [data, data + n_bytes) begins at a page and stays mapped until the Mapping is destroyed. `file` is the descriptor, which
+  // the caller keeps open; with a negative one, a change of the file that causes no fault goes unnoticed.
   Mapping(const void *data, uint64_t n_bytes, int64_t file);
   ~Mapping();
   Mapping(const Mapping &) = delete;
   Mapping &operator=(const Mapping &) = delete;
-  // Throws Unreadable where a page could not be read, or the file's size or time of modification is another than at the
-  // beginning. Also puts the handler back on top of one that was installed after it.
+  // Throw Unreadable where a page could not be read, or where the file's size or modification time has changed. Also put the
+  // handler back on top of a handler that was installed after it.
   void check() const;
 
  private:
@@ -28,7 +28,7 @@ class Mapping {
   int64_t n_file_bytes_ = 0, modified_s_ = 0, modified_ns_ = 0;
 };
 
-// Lets SIGBUS reach its handler in this thread: a fault while the signal is blocked ends the process at once.
+// Unblocks SIGBUS in this thread while it exists: a fault while the signal is blocked ends the process at once.
 class FaultsUnblocked {
  public:
   FaultsUnblocked();
@@ -38,7 +38,7 @@ class FaultsUnblocked {
   bool was_blocked_ = false;
 };
 
-// The same for good, for threads of our own.
+// Unblock SIGBUS in this thread for good; for threads that this library makes.
 void unblock_faults();
 
 }  // namespace edgedec

@@ -1,12 +1,12 @@
 // Products of tiles and activations. Included by kernels.cpp, once per instruction set.
 //
-// Lane i of a vector is row i of the tile (or of the part of it that fits a vector), so that every row's sum runs over
-// the columns in the same order whatever else is computed; what is unpacked is used for up to MAX_ROWS activations.
+// Lane i of a vector is row i of the tile (or of the part of the tile that fits a vector). So the sum of every row runs over
+// the columns in the same order, whatever else is computed. Unpacked weights are used for up to MAX_ROWS activations.
 
-constexpr int PARTS = edgedec::TILE_ROWS / LANES;  // vectors that a tile's 16 rows take
+constexpr int PARTS = edgedec::TILE_ROWS / LANES;  // vectors for the 16 rows of a tile
 constexpr int PART_BYTES = 4 * LANES;              // of the 64 bytes that hold a group of 4 columns
 
-// Cache lines ahead of the one in use.
+// How many cache lines to fetch ahead of the one in use.
 inline void prefetch_ahead(const uint8_t *p, int n_bytes) {
   if constexpr (PARTS == 1) {
     for (int i = 0; i < n_bytes; i += 64) prefetch(p + 4608 + i);
@@ -45,7 +45,7 @@ inline void add_two_bits(const uint8_t *p, Bytes *w) {
   }
 }
 
-// Activations of up to MAX_ROWS rows at one block.
+// One block of the activations of up to MAX_ROWS rows.
 struct Rows {
   const int8_t *q;      // [rows][32]
   const float *scales;  // scale, sum, minus8, minus32[0], minus32[1] of 8 rows each
@@ -188,7 +188,7 @@ struct K6 {  // Q6_K
   }
 };
 
-// One tile times N activations, from row `first` of their group on.
+// Multiply one tile with N activations, from row `first` of their group on.
 template <class Unit, int N>
 void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *group, int first, float *y,
                   int64_t stride) {
@@ -218,7 +218,7 @@ void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *g
     for (int m = 0; m < N; ++m) store(y + m * stride + LANES * part, acc[part][m]);
 }
 
-// The same for weights that are floats: four sums by column modulo 4, added at the end.
+// The same for float weights: four sums by column modulo 4, which are added at the end.
 template <Floats (*LOAD)(const void *), int BYTES, int N>
 void float_tile_product(const uint8_t *tile, int64_t n_cols, const float *const *x, float *y, int64_t stride) {
   for (int part = 0; part < PARTS; ++part) {
@@ -243,7 +243,7 @@ void float_tile_product(const uint8_t *tile, int64_t n_cols, const float *const 
 
 inline Floats load_f32(const void *p) { return load((const float *)p); }
 
-// Tiles outside, activations inside: a tile is read from memory once.
+// The loop over tiles is outside of the loop over activations, so that a tile is read from memory once.
 template <class Unit>
 void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,
                        int64_t row_end, float *y, int64_t stride) {
@@ -297,7 +297,7 @@ void matmul(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activat
     case edgedec::Q4_K: product = quantized_product<K45<false>>; break;
     case edgedec::Q5_K: product = quantized_product<K45<true>>; break;
     case edgedec::Q6_K: product = quantized_product<K6>; break;
-    default: return;  // ec_model_set_matrix lets no other type in
+    default: return;  // ec_model_set_matrix refuses all other types
   }
   product(w, tile_begin, tile_end, a, row_begin, row_end, y, stride);
 }

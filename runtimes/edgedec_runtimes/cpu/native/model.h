@@ -1,4 +1,4 @@
-// A decoder-only transformer: weights that are borrowed as tiles, and the memory its forwards use.
+// A decoder-only transformer: its weights, in tiles that the caller owns, and the memory of its forwards.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -23,12 +23,12 @@ struct ec_session {
 
 namespace edgedec {
 
-// What the caller got wrong; becomes EC_INVALID.
+// Thrown for wrong arguments; the C interface returns EC_INVALID.
 struct Invalid : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Rows of activations with the memory they point to.
+// Rows of activations, and the memory that they point to.
 class ActivationBuffer {
  public:
   ActivationBuffer() = default;
@@ -62,9 +62,9 @@ struct ec_model {
   std::vector<double> rope_frequencies, rope_frequencies_sliding;  // [n_rot / 2], radians per position
   bool finished = false;
   edgedec::Streamer streamer;  // of weights that are read in each forward
-  edgedec::RowFile row_file;   // where rows of token_embd are read instead of looked up in memory
-  const ec_mapping *mapping = nullptr;  // of the tiles, where they are a file's
-  double seconds[EC_N_OPERATIONS] = {};  // of forwards so far, by operation
+  edgedec::RowFile row_file;   // reads rows of token_embd, where they are not looked up in memory
+  const ec_mapping *mapping = nullptr;  // of the tiles, where they are mapped from a file
+  double seconds[EC_N_OPERATIONS] = {};  // of all forwards so far, by operation
 
   // --- memory of a forward, for up to max_rows rows ---
   std::vector<float> x;                 // [rows][n_embd], the residual stream

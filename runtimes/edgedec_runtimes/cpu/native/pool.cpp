@@ -24,7 +24,7 @@ inline void relax() {
 #endif
 }
 
-// The threads of a pool do not live on in a process that fork() made: it gets pools of its own.
+// A process that fork() made has none of its parent's threads, so it makes pools of its own.
 inline int64_t process_id() {
 #if defined(_WIN32)
   return 0;
@@ -36,7 +36,7 @@ inline int64_t process_id() {
 constexpr int SPINS = 4000;        // some 50 to 150 microseconds
 constexpr int IDLE_YIELDS = 200;   // between two jobs, before a thread sleeps
 
-// Wait until `value` is no longer `old`; true unless `patience` yields have passed first (0: no limit).
+// Wait until `value` is no longer `old`, and return true; return false after `patience` yields (0: no limit).
 template <class T>
 bool wait_for_change(const std::atomic<T> &value, T old, int patience) {
   for (int i = 0; i < SPINS; ++i) {
@@ -71,7 +71,7 @@ void Pool::start() {
   } catch (const std::system_error &) {
     {
       std::lock_guard<std::mutex> awake(sleep_);
-      generation_.fetch_add(1, std::memory_order_release);  // with no job: the end
+      generation_.fetch_add(1, std::memory_order_release);  // without a job, the threads end
       wake_.notify_all();
     }
     for (std::thread &thread : threads_) thread.join();

@@ -1,5 +1,5 @@
-// Threads that run one function together, with barriers inside it. They spin for a moment between two jobs and within
-// one, then give their core away.
+// Threads that run one function together, with barriers inside of it. A thread that waits spins for a moment, then gives
+// its core away.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -13,14 +13,14 @@ namespace edgedec {
 
 class Pool {
  public:
-  // The pool of this process for that many threads; it is never destroyed, as its threads may be asleep at exit.
+  // Return this process's pool of that many threads. It is never destroyed, as its threads may be asleep at exit.
   // Throws std::bad_alloc where the system refuses threads.
   static Pool &shared(int n_threads);
 
   int size() const { return n_threads_; }
-  // Run job(thread) on every thread, the caller being thread 0. One caller at a time; others wait.
+  // Run job(thread) on every thread; the caller is thread 0. Other callers wait until the job is done.
   void run(const std::function<void(int)> &job);
-  // Inside a job: wait until every thread is here.
+  // Wait until every thread of the job is here.
   void barrier();
 
  private:
@@ -40,7 +40,7 @@ class Pool {
   std::vector<std::thread> threads_;
 };
 
-// Hands out 0, 1, 2 ... in turn; reset by one thread while no other uses it.
+// Returns 0, 1, 2, ... in turn. One thread may reset it while no other uses it.
 class Counter {
  public:
   void reset() { next_.store(0, std::memory_order_relaxed); }

@@ -17,7 +17,7 @@ std::vector<float> maxima_of(const Kernels &k, const float *x, int64_t n) {
   return maxima;
 }
 
-// Call act(i) for the indices of values that are at least `threshold`, ascending.
+// Call act(i) for the index i of each value that is at least `threshold`, in ascending order.
 template <class Act>
 void for_each_above(const std::vector<float> &maxima, const float *x, int64_t n, float threshold, Act act) {
   for (size_t block = 0; block < maxima.size(); ++block) {
@@ -47,7 +47,7 @@ int64_t row_above(const Kernels &k, const float *x, int64_t n, float threshold, 
 
 void row_top_k(const Kernels &k, const float *x, int64_t n, int64_t top_k, int64_t *ids) {
   const std::vector<float> maxima = maxima_of(k, x, n);
-  // So many blocks have a value as great as this, and so at least that many values are.
+  // As many blocks have a value as great as this one, so at least as many values are that great.
   float bound = -INFINITY;
   if (top_k <= (int64_t)maxima.size()) {
     std::vector<float> sorted = maxima;
@@ -63,8 +63,8 @@ void row_top_k(const Kernels &k, const float *x, int64_t n, int64_t top_k, int64
   std::sort(ids, ids + top_k);
 }
 
-// Weights are summed by bins of their logits, down to a depth that holds enough of them; only the bin in which the sum
-// passes its goal is sorted.
+// The weights are summed in bins by their logits, from the greatest logit down as far as enough of the weight goes. Only the
+// bin in which the sum passes its goal is sorted.
 int64_t row_nucleus(const Kernels &k, const float *x, int64_t n, double top_p, int64_t *ids, int64_t capacity) {
   constexpr int BINS = 512;
   constexpr float PER_BIN = 16.0f;  // bins to a unit of the logits
@@ -102,8 +102,8 @@ int64_t row_nucleus(const Kernels &k, const float *x, int64_t n, double top_p, i
   return found;
 }
 
-// -log(u) >= 1 - u, so a token's noise is at most -log(1 - u), and only one with 1 - u <= exp(x / temperature - best) can
-// pass the best key so far. That needs no logarithm, and few tokens get beyond it.
+// As -log(u) >= 1 - u, the noise of a token is at most -log(1 - u). So only a token with 1 - u <= exp(x / temperature - best)
+// can exceed the best sum so far. That test needs no logarithm, and few tokens pass it.
 int64_t row_contenders(const Kernels &k, const float *x, int64_t n, float temperature, uint64_t key, int64_t *ids,
                        int64_t capacity) {
   constexpr double UNIT = 1.0 / 4503599627370496.0, SLACK = 1.001;  // 2^-52; the rounding of float

@@ -1,4 +1,4 @@
-// One row of logits over the whole vocabulary. Included by kernels.cpp, once per instruction set.
+// Kernels for one row of logits over the whole vocabulary. Included by kernels.cpp, once per instruction set.
 
 constexpr int64_t ROW_BLOCK = edgedec::ROW_BLOCK;
 static_assert(ROW_BLOCK % (4 * LANES) == 0, "a block is a number of vectors");
@@ -20,7 +20,7 @@ void row_maxima(const float *x, int64_t n, float *maxima) {
   maxima[whole / ROW_BLOCK] = most;
 }
 
-// The sum of exp(x - most); not a number where a value is not finite. Blocks are added in double precision.
+// The sum of exp(x - most), NaN where a value is not finite. The sums of blocks are added in double precision.
 double row_sum(const float *x, int64_t n, float most) {
   const int64_t whole = n - n % ROW_BLOCK;
   double sum = 0;

@@ -1,5 +1,5 @@
-// Rows of the embedding matrix, read from the file of the tiles one at a time: mapped, each would bring the pages around it
-// into memory, of a matrix of which a forward needs next to nothing.
+// Rows of the embedding matrix that are read from the tile file one at a time. A forward needs next to nothing of the matrix;
+// if it were mapped, each row would bring the pages around it into memory.
 #pragma once
 #include "file.h"
 #include "kernels.h"
@@ -9,9 +9,9 @@ namespace edgedec {
 class RowFile {
  public:
   bool is_open() const { return tile_ != nullptr; }
-  // `file` as in File; the tiles of `rows` begin at `offset`. Throws Invalid, std::bad_alloc.
+  // `file` is as in File; the tiles of the matrix `rows` begin at `offset`. Throws Invalid, std::bad_alloc.
   void open(const File &file, uint64_t offset, const Matrix &rows);
-  // Dequantize a row: out[n_cols]. Throws Unreadable.
+  // Write a dequantized row to out[n_cols]. Throws Unreadable.
   void read(int32_t row, float *out);
 
  private:

@@ -31,8 +31,8 @@ inline Ints load_groups(const int8_t *a, int g) {
   return _mm256_set1_epi32(four);
 }
 
-// sums[m] += the products of G groups of 4 columns with row m of the activations (32 bytes from row to row). Products
-// of two columns are summed in 16 bits, as many groups as never overflow them, then widened.
+// sums[m] += the products of G groups of 4 columns with row m of the activations (32 bytes from row to row). Products of
+// two columns are summed in 16 bits, over as many groups as can't overflow them, and then widened.
 template <int BITS, int G, int N>
 inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
   constexpr int RUN = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;
@@ -46,7 +46,7 @@ inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
     }
 }
 
-// The same with signed weights of 8 bits, 8 groups: |w| <= 128 and |a| <= 127, so that two products fit 16 bits.
+// The same with signed weights of 8 bits and 8 groups: |w| <= 128 and |a| <= 127, so that two products fit 16 bits.
 constexpr bool SIGNED_NEEDS_SUM = false;
 template <int N>
 inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
@@ -70,7 +70,7 @@ inline Floats div(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 inline Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 inline Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 inline Floats abs(Floats a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
-// The greater of two that are not negative; what is no number is greater than all numbers.
+// The greater of two floats that are not negative; NaN is greater than all numbers.
 inline Floats max_magnitude(Floats a, Floats b) {
   return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
 }

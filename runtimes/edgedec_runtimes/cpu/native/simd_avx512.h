@@ -7,7 +7,7 @@
 namespace {
 
 constexpr int LANES = 16;
-constexpr int MAX_ROWS = 8;  // activations that a kernel takes at once
+constexpr int MAX_ROWS = 8;  // the most activations that a kernel takes at once
 using Bytes = __m512i;
 using Ints = __m512i;
 using Floats = __m512;
@@ -32,15 +32,15 @@ inline Ints load_groups(const int8_t *a, int g) {
   return _mm512_set1_epi32(four);
 }
 
-// sums[m] += the products of G groups of 4 columns with row m of the activations: weights unsigned of BITS bits,
-// activations signed, 32 bytes from row to row. Rows are inside, so that N chains of sums go on at the same time.
+// sums[m] += the products of G groups of 4 columns with row m of the activations. Weights are unsigned, of BITS bits;
+// activations are signed, 32 bytes from row to row. The inner loop is over rows, so that N sums run at the same time.
 template <int BITS, int G, int N>
 inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
   UNROLL for (int g = 0; g < G; ++g)
     UNROLL for (int m = 0; m < N; ++m) sums[m] = _mm512_dpbusd_epi32(sums[m], w[g], load_groups(a + 32 * m, g));
 }
 
-// The same with signed weights of 8 bits, 8 groups; the caller starts from -128 times the sums of the activations.
+// The same with signed weights of 8 bits and 8 groups; the caller starts from -128 times the sums of the activations.
 constexpr bool SIGNED_NEEDS_SUM = true;
 template <int N>
 inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
@@ -62,7 +62,7 @@ inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 inline Floats abs(Floats a) { return _mm512_abs_ps(a); }
-// The greater of two that are not negative; what is no number is greater than all numbers.
+// The greater of two floats that are not negative; NaN is greater than all numbers.
 inline Floats max_magnitude(Floats a, Floats b) {
   return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
@@ -78,7 +78,7 @@ inline Floats load_bfloats(const void *p) {
 inline Floats load_u8(const uint8_t *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
-// The low or high halves of bytes, minus 8.
+// The low or the high halves of bytes, minus 8.
 inline Floats load_low4(const uint8_t *p) {
   const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
   return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_and_si512(wide, _mm512_set1_epi32(15)), _mm512_set1_epi32(8)));
@@ -90,11 +90,11 @@ inline Floats load_high4(const uint8_t *p) {
 inline Floats load_s8(const void *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
-// Round to int8 what lies within -127 and 127.
+// Round floats from -127 to 127 to int8.
 inline void store_s8(int8_t *p, Floats x) {
   _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
 }
-// 2 to the power of x, a whole number in -126 .. 127.
+// 2^x for whole numbers x from -126 to 127.
 inline Floats power_of_two(Floats x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127)), 23));
 }

@@ -56,7 +56,7 @@ inline Floats div(Floats a, Floats b) { return vdivq_f32(a, b); }
 inline Floats max(Floats a, Floats b) { return vmaxq_f32(a, b); }
 inline Floats min(Floats a, Floats b) { return vminq_f32(a, b); }
 inline Floats abs(Floats a) { return vabsq_f32(a); }
-// The greater of two that are not negative; what is no number is greater than all numbers.
+// The greater of two floats that are not negative; NaN is greater than all numbers.
 inline Floats max_magnitude(Floats a, Floats b) { return vmaxq_f32(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
 inline Floats fnma(Floats a, Floats b, Floats c) { return vfmsq_f32(c, a, b); }

@@ -76,7 +76,7 @@ inline Floats div(Floats a, Floats b) { EACH(a.v[i] / b.v[i]) }
 inline Floats max(Floats a, Floats b) { EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]) }
 inline Floats min(Floats a, Floats b) { EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]) }
 inline Floats abs(Floats a) { EACH(fabsf(a.v[i])) }
-// The greater of two that are not negative; what is no number is greater than all numbers.
+// The greater of two floats that are not negative; NaN is greater than all numbers.
 inline Floats max_magnitude(Floats a, Floats b) {
   int32_t x[LANES], y[LANES];  // their order is that of their bits, as integers
   memcpy(x, a.v, sizeof x);

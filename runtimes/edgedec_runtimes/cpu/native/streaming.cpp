@@ -12,7 +12,7 @@ namespace {
 
 constexpr auto CANCEL_POLL = std::chrono::milliseconds(20);
 constexpr uint64_t ALIGNMENT = 64;  // of tiles
-constexpr int64_t PANEL_ROWS = 32;  // of the head, in which forward.cpp takes it
+constexpr int64_t PANEL_ROWS = 32;  // of the head that forward.cpp multiplies at once
 
 void require(bool holds, const char *message) {
   if (!holds) throw Invalid(message);
@@ -81,7 +81,7 @@ void Streamer::start(ec_model &model, int64_t file, uint64_t file_bytes, const e
     if (part.data == nullptr) largest = std::max(largest, pages(part));
   }
   require(n_rows == head.n_rows, "the head has gaps");
-  // While one is in use, there is room for another at one end of the ring or the other.
+  // While one part is in use, there is room for another one before or behind it in the ring.
   require(largest == 0 || ring_bytes / 3 >= largest, "the ring is smaller than three parts");
   ring_ = aligned_memory(n_ring_ = io_floor(ring_bytes));
   position_.resize((size_t)n_parts);
@@ -95,7 +95,7 @@ void Streamer::start(ec_model &model, int64_t file, uint64_t file_bytes, const e
   }
 }
 
-// All that a part's stage reads must lie within the part.
+// Check that all that a part's stage reads lies within the part.
 void Streamer::check_part(const Matrix &head, const ec_part &part) const {
   require(part.offset % ALIGNMENT == 0 && part.offset <= file_.n_bytes() &&
               part.n_bytes <= file_.n_bytes() - part.offset && part.n_bytes > 0,
@@ -115,7 +115,7 @@ void Streamer::check_part(const Matrix &head, const ec_part &part) const {
   }
 }
 
-// Let the model's matrices point into a part that begins at `data`, or nowhere (nullptr).
+// Point the model's matrices into a part that begins at `data`; with nullptr, point them nowhere.
 void Streamer::bind(int32_t number, const uint8_t *data) {
   const ec_part &part = parts_[(size_t)number];
   if (part.stage == EC_PART_HEAD) {
@@ -144,7 +144,7 @@ void Streamer::begin(const std::vector<int32_t> &order) {
       order_.push_back(part);
     }
   if (order_.empty()) return;
-  // What was read ahead stays where it is what comes first now.
+  // Keep the parts that were read ahead if they are the first ones of this forward.
   size_t first = 0, n = 0;
   while (first < entries_.size() && entries_[first].part != order_[0]) ++first;
   while (first + n < entries_.size() && entries_[first + n].part == order_[n % order_.size()]) ++n;
@@ -220,7 +220,7 @@ uint64_t Streamer::bytes_read() {
 
 // --- the reading thread ---------------------------------------------------------------------------------------------
 
-// A place in the ring behind the youngest entry, or at the start again when the oldest ones leave room there.
+// Find a place in the ring behind the youngest entry, or at its start where the oldest entries leave room there.
 bool Streamer::find_room(uint64_t size, uint64_t *at) const {
   *at = 0;
   if (entries_.empty()) return size <= n_ring_;

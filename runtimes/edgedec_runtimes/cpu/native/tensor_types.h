@@ -26,7 +26,7 @@ struct BlockLayout {
   int32_t bytes;    // of a block of one row
 };
 
-// Columns and bytes of one block, {0, 0} for a type without tiles.
+// Return the columns and bytes of one block; {0, 0} for a type without tiles.
 static inline BlockLayout block_layout(int32_t type) {
   switch (type) {
     case F32: return {1, 4};
@@ -62,7 +62,7 @@ static inline float half_to_float(uint16_t h) {
   return f;
 }
 
-// Round to nearest even; what is too large becomes the largest finite number.
+// Round to nearest even; a number that is too large becomes the largest finite one.
 static inline uint16_t float_to_half(float f) {
   uint32_t bits;
   memcpy(&bits, &f, 4);

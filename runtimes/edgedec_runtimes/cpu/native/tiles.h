@@ -22,11 +22,11 @@
 
 namespace edgedec {
 
-// Bytes of the tiles of a matrix, 0 where type or shape has none.
+// Return the bytes of the tiles of a matrix; 0 where there are none for its type or shape.
 uint64_t tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
-// Rearrange rows [row_begin, row_end); `source` starts with row_begin, a multiple of 16.
+// Rearrange the rows [row_begin, row_end) of a matrix; `source` begins with row_begin, a multiple of 16.
 void pack_tiles(int32_t type, int64_t n_cols, int64_t row_begin, int64_t row_end, const uint8_t *source, uint8_t *tiles);
-// Dequantize one row, as ggml does: out[n_cols].
+// Write one row to out[n_cols], dequantized as by ggml.
 void tile_row(int32_t type, int64_t n_cols, const uint8_t *tiles, int64_t row, float *out);
 
 }  // namespace edgedec

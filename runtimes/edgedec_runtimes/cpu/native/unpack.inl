@@ -1,25 +1,26 @@
-// Keys and values of less than 16 bits as floats, in the order in which attention reads them. Included by attention.inl.
+// Unpacking keys and values of less than 16 bits to floats, in the order in which attention reads them. Included by
+// attention.inl.
 //
-// What comes out for a token depends on what is stored for that token alone, so that bits do not depend on the cut.
+// The floats of a token depend only on what is stored for that token, so bits do not depend on how the work is cut.
 
-// Element i of halves, or of unpacked floats.
+// Return element i of halves, or of unpacked floats.
 template <bool PACKED>
 inline Floats load_element(const uint8_t *from, int64_t i) {
   if constexpr (PACKED) return load((const float *)from + i);
   else return load_halves(from + 2 * i);
 }
 
-// Put the exact elements of several tokens into out: number j of token t is the one of index t * token_step + j * step, and
-// element `place` of the token goes to out[t * pitch + place * stride].
+// Write the exact elements of several tokens to out. Number j of token t is at index t * token_step + j * step; element
+// `place` of the token goes to out[t * pitch + place * stride].
 inline void put_outliers(const AttentionWork &w, const uint8_t *halves, const uint8_t *places, int64_t n_tokens,
                          int64_t token_step, int64_t step, int64_t pitch, int64_t stride, float *out) {
   const int32_t n = w.layout.n_outliers;
   float x[edgedec::UNPACKED_TOKENS * edgedec::MAX_OUTLIERS];
-  for (int64_t i = 0; i < n_tokens * n; i += LANES) store(x + i, load_halves(halves + 2 * i));  // what follows lies in the page
+  for (int64_t i = 0; i < n_tokens * n; i += LANES) store(x + i, load_halves(halves + 2 * i));  // bytes behind the last number are still in the page
   for (int64_t t = 0; t < n_tokens; ++t)
     for (int64_t j = 0; j < n; ++j) {
       const int64_t i = t * token_step + j * step;
-      const int64_t place = places[i] < w.head_dim ? places[i] : 0;  // other places only a forged session has
+      const int64_t place = places[i] < w.head_dim ? places[i] : 0;  // only a forged session has other places
       out[t * pitch + place * stride] = x[i];
     }
 }
@@ -42,10 +43,10 @@ inline void add_bias(const AttentionWork &w, const float *rotations, float *out)
     for (int v = 0; v < WIDTH; v += LANES) store(out + d * WIDTH + v, add(load(out + d * WIDTH + v), set(w.key_bias[d])));
 }
 
-// Rotated keys stay so, and queries are rotated as well, where no bias is to be added.
+// Where no bias is to be added, keys stay multiplied by the Hadamard matrix, and queries are multiplied by it as well.
 inline bool stays_rotated(const AttentionWork &w) { return w.layout.rotated && w.key_bias == nullptr; }
 
-// The same as edgedec::hadamard of 16 keys, [d][16]: two of its steps at a time.
+// edgedec::hadamard for 16 keys, [d][16], two of its steps at a time.
 void rotate_back(float *x, int32_t d) {
   constexpr int WIDTH = edgedec::KEY_BLOCK;
   const int32_t size = d & -d;
@@ -53,7 +54,7 @@ void rotate_back(float *x, int32_t d) {
   int32_t half = 1;
   for (int32_t n = size; n > 1; n /= 4)
     if (n == 2) half = 2;
-  if (half == 2)  // an odd number of steps: one by itself
+  if (half == 2)  // with an odd number of steps, one is taken by itself
     for (int32_t i = 0; i < d * WIDTH; i += 2 * WIDTH)
       for (int v = 0; v < WIDTH; v += LANES) {
         const Floats a = load(x + i + v), b = load(x + i + WIDTH + v);
@@ -75,7 +76,7 @@ void rotate_back(float *x, int32_t d) {
   }
 }
 
-// One block of 16 keys of a page as floats [head_dim][16].
+// Unpack one block of 16 keys of a page to floats [head_dim][16].
 void unpack_keys(const AttentionWork &w, const uint8_t *page, int64_t block, float *out) {
   constexpr int WIDTH = edgedec::KEY_BLOCK;
   const edgedec::KVLayout &at = w.layout;
@@ -101,7 +102,7 @@ void unpack_keys(const AttentionWork &w, const uint8_t *page, int64_t block, flo
   if (w.key_bias != nullptr) add_bias(w, (const float *)(page + w.rotations) + block * w.n_rot * WIDTH, out);
 }
 
-// The values of the tokens [begin, end) of a page as floats [end - begin][head_dim].
+// Unpack the values of the tokens [begin, end) of a page to floats [end - begin][head_dim].
 void unpack_values(const AttentionWork &w, const uint8_t *page, int64_t begin, int64_t end, float *out) {
   const edgedec::KVLayout &at = w.layout;
   const uint8_t *base = page + w.offset, *values = base + at.values + begin * w.head_dim * at.bits / 8;
