@@ -87,8 +87,19 @@ def _nothing(_: Any) -> Any:
     return lambda *arguments: None
 
 
-def _nameless(original: Any) -> Any:
-    return property(lambda self: replace(original.fget(self), fingerprint=""))
+def changed(**values: Callable[[Any], Any]) -> Patch:
+    """Return a patch of loaded models: each named attribute becomes what its function makes of it."""
+
+    def make(original: Any) -> Any:
+        def load(self: Reference, path: Path, options: LoadOptions) -> Any:
+            model = original(self, path, options)
+            for name, change in values.items():
+                setattr(model, name, change(getattr(model, name)))
+            return model
+
+        return load
+
+    return patched(Reference, "load", make)
 
 
 def _shouting(original: Any) -> Any:
@@ -196,12 +207,12 @@ def _sticky_cancel(_: Any) -> Any:
 
 def declares(capabilities: Capabilities) -> Patch:
     """Return a patch of what the model declares."""
-    return patched(reference.ReferenceModel, "capabilities", lambda _: capabilities)
+    return changed(capabilities=lambda _: capabilities)
 
 
 MODEL, SESSION = reference.ReferenceModel, ReferenceSession
 RUNTIME_FAULTS: dict[str, tuple[str, Patch]] = {
-    "an empty fingerprint": ("card_is_sane", patched(MODEL, "card", _nameless)),
+    "an empty fingerprint": ("card_is_sane", changed(card=lambda card: replace(card, fingerprint=""))),
     "text in capitals": ("tokenizer_is_sane", patched(ReferenceTokenizer, "decode", _shouting)),
     "NaN": ("logits_are_finite", patched(MODEL, "_run", _with_logits(lambda i, checked: np.nan))),
     "float64": ("logits_are_finite", patched(MODEL, "_run", _doubles)),

@@ -133,13 +133,13 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             n_wanted += len(item.wanted)
         logits, place = self._logits, self._logits_address
         if n_wanted > len(logits):
-            logits = np.empty((n_wanted, self._card.n_vocab), np.float32)
+            logits = np.empty((n_wanted, self.card.n_vocab), np.float32)
             place = address(logits)
         for item in checked:
             last = first + len(item.wanted)
             hidden: dict[int, NDArray[np.float32]] = {}
             for tap in item.taps:
-                hidden[tap] = np.empty((item.n_rows, self._card.n_embd), np.float32)
+                hidden[tap] = np.empty((item.n_rows, self.card.n_embd), np.float32)
             results.append(Forward(logits[first:last], hidden, self._ops))
             first = last
         return results, place
@@ -152,10 +152,10 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             n_wanted += item.session.rows.item.n_wanted
         first_item, _, first, _, _ = pieces[0]
         rows = first_item.session.rows
-        items, logits = rows.pointer, place + 4 * self._card.n_vocab * (first + rows.wanted.start)
+        items, logits = rows.pointer, place + 4 * self.card.n_vocab * (first + rows.wanted.start)
         if len(pieces) > 1:  # their rows of logits need not follow one another
             items = (Item * len(pieces))(*(piece[0].session.rows.item for piece in pieces))
-            copied = np.empty((n_wanted, self._card.n_vocab), np.float32)
+            copied = np.empty((n_wanted, self.card.n_vocab), np.float32)
             logits = address(copied)
         code = native().ec_forward(self.handle, items, len(pieces), logits, self._flag_address)
         if code:

@@ -81,7 +81,7 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
 
     def _new_pool(self, n_cells: int) -> Pool:
         options = replace(self._options, n_cells=n_cells)
-        context = Context(self.handle, self._card.n_vocab, options, self.stop, self._files)
+        context = Context(self.handle, self.card.n_vocab, options, self.stop, self._files)
         pool = Pool(context, self._pools, list(range(options.n_sequences)))
         self._pools.append(pool)
         return pool
@@ -101,7 +101,7 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
             _decode(group, is_last=n_done == n_total)
             if on_progress is not None and n_total > N_UBATCH:
                 on_progress(Progress("prefill", n_done, n_total, "tokens"))
-        return [Forward(_joined(found, self._card.n_vocab)) for found in logits]
+        return [Forward(_joined(found, self.card.n_vocab)) for found in logits]
 
     def _check_tree(self, item: CheckedItem) -> None:
         """Raise CapabilityError where a tree is larger than the session's context takes."""

@@ -83,7 +83,7 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         """Evaluate a chain block by block."""
         assert item.tokens is not None, "hidden states were refused"
         session, end = item.session, item.n_past + item.n_rows
-        logits = np.empty((len(item.wanted), self._card.n_vocab), np.float32)
+        logits = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
         positions = item.wanted + item.n_past
         self.stop.check()
         session.state.begin(item)

@@ -84,14 +84,14 @@ class OnnxModel(GraphModel[OnnxSession]):
         n_rows = sum(len(item.wanted) for item in checked) + SPARE_ROWS
         self._free_logits = self._logits
         if n_rows > len(self._logits):
-            self._free_logits = np.empty((n_rows, self._card.n_vocab), np.float32)
+            self._free_logits = np.empty((n_rows, self.card.n_vocab), np.float32)
         return super()._evaluate(checked, on_progress)
 
     def _run(self, item: CheckedItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate an item: a tree at once, a long chain in pieces that end at multiples of CHUNK."""
         state, n_wanted = item.session.state, len(item.wanted)
         logits, self._free_logits = self._free_logits, self._free_logits[n_wanted:]
-        hidden = {tap: np.empty((item.n_rows, self._card.n_embd), np.float32) for tap in item.taps}
+        hidden = {tap: np.empty((item.n_rows, self.card.n_embd), np.float32) for tap in item.taps}
         self.stop.check()
         state.begin(item)
         for begin, end in pieces(item):

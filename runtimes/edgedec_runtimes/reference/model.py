@@ -84,8 +84,8 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         weights, session, n = self.handle, item.session, item.n_rows
         self.stop.check()
         session.state.begin(item)
-        result = np.empty((len(item.wanted), self._card.n_vocab), np.float32)
-        hidden = {tap: np.empty((n, self._card.n_embd), np.float32) for tap in item.taps}
+        result = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
+        hidden = {tap: np.empty((n, self.card.n_embd), np.float32) for tap in item.taps}
         inputs = item.hidden if item.tokens is None else weights.embedding[item.tokens]
         assert inputs is not None, "a forward has tokens or hidden states"
         for i, row in enumerate(_rows(item)):

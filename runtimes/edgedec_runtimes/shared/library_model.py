@@ -26,6 +26,8 @@ class LibraryModel(Generic[H, S]):
 
     Attributes:
         card: The facts of the model.
+        capabilities: What the runtime can do with it.
+        tokenizer: Its vocabulary.
         handle: What the library has opened; use it inside `lock`.
         lock: Held by whatever touches the handle and its sessions; it refuses a closed model, and a forked process.
         stop: Cancels a forward.
@@ -57,29 +59,14 @@ class LibraryModel(Generic[H, S]):
         self.handle = handle
         self.lock = ModelLock()
         self.stop = Stop()
-        self._card = card
-        self._capabilities = capabilities
-        self._tokenizer = tokenizer
+        self.card = card
+        self.capabilities = capabilities
+        self.tokenizer = tokenizer
         self._terms = terms
         self._limits = Limits(card, capabilities, max(logit_rows, capabilities.max_rows), tree_rows)
         self._sessions: weakref.WeakSet[S] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, _free, free, os.getpid())
         self._finalizer.atexit = False  # a daemon thread may be in a forward then
-
-    @property
-    def card(self) -> ModelCard:
-        """The facts of the model."""
-        return self._card
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the runtime can do with this model."""
-        return self._capabilities
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's own tokenizer."""
-        return self._tokenizer
 
     @property
     @abstractmethod

@@ -4,6 +4,7 @@ import math
 import struct
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +34,7 @@ class OwnSession(ItemSession):
         self._model = model
         self.state = SessionState(n_ctx, model.card.n_layer if n_layer is None else n_layer)
 
-    @property
+    @cached_property  # which is an attribute after the first read: every step reads it
     def model(self) -> LibraryModel[Any, Any]:
         """The model this session belongs to."""
         return self._model

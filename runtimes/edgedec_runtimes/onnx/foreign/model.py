@@ -65,19 +65,19 @@ class ForeignModel(GraphModel[ForeignSession]):
     @cached_property
     def batch_invariant(self) -> int:  # measured at the first read
         """The largest n whose rows were found to be bit-equal to single steps, after prefixes of several lengths."""
-        n_most = self._card.n_ctx_train - N_MAX - 1
+        n_most = self.card.n_ctx_train - N_MAX - 1
         prefixes = [n for n in _PREFIXES if n <= n_most]
         return min((measured_invariance(self, self._cache_dir, n_prefix=n) for n in prefixes), default=1)
 
     def session(self, n_ctx: int) -> ForeignSession:
         """Open an empty session, of at most as many tokens as the graph has positions for."""
         with self.lock:
-            check_n_ctx(n_ctx, self._card.n_ctx_train)
+            check_n_ctx(n_ctx, self.card.n_ctx_train)
             return self.adopt(ForeignSession(self, self._contract, n_ctx))
 
     def _run(self, item: CheckedItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate a chain in pieces that end at multiples of CHUNK."""
-        logits = np.empty((len(item.wanted), self._card.n_vocab), np.float32)
+        logits = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
         self.stop.check()
         item.session.state.begin(item)
         for begin, end in pieces(item):
