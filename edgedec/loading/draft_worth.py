@@ -7,7 +7,7 @@ from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import describe
-from edgedec.gguf.trained_context import described
+from edgedec.gguf.trained_context import read_model_info
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.memory_plan import format_bytes
 
@@ -83,5 +83,5 @@ def relative_bytes(draft: Path, target: Path) -> float | None:
 
 def file_bytes(path: Path) -> str:
     """Return the size of a model's weights, for a person; "" where its header can't be read."""
-    info = described(path)
+    info = read_model_info(path)
     return "" if info is None else format_bytes(info.n_bytes)

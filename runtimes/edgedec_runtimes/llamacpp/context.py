@@ -28,7 +28,7 @@ class ContextOptions:
     Attributes:
         n_cells: Tokens its KV cache holds, over all sequences.
         n_sequences: Sequence ids.
-        max_rows: Most rows of logits of one decode.
+        logit_rows: Most rows of logits of one decode.
         n_threads: Threads of a forward.
         type_k, type_v: ggml types of the cache.
         flash_attention: True, False, or None for llama.cpp's choice.
@@ -36,7 +36,7 @@ class ContextOptions:
 
     n_cells: int
     n_sequences: int
-    max_rows: int
+    logit_rows: int
     n_threads: int
     type_k: int
     type_v: int
@@ -69,7 +69,7 @@ def context_params(options: ContextOptions) -> Any:
     params.n_batch = N_BATCH
     params.n_ubatch = N_UBATCH
     params.n_seq_max = options.n_sequences
-    params.n_outputs_max = max(options.max_rows, options.n_sequences)
+    params.n_outputs_max = max(options.logit_rows, options.n_sequences)
     params.n_outputs_max_per_seq = params.n_outputs_max
     params.n_threads = params.n_threads_batch = options.n_threads
     params.type_k, params.type_v = options.type_k, options.type_v

@@ -85,7 +85,7 @@ def context_options(model: Any, options: LoadOptions, n_cells: int) -> ContextOp
     return ContextOptions(
         n_cells=n_cells,
         n_sequences=n_sequences,
-        max_rows=options.max_rows,
+        logit_rows=options.max_rows,
         n_threads=options.n_threads or usable_cores(),
         type_k=KV_TYPES[options.kv_type],
         type_v=KV_TYPES[options.kv_type],

@@ -109,10 +109,10 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
             return
         n, n_most = item.n_rows, min(N_UBATCH, item.session.pool.context.n_batch)
         n_leaves = n - len(set(item.parents.tolist()) - {-1})
-        if n > n_most or n_leaves > self._options.max_rows:
+        if n > n_most or n_leaves > self._options.logit_rows:
             raise CapabilityError(
                 f"a tree of {n} rows and {n_leaves} leaves is over the {n_most} rows and "
-                f"{self._options.max_rows} leaves the model was loaded for"
+                f"{self._options.logit_rows} leaves the model was loaded for"
             )
 
     def _check_files(self) -> None:
@@ -129,12 +129,12 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
 def _capabilities(handle: Any, options: ContextOptions) -> Capabilities:
     """Return what llama.cpp can do with a model; recurrent state can't go back, be shared or branch."""
     recurrent = llama().llama_model_is_recurrent(handle) or llama().llama_model_is_hybrid(handle)
-    branches = not recurrent and options.max_rows > 1
+    branches = not recurrent and options.logit_rows > 1
     return Capabilities(
         rollback=not recurrent,
         trees=branches,
         fork=branches,
-        max_rows=options.max_rows,
+        max_rows=options.logit_rows,
         prefill_chunk=N_UBATCH,
     )
 
