@@ -110,23 +110,16 @@ def describe(gguf: GGUF) -> ModelInfo:
         value = whole(key, at_most)
         return value if value is not None else _refuse_missing(gguf, f"{architecture}.{key}")
 
-    def either(value: int | None, default: int) -> int:
-        return default if value is None else value
-
     n_layer, n_embd = required("block_count", _MAX_LAYERS), required("embedding_length", _MAX_WIDTH)
     n_head, n_head_kv = _heads(gguf, architecture, n_layer)
     head_length = n_embd // next(filter(None, n_head), n_embd + 1)
-    key_length = either(whole("attention.key_length", _MAX_WIDTH), head_length)
+    key_length = _either(whole("attention.key_length", _MAX_WIDTH), head_length)
     quantization = _quantization(gguf)
     base = get_float(gguf, f"{architecture}.rope.freq_base")
     n_ctx_train = whole("context_length", _MAX_TOKENS)
     scaling = f"{architecture}.rope.scaling"
     kind, factor = get_text(gguf, f"{scaling}.type"), get_float(gguf, f"{scaling}.factor")
-    n_ctx_scaled = n_ctx_train
-    if n_ctx_train is not None and kind not in (None, "none") and factor is not None and 1 < factor < _MAX_TOKENS:
-        # Files differ in whether context_length is scaled already.
-        n_original = whole("rope.scaling.original_context_length", _MAX_TOKENS) or n_ctx_train
-        n_ctx_scaled = max(n_ctx_train, min(int(factor * n_original), _MAX_TOKENS))
+    n_original = whole("rope.scaling.original_context_length", _MAX_TOKENS) or n_ctx_train
     return ModelInfo(
         architecture=architecture,
         name=get_text(gguf, "general.name"),
@@ -135,16 +128,16 @@ def describe(gguf: GGUF) -> ModelInfo:
         quantization=quantization,
         quantization_label=_quantization_label(gguf, quantization),
         n_ctx_train=n_ctx_train,
-        n_ctx_scaled=n_ctx_scaled,
+        n_ctx_scaled=_scaled_context(n_ctx_train, n_original, None if kind == "none" else kind, factor),
         n_vocab=_n_vocab(gguf, architecture),
         n_layer=n_layer,
         n_embd=n_embd,
         n_head=n_head,
         n_head_kv=n_head_kv,
         key_length=key_length,
-        value_length=either(whole("attention.value_length", _MAX_WIDTH), head_length),
+        value_length=_either(whole("attention.value_length", _MAX_WIDTH), head_length),
         n_ff=get_per_layer(gguf, f"{architecture}.feed_forward_length", n_layer, at_most=_MAX_WIDTH),
-        n_rot=either(whole("rope.dimension_count", _MAX_TOKENS), key_length),
+        n_rot=_either(whole("rope.dimension_count", _MAX_TOKENS), key_length),
         rope_base=10000.0 if base is None else base,
         rope_scaling=kind,
         rope_factor=factor,
@@ -158,6 +151,17 @@ def describe(gguf: GGUF) -> ModelInfo:
         license=get_text(gguf, "general.license"),
         sampling_defaults=read_sampling_defaults(gguf),
     )
+
+
+def _either(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _scaled_context(n_ctx: int | None, n_original: int | None, kind: str | None, factor: float | None) -> int | None:
+    """Return the context that positions are scaled to; files differ in whether n_ctx is that already."""
+    if n_ctx is None or n_original is None or kind is None or factor is None or not 1 < factor < _MAX_TOKENS:
+        return n_ctx
+    return max(n_ctx, min(int(factor * n_original), _MAX_TOKENS))
 
 
 def _heads(gguf: GGUF, architecture: str, n_layer: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

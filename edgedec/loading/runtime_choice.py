@@ -10,7 +10,7 @@ from edgedec import plugins
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
-from edgedec.loading.runtime_comparison import as_measured, compare, is_faster
+from edgedec.loading.runtime_comparison import compare, is_faster, parse_measured
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import stage
 from edgedec.storage import probe_cache
@@ -190,7 +190,7 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
     first = choice.runtime
     key = _key(choice.path, options)
     known = probe_cache.get(options.cache_dir, _KIND, key)
-    found = known if isinstance(known, dict) and as_measured(known.get(first.name)) is not None else {}
+    found = known if isinstance(known, dict) and parse_measured(known.get(first.name)) is not None else {}
     if not found or (measure and _unfinished(found, rival.name)):
         if not measure:
             return choice
@@ -202,7 +202,7 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
             measured = compare(choice.path, first, other, options)
         found = {name: one and one.as_dict() for name, one in measured.items()} | {_TRIES: n_tries}
         probe_cache.put(options.cache_dir, _KIND, key, found)
-    ours, theirs = as_measured(found.get(first.name)), as_measured(found.get(rival.name))
+    ours, theirs = parse_measured(found.get(first.name)), parse_measured(found.get(rival.name))
     if ours is None:
         return choice
     if theirs is None:

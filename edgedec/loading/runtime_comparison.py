@@ -56,7 +56,7 @@ class Measured:
         return seconds_per_token({n: self.seconds[n] for n in known if n in self.seconds and (n <= n_most or n == 1)})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the measurement in plain types for JSON, as `as_measured` takes it."""
+        """Return the measurement in plain types for JSON, as `parse_measured` takes it."""
         return asdict(self) | {"seconds": {str(n): found for n, found in self.seconds.items()}}
 
     def text(self, name: str) -> str:
@@ -72,12 +72,12 @@ class Measured:
         return ", ".join(parts)
 
 
-def as_measured(found: object) -> Measured | None:
+def parse_measured(found: object) -> Measured | None:
     """Return the measurement that Measured.as_dict returned as `found`; None for anything else.
 
-    >>> as_measured(Measured({1: 0.5}, 0.1, 4, 10).as_dict())
+    >>> parse_measured(Measured({1: 0.5}, 0.1, 4, 10).as_dict())
     Measured(seconds={1: 0.5}, prompt_s=0.1, n_exact=4, n_bytes=10)
-    >>> as_measured({"seconds": {"1": "soon"}})
+    >>> parse_measured({"seconds": {"1": "soon"}})
     """
     if not isinstance(found, dict):
         return None
@@ -113,14 +113,14 @@ def is_faster(theirs: Measured, ours: Measured) -> bool:
     def seconds(one: Measured) -> float:
         return one.drafted_s(rows) + (PROMPT_TOKENS * (one.prompt_s or 0.0) if prompts else 0.0)
 
-    return seconds(theirs) < _MARGIN * _for_memory(theirs, ours) * seconds(ours)
+    return seconds(theirs) < _MARGIN * _memory_factor(theirs, ours) * seconds(ours)
 
 
 def _is_known(one: Measured, n_rows: int) -> bool:
     return n_rows in one.seconds or (one.n_exact is not None and n_rows > one.n_exact)
 
 
-def _for_memory(theirs: Measured, ours: Measured) -> float:
+def _memory_factor(theirs: Measured, ours: Measured) -> float:
     if theirs.n_bytes is None or ours.n_bytes is None or theirs.n_bytes <= ours.n_bytes:
         return 1.0
     return float(_DOUBLED ** log2(theirs.n_bytes / ours.n_bytes))
@@ -144,7 +144,7 @@ def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) ->
     theirs = measure(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
     if ours is not None and theirs is not None and is_faster(theirs, ours):
         again = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
-        ours = ours if again is None else _least(ours, again)
+        ours = ours if again is None else _smaller_times(ours, again)
     return {first.name: ours, rival.name: theirs}
 
 
@@ -152,7 +152,7 @@ def _always(found: Measured) -> bool:
     return True
 
 
-def _least(one: Measured, other: Measured) -> Measured:
+def _smaller_times(one: Measured, other: Measured) -> Measured:
     """Return the smaller times of two measurements of one runtime, for each kind of forward."""
     rows = one.seconds.keys() | other.seconds.keys()
     seconds = {n: min(found.seconds[n] for found in (one, other) if n in found.seconds) for n in sorted(rows)}

@@ -84,21 +84,21 @@ def schema_bytes(schema: Any) -> int:
     for node in reversed(whole):
         sizes[id(node)] = _size(node, sizes)
 
-    def meant(node: Mapping[str, Any]) -> Iterator[Any]:
+    def references_of(node: Mapping[str, Any]) -> Iterator[Any]:
         names = (node[key] for key in _REFERENCES if isinstance(node.get(key), str))
         return (anchors.get(name) or target(schema, name) for name in names)
 
     def uses(place: int) -> list[int]:
         node = nodes[place]
         inner = node if isinstance(node, list) else [node[key] for key in node if key not in _DEFINITIONS]
-        found = [*inner, *(meant(node) if isinstance(node, dict) else ())]
+        found = [*inner, *(references_of(node) if isinstance(node, dict) else ())]
         return [id(each) for each in found if id(each) in nodes]
 
     def value(place: int, known: Mapping[int, int]) -> int:
         node = nodes[place]
         if isinstance(node, list):
             return max((known.get(id(each), 1) for each in node), default=0)
-        references = sum(known.get(id(each), 0) for each in meant(node))
+        references = sum(known.get(id(each), 0) for each in references_of(node))
         return references + _schema_value(node, lambda part: known.get(id(part), 1), sizes)
 
     return _known(id(schema), uses, value)[id(schema)] if whole else 1

@@ -65,12 +65,12 @@ class Llguidance:
                 vocabulary, n_vocab=self._n_vocab, eos_token=vocabulary.end_ids, slices=[_SLICE]
             ),
         )
-        vocabulary.built(self._tokenizer)
+        vocabulary.replace_tokens(self._tokenizer)
         self._modest = Limits(n_bytes)
         self._limits = self._api.LLParserLimits(
             verbose_errors=False, **{name: min(most, n_bytes // unit) for name, (most, unit) in _LIMITS.items()}
         )
-        self._compiled: OrderedDict[Grammar, Matched] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, SharedMatcher] = OrderedDict()
         self._lock = threading.Lock()  # guards _compiled
         self._resident = resident_reader()
 
@@ -87,10 +87,10 @@ class Llguidance:
             return_free_memory()
             before = self._resident() or 0
             try:
-                matcher = self._made(grammar)
+                matcher = self._new_matcher(grammar)
             finally:
                 return_free_memory()
-            matched = Matched(matcher, max((self._resident() or 0) - before, len(grammar.source)))
+            matched = SharedMatcher(matcher, max((self._resident() or 0) - before, len(grammar.source)))
         with self._lock:
             self._compiled[grammar] = matched
             self._compiled.move_to_end(grammar)
@@ -115,10 +115,10 @@ class Llguidance:
         source = self._source(grammar)
         return _on_a_deep_stack(lambda: self._api.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits))
 
-    def _state(self, matched: "Matched", grammar: Grammar) -> "MatcherState":
+    def _state(self, matched: "SharedMatcher", grammar: Grammar) -> "MatcherState":
         return MatcherState(self, matched, grammar, self._n_vocab, self._modest, self._resident)
 
-    def _made(self, grammar: Grammar) -> Any:
+    def _new_matcher(self, grammar: Grammar) -> Any:
         name = name_of(grammar)
 
         def make() -> Any:
@@ -126,7 +126,7 @@ class Llguidance:
             matcher = self._api.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
             if matcher.is_error():
                 raise _refused(name, matcher.get_error(), self._modest)
-            first = self._state(Matched(matcher, 0), grammar)
+            first = self._state(SharedMatcher(matcher, 0), grammar)
             allowed = first.allowed()  # llguidance finds out only here that some grammars are too large
             if np.count_nonzero(allowed) == np.count_nonzero(allowed[self._end_ids]):
                 raise RequestError(f"{name} has no text but the empty one; ask for something")
@@ -143,7 +143,7 @@ class Llguidance:
 
 
 @dataclass(slots=True)
-class Matched:
+class SharedMatcher:
     """A matcher that has taken no token yet, and about how many bytes it and its copies hold.
 
     A matcher and its copies share what they find out about a grammar's expressions.
@@ -153,7 +153,7 @@ class Matched:
     n_bytes: int
 
 
-_NOTHING = Matched(None, 0)
+_NOTHING = SharedMatcher(None, 0)
 
 
 class MatcherState:
@@ -176,7 +176,7 @@ class MatcherState:
     def __init__(
         self,
         compiler: Llguidance,
-        matched: Matched,
+        matched: SharedMatcher,
         grammar: Grammar,
         n_vocab: int,
         limits: Limits,
@@ -286,7 +286,7 @@ class MatcherState:
                 f"{self._name} takes too much memory for a text as long as this; simplify it, {self._limits.advice}"
             )
         self._matcher, self._n_compiled = matcher, 0
-        self._matched = Matched(None, n_bytes)
+        self._matched = SharedMatcher(None, n_bytes)
 
 
 def _stuck(name: str, matcher: Any, limits: Limits) -> RequestError:

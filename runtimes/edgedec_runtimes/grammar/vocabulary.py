@@ -58,7 +58,7 @@ class Vocabulary:
         except EdgedecError:  # the tokenizer only decodes
             return []
 
-    def built(self, trie: Any) -> None:
+    def replace_tokens(self, trie: Any) -> None:
         """Take over the trie that llguidance built from the tokens, and free the list of tokens."""
         self._longest_first = trie.greedy_tokenize
         self.tokens = []

@@ -67,11 +67,11 @@ class BytePairs:
                 for letter in text
             )
 
-    def spelled(self) -> Iterator[bytes]:
+    def token_bytes(self) -> Iterator[bytes]:
         """Yield for each token the bytes that it can stand for in a text."""
         return (self.piece(self._tokens[i]) for i in range(self._tokens.n))
 
-    def vanishing(self) -> bytes | None:
+    def dropped_bytes(self) -> bytes | None:
         """Return the bytes that encoding drops, as they have no token; None where it may drop merged pairs, too."""
         merges = (self._merges[i].partition(b" ") for i in range(self._merges.n))
         if any(self._tokens.find(left + right) < 0 for left, _, right in merges):

@@ -106,12 +106,12 @@ def assign_roles(
                 kinds[i] |= Kind.CONTROL
         if role in _INFILL_ENDS:
             found.update(ids)
-    spelled = _ids(table, _ENDS)
-    for i in spelled:
+    by_text = _ids(table, _ENDS)
+    for i in by_text:
         kinds[i] |= Kind.CONTROL
     for i in _ids(table, _ALWAYS_SHOWN):
         kinds[i] = Kind.USER_DEFINED
-    found.update(spelled, ends)
+    found.update(by_text, ends)
     _correct_ends(table, kinds, found)
     return frozenset(found)
 

@@ -60,13 +60,13 @@ class SentencePieces:
         """Return the bytes of text that a normal token stands for."""
         return token.replace(_SPACE_BYTES, b" ")
 
-    def spelled(self) -> Iterator[bytes]:
+    def token_bytes(self) -> Iterator[bytes]:
         """Yield the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
         for i in range(self._tokens.n):
             yield self._tokens[i]
             yield self.piece(self._tokens[i])
 
-    def vanishing(self) -> bytes:
+    def dropped_bytes(self) -> bytes:
         """Return the bytes that encoding drops: none, as a symbol that is no token becomes byte tokens."""
         return b""
 

@@ -35,17 +35,17 @@ class TokenBound:
     """The bound for one vocabulary.
 
     Args:
-        spelled: The bytes of text that each token can stand for; a token may be given several times.
-        vanishing: Bytes that the tokenizer may drop from a text, so that they are in none of its tokens.
+        token_bytes: The bytes of text that each token can stand for; a token may be given several times.
+        dropped_bytes: Bytes that the tokenizer may drop from a text, so that they are in none of its tokens.
     """
 
-    def __init__(self, spelled: Iterable[bytes], vanishing: bytes = b"") -> None:
+    def __init__(self, token_bytes: Iterable[bytes], dropped_bytes: bytes = b"") -> None:
         self._most = np.ones(_N_KINDS, np.int64)  # 1: a token of a single byte, which byte fallback has
-        tokens = iter(spelled)
+        tokens = iter(token_bytes)
         while block := list(islice(tokens, _BLOCK_TOKENS)):
             self._most = np.maximum(self._most, _most_of_kinds(block))
         self._kinds = _KINDS.copy()
-        self._kinds[list(vanishing)] = _NOT_COUNTED
+        self._kinds[list(dropped_bytes)] = _NOT_COUNTED
 
     def least_tokens(self, text: str) -> int:
         """Return the bound for a text.

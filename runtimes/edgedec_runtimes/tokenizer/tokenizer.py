@@ -99,11 +99,11 @@ class VocabularyTokenizer:
 
     @cached_property
     def _bound(self) -> TokenBound | None:
-        vanishing = self._method.vanishing()
-        if vanishing is None:
+        dropped_bytes = self._method.dropped_bytes()
+        if dropped_bytes is None:
             return None
         special = (text.encode() for text in self._special.values())
-        return TokenBound(chain(self._method.spelled(), special), vanishing)
+        return TokenBound(chain(self._method.token_bytes(), special), dropped_bytes)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes a token adds to the text; control tokens add none."""

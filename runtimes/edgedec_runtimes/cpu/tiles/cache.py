@@ -250,7 +250,7 @@ def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
     with cache_errors():
         found = path.stat()
         _remember(job, path, source, Stamp(found.st_size, found.st_mtime_ns))
-    _tell(
+    _announce(
         "%s: %s kept in %s, so that its next start is fast (edgedec cache prune --all deletes it)",
         job.label,
         format_bytes(job.n_bytes),
@@ -259,14 +259,14 @@ def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
     try:
         remove_outdated(cache_dir, source)
         if n_bytes := remove_missing(cache_dir):
-            _tell("%s of tiles deleted, whose models are gone", format_bytes(n_bytes))
+            _announce("%s of tiles deleted, whose models are gone", format_bytes(n_bytes))
     except StorageError as error:
         logger.info("%s", error)
     with cache_errors():
         return _opened(job, map_tiles(path, job.label))
 
 
-def _tell(message: str, *values: object) -> None:
+def _announce(message: str, *values: object) -> None:
     """Log a message that a person should see although nothing is wrong; the command line prints it."""
     logger.info(message, *values, extra={"tell": True})
 
