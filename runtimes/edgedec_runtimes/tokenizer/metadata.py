@@ -9,7 +9,14 @@ from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, ValueType
 from edgedec.gguf.metadata import get_array, get_bool, get_int, get_text, refuse_missing
 from edgedec_runtimes.tokenizer.pretokenizers import NAMES
-from edgedec_runtimes.tokenizer.special import KIND_OF_TYPE, ROLE_KEYS, Ambiguity, Kind, assign_roles, find_ambiguity
+from edgedec_runtimes.tokenizer.special import (
+    KIND_OF_TYPE,
+    ROLE_KEYS,
+    AmbiguousError,
+    Kind,
+    assign_roles,
+    require_order,
+)
 from edgedec_runtimes.tokenizer.string_table import StringTable
 
 BPE, SPM = "gpt2", "llama"
@@ -87,13 +94,12 @@ def read_vocabulary(gguf: GGUF) -> Vocabulary:
     known = {key: i for key, i in named.items() if i is not None}
     eos = named_token(gguf, "eos", tokens.n, default=DEFAULT_IDS[model]["eos"])
     ends = [i for i in (eos, known.get("eot_token_id"), known.get("eom_token_id")) if i is not None]
-    roles = assign_roles(tokens, kinds, known, ends)
-    if isinstance(roles, Ambiguity):
-        raise UncoveredError(gguf, roles.reason)
-    special = {i: _text(gguf, tokens, i) for i in _with(kinds, _SPECIAL)}
-    ambiguity = find_ambiguity(special.values())
-    if ambiguity is not None:
-        raise UncoveredError(gguf, ambiguity.reason)
+    try:
+        roles = assign_roles(tokens, kinds, known, ends)
+        special = {i: _text(gguf, tokens, i) for i in _with(kinds, _SPECIAL)}
+        require_order(special.values())
+    except AmbiguousError as error:
+        raise UncoveredError(gguf, str(error)) from error
     _check_bytes(gguf, tokens, kinds)
     if model == SPM:
         _require_every_byte(gguf, tokens)

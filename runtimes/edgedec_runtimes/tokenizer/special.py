@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 
 from edgedec_runtimes.tokenizer.string_table import StringTable
@@ -75,16 +74,11 @@ _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 _OVERLAP_BUDGET = 2**22
 
 
-@dataclass(frozen=True, slots=True)
-class Ambiguity:
-    """Why the ids that llama.cpp returns would depend on the order of a hash table or of an unstable sort."""
-
-    reason: str
+class AmbiguousError(Exception):
+    """The ids that llama.cpp returns would depend on the order of a hash table or of an unstable sort."""
 
 
-def assign_roles(
-    table: StringTable, kinds: bytearray, named: Mapping[str, int], ends: Iterable[int]
-) -> frozenset[int] | Ambiguity:
+def assign_roles(table: StringTable, kinds: bytearray, named: Mapping[str, int], ends: Iterable[int]) -> frozenset[int]:
     """Return the ids of the tokens that end a generation, and correct `kinds` where texts contradict types.
 
     Args:
@@ -92,6 +86,9 @@ def assign_roles(
         kinds: Kind of each token, or the bits of two kinds; changed in place.
         named: Id of the token that the metadata names for a role, by the role's key (ROLE_KEYS).
         ends: Ids that the metadata names as the end of a text, turn or message.
+
+    Raises:
+        AmbiguousError: Two tokens could both have a role.
     """
     found: set[int] = set()
     for role, (keys, texts) in _INFILL_ROLES.items():
@@ -101,7 +98,7 @@ def assign_roles(
             plain = [i for i in ids if not kinds[i] & Kind.CONTROL]
             if len(ids) > 1 and (plain or role in _INFILL_ENDS):
                 shown = " and ".join(repr(table[i].decode(errors="replace")) for i in ids[:2])
-                return Ambiguity(f"{shown} could both be its token for code infilling")
+                raise AmbiguousError(f"{shown} could both be its token for code infilling")
             for i in plain:
                 kinds[i] |= Kind.CONTROL
         if role in _INFILL_ENDS:
@@ -166,10 +163,10 @@ def _cut_one(fragment: str | int, token: str, token_id: int) -> list[str | int]:
     return parts[1:]
 
 
-def find_ambiguity(texts: Iterable[str]) -> Ambiguity | None:
-    """Return why cutting at these tokens would depend on the order of equally long tokens; None where it does not.
+def require_order(texts: Iterable[str]) -> None:
+    """Raise AmbiguousError if cutting at these tokens depends on the order of equally long tokens.
 
-    It depends on that order where a token ends as another one of the same length begins.
+    It does where a token ends as another one of the same length begins.
     """
     by_length: dict[int, list[str]] = defaultdict(list)
     for text in texts:
@@ -184,13 +181,12 @@ def find_ambiguity(texts: Iterable[str]) -> Ambiguity | None:
         ending = [text for text in group if any(letter in text[1:] for letter in letters)]
         budget -= sum(len(text) ** 2 for text in beginning + ending)
         if budget < 0:
-            return Ambiguity("its special tokens are too many and too long to tell whether they overlap")
+            raise AmbiguousError("its special tokens are too many and too long to tell whether they overlap")
         starts = _beginnings(beginning)
         for text in ending:
             for n in range(1, len(text)):
                 if starts.get(text[-n:], text) != text:
-                    return Ambiguity(f"its special tokens overlap: one ends with {text[-n:]!r}, another begins so")
-    return None
+                    raise AmbiguousError(f"its special tokens overlap: one ends with {text[-n:]!r}, another begins so")
 
 
 def _beginnings(texts: Iterable[str]) -> dict[str, str]:
