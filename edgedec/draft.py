@@ -88,6 +88,10 @@ class Draft:
 
     def check(self, n_vocab: int) -> None:
         """Raise PluginError unless types and shapes agree, parents stand first and every token is in the vocabulary."""
+        kinds = type(self.tokens), type(self.parents), type(self.p_accept)
+        if kinds != _KINDS:  # a masked array passes every comparison, and can still hold what is no number
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise PluginError(f"a draft's tokens, parents and p_accept must be plain numpy arrays, found {names}")
         n = len(self.tokens)
         dtypes = self.tokens.dtype, self.parents.dtype, self.p_accept.dtype
         if dtypes != _DTYPES:
@@ -108,6 +112,7 @@ class Draft:
             raise PluginError(f"a draft of {n} nodes has {len(self.q)} distributions in q; it must have one a node")
 
 
+_KINDS = np.ndarray, np.ndarray, np.ndarray
 _DTYPES = np.dtype(np.int32), np.dtype(np.int32), np.dtype(np.float32)
 EMPTY_DRAFT = Draft.chain([])
 

@@ -199,7 +199,7 @@ def draw(
         RequestError: As distribution().
     """
     scores = _penalized(logits, params, seen)
-    if params.greedy:
+    if params.temperature == 0:
         return _most_probable(scores, ops)
     key = noise.key(position)
     ids = _kept(scores, params, ops) if params.has_truncation else ops.contenders(scores, params.temperature, key)

@@ -90,7 +90,7 @@ class DecodeStats:
 
     def count_proposal(self, name: str, n_nodes: int, seconds: float) -> None:
         """Count the nodes that a drafter proposed before a step, and the seconds that this took."""
-        counts = self._of(name)
+        counts = self.drafters.get(name) or self._of(name)
         counts["nodes"] += n_nodes
         counts["draft_s"] += seconds
 

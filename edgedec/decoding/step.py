@@ -78,7 +78,8 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
     Raises:
         What Session.forward raises; the sequence is unchanged then, except for n_cached at what was evaluated.
     """
-    stats, n_past, is_prefill = sequence.stats, sequence.n_cached, sequence.n_generated == 0
+    stats, n_past = sequence.stats, sequence.n_cached
+    is_prefill = len(sequence.token_ids) == len(sequence.request.prompt_ids)
     pending = sequence.token_ids[n_past:]
     begun = perf_counter()
     draft = _propose(sequence, decoder, len(pending))

@@ -1,12 +1,9 @@
-"""The drafters at work in one generation: they are asked, told what came of it, and dropped when they fail."""
+"""The drafters at work in one generation: they are asked for drafts, and dropped when they fail."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic, perf_counter
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgedec.draft import EMPTY_DRAFT, Closing, Draft, Drafter, DrafterNeeds, Verification
+from edgedec.draft import Closing, Draft, Drafter, DrafterNeeds
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.errors import PluginError
 from edgedec.scheduler.draft_tree import DraftTree
@@ -63,9 +60,14 @@ class ActiveDrafters:
         """
         started = perf_counter()
         try:
-            draft = ask(active.drafter, self._n_vocab, n_max, monotonic() + self.patience_s + extra_s)
+            draft = active.drafter.draft(n_max, monotonic() + self.patience_s + extra_s)
+            if not isinstance(draft, Draft):
+                raise PluginError(f"draft() returned a {type(draft).__name__}; it must return an edgedec Draft")
+            if len(draft.tokens) > n_max:
+                draft = draft.truncated(n_max)
+            draft.check(self._n_vocab)
         except Exception as error:  # a drafter never ends the text
-            self._drop(stats, active, error)
+            self.drop(stats, active, error)
             return perf_counter() - started
         finally:
             if isinstance(active.drafter, Guarded) and active.drafter.n_late > active.late:
@@ -93,20 +95,6 @@ class ActiveDrafters:
         has_q = draft.q is not None and any(law is not None for law in draft.q)
         return has_q and (self._options.trees or draft.is_chain)
 
-    def accept(
-        self,
-        stats: DecodeStats,
-        active: ActiveDrafter,
-        verification: Verification,
-        hidden: Mapping[int, NDArray[np.float32]],
-    ) -> None:
-        """Tell a drafter what came of a step."""
-        active.draft, active.verified = EMPTY_DRAFT, False  # a step may come in which no drafter is asked
-        try:
-            active.drafter.accept(verification, hidden)
-        except Exception as error:
-            self._drop(stats, active, error)
-
     def renew_needs(self) -> None:
         """Ask the drafters anew what they need of the target."""
         self._use(self.all)
@@ -121,7 +109,8 @@ class ActiveDrafters:
             if active.name == name:
                 self._remove(active)
 
-    def _drop(self, stats: DecodeStats, active: ActiveDrafter, error: Exception) -> None:
+    def drop(self, stats: DecodeStats, active: ActiveDrafter, error: Exception) -> None:
+        """Go on without a drafter that failed."""
         self._remove(active)
         note_failure(stats, active.name, error)
 
@@ -133,35 +122,6 @@ class ActiveDrafters:
         """End the threads of drafters that have one."""
         for active in self.all:
             close_drafter(active.drafter)
-
-
-def ask(drafter: Drafter, n_vocab: int, n_max: int, deadline_s: float) -> Draft:
-    """Return the first `n_max` nodes of what a drafter proposes now, checked.
-
-    Args:
-        drafter: The drafter.
-        n_vocab: Size of the target's vocabulary.
-        n_max: Most nodes; further nodes are cut off.
-        deadline_s: When the draft is due, on the monotonic clock.
-
-    Raises:
-        PluginError: What came back is no draft.
-        Exception: Whatever the drafter raises.
-    """
-    draft = drafter.draft(n_max, deadline_s)
-    if not isinstance(draft, Draft):
-        raise PluginError(f"draft() returned a {type(draft).__name__}; it must return an edgedec Draft")
-    kinds = type(draft.tokens), type(draft.parents), type(draft.p_accept)
-    if kinds != _KINDS:  # a masked array passes every comparison, and can still hold what is no number
-        names = ", ".join(kind.__name__ for kind in kinds)
-        raise PluginError(f"a draft's tokens, parents and p_accept must be plain numpy arrays, found {names}")
-    if len(draft.tokens) > n_max:
-        draft = draft.truncated(n_max)
-    draft.check(n_vocab)
-    return draft
-
-
-_KINDS = (np.ndarray, np.ndarray, np.ndarray)
 
 
 def note_failure(stats: DecodeStats, name: str, error: Exception) -> None:

@@ -105,7 +105,8 @@ def best_shape(
     parameters and the result are best_part's.
     """
     nodes, rate = best_part(paths, range(len(paths)), cost, n_max, spent_s, others)
-    if keep_s < _FREE_KEEP * cost(0) or all(tree.parents[node] == last for last, node in pairwise([-1, *nodes])):
+    is_free = not nodes or keep_s < _FREE_KEEP * cost(0)
+    if is_free or all(tree.parents[node] == last for last, node in pairwise([-1, *nodes])):
         return nodes, rate
     whole = best_part(paths, range(len(paths)), lambda n: cost(n) + (keep_s if n else 0.0), n_max, spent_s, others)
     chain = best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)

@@ -88,13 +88,16 @@ class Policy:
         drafters.drawn, tree = None, DraftTree()
         drafters.patience_s = _DEADLINE_S if always else max(_LEAST_DEADLINE_S, cost(0) / 2)
         for active in drafters.all:
+            active.draft = EMPTY_DRAFT
             if not active.costly:
-                self._ask_cheap(stats, active, tree, n_max)
+                active.idle += 1
+                rests = active.idle > _REST_AFTER and active.idle % _REST_STEPS
+                if not rests or always or self._recorder is not None:  # a recording has every position
+                    drafters.ask(stats, active, tree, min(n_max, _MOST_NODES))
         paths = tree.paths()
         nodes, rate = choose_nodes(tree, paths, cost, n_max, perf_counter() - started, self._curve, self._options)
         for active in drafters.all:
             if active.costly and not plain:
-                active.draft = EMPTY_DRAFT
                 plan = plan_draft(active, self._log, self._options, cost, n_max, rate, room)
                 if plan is None:
                     continue
@@ -137,14 +140,6 @@ class Policy:
             active.idle, active.verified = 0, True
         return draft
 
-    def _ask_cheap(self, stats: DecodeStats, active: ActiveDrafter, tree: DraftTree, n_max: int) -> None:
-        """Ask a cheap drafter; one whose nodes were of no use for long is asked now and then only."""
-        active.draft = EMPTY_DRAFT
-        active.idle += 1
-        rests = active.idle > _REST_AFTER and active.idle % _REST_STEPS
-        if not rests or self._options.always or self._recorder is not None:  # a recording has every position
-            self.drafters.ask(stats, active, tree, min(n_max, _MOST_NODES))
-
     def learn(
         self,
         stats: DecodeStats,
@@ -166,7 +161,11 @@ class Policy:
                 active.missed = min(_MOST_MISSED, active.missed + len(token_ids))
             same = path == verification.path
             own = verification if same else Verification(path, token_ids, verification.candidates)
-            self.drafters.accept(stats, active, own, hidden)
+            active.draft, active.verified = EMPTY_DRAFT, False  # a step may come in which no drafter is asked
+            try:
+                active.drafter.accept(own, hidden)
+            except Exception as error:  # a drafter never ends the text
+                self.drafters.drop(stats, active, error)
         if self.drafters.needs_vary:
             self.drafters.renew_needs()
 
