@@ -1,11 +1,12 @@
-"""Does a runtime or a drafter keep its contract? A suite that third parties run against their own.
+"""Checks whether a runtime or a drafter keeps its contract; third parties run this suite against their own.
 
     results = check_runtime(lambda: MyRuntime().load(path, LoadOptions(n_parallel=4)))
     raise_failures(results)
 
-The contracts are those of edgedec.model (Model, Session) and edgedec.draft (Drafter). Each check holds one sentence of
-them and has a stable name. What a model does not declare is skipped, and checked to raise CapabilityError. On the
-command line: `python -m edgedec.conformance runtime NAME MODEL`, and the same with `drafter`.
+The contracts are those of edgedec.model (Model, Session) and edgedec.draft (Drafter). Each check tests one sentence of
+them and has a stable name. Where a model does not declare a capability, its check is skipped, and another one tests
+that using the capability raises CapabilityError. On the command line: `python -m edgedec.conformance runtime NAME
+MODEL`, and the same with `drafter`.
 """
 
 from edgedec.conformance.drafter import check_drafter
@@ -14,7 +15,7 @@ from edgedec.conformance.results import CheckResult, raise_failures
 from edgedec.conformance.runtime import check_runtime
 
 CONFORMANCE_VERSION = 1
-"""Grows when a check is added or becomes stricter."""
+"""The suite's version, which grows when a check is added or becomes stricter."""
 
 __all__ = [
     "CONFORMANCE_VERSION",

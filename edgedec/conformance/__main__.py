@@ -1,4 +1,4 @@
-"""Command line: a line per check, and an exit status.
+"""The suite on the command line, which prints a line for each check.
 
 python -m edgedec.conformance runtime NAME MODEL.gguf
 python -m edgedec.conformance drafter NAME MODEL.gguf [--runtime NAME]
@@ -41,10 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     for command, what in (
         ("runtime", "check an installed runtime"),
         ("drafter", "check an installed drafter"),
-        ("memory", "print what a process of its own holds with the model loaded, as JSON"),
+        ("memory", "print the memory of a process of its own that has loaded the model, as JSON"),
     ):
         sub = commands.add_parser(command, help=what)
-        sub.add_argument("name", help="the name of its entry point")
+        sub.add_argument("name", help="the name of the entry point")
         sub.add_argument("model", type=Path, help="a model file; a small one will do")
         if command == "drafter":
             sub.add_argument("--runtime", help="the runtime of the model; default: the first that accepts the file")
@@ -85,7 +85,7 @@ def _first_runtime(path: Path) -> Runtime:
         if reason is None:
             return runtime
         reasons.append(f"{name}: {reason}")
-    raise UnsupportedModelError(f"no runtime takes {path}: {'; '.join(reasons)}")
+    raise UnsupportedModelError(f"no installed runtime takes {path}: {'; '.join(reasons)}; name another file")
 
 
 def _print(result: CheckResult) -> None:

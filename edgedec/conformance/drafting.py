@@ -1,4 +1,4 @@
-"""Generations with a drafter under test, step by step and recorded."""
+"""Generations with a drafter under test, whose proposals are noted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.conformance.results import NotApplicableError, require
+from edgedec.conformance.subject import HeldSessions
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor, Verification
@@ -28,7 +29,7 @@ _TEXT = "the cat sat on the mat, the dog sat on the log, the cat sat on the "
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One call of draft(): what was asked for, what came back, and how far beyond the deadline it came."""
+    """One call of draft(): the most nodes allowed, the draft, and the seconds by which it missed its deadline."""
 
     n_max: int
     draft: Draft
@@ -37,20 +38,21 @@ class Proposal:
 
 @dataclass(slots=True)
 class Recorder:
-    """A drafter that passes everything on and notes the proposals.
+    """A drafter that passes every call on to another one and notes the proposals.
 
     Attributes:
-        patience_s: Where set, the time given to each draft() instead of what the decoder gives.
+        drafter: The drafter that the calls are passed on to.
+        patience_s: The time given to each draft(); None for the time that the decoder gives.
+        proposals: The proposals so far.
     """
 
     drafter: Drafter
     patience_s: float | None = None
     proposals: list[Proposal] = field(default_factory=list)
-    n_accepts: int = 0
 
     @property
     def needs(self) -> DrafterNeeds:
-        """What the drafter asks of the target."""
+        """What the drafter needs of the target."""
         return self.drafter.needs
 
     def begin(self, token_ids: Sequence[int]) -> None:
@@ -68,21 +70,20 @@ class Recorder:
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the outcome of a step."""
         self.drafter.accept(verification, hidden)
-        self.n_accepts += 1
 
     def memory_bytes(self) -> int:
-        """Return the memory it holds."""
+        """Return the memory that the drafter holds."""
         return self.drafter.memory_bytes()
 
 
-class DrafterSubject:
+class DrafterSubject(HeldSessions):
     """The drafter under test, and the model it drafts for.
 
     Args:
         factory: Makes the drafter.
         load: Loads the model.
         n_tokens: How many tokens a check generates.
-        budget_bytes: What the drafter may hold.
+        budget_bytes: The most memory that the drafter may hold.
     """
 
     def __init__(self, factory: DrafterFactory, load: Callable[[], Model], n_tokens: int, budget_bytes: int) -> None:
@@ -90,17 +91,11 @@ class DrafterSubject:
         self.n_tokens = n_tokens
         self.budget_bytes = budget_bytes
         self.model = load()
-        self._sessions: list[Session] = []
+        super().__init__()
 
     def clean_up(self, *, failed: bool) -> None:
         """Close the check's sessions."""
         self.close_sessions()
-
-    def close_sessions(self) -> None:
-        """Close every session opened so far."""
-        sessions, self._sessions = self._sessions, []
-        for session in sessions:
-            session.close()
 
     def close(self) -> None:
         """Close the model."""
@@ -108,7 +103,7 @@ class DrafterSubject:
         self.model.close()
 
     def prompts(self) -> Iterator[tuple[int, ...]]:
-        """Yield a text that repeats itself, random tokens, and a single token."""
+        """Yield three prompts: a text that repeats itself, random tokens, and a single token."""
         n_vocab = self.model.card.n_vocab
         ids = np.random.default_rng(SEED).integers(0, n_vocab, 20).tolist()
         yield tuple(self.model.tokenizer.encode(_TEXT))
@@ -116,19 +111,17 @@ class DrafterSubject:
         yield (ids[0],)
 
     def n_draft_most(self) -> int:
-        """Return the longest draft whose rows still have a plain step's bits; only then is the text promised."""
+        """Return the most nodes of a draft whose rows have a plain step's bits; for longer ones no text is promised."""
         claim, max_rows = self.model.batch_invariant, self.model.capabilities.max_rows
         most = min(8, max_rows - 1) if claim is True else min(8, max_rows - 1, claim - 1)
         if most < 1:
-            raise NotApplicableError(f"the model's batch_invariant is {claim}, max_rows {max_rows}: no exact drafts")
+            raise NotApplicableError(f"batch_invariant is {claim} and max_rows is {max_rows}, so no draft is exact")
         return most
 
-    def open(self, params: SamplingParams = GREEDY, session: Session | None = None) -> tuple[Drafter, Session]:
-        """Make a drafter on a session (its own where none is given); skip where the model lacks what it needs."""
-        if session is None:
-            longest = max(len(prompt) for prompt in self.prompts())
-            session = self.model.session(longest + self.n_tokens + 1)
-            self._sessions.append(session)
+    def open(self, params: SamplingParams = GREEDY) -> tuple[Drafter, Session]:
+        """Return a new drafter and its session; skip the check where the model lacks what the drafter needs."""
+        longest = max(len(prompt) for prompt in self.prompts())
+        session = self.adopt(self.model.session(longest + self.n_tokens + 1))
         noise = Noise(SEED)
         drafter = self.factory(DraftContext(session, self.model.tokenizer, params, noise, self.budget_bytes))
         for capability, needed in (("taps", bool(drafter.needs.taps)), ("layers", drafter.needs.layers)):
@@ -144,10 +137,10 @@ class DrafterSubject:
         params: SamplingParams = GREEDY,
         lengths: Sequence[int] = (4,),
     ) -> list[int]:
-        """Return the tokens generated; the longest drafts allowed are `lengths`, step by step and over again.
+        """Return the generated tokens; `lengths` are the most nodes of the drafts, step by step and over again.
 
         Raises:
-            ConformanceError: The drafter failed, so that decoding went on without it.
+            ConformanceError: The drafter failed, and decoding went on without it.
         """
         sequence = TokenSequence(Request(prompt, params, SEED), list(prompt))
         policy = None

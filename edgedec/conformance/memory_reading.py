@@ -1,4 +1,4 @@
-"""What a model holds against what it said it would, measured in a process that does nothing else."""
+"""The memory that a model takes beside the memory it planned, measured in a process that does nothing else."""
 
 import json
 import subprocess
@@ -17,14 +17,14 @@ _TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Sum of Model.memory()'s terms, and what the system counted for the process; None where it does not tell."""
+    """The sum of Model.memory()'s terms, and the process's resident memory; None where the system does not tell."""
 
     planned_bytes: int
     resident_bytes: int | None
 
 
 def measure_memory(load: Callable[[LoadOptions], Model]) -> MemoryReading:
-    """Load a model, fill one session, and read what the process holds. Meant for a process of its own."""
+    """Load a model, fill one session, and read the resident memory; to be called in a process of its own."""
     with load(LoadOptions(n_ctx=_N_CTX, max_rows=_N_ROWS)) as model:
         n_rows = min(_N_ROWS, model.capabilities.max_rows)
         session = model.session(_N_CTX)
@@ -37,7 +37,7 @@ def measure_memory(load: Callable[[LoadOptions], Model]) -> MemoryReading:
 
 
 def to_json(reading: MemoryReading) -> str:
-    """Return the line that read_memory expects of a probe."""
+    """Return the line that read_memory expects a probe to print."""
     return json.dumps(asdict(reading))
 
 
@@ -45,13 +45,15 @@ def read_memory(probe: Sequence[str]) -> MemoryReading:
     """Run a probe: a command whose last line of output is to_json(measure_memory(load)).
 
     Raises:
-        ConformanceError: It fails, or prints something else.
+        ConformanceError: The command fails, or prints something else.
     """
     done = subprocess.run(list(probe), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         complaint = done.stderr.strip().splitlines()[-1:] or ["nothing on stderr"]
-        raise ConformanceError(f"the memory probe ended with {done.returncode}: {complaint[0]}")
+        raise ConformanceError(f"the memory probe ended with exit status {done.returncode}, expected 0: {complaint[0]}")
     try:
         return MemoryReading(**json.loads(done.stdout.splitlines()[-1]))
     except (ValueError, TypeError, IndexError) as error:
-        raise ConformanceError(f"the memory probe printed {done.stdout[-200:]!r}, no reading") from error
+        raise ConformanceError(
+            f"the memory probe printed {done.stdout[-200:]!r}, expected the line of to_json()"
+        ) from error

@@ -1,4 +1,4 @@
-"""Running checks: each is a function that returns when its contract holds."""
+"""Running checks; a check is a function that raises unless its contract holds."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from edgedec.errors import ConformanceError
 
 
 class NotApplicableError(Exception):
-    """The check does not apply to this subject; the message says why."""
+    """A check does not apply to the subject; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class CheckResult:
 
     Attributes:
         name: The check's name; stable within a CONFORMANCE_VERSION.
-        holds: What holds when it passes, one sentence.
-        status: "skipped" when it does not apply.
-        detail: What was found instead, or why it was skipped.
+        holds: One sentence that is true where the check passes.
+        status: Whether the check passed, failed, or was skipped because it does not apply.
+        detail: What a failed check found, or why the check was skipped; else empty.
     """
 
     name: str
@@ -35,10 +35,10 @@ OnCheck = Callable[[CheckResult], None]
 
 
 class Checkable(Protocol):
-    """What is under test."""
+    """A runtime's model or a drafter that is under test."""
 
     def clean_up(self, *, failed: bool) -> None:
-        """Make ready for the next check; what a failed one leaves behind is not to be trusted."""
+        """Get ready for the next check; what a failed check leaves behind is not to be trusted."""
 
     def close(self) -> None:
         """Free everything."""
@@ -48,7 +48,7 @@ S = TypeVar("S", bound=Checkable)
 
 
 def run_checks(checks: Iterable[Callable[[S], None]], subject: S, on_check: OnCheck | None) -> list[CheckResult]:
-    """Run the checks one after another, and close the subject."""
+    """Run the checks one after another, close the subject, and return the results."""
     results = []
     try:
         for check in checks:
@@ -62,7 +62,7 @@ def run_checks(checks: Iterable[Callable[[S], None]], subject: S, on_check: OnCh
 
 
 def _run(check: Callable[[S], None], subject: S) -> CheckResult:
-    """Run one check; whatever it raises is its result."""
+    """Run one check; whatever the check raises becomes its result."""
     name = check.__name__
     holds = (check.__doc__ or "").strip().splitlines()[0]
     result = CheckResult(name, holds, "passed")
@@ -70,22 +70,22 @@ def _run(check: Callable[[S], None], subject: S) -> CheckResult:
         check(subject)
     except NotApplicableError as reason:
         result = CheckResult(name, holds, "skipped", str(reason))
-    except Exception as error:  # the subject's, which is what is being tested
-        result = CheckResult(name, holds, "failed", _told(error))
+    except Exception as error:  # raised by the subject, which is what is tested
+        result = CheckResult(name, holds, "failed", _message(error))
     try:
         subject.clean_up(failed=result.status == "failed")
     except Exception as error:
         if result.status != "failed":
-            result = CheckResult(name, holds, "failed", f"closing afterwards: {_told(error)}")
+            result = CheckResult(name, holds, "failed", f"closing after the check: {_message(error)}")
     return result
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
 
 
 def raise_failures(results: Iterable[CheckResult]) -> None:
-    """Raise ConformanceError with every failed check, if there is one."""
+    """Raise ConformanceError with a line for each failed check, if there is one."""
     failed = [f"  {result.name}: {result.detail}" for result in results if result.status == "failed"]
     if failed:
         raise ConformanceError(f"{len(failed)} conformance checks failed:\n" + "\n".join(failed))
@@ -100,7 +100,7 @@ def require(holds: bool, otherwise: str) -> None:
 def require_raises(
     expected: type[Exception] | tuple[type[Exception], ...], what: str, call: Callable[[], object]
 ) -> None:
-    """Fail the check unless the call raises one of the errors expected."""
+    """Fail the check unless the call raises one of the expected errors; `what` names the call in the message."""
     names = " or ".join(kind.__name__ for kind in (expected if isinstance(expected, tuple) else (expected,)))
     try:
         call()
@@ -121,7 +121,7 @@ def require_equal(found: NDArray[np.float32], expected: NDArray[np.float32], wha
 
 
 def require_close(found: NDArray[np.float32], expected: NDArray[np.float32], tolerance: float, what: str) -> None:
-    """Fail the check unless each row differs by at most `tolerance` times the spread of the row expected."""
+    """Fail the check unless each row differs by at most `tolerance` times the spread of the expected row."""
     require(found.shape == expected.shape, f"{what}: shape {found.shape}, expected {expected.shape}")
     for i, (row, wanted) in enumerate(zip(found, expected, strict=True)):
         off = float(np.max(np.abs(row.astype(np.float64) - wanted)) / (float(np.ptp(wanted)) or 1.0))

@@ -1,13 +1,14 @@
-"""Checks of any runtime: the card, logits, going back, errors, and the claim of batch invariance."""
+"""Checks of every runtime: the card, logits, going back, errors, and the claim of batch invariance."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from edgedec.conformance.results import NotApplicableError, require, require_equal, require_raises
 from edgedec.conformance.subject import MOST_ROWS, N_PREFIX, Subject, Tokens, chain, extend
 from edgedec.errors import CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
-from edgedec.model import Rows, Session
+from edgedec.model import Rows
 
 _TEXTS = ("Hello, world!", "def f(x):\n    return x + 1\n", "naïve 東京 🙂")
 
@@ -45,7 +46,7 @@ def tokenizer_is_sane(subject: Subject) -> None:
 
 
 def logits_are_finite(subject: Subject) -> None:
-    """Logits are f32[rows asked for, n_vocab] and finite."""
+    """Logits are f32[requested rows, n_vocab] and finite."""
     n_vocab = subject.model.card.n_vocab
     n = min(5, subject.model.capabilities.max_rows)
     some = chain(*range(0, n, 2))
@@ -59,7 +60,7 @@ def logits_are_finite(subject: Subject) -> None:
 
 
 def rows_agree(subject: Subject) -> None:
-    """A row's logits do not depend on which rows are asked for (its bits, where batch-invariant)."""
+    """A row's logits do not depend on which rows are requested (its bits, where batch-invariant)."""
     n = 5
     subject.require_rows(n)
     tokens = subject.tokens(n)
@@ -96,7 +97,7 @@ def repeats_are_equal(subject: Subject) -> None:
 
 
 def going_back_forgets(subject: Subject) -> None:
-    """After going back with n_past, what was dropped has no influence: the bits are a fresh session's."""
+    """After going back with n_past, dropped tokens have no influence: the bits are a fresh session's."""
     a, b = subject.tokens(10), subject.tokens(14)
     n = min(4, subject.model.capabilities.max_rows)
     old, new = subject.tokens(n, seed=1), subject.tokens(n, seed=2)
@@ -120,7 +121,7 @@ def going_back_forgets(subject: Subject) -> None:
 
 
 def errors_leave_the_session_usable(subject: Subject) -> None:
-    """A forward that is refused evaluates nothing: n_cached and what follows are as if it had not been asked for."""
+    """A refused forward evaluates nothing: n_cached and later forwards are as if it had not been requested."""
     session, n_vocab = subject.prefixed(), subject.model.card.n_vocab
     one = subject.tokens(1)
     expected = subject.replay(subject.prefix, one)
@@ -136,16 +137,13 @@ def errors_leave_the_session_usable(subject: Subject) -> None:
     ]
     if subject.model.capabilities.trees:
         for parents in (chain(0, 0), chain(-1, 1), chain(-1, -2), chain(-1)):
-            refused.append((f"parents {parents.tolist()}", RequestError, _tree(session, subject.tokens(2), parents)))
+            tree = partial(session.forward, subject.tokens(2), n_past=N_PREFIX, parents=parents)
+            refused.append((f"parents {parents.tolist()}", RequestError, tree))
     for what, error, call in refused:
         require_raises(error, what, call)
         require(session.n_cached == N_PREFIX, f"after {what}: n_cached is {session.n_cached}, expected {N_PREFIX}")
     found = session.forward(one, n_past=N_PREFIX, rows="all").logits.copy()
     require_equal(found, expected, "the forward after the refused ones")
-
-
-def _tree(session: Session, tokens: Tokens, parents: Tokens) -> Callable[[], object]:
-    return lambda: session.forward(tokens, n_past=N_PREFIX, parents=parents)
 
 
 def batch_invariance_holds(subject: Subject) -> None:

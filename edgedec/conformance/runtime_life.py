@@ -1,8 +1,9 @@
-"""Checks of saving, cancelling, closing and memory."""
+"""Checks of saving, cancelling and closing, and of the memory plan."""
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from edgedec.conformance.memory_reading import read_memory
@@ -16,7 +17,7 @@ _MEMORY_SHARE, _MEMORY_BYTES = 0.05, 16_000_000
 
 
 def saved_sessions_load(subject: Subject) -> None:
-    """What save() returns restores the session in another one, bit for bit; anything else raises ModelFormatError."""
+    """load() restores what save() returned in another session, bit for bit; other bytes raise ModelFormatError."""
     one = subject.tokens(1, seed=1)
     session = subject.prefixed()
     data = session.save()
@@ -29,21 +30,17 @@ def saved_sessions_load(subject: Subject) -> None:
         ("the bytes of another number of tokens", data, N_PREFIX - 1),
     )
     for what, damaged, n_tokens in bad:
-        require_raises(ModelFormatError, f"load() of {what}", _load(other, damaged, n_tokens))
+        require_raises(ModelFormatError, f"load() of {what}", partial(other.load, damaged, n_tokens))
     other.load(data, N_PREFIX)
     require(other.n_cached == N_PREFIX, f"after load() n_cached is {other.n_cached}, expected {N_PREFIX}")
     require_equal(extend(other, one), expected, "the forward after load()")
     short = subject.session(N_PREFIX - 1)
-    require_raises(EdgedecError, "load() into a session too short for it", _load(short, data, N_PREFIX))
-
-
-def _load(session: Session, data: bytes, n_tokens: int) -> Callable[[], None]:
-    return lambda: session.load(data, n_tokens)
+    require_raises(EdgedecError, "load() into a session too short for it", partial(short.load, data, N_PREFIX))
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """How a forward ended that another thread tried to cancel."""
+    """The end of a forward that another thread tried to cancel."""
 
     cancelled: bool
     seconds: float
@@ -108,7 +105,7 @@ def cancel_alone_is_nothing(subject: Subject) -> None:
 
 
 def closing_is_final(subject: Subject) -> None:
-    """close() may be called again, what is closed raises SessionError, and a second load is the same model."""
+    """close() may be called again, closed sessions and models raise SessionError, a second load is the same model."""
     one = subject.tokens(1)
     with subject.load() as model:
         fingerprint, expected = model.card.fingerprint, subject.model.card.fingerprint
@@ -138,12 +135,12 @@ def closing_is_final(subject: Subject) -> None:
 
 
 def memory_is_as_planned(subject: Subject) -> None:
-    """memory() says within 5 % or 16 MB what a process of its own holds with one full session."""
+    """memory() differs by at most 5 % or 16 MB from what a process of its own holds with one full session."""
     if subject.memory_probe is None:
         raise NotApplicableError("no memory probe was given")
     reading = read_memory(subject.memory_probe)
     if reading.resident_bytes is None:
-        raise NotApplicableError("this system does not tell what a process holds")
+        raise NotApplicableError("this system does not tell how much memory a process holds")
     held, off = reading.resident_bytes, abs(reading.planned_bytes - reading.resident_bytes)
     allowed = max(_MEMORY_BYTES, int(_MEMORY_SHARE * held))
     planned = f"memory() says {reading.planned_bytes / 1e6:.1f} MB"

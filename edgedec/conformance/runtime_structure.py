@@ -1,4 +1,4 @@
-"""Checks of trees, forks, forwards of several sessions, layer subsets and hidden states, where they are declared."""
+"""Checks of trees, forks, forwards of several sessions, layer subsets and hidden states, where declared."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,12 +10,12 @@ from edgedec.conformance.subject import N_PREFIX, Floats, Subject, Tokens, chain
 from edgedec.errors import CapabilityError, EdgedecError, RequestError, SessionError
 from edgedec.model import ForwardItem, LayerSet, Session
 
-# Two roots; below the first, branches of several depths whose rows do not stand in a row.
+# Two roots; below the first, branches of several depths whose rows are not neighbours.
 _PARENTS = (-1, 0, 0, 1, 2, 2, 5, -1)
 
 
 def _tree(subject: Subject) -> Tokens:
-    """Return the tokens of the tree; all distinct, so that no branch stands for another."""
+    """Return the tokens of the tree, all distinct, so that no two branches are equal."""
     subject.require("trees")
     subject.require_rows(len(_PARENTS))
     distinct = list(dict.fromkeys(subject.tokens(100, seed=6).tolist()))
@@ -47,7 +47,7 @@ def trees_equal_their_chains(subject: Subject) -> None:
 
 
 def kept_paths_go_on_as_chains(subject: Subject) -> None:
-    """After keep(rows) the session goes on as if it had decoded that path as a chain."""
+    """After keep(rows) the session goes on as if it had evaluated that path as a chain."""
     tokens, after = _tree(subject), (subject.tokens(1, seed=3), subject.tokens(2, seed=4))
     exact = subject.is_invariant_tree(len(tokens))
     for path in ([0], [0, 1, 3], [0, 2, 5, 6], [7]):
@@ -87,7 +87,7 @@ def branches_must_be_settled(subject: Subject) -> None:
 
 
 def forks_share_and_diverge(subject: Subject) -> None:
-    """A fork starts with the cached prefix; from there each goes its own way and outlives the other."""
+    """A fork starts with the cached prefix; from there fork and parent do not touch each other, closing included."""
     subject.require("fork")
     mine, theirs, more = subject.tokens(3, seed=1), subject.tokens(3, seed=2), subject.tokens(1, seed=3)
     subject.require_rows(3)
@@ -108,7 +108,7 @@ def forks_share_and_diverge(subject: Subject) -> None:
 
 
 def sessions_share_a_forward(subject: Subject) -> None:
-    """Items of one forward do not touch each other: each has what it would have alone."""
+    """Items of one forward do not touch each other: each has the logits that it would have alone."""
     subject.require_rows(5)
     first, second = subject.prefixed(), subject.session()
     other = subject.tokens(9, seed=5)
@@ -131,7 +131,7 @@ def sessions_share_a_forward(subject: Subject) -> None:
 
 
 def layer_subsets_skip(subject: Subject) -> None:
-    """A full LayerSet changes nothing, a subset does, and reading KV that a subset did not write raises."""
+    """A full LayerSet changes nothing, a subset does, and reading KV that a subset did not write raises an error."""
     subject.require("layers")
     n_layer = subject.model.card.n_layer
     n = min(3, subject.model.capabilities.max_rows)
@@ -185,7 +185,7 @@ def hidden_states_resume(subject: Subject) -> None:
 
 
 def undeclared_capabilities_raise(subject: Subject) -> None:
-    """What the model does not declare raises CapabilityError, and leaves the session usable."""
+    """Using a capability that the model does not declare raises CapabilityError, and leaves the session usable."""
     card, capabilities, one = subject.model.card, subject.model.capabilities, subject.tokens(2)
     session = subject.prefixed()
     state = np.zeros((2, card.n_embd), np.float32)
@@ -199,7 +199,7 @@ def undeclared_capabilities_raise(subject: Subject) -> None:
     )
     undeclared = [(name, call) for name, call in calls if not getattr(capabilities, name)]
     if not undeclared:
-        raise NotApplicableError("the model declares everything")
+        raise NotApplicableError("the model declares every capability")
     for name, call in undeclared:
         require_raises(CapabilityError, f"using {name!r}", call)
         require(session.n_cached == N_PREFIX, f"after {name!r} n_cached is {session.n_cached}, expected {N_PREFIX}")

@@ -1,4 +1,4 @@
-"""The model under test, and what the checks of a runtime have in common."""
+"""The model under test, and what the checks of a runtime share."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,14 +20,32 @@ _TEXT = (
 Floats = NDArray[np.float32]
 
 
-class Subject:
+class HeldSessions:
+    """The sessions that a check opened, which are closed after it."""
+
+    def __init__(self) -> None:
+        self._sessions: list[Session] = []
+
+    def adopt(self, session: Session) -> Session:
+        """Return a session that is closed when the check is over."""
+        self._sessions.append(session)
+        return session
+
+    def close_sessions(self) -> None:
+        """Close every session adopted so far."""
+        sessions, self._sessions = self._sessions, []
+        for session in sessions:
+            session.close()
+
+
+class Subject(HeldSessions):
     """The model under test; sessions opened through it are closed after each check.
 
     Args:
-        load: Loads the model; called again after a failed check, so that checks do not spoil each other.
-        n_ctx: Tokens of the sessions that the checks open.
-        tolerance: How far rows may differ that need not have equal bits, as a share of a row's spread.
-        memory_probe: Command that measures the model in a process of its own, or None.
+        load: Loads the model; called again after a failed check, so that no check spoils the next one.
+        n_ctx: Most tokens of the sessions that the checks open.
+        tolerance: By how much rows may differ that need not have equal bits, as a share of a row's spread.
+        memory_probe: A command that measures the model in a process of its own, or None.
     """
 
     def __init__(
@@ -38,7 +56,7 @@ class Subject:
         self.memory_probe = memory_probe
         self._n_ctx = n_ctx
         self._model: Model | None = None
-        self._sessions: list[Session] = []
+        super().__init__()
 
     @property
     def model(self) -> Model:
@@ -49,15 +67,13 @@ class Subject:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of a session: what was asked for, or what the model was trained for."""
+        """Most tokens of a session: at most as many as the model was trained for."""
         n_ctx_train = self.model.card.n_ctx_train
         return min(self._n_ctx, n_ctx_train) if n_ctx_train > 0 else self._n_ctx
 
     def session(self, n_ctx: int | None = None) -> Session:
         """Open a session that is closed when the check is over."""
-        session = self.model.session(n_ctx or self.n_ctx)
-        self._sessions.append(session)
-        return session
+        return self.adopt(self.model.session(n_ctx or self.n_ctx))
 
     def prefixed(self, *pieces: Tokens) -> Session:
         """Open a session that holds the prefix, then these pieces."""
@@ -66,23 +82,12 @@ class Subject:
             session.forward(piece, n_past=session.n_cached)
         return session
 
-    def adopt(self, session: Session) -> Session:
-        """Close this session, too, when the check is over."""
-        self._sessions.append(session)
-        return session
-
     def clean_up(self, *, failed: bool) -> None:
-        """Close the check's sessions; after a failed one the whole model, which is then loaded again."""
+        """Close the check's sessions; after a failed check close the whole model, which is then loaded again."""
         if failed:
             self.close()
         else:
             self.close_sessions()
-
-    def close_sessions(self) -> None:
-        """Close every session opened so far."""
-        sessions, self._sessions = self._sessions, []
-        for session in sessions:
-            session.close()
 
     def close(self) -> None:
         """Close the model; the next use loads it again."""
@@ -92,16 +97,17 @@ class Subject:
             model.close()
 
     def tokens(self, n: int, seed: int = 0) -> Tokens:
-        """Return int32[n], a stretch of text that begins somewhere else for each seed.
+        """Return int32[n], a stretch of text that begins in another place for each seed.
 
-        Text, because on random tokens some models magnify the rounding of a batch to what a wrong token changes.
+        It is text because on random tokens some models magnify the rounding of a batch as much as a wrong token would
+        change the logits.
         """
         return np.resize(np.roll(self._text(), -17 * seed), n)
 
     def _text(self) -> Tokens:
         try:
             ids = self.model.tokenizer.encode(_TEXT, add_special=False)
-        except UnsupportedModelError:  # a vocabulary that the runtime reads only by ids
+        except UnsupportedModelError:  # the runtime reads this vocabulary only by ids
             ids = np.random.default_rng(0).integers(0, self.model.card.n_vocab, 200).tolist()
         return np.array(ids, dtype=np.int32)
 
@@ -122,27 +128,27 @@ class Subject:
         return self.tokens(N_PREFIX)
 
     def is_invariant(self, n: int) -> bool:
-        """Whether the model claims that rows of a forward of n have the bits of single steps."""
+        """Return whether the model claims that the rows of a forward of n rows have the bits of single steps."""
         claim = self.model.batch_invariant
         return claim is True or n <= claim
 
     def is_invariant_tree(self, n: int) -> bool:
-        """Whether the model claims that of the rows of a tree of n nodes."""
+        """Return whether the model claims that the rows of a tree of n nodes have the bits of single steps."""
         return self.model.capabilities.exact_trees and self.is_invariant(n)
 
     def is_exact(self) -> bool:
-        """Whether the model claims that nothing around a row changes its bits."""
+        """Return whether the model claims that nothing around a row changes its bits."""
         return self.model.batch_invariant is True
 
     def require_same(self, found: Floats, expected: Floats, what: str, *, exact: bool) -> None:
-        """Compare rows of logits: their bits where `exact`, else within the tolerance."""
+        """Fail the check unless rows of logits are equal: bit for bit where `exact`, else within the tolerance."""
         if exact:
             require_equal(found, expected, what)
         else:
             require_close(found, expected, self.tolerance, what)
 
     def replay(self, *pieces: Tokens) -> Floats:
-        """Evaluate the pieces one after another in a session of their own; return all rows of the last piece."""
+        """Evaluate the pieces one after another in a new session; return the logits of all rows of the last piece."""
         session = self.model.session(self.n_ctx)
         try:
             return extend(session, *pieces)
@@ -151,7 +157,7 @@ class Subject:
 
 
 def extend(session: Session, *pieces: Tokens) -> Floats:
-    """Evaluate the pieces after what the session holds; return all rows of the last piece, in an array of its own."""
+    """Evaluate the pieces after what the session holds; return the logits of all rows of the last piece, as a copy."""
     *first, last = pieces
     for piece in first:
         session.forward(piece, n_past=session.n_cached)
@@ -159,5 +165,5 @@ def extend(session: Session, *pieces: Tokens) -> Floats:
 
 
 def chain(*token_ids: int) -> Tokens:
-    """Return int32[n]."""
+    """Return int32[n], these token ids or rows as an array."""
     return np.array(token_ids, dtype=np.int32)

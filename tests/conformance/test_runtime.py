@@ -276,8 +276,8 @@ def test_every_check_of_a_runtime_has_a_fault_that_fails_it() -> None:
         ('{"planned_bytes": 100000000, "resident_bytes": 120000000}', "failed", "memory() says 100.0 MB"),
         ('{"planned_bytes": 960000000, "resident_bytes": 1000000000}', "passed", ""),
         ('{"planned_bytes": 100000000, "resident_bytes": null}', "skipped", "does not tell"),
-        ("{}", "failed", "no reading"),
-        ("", "failed", "no reading"),
+        ("{}", "failed", "expected the line of to_json"),
+        ("", "failed", "expected the line of to_json"),
     ],
 )
 def test_memory_is_compared_with_what_a_probe_prints(
@@ -310,7 +310,7 @@ def test_a_failed_check_does_not_spoil_the_next(load: Callable[[], Model]) -> No
     results = run_checks([breaks, RUNTIME["card_is_sane"], breaks_later], Subject(counted, 128, 0.06, None), None)
     assert [result.status for result in results] == ["failed", "passed", "failed"]
     assert results[0] == CheckResult("breaks", "It never holds.", "failed", "ValueError: broken")
-    assert "closing afterwards: AttributeError" in results[2].detail
+    assert "closing after the check: AttributeError" in results[2].detail
     assert len(loads) == 2
     with pytest.raises(ConformanceError, match=r"2 conformance checks failed:\n  breaks: ValueError: broken\n"):
         raise_failures(results)
