@@ -223,7 +223,7 @@ def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     learned, note = filled(path)
     assert len(learned.young.next) == 1
-    assert note == f"the draft store {path} is damaged; begun anew"
+    assert note == f"the draft store {path} is damaged; it is begun anew"
     DraftStore(path, a_model()).save(said([3]))
     assert held(path) == [[3]]
 
@@ -294,7 +294,7 @@ def test_the_text_is_the_same_with_a_store_and_without(model: Path, tmp_path: Pa
     path.write_bytes(path.read_bytes()[:-3])
     with edgedec.load(model, runtime="reference", draft="suffix", draft_store=path) as engine:
         reasons = [engine.generate("Once", max_tokens=2, temperature=0).stats.reasons for _ in range(2)]
-    assert reasons == [[f"the draft store {path} is damaged; begun anew"], []]
+    assert reasons == [[f"the draft store {path} is damaged; it is begun anew"], []]
 
 
 def test_an_engine_writes_when_asked_and_when_it_closes(model: Path, tmp_path: Path) -> None:

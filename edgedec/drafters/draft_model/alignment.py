@@ -1,4 +1,4 @@
-"""A text's bytes in a tokenizer of one's own: tokens that line up with the bytes exactly, found again as it grows."""
+"""The tokens of a text's bytes in another tokenizer: they line up with the bytes exactly, while the text grows."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from itertools import accumulate
 from edgedec.errors import EdgedecError
 from edgedec.tokenizer import Tokenizer
 
-_SETTLED = 8  # tokens from the end that more text may change
-_CONTEXT = 16  # tokens before those that are encoded again, so that a word cut at the beginning does no harm
-_MAX_BYTES = 32_768  # of text added at once: its end is taken
+_SETTLED = 8  # last tokens, which more text may change
+_CONTEXT = 16  # tokens before those, encoded with them so that a word that begins before them is seen whole
+_MAX_BYTES = 32_768  # of a longer text that is added at once, only so many last bytes are taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Encoded:
 
     Attributes:
         ids: The token ids.
-        ends: The offset in the text's bytes at which each one ends.
-        has_lead: Whether the first one begins with a space that is not in the text.
+        ends: The offset in the text's bytes at which each token ends.
+        has_lead: Whether the first token begins with a space that is not in the text.
     """
 
     ids: list[int]
@@ -29,9 +29,9 @@ class Encoded:
 
 
 def encode_aligned(tokenizer: Tokenizer, data: bytes) -> Encoded | None:
-    """Return the tokens of UTF-8 text; None where it is not UTF-8, or they are not the text.
+    """Return the tokens of UTF-8 text; None where it is not UTF-8, or the tokens' bytes are not the text's.
 
-    A space that the tokenizer puts before every text counts as no byte of it.
+    A space that the tokenizer puts before every text does not count as a byte of it.
     """
     try:
         ids = tokenizer.encode(data.decode(), add_special=False)
@@ -46,14 +46,14 @@ def encode_aligned(tokenizer: Tokenizer, data: bytes) -> Encoded | None:
 
 
 def leading_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return what the tokenizer puts before every text, such as BOS."""
+    """Return the tokens that the tokenizer puts before every text, such as BOS."""
     plain, whole = tokenizer.encode("a", add_special=False), tokenizer.encode("a", add_special=True)
     n = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
     return whole[:n]
 
 
 def whole_characters(data: bytes) -> int:
-    """Return how many bytes come before a character that is cut short at the end.
+    """Return how many bytes the whole characters take: all but those of a character that is cut short at the end.
 
     >>> whole_characters("aé".encode()), whole_characters("aé".encode()[:2])
     (3, 1)
@@ -67,16 +67,16 @@ def whole_characters(data: bytes) -> int:
 
 
 class Aligned:
-    """A text as another tokenizer's tokens.
+    """A text in another tokenizer's tokens.
 
-    The tokens from `start` on are always the text's bytes, to its end but for a character that is cut short there.
+    The tokens' bytes are always the text's from `start` on, to its end but for a character that is cut short there.
     Text before a byte that is not UTF-8 is left out.
 
     Attributes:
-        ids: The tokens.
-        ends: The offset in the text at which each one ends.
-        start: Where the first one begins.
-        text: The text.
+        ids: The token ids.
+        ends: The offset in the text at which each token ends.
+        start: The offset in the text at which the first token begins.
+        text: The text's bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -92,11 +92,11 @@ class Aligned:
         return self._end(len(self.ids)) == len(self.text)
 
     def _end(self, n: int) -> int:
-        """Return where the first n tokens end."""
+        """Return the offset at which the first n tokens end."""
         return self.ends[n - 1] if n else self.start
 
     def add(self, more: bytes) -> None:
-        """Append bytes; the last tokens are encoded again together with them."""
+        """Append bytes to the text; the last tokens are encoded again together with them."""
         self.text += more
         if len(more) > _MAX_BYTES:
             begin = len(self.text) - _MAX_BYTES
@@ -105,13 +105,16 @@ class Aligned:
             self._restart(self.start)
 
     def _character_start(self, n: int) -> int:
-        """Return the most tokens, at most n, that end where a character begins."""
+        """Return the largest number of tokens, at most n, behind which a character begins."""
         while n > 0 and self._end(n) < len(self.text) and self.text[self._end(n)] & 0xC0 == 0x80:
             n -= 1
         return max(0, n)
 
     def _encode_end(self, n: int) -> bool:
-        """Encode what follows the first n tokens; keep old tokens up to where old and new ones meet, if they do."""
+        """Encode the text behind the first n tokens again; return whether the new tokens line up with it.
+
+        Old tokens are kept up to the first place where an old and a new one end, if there is such a place.
+        """
         begin = self._end(n)
         data = bytes(self.text[begin:])
         found = encode_aligned(self._tokenizer, data[: whole_characters(data)])
@@ -129,11 +132,12 @@ class Aligned:
         return True
 
     def _replace(self, n_kept: int, ids: list[int], ends: list[int]) -> None:
+        """Replace all but the first `n_kept` tokens."""
         self.ids[n_kept:] = ids
         self.ends[n_kept:] = ends
 
     def _restart(self, start: int) -> None:
-        """Encode everything from an offset on, or from behind the last byte that is not UTF-8."""
+        """Encode the text from an offset on, or from behind the last byte that is not UTF-8; drop all other tokens."""
         data = bytes(self.text[start:])
         data = data[: whole_characters(data)]
         while True:
@@ -148,10 +152,10 @@ class Aligned:
 
 
 def continuation(tokenizer: Tokenizer, before: Sequence[int], data: bytes) -> Encoded | None:
-    """Return the tokens of UTF-8 text that follows the tokens `before`; None where no border between the two is found.
+    """Return the tokens of UTF-8 text that follows the tokens `before`; None where no tokens begin with the text.
 
-    Encoded is the text with what comes before it; where a token of that would span the border, the text by itself;
-    where that would begin with a space of the tokenizer's own, the text after a line's end.
+    The text is encoded together with the tokens before it. Where a token would span the border, the text is encoded by
+    itself; where it would then begin with a space of the tokenizer's own, it is encoded after a line's end.
     """
     head = b"".join(tokenizer.piece(token) for token in before)
     n_cut = next((i for i in range(min(4, len(head))) if head[i] & 0xC0 != 0x80), 0)

@@ -1,1 +1,1 @@
-"""Drafts copied from text: the prompt, earlier outputs, and a small corpus that ships."""
+"""Drafts copied from text: the prompt, earlier outputs, and a small corpus that edgedec ships."""

@@ -1,18 +1,22 @@
 """A suffix automaton that grows token by token and counts how often each context occurred.
 
 Blumer et al. 1985 ("The smallest automaton recognizing the subwords of a text"). A state stands for all contexts that
-end at the same places of the text; its link leads to the longest shorter context that also occurs elsewhere.
+end at the same places of the text. A state's link leads to the longest shorter context that ends at more places.
 """
 
-_MAX_CLIMB = 24  # contexts whose count a token raises, longest first
-STATE_BYTES = 420  # of a state and its share of dictionaries, as sys.getsizeof adds up; a token makes one or two
+_MAX_CLIMB = 24  # only of so many contexts does a token raise the counts, longest first
+STATE_BYTES = 420  # of a state with its dictionaries, by sys.getsizeof; a token makes one or two states
 
 
 class SuffixAutomaton:
-    """Contexts of all that was added so far.
+    """All contexts of the tokens added so far.
 
-    The state 0 is the empty context. `last` is the whole text; its link is the longest context at the text's end that
-    occurred before.
+    Attributes:
+        next: By state, the state after each token that followed the context; state 0 is the empty context.
+        link: By state, the state of the longest shorter context that ends at more places; -1 for the empty context.
+        length: By state, tokens of its longest context.
+        count: By state, how often its contexts occurred.
+        last: The state of the whole text; its link is the longest context at the text's end that occurred before.
     """
 
     def __init__(self) -> None:
@@ -23,7 +27,7 @@ class SuffixAutomaton:
         self.last = 0
 
     def add(self, token: int) -> None:
-        """Append a token."""
+        """Append a token to the text."""
         transitions, links, lengths = self.next, self.link, self.length
         new = len(transitions)
         transitions.append({})
@@ -41,7 +45,7 @@ class SuffixAutomaton:
         self._count(new)
 
     def _split(self, state: int, token: int, target: int) -> int:
-        """Give the contexts of `target` that are at most as long as `state` and the token a state of their own."""
+        """Return a new state for the contexts of `target` that are no longer than `state` and the token after it."""
         clone = len(self.next)
         self.next.append(dict(self.next[target]))
         self.link.append(self.link[target])
@@ -54,6 +58,7 @@ class SuffixAutomaton:
         return clone
 
     def _count(self, state: int) -> None:
+        """Count that the contexts of a state and of its links occurred once more."""
         for _ in range(_MAX_CLIMB):
             if state <= 0:
                 return
@@ -61,7 +66,13 @@ class SuffixAutomaton:
             state = self.link[state]
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Return the longest known context that ends with that context of `length` tokens and the token."""
+        """Return the longest known context that ends with a context and a token behind it: its state and its length.
+
+        Args:
+            state: The context's state.
+            length: Tokens of the context.
+            token: The token.
+        """
         while state >= 0:
             target = self.next[state].get(token)
             if target is not None:
@@ -71,5 +82,5 @@ class SuffixAutomaton:
         return 0, 0
 
     def memory_bytes(self) -> int:
-        """Return about how much memory it holds."""
+        """Return about how much memory the automaton takes."""
         return len(self.next) * STATE_BYTES

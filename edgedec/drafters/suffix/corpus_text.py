@@ -1,7 +1,7 @@
-"""A small text of everyday answers and code, from which drafters that know nothing yet learn what mostly follows what.
+"""A small text of everyday answers and code, from which drafts come before a text has taught the drafters anything.
 
-The text lies beside this file; a small model made it up, so what it says is not to be relied on. So small a text serves
-the first tokens of an answer, before the answer itself has taught the drafters better.
+The text lies beside this file. A small model made it up, so its statements are not to be relied on. So small a text
+serves the first tokens of an answer, until the answer itself teaches the drafters better.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ _FILE = Path(__file__).with_name("common_text.txt")
 
 
 class CommonText:
-    """The text as a tokenizer sees it.
+    """The text in one tokenizer's tokens (an edgedec.draft.Corpus).
 
     Attributes:
-        token_ids: Its tokens.
+        token_ids: The tokens.
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
@@ -31,11 +31,11 @@ class CommonText:
 
     @property
     def automaton(self) -> SuffixAutomaton:
-        """Its contexts, made now where build() was not called; only read from then on."""
+        """The contexts of the text, made at the first use unless build() made them; they are only read from then on."""
         return self._automaton or self.build(LoadOptions())
 
     def build(self, options: LoadOptions) -> SuffixAutomaton:
-        """Make the contexts, so that no request has to wait for them (CancelledError by the options' cancel)."""
+        """Make the contexts now, so that no request waits for them (raises CancelledError by the options' cancel)."""
         automaton = SuffixAutomaton()
         for token in reported(self.token_ids, "everyday text", options):
             automaton.add(token)
@@ -43,16 +43,22 @@ class CommonText:
         return automaton
 
     def shed(self) -> None:
-        """Drop the contexts; they are made anew when they are asked for again."""
+        """Drop the contexts; they are made anew when they are used again."""
         self._automaton = None
 
     def memory_bytes(self) -> int:
-        """Return about how much memory the contexts take."""
+        """Return about how much memory the contexts take; 0 where they are not made."""
         return 0 if self._automaton is None else self._automaton.memory_bytes()
 
 
 def common_text(tokenizer: Tokenizer, cache_dir: Path | None, fingerprint: str) -> CommonText:
-    """Return the text for a tokenizer, empty where it can't be encoded; remembered, as encoding takes a moment."""
+    """Return the text in a tokenizer's tokens, empty where it can't be encoded.
+
+    Args:
+        tokenizer: The target's.
+        cache_dir: Where the tokens are remembered, as encoding takes a moment; None for nowhere.
+        fingerprint: The target's, by which they are remembered.
+    """
     return CommonText(_tokens(tokenizer, cache_dir, fingerprint))
 
 

@@ -1,9 +1,9 @@
-"""The suffix drafter's earlier outputs in a file, so that the next start knows them.
+"""The draft store: a file of the suffix drafter's earlier outputs, so that the next start knows them.
 
-Layout: magic, SHA-256 of all that follows; hash of the vocabulary (32 bytes), number of texts (u32), tokens of each
-(u32), their token ids (i32) one text after the other; little endian. The hash guards against damage, not a forger: what
-a file says can only waste drafts, never change the text. The file holds what the model answered, so only its owner may
-read it.
+Layout, little endian: magic; SHA-256 of all that follows; hash of the vocabulary (32 bytes); number of texts (u32);
+tokens of each text (u32); the token ids (i32), one text after the other. The SHA-256 guards against damage, not against
+a forger: whatever a file holds can only waste drafts, never change the text. The file holds what the model answered, so
+only its owner may read it.
 """
 
 import hashlib
@@ -28,18 +28,21 @@ from edgedec.tokenizer import Tokenizer
 _KIND = b"edgedec draft store "
 _MAGIC = _KIND + b"1\n"
 _HASH_BYTES = 32
-_SAMPLED = 4096  # tokens of a vocabulary that are looked at: all of them take half a second
-_MOST_BYTES = len(_MAGIC) + 2 * _HASH_BYTES + 4 + 8 * MOST_TOKENS  # where each text is a single token
+_SAMPLED = 4096  # tokens of a vocabulary that are hashed: all of them would take half a second
+_MOST_BYTES = len(_MAGIC) + 2 * _HASH_BYTES + 4 + 8 * MOST_TOKENS  # of a file in which each text is a single token
 
 
 class DraftStore:
     """The file of a loaded model's suffix drafter.
 
-    `variant` names what sets a model apart from others of its vocabulary, with which it then shares no file: the layers
-    that it leaves out.
+    Args:
+        path: The file; it need not exist yet.
+        model: The model whose outputs it holds.
+        variant: Which layers the model leaves out; models with other layers share no file, though they have one
+            vocabulary.
 
     Attributes:
-        path: The file; it need not exist yet.
+        path: The file.
     """
 
     def __init__(self, path: Path, model: Model, variant: str = "") -> None:
@@ -49,14 +52,20 @@ class DraftStore:
         self._forgotten = False
 
     def fill(self, store: MutableMapping[str, Any], budget_bytes: int | None, options: LoadOptions) -> str | None:
-        """Teach the suffix drafter what the file holds, as far as a budget goes; return what a person should know.
+        """Teach the suffix drafter the newest texts of the file that its budget has room for.
 
-        A damaged file is begun anew, as nothing depends on it: that is what is returned then.
+        Returns a note for a person where the file is damaged, else None: a damaged file is begun anew, as nothing
+        depends on it.
+
+        Args:
+            store: What the drafters keep between requests.
+            budget_bytes: The drafter's budget; None for no limit.
+            options: The load's, for progress and cancelling.
 
         Raises:
             ModelFormatError: The file is of another vocabulary or release.
-            StorageError: It can't be read.
-            CancelledError: The options' cancel came.
+            StorageError: The file can't be read.
+            CancelledError: The options' cancel token was cancelled.
         """
         data = _read(self.path)
         texts = parse(data, self._vocabulary, self._n_vocab, self.path)
@@ -66,17 +75,20 @@ class DraftStore:
             learned.begin(limit)
             for token in text:
                 learned.young.add(token)
-        return f"the draft store {self.path} is damaged; begun anew" if texts is None else None
+        return f"the draft store {self.path} is damaged; it is begun anew" if texts is None else None
 
     def save(self, store: MutableMapping[str, Any]) -> None:
-        """Add to the file what the suffix drafter saw since the last time; the file is replaced whole or not at all.
+        """Add the texts of the requests since the last save to the file, which is replaced whole or not at all.
 
-        What other processes have added is kept, but for what one writes in the same moment. A failure is not tried
-        again.
+        The texts that other processes have added stay, except those that one adds in the same moment. A save that
+        failed is not repeated.
+
+        Args:
+            store: What the drafters keep between requests.
 
         Raises:
             ModelFormatError: Meanwhile the file is of another vocabulary or release.
-            StorageError: It can't be read or written.
+            StorageError: The file can't be read or written.
         """
         learned = store.get("suffix")
         added = learned.take_outputs() if isinstance(learned, SuffixStore) else []
@@ -89,15 +101,12 @@ class DraftStore:
         _write(self.path, serialize(kept, self._vocabulary))
 
     def forget(self) -> None:
-        """Leave out what the file holds now when it is written next."""
+        """Drop the texts that the file holds when it is saved next."""
         self._forgotten = True
 
 
 def vocabulary_hash(tokenizer: Tokenizer, variant: str = "") -> bytes:
-    """Return a SHA-256 of a vocabulary, by its size and up to 4,096 of its tokens: other models may share it.
-
-    Those of another `variant` do not.
-    """
+    """Return the SHA-256 of a vocabulary's size, of a variant's name, and of up to 4,096 of the vocabulary's tokens."""
     n_vocab = tokenizer.n_vocab
     digest = hashlib.sha256(f"{n_vocab}{variant}".encode())
     for token_id in range(0, n_vocab, max(1, n_vocab // _SAMPLED)):
@@ -107,7 +116,7 @@ def vocabulary_hash(tokenizer: Tokenizer, variant: str = "") -> bytes:
 
 
 def newest(texts: Sequence[Text], n_tokens: int) -> list[Text]:
-    """Return the last texts that together have at most so many tokens; one that is longer alone loses its beginning.
+    """Return the last texts that together have at most `n_tokens` tokens; a longer last text loses its beginning.
 
     >>> [text.tolist() for text in newest([array("i", [1, 2]), array("i", [3]), array("i", [4, 5])], 3)]
     [[3], [4, 5]]
@@ -124,18 +133,24 @@ def newest(texts: Sequence[Text], n_tokens: int) -> list[Text]:
 
 
 def serialize(texts: Sequence[Text], vocabulary: bytes) -> bytes:
-    """Return the bytes of a file."""
+    """Return the bytes of a draft store that holds these texts."""
     lengths = np.array([len(texts), *map(len, texts)], "<u4").tobytes()
     body = vocabulary + lengths + b"".join(np.asarray(text, "<i4").tobytes() for text in texts)
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
 def parse(data: bytes, vocabulary: bytes, n_vocab: int, path: Path) -> list[Text] | None:
-    """Return the texts of a file's bytes, oldest first; None for a damaged one.
+    """Return the texts of a draft store's bytes, oldest first; None for a damaged one.
+
+    Args:
+        data: The bytes; none where there is no file yet.
+        vocabulary: The hash of the model's vocabulary.
+        n_vocab: Tokens of the model's vocabulary.
+        path: What errors call the file.
 
     Raises:
-        ModelFormatError: It is of another vocabulary or release.
-        StorageError: It is no draft store.
+        ModelFormatError: The store is of another vocabulary or release.
+        StorageError: The bytes are no draft store.
     """
     if not data:
         return []
@@ -156,7 +171,7 @@ def parse(data: bytes, vocabulary: bytes, n_vocab: int, path: Path) -> list[Text
 
 
 def _texts(data: bytes, n_vocab: int) -> list[Text] | None:
-    """Return the texts behind the hashes, None where their counts contradict each other or a token is none."""
+    """Return the texts behind the hashes, None where the counts contradict each other or an id is no token."""
     if len(data) < 4 or len(data) % 4:
         return None
     n_texts = int.from_bytes(data[:4], "little")
@@ -172,10 +187,10 @@ def _texts(data: bytes, n_vocab: int) -> list[Text] | None:
 
 
 def require_draft_store(path: Path) -> Path:
-    """Return the file's real place, before anything is loaded; it must be free or a draft store, in a folder to write.
+    """Return the real path of a draft store, so that a wrong one is refused before anything is loaded.
 
     Raises:
-        StorageError: Something else stands there, or nothing can be written there.
+        StorageError: The path holds something other than a draft store, or nothing can be written there.
     """
     try:
         found = Path(os.path.realpath(path))  # a link stays one, and the working directory may change
@@ -194,7 +209,7 @@ def require_draft_store(path: Path) -> Path:
 
 
 def _read(path: Path, n_bytes: int = _MOST_BYTES + 1) -> bytes:
-    """Return a file's first bytes, none where there is no file."""
+    """Return the first bytes of a file, none where there is no file."""
     try:
         with path.open("rb") as file:
             return file.read(n_bytes)

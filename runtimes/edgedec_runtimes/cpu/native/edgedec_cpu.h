@@ -183,6 +183,7 @@ EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer
 /* Check that all matrices and vectors are set, and allocate the memory of forwards. */
 EC_API int32_t ec_model_finish(ec_model *model);
 EC_API const char *ec_model_instruction_set(const ec_model *model);
+/* Return the seconds that all forwards so far spent in each operation, waiting for other threads included. */
 EC_API void ec_model_seconds(const ec_model *model, double *seconds /* [EC_N_OPERATIONS] */);
 EC_API void ec_model_destroy(ec_model *model);
 
