@@ -1,1 +1,1 @@
-"""Leaving out half-layers: sets, how they are searched and chosen, and what they cost in quality."""
+"""Leaving out half-layers: sets of them, how a set is searched or chosen, and what it costs in quality."""

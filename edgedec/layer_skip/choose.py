@@ -1,10 +1,10 @@
-"""Which layers to leave out for a wished speed-up, and which wishes are refused.
+"""Which layers to leave out for a requested speed-up (a layer skip), and which requests are refused.
 
-LOSSY: edgedec.layer_skip.skipping_model leaves them out.
+LOSSY: edgedec.layer_skip.skipping_model leaves the layers out.
 
-Unified Layer Skipping (Liu et al. 2024, arXiv:2404.06954): the wish alone decides how many layers run; they are evenly
-spaced and the same for every token, so a KV cache has no holes. Where the paper counts layers, bytes of weights are
-counted here, those of the head included, as a token's time follows what it reads.
+Unified Layer Skipping (Liu et al. 2024, arXiv:2404.06954): the speed-up alone decides how many layers run. They are
+evenly spaced and the same for every token, so that a KV cache has no holes. Where the paper counts layers, bytes of
+weights are counted here, those of the head included, as the time of a token follows the bytes that it reads.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,11 +27,11 @@ _OF_OWN_LAYERS = ("skip", "exit")
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A set of half-layers for a wished speed-up.
+    """A set of half-layers for a requested speed-up.
 
     Attributes:
         layers: The set.
-        share: Of a whole token's bytes that a token through it reads; at most 1 / speed-up.
+        share: The share of a whole token's bytes that a token through the set reads; at most 1 / speed-up.
     """
 
     layers: LayerSet
@@ -39,15 +39,15 @@ class Chosen:
 
 
 def require_speedup(speedup: float) -> None:
-    """Raise RequestError for what is no speed-up: below 1, or no number."""
+    """Raise RequestError unless this is a speed-up: a finite number from 1 on."""
     if not 1 <= speedup < inf:
-        raise RequestError(f"a layer skip of {speedup:g} is no speed-up; ask for 1 or more, such as 1.1")
+        raise RequestError(f"a layer skip of {speedup:g} is no speed-up; give a number from 1 on, such as 1.1")
 
 
 def choose_layers(sizes: LayerBytes, speedup: float, tuned: TunedSet | None = None) -> Chosen:
-    """Return the evenly spaced set of most layers that reads 1 / `speedup` of the bytes, or less.
+    """Return the evenly spaced set of as many layers as read at most 1 / `speedup` of a token's bytes.
 
-    A tuned set is taken instead where it reads as few bytes and no more than a layer fewer.
+    A tuned set is returned instead where it reads at most as many bytes, and at most a layer's bytes fewer.
 
     >>> import numpy as np
     >>> sizes = LayerBytes(np.full((10, 2), 8), 40)
@@ -56,7 +56,7 @@ def choose_layers(sizes: LayerBytes, speedup: float, tuned: TunedSet | None = No
     (0.76, [2, 4, 7])
 
     Raises:
-        RequestError: The speed-up is below 1, or beyond what the first and the last layer alone would give.
+        RequestError: The speed-up is below 1, or higher than what the first and the last layer alone would give.
     """
     require_speedup(speedup)
     wanted = 1 / speedup + _ROUNDING
@@ -71,23 +71,29 @@ def choose_layers(sizes: LayerBytes, speedup: float, tuned: TunedSet | None = No
             return Chosen(layers, least)
     raise RequestError(
         f"a layer skip of {speedup:g} is out of reach: with the first and the last layer alone a token reads "
-        f"{100 * least:.0f} % of the bytes, a speed-up of {1 / least:.2f}; ask for at most that"
+        f"{100 * least:.0f} % of the bytes, a speed-up of {1 / least:.2f}; give at most that"
     )
 
 
 def require_layer_skip(path: Path, speedup: float, *, force: bool, drafters: Iterable[str] = ()) -> LayerBytes:
-    """Return a model file's bytes by layer, unless the wish is refused; reads the header only.
+    """Return a model file's bytes by layer, read from the header only; raise where the speed-up is refused.
+
+    Args:
+        path: The model file.
+        speedup: The requested speed-up.
+        force: Whether to allow a speed-up whose quality was never measured, or that is not recommended.
+        drafters: The names of the drafters that are to draft.
 
     Raises:
-        RequestError: As choose_layers; or a drafter named draws on single layers; or, unless `force`, the quality at
-            this speed-up was never measured, or it is beyond what is recommended.
+        RequestError: As choose_layers; or a drafter runs a part of the layers itself; or, unless `force`, the quality
+            at this speed-up was never measured, or the speed-up is higher than recommended.
         EdgedecError: As read_gguf.
     """
     own = [name for name in drafters if name in _OF_OWN_LAYERS]
     if own:
         raise RequestError(
-            f"the drafter {own[0]!r} drafts with a part of the layers, where a layer skip leaves out the same ones in "
-            "every forward; leave one of the two out"
+            f"the drafter {own[0]!r} runs a part of the layers, but with a layer skip every forward runs the same "
+            "ones; use one of the two"
         )
     sizes = layer_bytes(path)
     if left_out(choose_layers(sizes, speedup).layers) and not force:
@@ -102,22 +108,27 @@ def require_measured(shape: Shape, speedup: float, table: Mapping[Shape, tuple[M
     if not rows:
         architecture, n_layer, n_embd = shape
         raise RequestError(
-            f"what a layer skip costs a {architecture} of {n_layer} layers and {n_embd} values a row was never "
-            f"measured; measure it (edgedec eval MODEL --layer-skip {speedup:g}), then force it (layer_skip_force=True)"
+            f"the quality that a layer skip costs was never measured for a {architecture} of {n_layer} layers and "
+            f"{n_embd} values a row; measure it (edgedec eval MODEL --layer-skip {speedup:g}), then force it "
+            "(layer_skip_force=True)"
         )
     edge = rows[-1]
     if speedup > edge.speedup:
         raise RequestError(
             f"a layer skip of {speedup:g} is beyond {edge.speedup:g}, the most that is recommended for this model; "
-            f"there {100 * edge.top1:.0f} % of the tokens are the whole model's most probable ones, with a KL "
-            f"divergence of {edge.kl_mean:.2g}. Ask for at most that, or force it (layer_skip_force=True)"
+            f"at {edge.speedup:g}, {100 * edge.top1:.0f} % of the tokens are the whole model's most probable ones, "
+            f"with a KL divergence of {edge.kl_mean:.2g}. Give at most that, or force it (layer_skip_force=True)"
         )
 
 
 def leave_out(model: Model, sizes: LayerBytes, speedup: float, cache_dir: Path | None) -> Model:
-    """Return a model that leaves out layers in every forward; itself where there is nothing to leave out.
+    """Return a model that leaves out layers in every forward; the model itself where no layer is left out.
 
-    A set that was tuned for the model and for this (edgedec tune-skip --lossy) is looked for below `cache_dir`.
+    Args:
+        model: The whole model.
+        sizes: Its bytes by layer.
+        speedup: The requested speed-up.
+        cache_dir: Where a set that was tuned for this (edgedec tune-skip --lossy) is looked up; None for nowhere.
 
     Raises:
         CapabilityError: The runtime can't leave out layers.

@@ -1,4 +1,4 @@
-"""Sets of half-layers: families of them, the share of the weights that each reads, and a tuned one kept on the disk.
+"""Sets of half-layers, the bytes that a token through a set reads, and tuned sets, which are kept on the disk.
 
 A half-layer is the attention or the feed-forward block of a layer; leaving one out passes the hidden state through
 (SWIFT, Xia et al. 2024, arXiv:2410.06161). The first and the last layer always run.
@@ -22,7 +22,7 @@ from edgedec.model import LayerSet, ModelCard
 from edgedec.storage import probe_cache
 
 _KIND, _LOSSY_KIND = "draft-layer-set", "lossy-layer-set"
-_MOST_COST = 10.0  # times a whole token's: what takes longer was not measured soundly
+_MOST_COST = 10.0  # times a whole token's: a higher cost was not measured soundly
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 Half = tuple[int, int]
@@ -34,8 +34,8 @@ class LayerBytes:
     """How many bytes of weights a token reads.
 
     Attributes:
-        halves: int64[n_layer, 2], by layer: its attention block, its feed-forward block.
-        rest: Of what always runs: the last norm and the head.
+        halves: int64[n_layer, 2], for each layer those of its attention block and of its feed-forward block.
+        rest: Those of the last norm and the head, which always run.
     """
 
     halves: NDArray[np.int64]
@@ -61,12 +61,12 @@ class LayerBytes:
 
 
 def layer_bytes(path: Path) -> LayerBytes:
-    """Return what a token of a GGUF model or of an export reads (raises what read_gguf raises).
+    """Return the bytes that a token of a GGUF model or of an export reads (raises what read_gguf raises).
 
-    An export's header has no tensors: its weights are counted from the sizes it names, each as one byte.
+    An export's header has no tensors: its weights are counted by the sizes that the header names, each as one byte.
 
     Raises:
-        RequestError: It has no layers of the usual names.
+        RequestError: The file has no layers of the usual names.
     """
     gguf = read_gguf(header_path(path))
     if is_onnx(path):
@@ -81,7 +81,10 @@ def layer_bytes(path: Path) -> LayerBytes:
         elif name.startswith("output") or (name == "token_embd.weight" and "output.weight" not in gguf.tensors):
             rest += tensor.n_bytes
     if not places:
-        raise RequestError(f"{path}: no tensor is called blk.N.*, so which half-layer reads what is unknown")
+        raise RequestError(
+            f"{path} has no tensor called blk.N.*, so the bytes of each half-layer are unknown; take a model with the "
+            "usual names"
+        )
     halves = np.zeros((max(layer for layer, _, _ in places) + 1, 2), np.int64)
     for layer, half, n_bytes in places:
         halves[layer, half] += n_bytes
@@ -89,10 +92,13 @@ def layer_bytes(path: Path) -> LayerBytes:
 
 
 def _layer_weights(gguf: GGUF) -> LayerBytes:
-    """Return the weights of each half-layer, attention's four matrices and the three of a gated feed-forward block."""
+    """Return the weights of each half-layer: four matrices of attention, three of a gated feed-forward block."""
     info = describe(gguf)
     if info.n_ff is None:
-        raise RequestError(f"{gguf.paths[0]}: how wide its layers are is not said, so which half reads what is unknown")
+        raise RequestError(
+            f"{gguf.paths[0]} does not say feed_forward_length, so the bytes of each half-layer are unknown; "
+            "export the model again"
+        )
     attn = [
         info.n_embd * (n_head + n_head_kv) * (info.key_length + info.value_length)
         for n_head, n_head_kv in zip(info.n_head, info.n_head_kv, strict=True)
@@ -102,7 +108,7 @@ def _layer_weights(gguf: GGUF) -> LayerBytes:
 
 
 def as_mask(layers: LayerSet) -> NDArray[np.bool_]:
-    """Return bool[n_layer, 2], whether each half-layer runs."""
+    """Return bool[n_layer, 2]: whether each layer's attention and feed-forward block run."""
     return np.stack([layers.attn, layers.mlp], axis=1)
 
 
@@ -124,7 +130,7 @@ def left_out(layers: LayerSet) -> list[Half]:
 
 
 def evenly_spaced(n_layer: int, n_out: int) -> LayerSet:
-    """Return the set that leaves out `n_out` whole layers at even distances, as Unified Layer Skipping does.
+    """Return the set that leaves out `n_out` whole layers at even distances (Unified Layer Skipping).
 
     >>> left_out(evenly_spaced(6, 2))
     [(2, 0), (2, 1), (3, 0), (3, 1)]
@@ -151,13 +157,13 @@ def first_layers(n_layer: int, n_run: int) -> LayerSet:
 
 @dataclass(frozen=True, slots=True)
 class TunedSet:
-    """A set of half-layers that was searched for, with what was found of it.
+    """A set of half-layers that a search found, with what was measured of it.
 
     Attributes:
         layers: The set.
-        share: Of a whole token's bytes that it reads.
-        cost: Seconds of a token through it, in those of a whole one, as measured.
-        agreement: Share of held-back positions where its most probable token is the whole model's.
+        share: The share of a whole token's bytes that a token through the set reads.
+        cost: The measured time of a token through the set, as a share of a whole token's.
+        agreement: Share of held-back positions where the set's most probable token is the whole model's.
         n_positions: How many positions those were.
     """
 
@@ -169,12 +175,12 @@ class TunedSet:
 
 
 def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet, *, lossy: bool = False) -> None:
-    """Keep a set for a model's fingerprint below the cache folder, in place of an earlier one.
+    """Keep a set under a model's fingerprint below the cache folder, in place of an earlier one.
 
-    What is best to draft with and what is best where nothing verifies (`lossy`) are kept apart.
+    The set to draft with and the set to use where nothing is verified (`lossy`) are kept apart.
 
     Raises:
-        StorageError: It can't be written.
+        StorageError: The set can't be written.
     """
     document = {
         "fingerprint": card.fingerprint,
@@ -192,7 +198,7 @@ def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet, *, lossy: 
 
 
 def tuned_set(cache_dir: Path | None, card: ModelCard, *, lossy: bool = False) -> TunedSet | None:
-    """Return the set kept for a model; None where there is none, it is damaged, or it is another model's."""
+    """Return the set that is kept for a model; None where there is none, or it is damaged, or another model's."""
     found = probe_cache.get(cache_dir, _LOSSY_KIND if lossy else _KIND, card.fingerprint)
     if not isinstance(found, dict) or found.get("fingerprint") != card.fingerprint:
         return None
@@ -207,11 +213,12 @@ def tuned_set(cache_dir: Path | None, card: ModelCard, *, lossy: bool = False) -
 
 
 def _switches(found: Any, n_layer: int) -> NDArray[np.bool_] | None:
+    """Return bool[n_layer] of a list of 0 and 1; None for anything else."""
     if not isinstance(found, list) or len(found) != n_layer or any(value not in (0, 1) for value in found):
         return None
     return np.array(found, np.bool_)
 
 
 def _number(found: Any) -> float:
-    """Return a number, -1 for what is none."""
+    """Return a finite number; -1 for anything else."""
     return float(found) if type(found) in (int, float) and math.isfinite(found) else -1.0

@@ -1,11 +1,11 @@
-"""What leaving out layers was measured to cost, by the shape of a model.
+"""The measured loss of quality when layers are left out, by the shape of a model.
 
-A table ends where it is recommended no further: at the last speed-up at which the perplexity was at most twice that of
-the whole model. Each comes from
+The rows of a model end at the highest recommended speed-up: the last one at which the perplexity was at most twice that
+of the whole model. The rows come from
 
     edgedec eval MODEL --runtime cpu --layer-skip 1.05 --layer-skip 1.1 ...
 
-on the default text with evenly spaced layers (no tuned set on the disk). docs/layer-skip.md has the rows beyond.
+on the default text, with evenly spaced layers (no tuned set on the disk). docs/layer-skip.md has the further rows.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ Shape = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A speed-up and its price.
+    """A speed-up and the quality that it costs.
 
     Attributes:
-        speedup: As it was wished for: 1 / speedup of a token's bytes are read, or less.
+        speedup: As it was requested: at most 1 / speedup of a token's bytes are read.
         kl_mean: Mean KL divergence from the whole model, in nats.
         top1: Share of positions where the most probable token is the whole model's.
     """

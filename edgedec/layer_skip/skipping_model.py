@@ -1,8 +1,8 @@
-"""A model that leaves out the same half-layers in every forward: quicker, and LOSSY, as its text is another.
+"""A model that leaves out the same half-layers in every forward: quicker, and LOSSY, as its text differs.
 
-Everything above a runtime takes it for a model of its own: it has a fingerprint of its own, so no cache made with one
-set of layers is used with another; drafting, prefix reuse and the cost curve see its forwards only. What draws on
-single layers (the drafters `skip` and `exit`) is not declared.
+Everything above a runtime takes it for a model of its own. It has a fingerprint of its own, so no cache made with one
+set of layers is used with another; drafting, prefix reuse and the cost curve see its forwards only. It declares no
+capability by which a forward chooses layers, so the drafters `skip` and `exit` refuse it.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ class LossyModel:
     """Implements edgedec.model.Model over another one, whose forwards all leave out the same half-layers.
 
     Args:
-        inner: The whole model; closed with this one.
-        layers: What runs.
-        share: Of a whole token's bytes of weights that a token through them reads.
+        inner: The whole model, which is closed with this one.
+        layers: The half-layers that run.
+        share: The share of a whole token's bytes that a token through them reads.
 
     Raises:
         CapabilityError: The runtime can't leave out layers.
@@ -46,12 +46,12 @@ class LossyModel:
 
     @property
     def card(self) -> ModelCard:
-        """The facts of the model; the fingerprint is of this set of layers."""
+        """The facts of the model, with a fingerprint of this set of layers."""
         return self._card
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the runtime can do, but for what chooses layers or begins between them."""
+        """What the runtime can do, except choosing layers and beginning between two."""
         return replace(self.inner.capabilities, layers=False, hidden_input=False)
 
     @property
@@ -61,11 +61,11 @@ class LossyModel:
 
     @property
     def batch_invariant(self) -> int | Literal[True]:
-        """As the whole model's: each half-layer's rows are what it says, so those of any set of them are."""
+        """As the whole model's: what holds for the rows of each half-layer holds for those of any set."""
         return self.inner.batch_invariant
 
     def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
-        """Return what the whole model holds: the layers left out stay loaded."""
+        """Return the whole model's terms, as the layers that are left out stay loaded."""
         return self.inner.memory(n_ctx, n_rows)
 
     def session(self, n_ctx: int) -> "LossySession":
@@ -77,18 +77,21 @@ class LossyModel:
         return self.inner.forward([self._inner_item(item) for item in items])
 
     def _inner_item(self, item: ForwardItem) -> ForwardItem:
+        """Return the item for the whole model's session, through this set of layers."""
         session = item.session
         if not isinstance(session, LossySession) or session.model is not self:
-            raise SessionError("a forward was given a session of another model")
+            raise SessionError(
+                "a forward was given a session of another model; it takes sessions that this model opened"
+            )
         self.check_layers(item.layers, item.hidden)
         return replace(item, session=session.inner, layers=self.layers)
 
     def check_layers(self, layers: LayerSet | None, hidden: NDArray[np.float32] | None) -> None:
-        """Raise CapabilityError where a forward asks for layers of its own, or begins between two."""
+        """Raise CapabilityError where a forward names layers of its own, or begins between two."""
         if layers is not None or hidden is not None:
             raise CapabilityError(
-                "every forward of this model leaves out the same layers, so it takes tokens only and no other set; "
-                "load the model without layer_skip"
+                "every forward of this model leaves out the same layers, so it takes no other set of layers and no "
+                "hidden states; load the model without layer_skip"
             )
 
     def close(self) -> None:
@@ -108,7 +111,7 @@ class LossySession(ItemSession):
     """Implements edgedec.model.Session: the runtime's session, with the model's set of layers in every forward.
 
     Attributes:
-        inner: The runtime's.
+        inner: The runtime's session.
     """
 
     def __init__(self, model: LossyModel, inner: Session) -> None:
@@ -126,11 +129,11 @@ class LossySession(ItemSession):
         return self.inner.n_ctx
 
     def exact_rows(self, n_past: int) -> int | None:
-        """Return what the whole model's session says."""
+        """Return what the whole model's session returns."""
         return self.inner.exact_rows(n_past)
 
     def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
-        """Tell what the whole model's session says."""
+        """Return what the whole model's session returns."""
         return self.inner.has_exact_rows(n_past, n_rows)
 
     @property
@@ -161,11 +164,11 @@ class LossySession(ItemSession):
         return LossySession(self._model, self.inner.fork())
 
     def save(self) -> bytes:
-        """Serialize the cached KV, marked with the set of layers that made it."""
+        """Return the cached KV as bytes, marked with the set of layers that made it."""
         return self._mark + self.inner.save()
 
     def load(self, data: bytes, n_tokens: int) -> None:
-        """Restore what save() returned (ModelFormatError where another set of layers made it)."""
+        """Restore what save() returned (raises ModelFormatError where another set of layers made it)."""
         if not data.startswith(self._mark):
             raise ModelFormatError(
                 "the saved state was made with other layers, or by another model; evaluate the tokens again"
@@ -186,7 +189,7 @@ class LossySession(ItemSession):
 
 
 def variant(out: Sequence[Half]) -> str:
-    """Name a set of layers by the half-layers that it leaves out; empty for the whole model.
+    """Return a name of a set by the half-layers that it leaves out; empty for the whole model.
 
     >>> variant([(3, 0), (3, 1), (5, 1)])
     'without 3.0 3.1 5.1'
@@ -195,7 +198,7 @@ def variant(out: Sequence[Half]) -> str:
 
 
 def lossy_note(card: ModelCard) -> str:
-    """Say what a model leaves out, for a person; empty for a whole model."""
+    """Return a note for a person on what a model leaves out; empty for a whole model."""
     if not card.left_out:
         return ""
     return (
@@ -205,7 +208,7 @@ def lossy_note(card: ModelCard) -> str:
 
 
 def _named(out: Sequence[Half]) -> str:
-    """Name half-layers, those of whole layers together.
+    """Return the names of half-layers for a person, two of one layer as the layer.
 
     >>> _named([(3, 0), (3, 1), (5, 1)])
     'layers 3, feed-forward of 5'
