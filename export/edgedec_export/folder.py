@@ -1,9 +1,10 @@
-"""The folder of an export: made under a temporary name beside its place, complete before it gets its own.
+"""The folder of an export: written under a temporary name beside its place, and renamed when it is complete.
 
     with new_folder(out, force=False) as folder:
         ...  # write into it; an error or a cancellation leaves nothing behind
 
-`edgedec.json` says what the folder holds: sizes and SHA-256 of every file but itself and the report's.
+`edgedec.json`, the manifest, says what the folder holds: facts of the model, and size and SHA-256 of every file except
+the manifest itself and the report.
 """
 
 import hashlib
@@ -26,14 +27,15 @@ FORMAT = 1
 
 @contextmanager
 def new_folder(out: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes `out` when the block ends well, and is deleted when it does not.
+    """Yield a folder to fill. It becomes `out` when the block ends without an error, and is deleted otherwise.
 
     Args:
-        out: A path that nothing has, or with `force` that of an earlier export, which stays until the end.
+        out: A path that does not exist. With `force` it may be an earlier export, which stays until the new one is
+            complete.
 
     Raises:
-        RequestError: Something else is there, or an export without `force`.
-        StorageError: The folder can't be made or written, or the disk is full.
+        RequestError: `out` is something else than an export, or is an export and `force` is false.
+        StorageError: The folder cannot be created or written, or the disk is full.
     """
     out = out.absolute()
     _require_free(out, force=force)
@@ -46,7 +48,7 @@ def new_folder(out: Path, *, force: bool) -> Iterator[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return what `edgedec.json` of an export says; None where there is none, or none of ours."""
+    """Return the manifest of an export; None where the folder has none, or one of another format."""
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -55,13 +57,13 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any], known: Mapping[str, str]) -> None:
-    """Write `edgedec.json`: the facts, and size and SHA-256 of every file that the folder holds so far.
+    """Write the manifest: the facts, and size and SHA-256 of every file that the folder holds so far.
 
     Args:
-        known: SHA-256 (hex) by name, of files that need not be read again.
+        known: SHA-256 (hex) by file name, of files that need not be read again.
 
     Raises:
-        OSError: A file can't be read or written.
+        OSError: A file cannot be read or written.
     """
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": known.get(path.name) or _sha256(path)}
@@ -72,28 +74,32 @@ def write_manifest(folder: Path, facts: Mapping[str, Any], known: Mapping[str, s
 
 
 def write_vocabulary(source: GGUF, path: Path) -> None:
-    """Write a GGUF with all metadata of another, byte for byte, and none of its tensors.
+    """Write a GGUF with all metadata of another one, byte for byte, and without tensors.
 
-    Keys that say how a model is split into files are left out.
+    Keys that say how the source is split into files are left out.
 
     Raises:
-        ModelFormatError, StorageError: The source changed since it was read, or can't be read; `path` can't be written.
+        ModelFormatError, StorageError: The source has changed since it was opened, or cannot be read.
+        OSError: `path` cannot be written.
     """
     write_gguf(path, [entry for entry in read_entries(source) if not entry[0].startswith("split.")], [])
 
 
 def _require_free(out: Path, *, force: bool) -> None:
+    """Raise RequestError unless `out` does not exist, or is an export that `force` allows to replace."""
     if not os.path.lexists(out):
         return
     if read_manifest(out) is None or out.is_symlink():
-        raise RequestError(f"{out} is there already and no export of edgedec; choose another folder with --out")
+        raise RequestError(f"{out} exists and is not an export of edgedec; choose another folder with --out")
     if not force:
-        raise RequestError(f"{out} holds an export already; replace it with --force, or choose another with --out")
+        raise RequestError(
+            f"{out} already holds an export; replace it with --force, or choose another folder with --out"
+        )
 
 
 def _move(temporary: Path, out: Path, *, force: bool) -> None:
-    """Give the finished folder its name; an earlier export goes only when the new one is in its place."""
-    _require_free(out, force=force)  # something may have come there meanwhile
+    """Rename the finished folder to `out`; an earlier export there is deleted only after that."""
+    _require_free(out, force=force)  # again: it may have been created meanwhile
     if not out.exists():
         temporary.rename(out)
         return

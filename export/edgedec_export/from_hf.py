@@ -1,9 +1,10 @@
-"""A Hugging Face checkpoint (config.json, tokenizer.json, *.safetensors) as a GGUF, without torch and transformers.
+"""Convert a Hugging Face checkpoint (config.json, tokenizer.json, *.safetensors) to GGUF; torch is not needed.
 
-    convert("checkpoint/", "model.gguf")            # the types as they are
+    convert("checkpoint/", "model.gguf")            # keeps the types of the tensors
     convert("checkpoint/", "model.gguf", "Q8_0")
 
-Converted are llama, qwen2, qwen3 and gemma3; tensors are streamed. What a GGUF could not say is refused.
+The architectures are llama, qwen2, qwen3 and gemma3. Tensors are streamed. A checkpoint with a setting that GGUF cannot
+express is refused.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ TYPES: Mapping[str, GGMLType | None] = {
     "BF16": GGMLType.BF16,
     "Q8_0": GGMLType.Q8_0,
 }
-"""What matrices can become; KEEP for the types that the checkpoint has."""
+"""By name, the type that matrices are converted to; KEEP stands for the types of the checkpoint."""
 
 _QUANTIZATION_VERSION = 2  # of ggml's block layouts
 
@@ -43,37 +44,37 @@ def convert(
     """Write a GGUF made from a checkpoint, and return its path.
 
     Args:
-        folder: Where config.json, tokenizer.json and the safetensors are; read are a few MB of them at a time.
+        folder: Holds config.json, tokenizer.json and the safetensors, of which a few MB are in memory at a time.
         out: The file to write; it appears when it is complete.
-        type_name: A name of `TYPES`, in any case. Vectors are always F32; rows that are no whole blocks of 32 keep
-            their type where Q8_0 is asked for.
+        type_name: A name of `TYPES`, in any case, for the matrices; vectors become F32. For Q8_0 a matrix keeps its
+            type where the length of its rows is not a multiple of 32.
         force: Replace `out` where it exists.
 
     Raises:
-        RequestError: No such type, or `out` cannot be the result's name.
+        RequestError: There is no such type, or `out` may not be written.
         ModelNotFoundError: A file of the checkpoint is missing.
-        ModelFormatError: One is damaged, or they contradict each other.
-        UnsupportedModelError: The architecture, a switch of it or its tokenizer is not converted.
-        StorageError: The checkpoint cannot be read, or the result not be written.
-        CancelledError: `cancel` said so.
+        ModelFormatError: A file is damaged, or two files contradict each other.
+        UnsupportedModelError: The architecture, one of its settings, or the tokenizer cannot be converted.
+        StorageError: The checkpoint cannot be read, or the result cannot be written.
+        CancelledError: `cancel` was cancelled.
     """
     folder, out = Path(folder), Path(out)
     if type_name.upper() not in TYPES:
-        raise RequestError(f"type {type_name!r}: expected one of {', '.join(TYPES)}; export_gguf makes others of these")
+        raise RequestError(f"type {type_name!r}: expected one of {', '.join(TYPES)}; export_gguf can make other types")
     if not folder.is_dir():
-        raise ModelNotFoundError(f"{folder}: there is no such folder; pass the one that config.json is in")
+        raise ModelNotFoundError(f"{folder}: there is no such folder; pass the folder that holds config.json")
     config = read_config(folder)
     tensors = gguf_tensors(open_checkpoint(folder), config, TYPES[type_name.upper()], folder)
     entries = _entries(config, folder, tensors) + tokenizer_entries(folder, config.n_vocab, config.token_ids)
     with new_file(out, force=force) as part:
         write_gguf(part, entries, tensors, on_progress=on_progress, cancel=cancel)
         if len(read_gguf(part).tensors) != len(tensors):
-            raise ModelFormatError(f"{part}: not all tensors are there; convert the checkpoint again")
+            raise ModelFormatError(f"{part}: tensors are missing from the converted file; convert the checkpoint again")
     return out
 
 
 def _entries(config: Config, folder: Path, tensors: list[OutTensor]) -> list[Entry]:
-    """Return the metadata, but for the vocabulary."""
+    """Return all metadata entries except those of the vocabulary."""
     c, prefix = config, config.architecture
     kinds = [tensor.type for tensor in tensors if len(tensor.shape) > 1]
     most = max(set(kinds), key=kinds.count).name

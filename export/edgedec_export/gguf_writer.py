@@ -1,10 +1,10 @@
-"""Writing GGUF files: metadata entries as bytes, tensors in pieces, the whole file or nothing.
+"""Write GGUF files: metadata entries as bytes, tensors in pieces, the whole file or nothing.
 
     with new_file(Path("model.gguf")) as part:
         write_gguf(part, [("general.architecture", text("llama"))], tensors)
 
-A value is held as the file holds it, its type in four bytes and then its content, so that what is copied from
-another file keeps its type. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3.
+The value of an entry is encoded as in the file: four bytes for its type, then its content. An entry copied from another
+file therefore keeps its type. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3.
 """
 
 import math
@@ -30,7 +30,7 @@ from edgedec_export.temporary import storage_errors, temporary_path
 
 PIECE_BYTES = 4 << 20
 Entry = tuple[str, bytes]
-"""Key and encoded value of a metadata entry."""
+"""A metadata entry: its key and its encoded value."""
 
 _VERSION = 3
 
@@ -40,8 +40,8 @@ class OutTensor:
     """A tensor to write.
 
     Attributes:
-        shape: In ggml's order: shape[0] is the length of a row.
-        pieces: Yields its bytes in order, in pieces of any size.
+        shape: Sizes in ggml's order: shape[0] is the length of a row.
+        pieces: Returns an iterator over the tensor's bytes in order, in pieces of any size.
     """
 
     name: str
@@ -51,17 +51,17 @@ class OutTensor:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that the pieces are together."""
+        """Size of the tensor's data in bytes."""
         return math.prod(self.shape) // self.type.block_size * self.type.block_bytes
 
 
 def text(value: str) -> bytes:
-    """Encode a string."""
+    """Encode a string as STRING."""
     return _typed(ValueType.STRING) + _string(value.encode(errors="replace"))
 
 
 def whole_number(value: int) -> bytes:
-    """Encode a whole number from 0 to 2^32 - 1 as UINT32."""
+    """Encode an integer from 0 to 2^32 - 1 as UINT32."""
     return _typed(ValueType.UINT32) + struct.pack("<I", value)
 
 
@@ -71,35 +71,35 @@ def real_number(value: float) -> bytes:
 
 
 def boolean(value: bool) -> bytes:
-    """Encode true or false."""
+    """Encode True or False as BOOL."""
     return _typed(ValueType.BOOL) + struct.pack("<?", value)
 
 
 def texts(values: Sequence[bytes]) -> bytes:
-    """Encode an array of strings, each given as UTF-8."""
+    """Encode UTF-8 strings as an array of STRING."""
     return array_of(ValueType.STRING, len(values), b"".join(map(_string, values)))
 
 
 def int32s(values: Sequence[int]) -> bytes:
-    """Encode an array of INT32."""
+    """Encode integers as an array of INT32."""
     return array_of(ValueType.INT32, len(values), np.asarray(values, "<i4").tobytes())
 
 
 def float32s(values: NDArray[np.float32]) -> bytes:
-    """Encode f32[n] as an array of FLOAT32."""
+    """Encode float32[n] as an array of FLOAT32."""
     return array_of(ValueType.FLOAT32, len(values), values.astype("<f4").tobytes())
 
 
 def array_of(element_type: ValueType, n: int, data: bytes) -> bytes:
-    """Encode an array whose n elements are given as a file holds them."""
+    """Encode an array of n elements, whose bytes are given as a file holds them."""
     return _typed(ValueType.ARRAY) + struct.pack("<IQ", element_type, n) + data
 
 
 def read_entries(gguf: GGUF) -> list[Entry]:
-    """Return the metadata of a file that was read before, every value with the type it has there.
+    """Return the metadata entries of an opened GGUF, each value encoded as in the file.
 
     Raises:
-        ModelFormatError, StorageError: The file changed since, or cannot be read.
+        ModelFormatError, StorageError: The file has changed since it was opened, or cannot be read.
     """
     path = gguf.paths[0]
     entries: list[Entry] = []
@@ -121,8 +121,8 @@ def file_pieces(path: Path, offset: int, n_bytes: int) -> Iterator[bytes]:
     """Yield n_bytes of a file from `offset` on, PIECE_BYTES at a time.
 
     Raises:
-        ModelFormatError: The file ends before.
-        StorageError: It cannot be read.
+        ModelFormatError: The file ends too early.
+        StorageError: The file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -132,7 +132,8 @@ def file_pieces(path: Path, offset: int, n_bytes: int) -> Iterator[bytes]:
                 piece = file.read(min(left, PIECE_BYTES))
                 if not piece:
                     raise ModelFormatError(
-                        f"{path}: it got shorter since it was opened ({left} bytes are missing); copy it again"
+                        f"{path}: the file has become shorter since it was opened, {left} bytes are missing; copy it "
+                        "again"
                     )
                 left -= len(piece)
                 yield piece
@@ -149,14 +150,14 @@ def write_gguf(
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> None:
-    """Write a GGUF file, holding one piece of a tensor at a time.
+    """Write a GGUF file, with one piece of a tensor in memory at a time.
 
     Args:
-        entries: Among them general.alignment, where `alignment` is not the default.
+        entries: Metadata. Must include general.alignment where `alignment` is not the default.
         on_progress: Called with the phase "write" and the bytes written.
 
     Raises:
-        StorageError: The disk has too little room.
+        StorageError: The disk has too little free space.
         OSError: The file cannot be written.
         CancelledError: `cancel` was cancelled.
     """
@@ -164,7 +165,7 @@ def write_gguf(
     total = len(header) + sum(_aligned(tensor.n_bytes, alignment) for tensor in tensors)
     free = shutil.disk_usage(path.parent).free
     if free < total:
-        raise StorageError(f"{path.parent}: {total} bytes are needed and {free} are free; make room")
+        raise StorageError(f"{path.parent}: the export needs {total} bytes, but {free} are free; make room")
     with path.open("wb") as file:
         file.write(header)
         for tensor in tensors:
@@ -179,15 +180,15 @@ def write_gguf(
 
 @contextmanager
 def new_file(out: Path, *, sources: Sequence[Path] = (), force: bool = False) -> Iterator[Path]:
-    """Give a temporary path beside `out`, and `out` its name when the block is through; nothing stays otherwise.
+    """Yield a temporary path beside `out`, and rename it to `out` when the block ends without an error; else delete it.
 
     Args:
-        sources: Files that are read meanwhile: `out` may be none of them.
-        force: Replace a file that is there.
+        sources: Files that the block reads: `out` must be none of them.
+        force: Replace `out` where it exists.
 
     Raises:
-        RequestError: `out` exists, is a directory, or one of the sources.
-        StorageError: It cannot be written or renamed.
+        RequestError: `out` is a directory, one of the sources, or exists and `force` is false.
+        StorageError: The file cannot be written or renamed.
     """
     check_out(out, sources, force)
     with temporary_path(out) as part:
@@ -198,25 +199,27 @@ def new_file(out: Path, *, sources: Sequence[Path] = (), force: bool = False) ->
 
 
 def check_out(out: Path, sources: Sequence[Path], force: bool) -> None:
-    """Refuse a name for a result.
+    """Check that a result may be written to `out`.
 
     Raises:
-        RequestError: It is a directory, one of the sources, or exists and `force` is false.
-        StorageError: It cannot be looked at.
+        RequestError: `out` is a directory, one of the sources, or exists and `force` is false.
+        StorageError: The system does not let us look at `out`.
     """
     if out.is_dir():
-        raise RequestError(f"{out}: a directory, expected the name of the file to write, such as {out / 'model.gguf'}")
+        raise RequestError(
+            f"{out}: this is a directory, expected the name of a file to write, such as {out / 'model.gguf'}"
+        )
     with storage_errors(out):
         if not out.exists():
             return
         if any(source.exists() and os.path.samefile(out, source) for source in sources):
-            raise RequestError(f"{out}: the model to export itself; choose another name for the result")
+            raise RequestError(f"{out}: this is the model to export; choose another name for the result")
         if not force:
-            raise RequestError(f"{out}: exists already; choose another name, or replace it with force (--force)")
+            raise RequestError(f"{out}: the file exists; choose another name, or replace it with force (--force)")
 
 
 def _header(entries: Sequence[Entry], tensors: Sequence[OutTensor], alignment: int) -> bytes:
-    """Return everything before the data, padded to the alignment."""
+    """Return everything before the tensor data, padded to the alignment."""
     out = bytearray(b"GGUF" + struct.pack("<IQQ", _VERSION, len(tensors), len(entries)))
     for key, value in entries:
         out += _string(key.encode()) + value

@@ -1,27 +1,27 @@
-"""Choosing how a matrix is stored, by measured error: `--quant exact`, `balanced` and `small`.
+"""Choose how a matrix is stored, by measured error: the options `--quant exact`, `balanced` and `small`.
 
     quantize(gguf, "blk.0.ffn_up.weight", "balanced")  # .matrix, .method, .error
 
-| method | bits of a weight | what it does |
+| method | bits per weight | what it does |
 |---|---|---|
 | exact | 5 to 32 | keeps every value (`packing`) |
-| rounded minimums | 5.4 | keeps the levels of Q4_1 and Q4_K; what zero points leave of their minimums gets 8 bits |
+| rounded minimums | 5.4 | keeps the levels of Q4_1 and Q4_K; rounds what zero points leave of minimums to 8 bits |
 | int8 by 32 | 9 | rounds to 256 levels |
 | int4 by 32, by 128 | 5.1, 4.3 | rounds to 16 levels |
 
-A method's error is the squared difference from the file's weights, summed over rows spread evenly over the matrix, in
-units of the sum of their squares. It comes on top of what the file's own quantization lost. Decoding reads every weight
-once for each token, so bits are time as well as memory. Of the methods whose error is within a bound, the one of the
-lowest price is taken: **bits * (1 + error / worth)**, where `worth` is the error that is as bad as twice the bits.
-Exact storage has the error 0, so a bound is always kept.
+A method's error is the sum of the squared differences from the file's weights divided by the sum of the squared
+weights, over rows that are spread evenly over the matrix. What the file's own quantization lost is not part of it.
+Decoding reads every weight once per token, so bits cost time as well as memory. Among the methods whose error is within
+a bound, the one with the lowest price is taken: **bits * (1 + error / worth)**, where `worth` is the error that counts
+as much as twice the bits. The error of exact storage is 0, so there always is such a method.
 
 | | bound of most matrices | of head, embedding, attn_v, ffn_down | worth |
 |---|---|---|---|
 | balanced | 0.0075 | 0.001 | 0.01 |
 | small | 0.02 | 0.009 | 0.05 |
 
-The last four lose most by rounding, which is why k-quant mixes (such as Q4_K_M) give them more bits, too. How weights
-are rounded says `packing_rounding`.
+Head, embedding, attn_v and ffn_down suffer most from rounding, which is why k-quant mixes (such as Q4_K_M) give them
+more bits, too. packing/rounding.py says how weights are rounded.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ EXACT, ROUNDED_MINIMUMS = "exact", "rounded minimums"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A line of that table: bounds, and the error that is as bad as twice the bits."""
+    """A row of the second table above: the two bounds of the error, and the error that counts as twice the bits."""
 
     usual: float
     sensitive: float
@@ -62,16 +62,16 @@ class Rule:
 
 
 RULES = {"balanced": Rule(0.0075, 0.001, 0.01), "small": Rule(0.02, 0.009, 0.05)}
-"""By what is asked for."""
+"""By the value of `quant`."""
 
 ROUNDINGS = ((4, 128), (4, 32), (8, 32))
-"""Bits and block of the methods that round weights. (2 bits, in blocks of 16 or more, have errors of 0.09 and more.)"""
+"""Bits and block of the methods that round weights. (With 2 bits, blocks of 16 or more have errors from 0.09 on.)"""
 
 _SENSITIVE = ("token_embd.weight", "output.weight")
 _SENSITIVE_IN_LAYERS = (".attn_v.weight", ".ffn_down.weight")
 _MINIMUMS = {"bits": 8, "block": 16}
 _SAMPLE_WEIGHTS, _LEAST_ROWS = 1 << 17, 16
-_PIECE_WEIGHTS = 1 << 18  # what a processor's cache holds
+_PIECE_WEIGHTS = 1 << 18  # fits into a processor's cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,9 +79,9 @@ class Quantized:
     """A matrix as it is stored.
 
     Attributes:
-        method: A name of the table above.
-        error: Its measured error, 0 where it is exact.
-        bits_per_weight: What a weight takes, with its share of scales, zero points and minimums.
+        method: A name of the first table above.
+        error: Its measured error; 0 where the matrix is exact.
+        bits_per_weight: Bits of storage per weight, including its share of scales, zero points and minimums.
     """
 
     matrix: Matrix
@@ -91,15 +91,15 @@ class Quantized:
 
 
 def quantize(gguf: GGUF, name: str, quant: Quant) -> Quantized:
-    """Store a matrix of a GGUF as the rule above says.
+    """Return a matrix of a GGUF, stored by the method that the rule above chooses.
 
-    The choice is deterministic. Beside the result, memory is needed for some millions of weights.
+    The choice is deterministic. Beside the result, some millions of weights are in memory.
 
     Raises:
-        ModelFormatError: There is no such matrix, it holds what is no number, or the file got shorter.
-        UnsupportedModelError: It has a type that the export does not pack.
+        ModelFormatError: There is no such matrix, it holds NaN or an infinity, or the file has become shorter.
+        UnsupportedModelError: The export does not pack the matrix's type.
         ModelNotFoundError, StorageError: The file is gone, or cannot be read.
-        MemoryCapError: The system has no memory for the result.
+        MemoryCapError: The system has too little memory for the result.
     """
     tensor = matrix_of(gguf, name)
     method, error = (EXACT, 0.0) if quant == "exact" else choose(gguf, tensor, quant)
@@ -112,7 +112,7 @@ def quantize(gguf: GGUF, name: str, quant: Quant) -> Quantized:
 
 
 def bound(name: str, quant: Literal["balanced", "small"]) -> float:
-    """Return the largest error that a tensor may have, by its name.
+    """Return the largest error that the rule allows for a tensor, by the tensor's name.
 
     >>> bound("blk.3.ffn_up.weight", "balanced"), bound("blk.3.ffn_down.weight", "balanced")
     (0.0075, 0.001)
@@ -122,7 +122,7 @@ def bound(name: str, quant: Literal["balanced", "small"]) -> float:
 
 
 def choose(gguf: GGUF, tensor: TensorInfo, quant: Literal["balanced", "small"]) -> tuple[str, float]:
-    """Return the name of the method that the rule takes, and its error.
+    """Return the name of the method that the rule takes for a matrix, and the method's error on a sample of rows.
 
     Raises:
         ModelFormatError, UnsupportedModelError, ModelNotFoundError, StorageError: As `quantize`.
@@ -141,7 +141,7 @@ def choose(gguf: GGUF, tensor: TensorInfo, quant: Literal["balanced", "small"]) 
 
 
 def methods(rows: Rows) -> dict[str, Callable[[Rows], Packed]]:
-    """Return what such rows can be stored by beside exact storage, by name."""
+    """Return by name the inexact methods that can store these rows, as functions from rows to packed rows."""
     n_in = rows.q[0].size if isinstance(rows, Levels) else rows.shape[1]
     found: dict[str, Callable[[Rows], Packed]] = {
         f"int{bits} by {block}": partial(_round, bits=bits, block=block)
@@ -154,7 +154,7 @@ def methods(rows: Rows) -> dict[str, Callable[[Rows], Packed]]:
 
 
 def relative_error(found: F32, expected: F32) -> float:
-    """Return the sum of the squared differences, divided by that of the squares; 0 where all is 0."""
+    """Return the sum of the squared differences divided by that of the squares; 0 where all numbers are 0."""
     total = float(np.square(expected, dtype=np.float64).sum())
     return float(np.square(found - expected, dtype=np.float64).sum()) / total if total else 0.0
 
@@ -164,7 +164,7 @@ def _round(rows: Rows, *, bits: int, block: int) -> Packed:
 
 
 def _round_minimums(rows: Rows) -> Packed:
-    """Pack levels as they are, with minimums in 8 bits."""
+    """Pack levels exactly, but their minimums rounded to 8 bits."""
     assert isinstance(rows, Levels), "only levels have minimums"
     packed = pack_levels(rows)
     assert isinstance(packed.minimums, np.ndarray), "levels have minimums in float32"

@@ -1,7 +1,8 @@
-"""What an export cost and what it brings: report.json and report.md in its folder, and the lines for a terminal.
+"""The report of an export: its cost and its quality, as report.json and report.md in its folder and as terminal lines.
 
-The figures are those of one machine. Quality is measured against the source on the cpu runtime, on a text, every token
-predicted from the true tokens before it; times are medians of forwards behind a prefix, exactly as decoding runs them.
+All figures are measured on this machine. Quality compares the export with its source, which runs on the cpu runtime:
+both predict every token of a text from the true tokens before it. Times are medians of forwards behind a prefix, run
+as decoding runs them.
 """
 
 import json
@@ -18,16 +19,20 @@ from edgedec.model import Model, Session
 from edgedec.progress import CancelToken, check_cancelled
 
 ROWS = (1, 2, 4, 8)
-"""Rows of a forward that is timed."""
+"""The numbers of rows for which a forward is timed."""
 
 _N_PAST = 64
-_TURNS = 7
+_ROUNDS = 7
 
 
 def forward_times(models: Sequence[Model], cancel: CancelToken | None = None) -> list[dict[int, float]]:
-    """Return for each model T(n) by n, in seconds: medians of several turns, in which all models and n come once.
+    """Return for each model its forward times T(n) by number of rows n in ROWS, in seconds.
 
-    Every forward returns the logits of all its rows, after 64 cached tokens.
+    Each time is the median of several rounds; every round times all models and all n once. A forward returns the logits
+    of all its rows, and follows on 64 cached tokens.
+
+    Raises:
+        CancelledError: `cancel` was cancelled.
     """
     sessions = [model.session(_N_PAST + max(ROWS) + 1) for model in models]
     found: list[dict[int, list[float]]] = [{n: [] for n in ROWS} for _ in models]
@@ -35,7 +40,7 @@ def forward_times(models: Sequence[Model], cancel: CancelToken | None = None) ->
         tokens = [np.arange(_N_PAST + max(ROWS), dtype=np.int32) % model.card.n_vocab for model in models]
         for session, ids in zip(sessions, tokens, strict=True):
             session.forward(ids[:_N_PAST], n_past=0)
-        for _ in range(_TURNS):
+        for _ in range(_ROUNDS):
             for session, ids, times in zip(sessions, tokens, found, strict=True):
                 for n in ROWS:
                     check_cancelled(cancel, "timing forwards")
@@ -47,10 +52,10 @@ def forward_times(models: Sequence[Model], cancel: CancelToken | None = None) ->
 
 
 def write_report(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write report.json and report.md into an export.
+    """Write report.json and report.md into the folder of an export.
 
     Raises:
-        StorageError: They can't be written.
+        StorageError: A file cannot be written.
     """
     text = "\n".join(["# Report of an export", "", *markdown(document), ""])
     try:
@@ -64,7 +69,7 @@ def write_report(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return a report's JSON object as pairs of what was measured and the figure.
+    """Return the figures of a report, a JSON object, as pairs of a label and a value with its unit.
 
     >>> document = {"source_bytes": 10**9, "bytes": 5 * 10**8, "export_s": 9.96, "peak_bytes": None}
     >>> rows(document)
@@ -94,7 +99,7 @@ def rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def markdown(document: Mapping[str, Any]) -> list[str]:
-    """Return a report as lines of Markdown."""
+    """Return a report, a JSON object, as lines of Markdown."""
     lines = [
         f"{document['source']}, `--quant {document['quant']} --kv {document['kv']}`, made by edgedec "
         f"{document['versions']['edgedec']}.",

@@ -1,10 +1,10 @@
-"""GGUF to GGUF of another type, by llama.cpp's quantizer.
+"""Convert a GGUF to another type, with llama.cpp's quantizer.
 
     requantize("model-f16.gguf", "model-q4.gguf", "Q4_K_M")
 
-The quantizer runs in a process of its own (`python -m edgedec_export.requantize`): neither an assertion of the library,
-nor a full disk, nor Ctrl-C in the middle of it reaches the process that asked. What it logs comes back as lines; the
-tensors named there are the progress.
+The quantizer runs in a process of its own (`python -m edgedec_export.requantize`), so that a failed assertion of the
+library, a full disk or Ctrl-C cannot end the calling process. Its log comes back line by line; progress is counted by
+the tensors that the log names.
 """
 
 import ctypes
@@ -31,13 +31,13 @@ from edgedec_export.packing.rows import FLOATS
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
-# Types that are of use without an importance matrix, which this quantizer is not given.
+# The types that work well without an importance matrix, as this quantizer has none.
 _NAMES = (
     *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0"),
     *("IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
 )
 TYPES: Mapping[str, int] = {name: number for number, name in FILE_TYPE_NAMES.items() if name in _NAMES}
-"""The types that can be asked for, with llama.cpp's numbers (LLAMA_FTYPE)."""
+"""The types to choose from, with llama.cpp's numbers for them (LLAMA_FTYPE)."""
 
 _PROGRESS = re.compile(r"\[\s*\d+/\s*\d+\]\s+(\S+)")
 _FAILURE = re.compile(r"failed to quantize: (.*)")
@@ -63,16 +63,16 @@ def requantize(
         path: The model, or the first part of a split one; best in F32, F16 or BF16.
         out: The file to write; it appears when it is complete.
         type_name: A name of `TYPES`, in any case.
-        allow_requantize: Also take matrices that are quantized already, which loses more than the type alone.
+        allow_requantize: Allow matrices that are quantized already; quantizing them again loses more.
         force: Replace `out` where it exists.
         on_progress: Called with the phase "quantize" and the bytes of the source that are done.
 
     Raises:
-        RequestError: No such type, matrices that are quantized already, or `out` cannot be the result's name.
-        RuntimeUnavailableError: llama-cpp-python is absent, or the process ended before it was through.
+        RequestError: There is no such type, a matrix is quantized already, or `out` may not be written.
+        RuntimeUnavailableError: llama-cpp-python is absent, or the quantizer's process failed.
         ModelFormatError, UnsupportedModelError: The model is damaged, or llama.cpp cannot quantize it.
-        StorageError: The model cannot be read, or the result not be written.
-        CancelledError: `cancel` said so.
+        StorageError: The model cannot be read, or the result cannot be written.
+        CancelledError: `cancel` was cancelled.
     """
     file_type = TYPES.get(type_name.upper())
     if file_type is None:
@@ -80,8 +80,11 @@ def requantize(
     gguf = read_gguf(path)
     if not allow_requantize:
         _refuse_quantized(gguf)
-    if getattr(sys, "frozen", False):  # no interpreter to start the quantizer with
-        raise RuntimeUnavailableError("quantizing needs Python; install edgedec with pip and run this there")
+    if getattr(sys, "frozen", False):  # a frozen application has no interpreter to run the quantizer
+        raise RuntimeUnavailableError(
+            "quantizing needs a Python interpreter, and a frozen application has none; install edgedec with pip and "
+            "quantize there"
+        )
     if not installed():
         raise RuntimeUnavailableError(f"quantizing needs llama-cpp-python, which is not installed; {how_to_install()}")
     with new_file(Path(out), sources=gguf.paths, force=force) as part:
@@ -97,25 +100,25 @@ def _refuse_quantized(gguf: GGUF) -> None:
     for tensor in gguf.tensors.values():
         if len(tensor.shape) > 1 and tensor.type not in FLOATS:
             raise RequestError(
-                f"{gguf.paths[0]}: tensor {tensor.name!r} is {tensor.type.name} already, and rounding twice loses "
-                "more than once; take a file in F16, BF16 or F32, or pass allow_requantize (--allow-requantize)"
+                f"{gguf.paths[0]}: tensor {tensor.name!r} is {tensor.type.name} already, and quantizing it again "
+                "loses more; take a file in F16, BF16 or F32, or pass allow_requantize (--allow-requantize)"
             )
 
 
 def _check(gguf: GGUF, part: Path) -> None:
-    """Read the result's header, and compare its tensors with the source's."""
+    """Check that the result has the source's tensors, in names and shapes."""
     made = {tensor.name: tensor.shape for tensor in read_gguf(part).tensors.values()}
     if made != {tensor.name: tensor.shape for tensor in gguf.tensors.values()}:
-        raise ModelFormatError(f"{gguf.paths[0]}: llama.cpp wrote other tensors than it read; nothing was kept of them")
+        raise ModelFormatError(f"{gguf.paths[0]}: llama.cpp wrote other tensors than it read; nothing was kept")
 
 
 def _run(
     gguf: GGUF, arguments: list[str], part: Path, on_progress: OnProgress | None, cancel: CancelToken | None
 ) -> None:
-    """Run the quantizer's process to its end."""
+    """Run the quantizer's process to its end; raise the error that describes its failure."""
     command = [sys.executable, "-m", "edgedec_export.requantize", *arguments]
     with tempfile.TemporaryFile() as errors:
-        # A session of its own: Ctrl-C comes to us, and we end it. It ends by itself when our end of its input closes.
+        # In a session of its own it gets no Ctrl-C; we kill it. If we die, its standard input closes and it ends.
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -130,7 +133,7 @@ def _run(
         with process:
             try:
                 with cancel.calling(process.kill) if cancel is not None else nullcontext():
-                    check_cancelled(cancel, "export")  # it may have come before
+                    check_cancelled(cancel, "export")  # it may have been cancelled before `calling`
                     lines = _follow(gguf, process.stdout, on_progress)
                     code = process.wait()
             except BaseException:
@@ -144,7 +147,7 @@ def _run(
 
 
 def _follow(gguf: GGUF, stdout: IO[str] | None, on_progress: OnProgress | None) -> deque[str]:
-    """Report progress until the process closes its output; return its last lines."""
+    """Report progress until the process closes its output; return its last 50 lines."""
     assert stdout is not None, "it was opened with a pipe"
     total = sum(tensor.n_bytes for tensor in gguf.tensors.values())
     done = 0
@@ -159,23 +162,28 @@ def _follow(gguf: GGUF, stdout: IO[str] | None, on_progress: OnProgress | None) 
 
 
 def _failure(gguf: GGUF, part: Path, code: int, lines: deque[str]) -> Exception:
-    """Return the error for a process that did not end well."""
+    """Return the error to raise for a process that failed with this exit status and these last lines."""
     reasons = [match[1] for line in lines if (match := _FAILURE.search(line))]
     reason = reasons[-1] if reasons else next((line for line in reversed(lines) if line), "it gave no reason")
     if shutil.disk_usage(part.parent).free < _LITTLE_SPACE:
         return StorageError(f"{part.parent}: the disk is full ({reason}); make room, or write to another disk")
     if code == 1 and reasons:
         return ModelFormatError(
-            f"{gguf.paths[0]}: llama.cpp did not quantize it ({reason}); choose another type or model"
+            f"{gguf.paths[0]}: llama.cpp cannot quantize it ({reason}); choose another type or model"
         )
     return RuntimeUnavailableError(
-        f"{gguf.paths[0]}: the quantizer's process ended with {code} ({reason}); choose another type, or close "
-        "programs where memory was short"
+        f"{gguf.paths[0]}: the quantizer's process ended with status {code} ({reason}); choose another type, or "
+        "close other programs if memory was short"
     )
 
 
 def _main(arguments: list[str]) -> int:
-    """Quantize in this process: source, target, file type, threads, whether quantized matrices are allowed."""
+    """Quantize in this process and return the exit status.
+
+    Args:
+        arguments: Path of the source, path of the result, number of the file type, number of threads, and "1" where
+            quantized matrices are allowed.
+    """
     source, target, file_type, n_threads, allow_requantize = arguments
     threading.Thread(target=_end_with_parent, args=(Path(target),), daemon=True).start()
     logger = logging.getLogger("edgedec.llamacpp")
@@ -186,7 +194,10 @@ def _main(arguments: list[str]) -> int:
     params = api.llama_model_quantize_default_params()
     wrong = [name for name, value in _DEFAULTS.items() if getattr(params, name, None) != value]
     if wrong:
-        print(f"failed to quantize: llama-cpp-python lays out {wrong} unlike the tested release; {how_to_install()}")
+        print(
+            f"failed to quantize: llama-cpp-python has other defaults for {wrong} than the tested release; "
+            f"{how_to_install()}"
+        )
         return 1
     params.ftype = int(file_type)
     params.nthread = int(n_threads)
@@ -196,7 +207,7 @@ def _main(arguments: list[str]) -> int:
 
 
 def _end_with_parent(target: Path) -> None:
-    """End this process, and remove its file, when the one that started it is gone, which closes our standard input."""
+    """Wait until the parent process ends, which closes our standard input; then delete the result and exit."""
     os.read(0, 1)
     target.unlink(missing_ok=True)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What every export to ONNX reads from its source, a GGUF: vectors, rotary factors, and the facts for the manifest."""
+"""What every export to ONNX needs of its source, a GGUF: vectors, rotary factors, progress, facts for the manifest."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,11 +1,11 @@
-"""A GGUF with some of the layers of another: a draft model of the same vocabulary, for engines that cannot skip layers.
+"""Write a GGUF with some of the layers of another: a draft model with the same vocabulary, for any engine.
 
     keep_layers("model.gguf", "draft.gguf", parse_layers("0-13,20-27"))
-    keep_layers("model.gguf", "draft.gguf", 14)        # evenly spread, first and last among them
+    keep_layers("model.gguf", "draft.gguf", 14)        # evenly spread, the first and the last among them
 
-Draft & Verify (Zhang et al. 2023, arXiv:2309.08168) drafts with the model's own layers left out. Its choice of layers
-is searched for; this file only writes a choice down. The result's logits are bit for bit those of the whole model
-run with that LayerSet on a runtime that can skip.
+Draft & Verify (Zhang et al. 2023, arXiv:2309.08168) drafts with the model's own layers, some of them left out. It
+searches for a good choice of layers; this file only writes a given choice down, for engines that cannot skip layers.
+The logits are bit for bit those of the whole model, run with this LayerSet on a runtime that can skip.
 """
 
 import re
@@ -31,11 +31,11 @@ from edgedec_export.gguf_writer import (
     write_gguf,
 )
 
-# Every layer of these does the same whatever its number is, in llama.cpp and here.
+# In these architectures a layer's number does not decide what it does, in llama.cpp and here.
 _UNIFORM = frozenset({"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe"})
 _GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
-_GEMMA_27B_LAYERS = 62  # llama.cpp knows the 27B, whose attention has another scale, by this
-# Arrays with an entry for each layer.
+_GEMMA_27B_LAYERS = 62  # by which llama.cpp recognizes the 27B, whose attention is scaled in another way
+# Metadata arrays with one entry per layer.
 _PER_LAYER = frozenset(
     {
         "attention.head_count",
@@ -45,7 +45,7 @@ _PER_LAYER = frozenset(
         "feed_forward_length",
     }
 )
-# Numbers that count layers from one end; 0 means that there are none of the kind.
+# Metadata numbers that count layers from one end; 0 means that the model has no such layers.
 _POSITIONS = (
     *("full_attention_interval", "interleave_moe_layer_step", "leading_dense_block_count", "nextn_predict_layers"),
 )
@@ -53,17 +53,17 @@ _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _MOST_LAYERS = 4096
 KEPT_KEY = "edgedec.kept_layers"
-"""The metadata key with the numbers that the layers had in the whole model."""
+"""The metadata key with the numbers of the kept layers in the whole model."""
 
 
 def parse_layers(spec: str) -> int | tuple[int, ...]:
-    """Read layers as a person writes them: a count, or numbers and ranges from 0 on with commas.
+    """Read layers as a user writes them: a count, or comma-separated numbers and ranges from 0 on.
 
     >>> parse_layers("0-2,5"), parse_layers("14"), parse_layers("3,")
     ((0, 1, 2, 5), 14, (3,))
 
     Raises:
-        RequestError: It is neither, or not in increasing order.
+        RequestError: The text is neither, or its numbers do not increase.
     """
     if spec.strip().isdecimal() and len(spec.strip()) <= 6:
         return int(spec)
@@ -81,13 +81,13 @@ def parse_layers(spec: str) -> int | tuple[int, ...]:
 
 
 def spread_layers(n_layer: int, count: int) -> tuple[int, ...]:
-    """Choose `count` of n_layer layers, evenly spread, the first and the last among them (the first for one).
+    """Return `count` of n_layer layer numbers, evenly spread, the first and the last among them (one: the first).
 
     >>> spread_layers(12, 4)
     (0, 4, 7, 11)
     """
     if not 1 <= count <= n_layer:
-        raise RequestError(f"{count} layers of {n_layer} were to be kept; expected 1 to {n_layer}")
+        raise RequestError(f"{count} layers are to be kept of a model with {n_layer}; choose 1 to {n_layer}")
     return tuple((2 * i * (n_layer - 1) + count - 1) // max(1, 2 * (count - 1)) for i in range(count))
 
 
@@ -100,20 +100,21 @@ def keep_layers(
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> Path:
-    """Write a GGUF with a subset of the layers, all else as it is, in one file; return its path.
+    """Write a GGUF with a subset of a model's layers and everything else unchanged, in one file; return its path.
 
     Args:
         path: The whole model, or the first part of a split one.
         out: The file to write; it appears when it is complete.
-        layers: Numbers from 0 in increasing order, or how many (`spread_layers`; for gemma3 groups of six).
+        layers: The numbers of the layers to keep, from 0 and increasing; or how many, which are chosen evenly
+            (`spread_layers`; for gemma3 in groups of six where six divides the count).
         force: Replace `out` where it exists.
 
     Raises:
-        RequestError: The layers are not in the model or in order, or `out` cannot be the result's name.
-        UnsupportedModelError: What a layer does depends on its number, and would change.
+        RequestError: The model has no such layers, they do not increase, or `out` may not be written.
+        UnsupportedModelError: A layer's number decides what the layer does, so that the result would compute otherwise.
         ModelFormatError: The file is damaged.
-        StorageError: It cannot be read, or the result not be written.
-        CancelledError: `cancel` said so.
+        StorageError: The model cannot be read, or the result cannot be written.
+        CancelledError: `cancel` was cancelled.
     """
     gguf = read_gguf(path)
     architecture = get_text(gguf, "general.architecture") or "none"
@@ -151,14 +152,14 @@ def _period(gguf: GGUF, architecture: str) -> int:
     """Return after how many layers the kinds of attention repeat: 1 where all are alike, or an array lists them.
 
     Raises:
-        UnsupportedModelError: It is not known whether layers of this architecture may be left out.
+        UnsupportedModelError: For this architecture it is not known whether layers may be left out.
     """
     if architecture in _UNIFORM:
         return 1
     if architecture != "gemma3":
         raise UnsupportedModelError(
-            f"{gguf.paths[0]}: the architecture is {architecture!r}, where a layer's number may change what it does; "
-            f"layers can be left out of {', '.join(sorted(_UNIFORM | {'gemma3'}))}"
+            f"{gguf.paths[0]}: the architecture is {architecture!r}, where a layer's number may decide what it does; "
+            f"choose a model of {', '.join(sorted(_UNIFORM | {'gemma3'}))}"
         )
     key = "gemma3.attention.sliding_window_pattern"
     window = get_int(gguf, "gemma3.attention.sliding_window", at_most=2**31 - 1)
@@ -168,11 +169,14 @@ def _period(gguf: GGUF, architecture: str) -> int:
 
 
 def _check_positions(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[int, ...], period: int) -> None:
-    """Refuse a subset in which a layer's new number would change what it does."""
+    """Raise UnsupportedModelError if a layer would do something else under its new number."""
     path = gguf.paths[0]
     for key in _POSITIONS:
         if get_int(gguf, f"{architecture}.{key}", at_most=2**31 - 1):
-            raise UnsupportedModelError(f"{path}: {architecture}.{key} counts layers, which cannot be left out then")
+            raise UnsupportedModelError(
+                f"{path}: {architecture}.{key} counts layers, so leaving layers out would change what others do; keep "
+                "all layers"
+            )
     for new, old in enumerate(kept):
         if (new % period == period - 1) != (old % period == period - 1):
             raise UnsupportedModelError(
@@ -181,7 +185,10 @@ def _check_positions(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[in
                 f"groups of {period} such as 0-{period - 1}"
             )
     if architecture == "gemma3" and n_layer == _GEMMA_27B_LAYERS and len(kept) != n_layer:
-        raise UnsupportedModelError(f"{path}: gemma 3 of {n_layer} layers scales its attention in a way only it has")
+        raise UnsupportedModelError(
+            f"{path}: gemma 3 with {n_layer} layers scales its attention in a way that llama.cpp knows by this "
+            "number; keep all layers"
+        )
 
 
 def _entries(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[int, ...]) -> list[Entry]:
@@ -202,7 +209,7 @@ def _entries(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[int, ...])
 
 
 def _before(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the numbers that the kept layers had at first, where this is a subset of a subset."""
+    """Return the kept layers' numbers in the model that was cut first, where this model is a subset itself."""
     before = gguf.metadata.get(KEPT_KEY)
     if isinstance(before, GGUFArray) and before.element_type is ValueType.INT32 and len(before) == n_layer:
         return tuple(int(before.numpy()[layer]) for layer in kept)
@@ -210,7 +217,7 @@ def _before(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cut(gguf: GGUF, key: str, rest: str, array: GGUFArray, n_layer: int, kept: tuple[int, ...]) -> bytes | None:
-    """Return a per-layer array with the entries of the kept layers, or None for an array that is none."""
+    """Return a per-layer array reduced to the kept layers; None for an array that has no entry per layer."""
     if rest in _PER_LAYER:
         if len(array) != n_layer:
             raise ModelFormatError(
@@ -219,14 +226,14 @@ def _cut(gguf: GGUF, key: str, rest: str, array: GGUFArray, n_layer: int, kept: 
         return array_of(array.element_type, len(kept), array.numpy()[list(kept)].tobytes())
     if len(array) == n_layer:
         raise UnsupportedModelError(
-            f"{gguf.paths[0]}: {key} has as many entries as there are layers, and edgedec does not know whether it has "
-            "one for each: layers of this model cannot be left out"
+            f"{gguf.paths[0]}: {key} has {n_layer} entries, as many as the model has layers, and edgedec does not know "
+            "whether they belong to layers; keep all layers"
         )
     return None
 
 
 def _tensors(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> list[OutTensor]:
-    """Return the tensors of the result in the order of the file, the layers renumbered."""
+    """Return the tensors of the result, in the order of the file, with the layers renumbered."""
     number = {old: new for new, old in enumerate(kept)}
     tensors = []
     found: set[int] = set()
@@ -237,7 +244,7 @@ def _tensors(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> list[OutTensor]
             layer = int(match[1])
             if layer >= n_layer:
                 raise UnsupportedModelError(
-                    f"{gguf.paths[0]}: tensor {name!r} is beyond the {n_layer} layers; layers cannot be left out then"
+                    f"{gguf.paths[0]}: tensor {name!r} belongs to none of the {n_layer} layers; keep all layers"
                 )
             found.add(layer)
             if layer not in number:
@@ -252,7 +259,7 @@ def _tensors(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> list[OutTensor]
 
 
 def _ranges(layers: Sequence[int]) -> str:
-    """Write layers as `parse_layers` reads them.
+    """Return layers as a text that `parse_layers` reads.
 
     >>> _ranges((0, 1, 2, 5))
     '0-2,5'

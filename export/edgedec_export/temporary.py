@@ -1,7 +1,8 @@
-"""Where an export is made: under a name of its own beside its place, and gone from there however it ends.
+"""Temporary paths: a file or folder is written under a name of its own beside its place, and deleted if that fails.
 
-What a program that was killed left goes with the next export to the same place. A lock tells the two apart: the
-system gives it back when its holder is gone (edgedec.storage.file_lock).
+An export that is killed leaves its temporary path behind. The next export to the same place deletes it: a lock, which
+the system releases when the process that holds it ends, tells a dead export from one that is still running
+(edgedec.storage.file_lock).
 """
 
 import logging
@@ -22,12 +23,12 @@ logger.addHandler(logging.NullHandler())
 
 @contextmanager
 def temporary_path(out: Path) -> Iterator[Path]:
-    """Yield a path beside `out` for a file or a folder, `.NAME-XXXXXXXX.part`; what is there at the end is deleted.
+    """Yield the path `.NAME-XXXXXXXX.part` beside `out`, for a file or folder; delete it when the block ends.
 
-    Before that, what killed programs left there of the same `out` is deleted, and a warning of the log says so.
+    First delete what killed exports to the same `out` left behind, and log a warning for each.
 
     Raises:
-        StorageError: The system refused something in the block, such as room on the disk.
+        StorageError: The block raised an OSError, because for example the disk is full.
     """
     out = out.absolute()
     _delete_left(out)
@@ -41,7 +42,7 @@ def temporary_path(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def storage_errors(out: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a StorageError about writing `out`."""
+    """Turn an OSError of the block into a StorageError which says that `out` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -51,28 +52,29 @@ def storage_errors(out: Path) -> Iterator[None]:
 
 
 def _delete_left(out: Path) -> None:
-    """Delete the parts of `out` that nobody works on, and earlier exports that had made room for a new one."""
+    """Delete the temporary paths of `out` that no process holds, and earlier exports that were moved aside."""
     mine = re.compile(rf"(\.{re.escape(out.name)}-[0-9a-f]{{8}})\.(?:part|old|part\.lock)")
     try:
         found = {match[1] for path in out.parent.iterdir() if (match := mine.fullmatch(path.name))}
-    except OSError:  # no such folder, or one that can't be read: making the export says so
+    except OSError:  # the folder is missing or unreadable: creating the export reports that
         return
     for name in sorted(found):
         part, aside = out.with_name(f"{name}.part"), out.with_name(f"{name}.old")
         with suppress(OSError), _locked(part) or nullcontext() as lock:
-            if lock is None:  # somebody's, or on a disk without locks, where nobody can tell
+            if lock is None:  # in use, or on a disk without locks, where a dead export looks like a running one
                 continue
             there = [path for path in (part, aside) if path.exists() and (path == part or out.exists())]
             for path in there:
                 _delete(path)
             if there and not any(path.exists() for path in there):
-                logger.warning("deleted %s, which an export that was killed had left", there[0])
+                logger.warning("deleted %s, which a killed export left behind", there[0])
 
 
 def _locked(part: Path) -> FileLock | None:
+    """Take the lock of a temporary path; return None where another process has it, or the disk has no locks."""
     try:
         return try_lock(part)
-    except OSError:  # no locks on this disk: a file made for one would stay
+    except OSError:  # this disk has no locks; delete the lock file that was created for one
         _delete(lock_path(part))
         return None
 

@@ -1,4 +1,4 @@
-"""Export to GGUF: another type, some of the layers, or a Hugging Face checkpoint; or these one after another.
+"""Export to GGUF: another type, a subset of the layers, a Hugging Face checkpoint, or several of these in one go.
 
 export_gguf("model.gguf", "small.gguf", type_name="Q4_K_M")
 export_gguf("model.gguf", "draft.gguf", layers="0-13,20-27")
@@ -21,7 +21,7 @@ from edgedec_export.temporary import temporary_path
 __all__ = ["TYPES", "convert", "export_gguf", "keep_layers", "requantize"]
 
 
-def export_gguf(
+def export_gguf(  # eight parameters: the source, the result, and one for each option of `edgedec export --to gguf`
     source: str | Path,
     out: str | Path,
     *,
@@ -32,25 +32,25 @@ def export_gguf(
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> Path:
-    """Write a GGUF made from a GGUF or from a folder with a checkpoint, and return its path.
+    """Write a GGUF made from another GGUF or from a checkpoint, and return its path.
 
-    What takes two or three steps is done by way of temporary files beside `out`: the checkpoint as it is, then the
-    layers, then the type.
+    The steps are, in this order: convert the checkpoint, keep the layers, convert to the type. Where there are several,
+    the files between them are written beside `out` and deleted.
 
     Args:
         source: A GGUF, the first part of a split one, or a folder with config.json, tokenizer.json and safetensors.
         out: The file to write; it appears when it is complete.
-        type_name: A name of `TYPES`; None for the types that the source has.
-        layers: As `keep_layers` or, written out, `parse_layers` take them; None for all.
-        allow_requantize: Also quantize what is quantized already.
+        type_name: A name of `TYPES`, in any case; None keeps the types of the source.
+        layers: The layers to keep, as `keep_layers` takes them, or a text as `parse_layers` reads it; None keeps all.
+        allow_requantize: Allow matrices to be quantized that are quantized already, which loses more.
         force: Replace `out` where it exists.
 
     Raises:
-        RequestError: Nothing was asked for, or something that cannot be done.
-        ModelError: The source is not what it should be, or not of a kind that is supported.
+        RequestError: Neither a type nor layers were given for a GGUF, or a value is not a valid one.
+        ModelError: The source is damaged, missing, or of a kind that is not supported.
         RuntimeUnavailableError: The type needs llama-cpp-python, which is absent.
-        StorageError: The source cannot be read, or the result not be written.
-        CancelledError: `cancel` said so.
+        StorageError: The source cannot be read, or the result cannot be written.
+        CancelledError: `cancel` was cancelled.
     """
     source, out = Path(source), Path(out)
     check_out(out, [source], force)
@@ -60,7 +60,7 @@ def export_gguf(
         raise RequestError(f"type {type_name!r}: expected one of {', '.join(TYPES)}")
     steps = []
     if source.is_dir():
-        # Types of our own are converted to at once; llama.cpp's are made of the checkpoint's floats.
+        # The checkpoint's converter writes these types itself; llama.cpp's quantizer makes all others from its floats.
         by_us = name if name in CHECKPOINT_TYPES else None
         steps.append(partial(convert, type_name=by_us or "KEEP"))
         name = None if by_us else name
@@ -69,7 +69,9 @@ def export_gguf(
     if name is not None:
         steps.append(partial(requantize, type_name=name, allow_requantize=allow_requantize))
     if not steps:
-        raise RequestError(f"{source}: neither a type nor layers were given; say what the result should be")
+        raise RequestError(
+            f"{source}: nothing to do, expected a type, layers, or a folder with a checkpoint; give one of them"
+        )
     return _chain(steps, source, out, force, on_progress, cancel)
 
 
@@ -81,7 +83,7 @@ def _chain(
     on_progress: OnProgress | None,
     cancel: CancelToken | None,
 ) -> Path:
-    """Run the steps, each on the file of the one before."""
+    """Run the steps in order, each on the file that the step before it wrote."""
     place = out.absolute().with_name(f"{out.name}-steps")
     with temporary_path(place) as folder:
         folder.mkdir()

@@ -1,8 +1,10 @@
-"""Export of a GGUF to a folder with an ONNX graph, tensor by tensor: memory is needed for one of them, and no torch.
+"""Export a GGUF to a folder with an ONNX graph.
+
+Tensors are converted one at a time, so the model need not fit in memory.
 
     folder = export_onnx("model.gguf", "model-onnx", quant="exact")
 
-What the folder holds says docs/export.md; what is refused is what the cpu runtime refuses.
+docs/export.md describes the folder. The export takes the models that the cpu runtime runs, and refuses all others.
 """
 
 from pathlib import Path
@@ -36,30 +38,30 @@ def export_onnx(
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> Path:
-    """Export a GGUF and return the folder that was made.
+    """Export a GGUF to ONNX and return the path of the folder that was written.
 
     Args:
-        path: A GGUF, or the first part of a split one.
-        out: Folder to make; nothing, or with `force` an earlier export, may be there.
-        quant: "exact" keeps the value of every weight, "balanced" and "small" choose per tensor (`quantizing`).
-        kv: Element type of the graph's KV cache: "f32", or "int8", whose scales are found by running the float graph
-            on a short text: it is loaded for that.
-        on_progress: Told of the bytes of the source that are done.
-        cancel: Stops the export between two tensors; nothing is left behind.
+        path: A GGUF file, or the first part of a split one.
+        out: The folder to write. It must not exist, or with `force` it may hold an earlier export, which is replaced.
+        quant: "exact" keeps the value of every weight; "balanced" and "small" round (see quantizing.py).
+        kv: Element type of the graph's KV cache: "f32" or "int8". For "int8" the float graph is loaded and run on a
+            short text, to find the scales of keys and values.
+        on_progress: Called with the bytes of the source that are converted.
+        cancel: Stops the export between two tensors; nothing is left on the disk.
 
     Raises:
-        RequestError: There is no such `quant` or `kv`, or something else is at `out`.
-        ModelNotFoundError, ModelFormatError: There is no such file, or it is damaged.
-        UnsupportedModelError: An architecture, tensor or metadata key that the cpu runtime does not know.
+        RequestError: `quant` or `kv` has another value, or `out` exists and may not be replaced.
+        ModelNotFoundError, ModelFormatError: The file does not exist, or is damaged.
+        UnsupportedModelError: The cpu runtime does not know the architecture, a tensor or a metadata key.
         RuntimeUnavailableError: The package onnx is missing.
-        StorageError: Reading or writing failed, or the disk is full.
-        CancelledError: It was cancelled.
+        StorageError: A file cannot be read or written, or the disk is full.
+        CancelledError: `cancel` was cancelled.
     """
     for name, value, choices in (("quant", quant, get_args(Quant)), ("kv", kv, KV_TYPES)):
         if value not in choices:
             raise RequestError(f"{name} is {value!r}; it must be {' or '.join(choices)}")
     require_onnx()
-    from edgedec_export.onnx_graph.decoder import build_graph  # here: these import onnx
+    from edgedec_export.onnx_graph.decoder import build_graph  # here, because these files import onnx
     from edgedec_export.onnx_graph.file_weights import FileWeights
     from edgedec_export.onnx_graph.kv_int8 import find_scales, with_int8_cache
 
@@ -83,7 +85,7 @@ def export_onnx(
 
 
 def _facts(gguf: GGUF, network: Network, quant: str, kv: str) -> dict[str, Any]:
-    """Return what the manifest says beside the files."""
+    """Return what the manifest says of the model and the export, beside its list of files."""
     return {
         "target": "cpu",
         "quant": quant,

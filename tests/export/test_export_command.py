@@ -195,9 +195,9 @@ def test_what_is_there_stays(model: Path, tmp_path: Path) -> None:
     export_onnx(model, tmp_path / "export")
     (tmp_path / "link").symlink_to("export")
     for name in ("file", "folder", "link"):
-        with pytest.raises(RequestError, match="is there already and no export"):
+        with pytest.raises(RequestError, match="exists and is not an export"):
             export_onnx(model, tmp_path / name, force=True)
-    with pytest.raises(RequestError, match="holds an export already; replace it with --force"):
+    with pytest.raises(RequestError, match="already holds an export; replace it with --force"):
         export_onnx(model, tmp_path / "export")
     assert names(tmp_path) == ["export", "file", "folder", "link"]
 

@@ -208,7 +208,7 @@ def write_sentencepiece(folder: Path, tokenizer: dict[str, Any]) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is yarn"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"num_hidden_layers": 1}, "'model.layers.1.* is none that a llama model of 1 layers has"),
+        ({"num_hidden_layers": 1}, "'model.layers.1.* does not belong to a llama model of 1 layers"),
     ],
 )
 def test_what_a_gguf_could_not_say_is_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
@@ -236,7 +236,7 @@ def test_other_gemmas_are_refused(tmp_path: Path, config: dict[str, Any], reason
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer is not known here: .*Whitespace"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer is unknown: .*Whitespace"),
         ({"normalizer": {"type": "Lowercase"}}, r"normalizer is \['Lowercase'\]"),
         ({"post_processor": {"type": "RobertaProcessing"}}, "RobertaProcessing"),
         ({"added_tokens": [{"id": 260, "content": "<x>", "rstrip": True}]}, "'<x>' has rstrip"),
@@ -275,7 +275,7 @@ def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "hf", TinyHF())
     out = tmp_path / "m.gguf"
     convert(tmp_path / "hf", out)
-    with pytest.raises(RequestError, match="exists already"):
+    with pytest.raises(RequestError, match="the file exists"):
         convert(tmp_path / "hf", out)
     assert convert(tmp_path / "hf", out, force=True) == out
     with pytest.raises(RequestError, match="type 'Q4_K_M': expected one of KEEP, F32"):
@@ -283,7 +283,7 @@ def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no such folder"):
         convert(tmp_path / "nowhere", tmp_path / "n.gguf")
     (tmp_path / "hf/tokenizer.json").unlink()
-    with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json: there is no such file"):
+    with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json: the file is missing"):
         convert(tmp_path / "hf", tmp_path / "n.gguf")
     weights = tmp_path / "hf/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])

@@ -132,7 +132,7 @@ def test_arrays_with_an_entry_for_each_layer_are_cut(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match="head_count_kv has 3 entries for 4 layers"):
         keep_layers(path, tmp_path / "other.gguf", (0, 3))
     path = header_only(tmp_path, {"llama.something": ["a", "b", "c", "d"]})
-    with pytest.raises(UnsupportedModelError, match=r"llama\.something has as many entries as there are layers"):
+    with pytest.raises(UnsupportedModelError, match=r"llama\.something has . entries, as many as the model has layers"):
         keep_layers(path, tmp_path / "other.gguf", (0, 3))
 
 
@@ -162,7 +162,7 @@ def test_layers_whose_number_matters_are_refused(tmp_path: Path) -> None:
         keep_layers(tiny_mamba(tmp_path / "mamba.gguf"), tmp_path / "subset.gguf", 1)
     with pytest.raises(UnsupportedModelError, match=r"llama\.nextn_predict_layers counts layers"):
         keep_layers(header_only(tmp_path, {"llama.nextn_predict_layers": 1}), tmp_path / "subset.gguf", 1)
-    with pytest.raises(UnsupportedModelError, match=r"'blk\.4\.attn_norm\.weight' is beyond the 4 layers"):
+    with pytest.raises(UnsupportedModelError, match=r"'blk\.4\.attn_norm\.weight' belongs to none of the 4 layers"):
         keep_layers(header_only(tmp_path, {"llama.block_count": 4}, n_layer=5), tmp_path / "subset.gguf", 1)
 
 
@@ -185,7 +185,7 @@ def test_a_count_is_spread_evenly() -> None:
             assert (len(layers), layers[0]) == (count, 0)
             assert count == 1 or (layers[-1] == n_layer - 1 and gaps.min() >= 1 and np.ptp(gaps) <= 1)
     for wrong in (0, 31):
-        with pytest.raises(RequestError, match=f"{wrong} layers of 30"):
+        with pytest.raises(RequestError, match=f"{wrong} layers are to be kept of a model with 30"):
             spread_layers(30, wrong)
 
 
@@ -199,8 +199,8 @@ def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         ((0, 2), "subset.gguf", None, RequestError, "layers 0,2: expected numbers from 0 to 1"),
         ((), "subset.gguf", None, RequestError, "layers None"),
         ((1, 0), "subset.gguf", None, RequestError, "increasing order"),
-        ((0,), "taken.gguf", None, RequestError, "exists already"),
-        ((0,), "whole.gguf", None, RequestError, "the model to export itself"),
+        ((0,), "taken.gguf", None, RequestError, "the file exists"),
+        ((0,), "whole.gguf", None, RequestError, "this is the model to export"),
         ((0,), "none/subset.gguf", None, StorageError, "cannot be written"),
         ((0,), "subset.gguf", cancel, CancelledError, "cancelled"),
     ):
@@ -208,7 +208,7 @@ def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
             keep_layers(path, tmp_path / name, layers, cancel=token)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-        with pytest.raises(StorageError, match="bytes are needed and 1000 are free"):
+        with pytest.raises(StorageError, match="bytes, but 1000 are free"):
             keep_layers(path, tmp_path / "subset.gguf", (0,))
     assert (tmp_path / "taken.gguf").read_bytes() == b"mine"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["taken.gguf", "whole.gguf"]

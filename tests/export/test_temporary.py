@@ -81,7 +81,7 @@ def test_what_a_killed_one_left_goes_with_the_next(
     make(out)
     assert names(tmp_path) == sorted([*strangers, "a [1]", "c", "d", others.name, f"{others.name}.lock"])
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert told == [f"deleted {path}, which an export that was killed had left" for path in (second, left)]
+    assert told == [f"deleted {path}, which a killed export left behind" for path in (second, left)]
 
 
 def test_an_earlier_export_aside_stays_until_there_is_one_in_its_place(tmp_path: Path) -> None:
@@ -102,6 +102,6 @@ def test_the_command_says_it(tmp_path: Path) -> None:
     with at_work(FILE, out) as left:
         pass
     result = run_here("export", model, "--to", "gguf", "--layers", "1", "--out", out)
-    told = f"edgedec: deleted {left}, which an export that was killed had left"
+    told = f"edgedec: deleted {left}, which a killed export left behind"
     assert (result.code, [line for line in result.err.splitlines() if "deleted" in line]) == (0, [told])
     assert names(tmp_path) == ["m.gguf", "small.gguf"]

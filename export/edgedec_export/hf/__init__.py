@@ -1,1 +1,1 @@
-"""Checkpoints as Hugging Face keeps them: their configuration, weights and tokenizers."""
+"""Hugging Face checkpoints: their configuration, weights and tokenizers."""

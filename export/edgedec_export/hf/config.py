@@ -1,7 +1,7 @@
-"""What a checkpoint's config.json says of the model, for the architectures that are converted.
+"""Read a checkpoint's config.json, for the architectures that can be converted.
 
-What it says and GGUF could not is refused: a switch that were left out could change a logit. Names and defaults are
-those of the classes LlamaConfig, Qwen2Config, Qwen3Config and Gemma3TextConfig of Hugging Face's transformers.
+A setting that GGUF cannot express is refused, because leaving it out could change a logit. Names and defaults are those
+of the classes LlamaConfig, Qwen2Config, Qwen3Config and Gemma3TextConfig in Hugging Face's transformers.
 """
 
 import math
@@ -37,7 +37,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _ACTIVATIONS = {"gemma3": ("gelu_pytorch_tanh",)}
 _GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
 _GEMMA_27B_LAYERS = 62  # whose attention llama.cpp scales by the width of the states
-# Switches that must be off, or at the value given.
+# Settings that must have this value, or be absent.
 _EXPECTED: dict[str, Any] = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
@@ -51,16 +51,16 @@ _EXPECTED: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A model's shape and switches.
+    """A model's shape and settings.
 
     Attributes:
-        architecture: As GGUF names it.
+        architecture: GGUF's name for it.
         n_vocab: Rows of the embedding matrix.
-        rope_factor: Positions are divided by it (in gemma3 those of the layers that see everything).
-        rope_divisors: f32[head_dim // 2], what each frequency is divided by, or None ("llama3" scaling).
-        sliding_window: Tokens that most layers of gemma3 see; 0 elsewhere.
+        rope_factor: Positions are divided by it; in gemma3 only in the layers that see all tokens.
+        rope_divisors: float32[head_dim // 2] that each frequency is divided by ("llama3" scaling), or None.
+        sliding_window: Number of tokens that most layers of gemma3 see; 0 in other architectures.
         tied: The head is the embedding matrix.
-        token_ids: "bos" and "eos" to the first id that the configuration names.
+        token_ids: For "bos" and "eos", the first token id that the configuration names.
     """
 
     architecture: str
@@ -83,13 +83,13 @@ class Config:
 
 
 def read_config(folder: Path) -> Config:
-    """Read config.json.
+    """Read config.json in a folder.
 
     Raises:
-        ModelNotFoundError: There is none.
-        ModelFormatError: It is damaged, or lacks what every model has.
-        UnsupportedModelError: The architecture, or a switch of it, is not converted.
-        StorageError: It cannot be read.
+        ModelNotFoundError: There is no such file.
+        ModelFormatError: The file is damaged, or lacks a value that every model has.
+        UnsupportedModelError: The architecture, or one of its settings, cannot be converted.
+        StorageError: The file cannot be read.
     """
     path = folder / "config.json"
     raw = read_json(path)
@@ -97,12 +97,13 @@ def read_config(folder: Path) -> Config:
     architecture = _MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
     if architecture is None:
         raise UnsupportedModelError(
-            f"{path}: model_type is {str(model_type)[:40]!r}, converted are {', '.join(_MODEL_TYPES)}; for others use "
+            f"{path}: model_type is {str(model_type)[:40]!r}, expected one of {', '.join(_MODEL_TYPES)}; for others "
+            "use "
             "llama.cpp's convert_hf_to_gguf.py"
         )
     text = raw.get("text_config")
     own = raw | text if model_type == "gemma3" and isinstance(text, dict) else raw
-    # A null stands for the default, as in the classes that write these files.
+    # Null stands for the default, as it does in the classes that write these files.
     given = {key: value for key, value in own.items() if value is not None}
     values = _Values(path, architecture, _DEFAULTS[architecture] | given)
     return _config(values, raw)
@@ -134,14 +135,14 @@ def _config(values: "_Values", raw: dict[str, Any]) -> Config:
         token_ids={role: i for role in ("bos", "eos") if (i := _first_id(raw, values, f"{role}_token_id")) is not None},
     )
     if config.n_head % config.n_head_kv or config.head_dim % 2:
-        values.fail(f"{config.n_head} heads of {config.head_dim} on {config.n_head_kv} key-value heads cannot be")
+        values.fail(f"{config.n_head} heads of size {config.head_dim} cannot share {config.n_head_kv} key-value heads")
     if architecture == "gemma3":
         _check_gemma(values, config)
     return config
 
 
 def _first_id(raw: dict[str, Any], values: "_Values", key: str) -> int | None:
-    """Return the token that a key names, which may also name several."""
+    """Return the token id under a key, the first one where the key has a list; None where it has none."""
     found = raw.get(key, values.values.get(key))
     found = found[0] if isinstance(found, list) and found else found
     return found if type(found) is int and found >= 0 else None
@@ -163,7 +164,7 @@ def _check_switches(values: "_Values") -> None:
 
 
 def _check_gemma(values: "_Values", config: Config) -> None:
-    """Refuse a gemma3 whose layers or scale of attention are others than llama.cpp takes them to be."""
+    """Refuse a gemma3 whose layer types or attention scale differ from what llama.cpp assumes."""
     period = values.values.get("sliding_window_pattern", values.values.get("_sliding_window_pattern", _GEMMA_PERIOD))
     kinds = values.values.get("layer_types")
     full = [i % _GEMMA_PERIOD == _GEMMA_PERIOD - 1 for i in range(config.n_layer)]
@@ -215,9 +216,9 @@ def _rope(values: "_Values", head_dim: int) -> _Rope:
 
 
 def _llama3_divisors(rope: "_Values", base: float, head_dim: int) -> NDArray[np.float32]:
-    """Return f32[head_dim // 2]: 1 for short waves, the factor for long ones, between them in between.
+    """Return float32[head_dim // 2]: 1 for short waves, the factor for long ones, and values between for the rest.
 
-    The Llama 3 Herd of Models, arXiv:2407.21783; the rule is transformers' ("llama3").
+    The Llama 3 Herd of Models, arXiv:2407.21783; the rule is that of transformers ("llama3").
     """
     factor = rope.number("factor")
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
@@ -232,14 +233,14 @@ def _llama3_divisors(rope: "_Values", base: float, head_dim: int) -> NDArray[np.
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Typed access to what the file says."""
+    """Typed access to the values of config.json, or of an object in it."""
 
     path: Path
     architecture: str
     values: dict[str, Any]
 
     def whole(self, key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-        """Return a whole number from 1 on."""
+        """Return an integer from 1 to `most`."""
         value = self.values.get(key, default)
         if type(value) is not int or not 1 <= value <= most:
             self.fail(f"{key} is {str(value)[:40]}, expected a whole number from 1 to {most}")
@@ -260,7 +261,7 @@ class _Values:
         return value
 
     def table(self, key: str) -> dict[str, Any]:
-        """Return an object, an empty one for an absent key."""
+        """Return an object; an empty one where the key is absent."""
         value = self.values.get(key, {})
         if not isinstance(value, dict):
             self.fail(f"{key} is {str(value)[:40]}, expected an object")
@@ -271,8 +272,8 @@ class _Values:
         raise ModelFormatError(f"{self.path}: {found}; download the checkpoint again")
 
     def refuse(self, key: str, expected: str) -> NoReturn:
-        """Raise UnsupportedModelError for a key and its value."""
+        """Raise UnsupportedModelError for the value of a key."""
         raise UnsupportedModelError(
-            f"{self.path}: {key} is {str(self.values.get(key))[:80]}, {expected}; a GGUF would not say so, and its "
-            "text would be another: use llama.cpp's convert_hf_to_gguf.py where it supports this"
+            f"{self.path}: {key} is {str(self.values.get(key))[:80]}, {expected}; GGUF cannot express this, "
+            "so the model would write another text; use llama.cpp's convert_hf_to_gguf.py where it supports this"
         )

@@ -1,7 +1,7 @@
-"""Which of llama.cpp's pre-tokenizers cuts texts as a tokenizer.json says: the name for `tokenizer.ggml.pre`.
+"""Find llama.cpp's name (`tokenizer.ggml.pre`) for the pre-tokenizer that a tokenizer.json describes.
 
-GGUF has names where tokenizer.json has regular expressions. They are compared as written; one that is not known here
-is refused, as one that is nearly the same would give other tokens.
+GGUF has names where tokenizer.json has regular expressions. Expressions are compared as written, and one that is not
+known here is refused: one that is merely similar would give other tokens.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+TAIL|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*TAIL"
 _CASED_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 
-# The steps before the bytes: regular expressions that cut, "digits" for one piece a digit, "words" for GPT-2's rule.
+# By the steps before the bytes: regular expressions, "digits" for one piece per digit, "words" for GPT-2's rule.
 _NAMES: dict[tuple[str, ...], str] = {
     ("words",): "gpt-2",
     ("digits", "words"): "smollm",
@@ -26,11 +26,11 @@ _NAMES: dict[tuple[str, ...], str] = {
     (f"{_CASED.replace('TAIL', '')}|\\p{{N}}|{_CASED_OTHERS}|{_SPACES}",): "tekken",
     (f"{_CASED.replace('TAIL', _CONTRACTION + '?')}|\\p{{N}}{{1,3}}|{_CASED_OTHERS}|{_SPACES}",): "gpt-4o",
 }
-assert set(_NAMES.values()) <= NAMES, "names that our own tokenizer does not cover"
+assert set(_NAMES.values()) <= NAMES, "our own tokenizer does not know one of these names"
 
 
 def pre_tokenizer_name(pre_tokenizer: Any) -> str | None:
-    """Return llama.cpp's name for the entry "pre_tokenizer" of a byte-level tokenizer.json, None for an unknown one.
+    """Return llama.cpp's name for the entry "pre_tokenizer" of a byte-level tokenizer.json; None for an unknown one.
 
     >>> pre_tokenizer_name({"type": "ByteLevel", "add_prefix_space": False, "use_regex": True})
     'gpt-2'
@@ -42,7 +42,7 @@ def pre_tokenizer_name(pre_tokenizer: Any) -> str | None:
 
 
 def _step(entry: dict[str, Any]) -> list[str]:
-    """Return a step as _NAMES has it: none for the bytes alone, "?" for what is not known."""
+    """Return a step as in the keys of _NAMES: nothing for bytes alone, "?" for an unknown step."""
     kind = entry.get("type")
     if kind == "ByteLevel" and not entry.get("add_prefix_space"):
         return ["words"] if entry.get("use_regex", True) else []
@@ -52,7 +52,7 @@ def _step(entry: dict[str, Any]) -> list[str]:
 
 
 def _split(entry: dict[str, Any]) -> str:
-    """Return the expression of a step that cuts around what matches."""
+    """Return the regular expression of a step that cuts a text around its matches; "?" for any other step."""
     pattern = entry.get("pattern")
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
     plain = entry.get("behavior") == "Isolated" and not entry.get("invert")

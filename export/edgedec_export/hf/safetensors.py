@@ -1,11 +1,11 @@
-"""Safetensors files, read within hard bounds: one of them, or those that an index names.
+"""Read safetensors files within hard bounds: a single file, or those that an index names.
 
     tensors = open_checkpoint(Path("checkpoint/"))
     tensors["model.norm.weight"].shape
 
-A file is a length of eight bytes, a JSON object of that length, and the data: name to dtype, shape and the first and
-last byte, counted from the start of the data. Nothing it claims is believed: every length and place is compared with
-the file's size before it is used. Format: github.com/huggingface/safetensors.
+A file is a length in eight bytes, a JSON object of that length, and the data. The object maps a name to dtype, shape
+and the first and last byte, counted from the start of the data. No claim of a file is trusted: every length and place
+is compared with the file's size before it is used. Format: github.com/huggingface/safetensors.
 """
 
 import itertools
@@ -38,11 +38,11 @@ FLOAT_NAMES = frozenset(kind.name for kind in FLOATS)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Where a tensor lies and what it holds.
+    """A tensor in a file.
 
     Attributes:
-        dtype: As the format names it: "BF16", "F16", "F32", ...
-        shape: In the order of the format: the last is the length of a row.
+        dtype: The format's name for it: "BF16", "F16", "F32", ...
+        shape: In the order of the format: the last size is the length of a row.
         offset: First byte, counted from the start of the file.
     """
 
@@ -57,11 +57,11 @@ class Tensor:
         """Yield the tensor as float32[n_rows, n_columns], some rows at a time; a vector is one row.
 
         Args:
-            multiple: The rows of each piece are a multiple of this, or all that are left.
+            multiple: The number of rows of each piece is a multiple of this, except in the last piece.
 
         Raises:
-            UnsupportedModelError: It does not hold floats.
-            ModelFormatError, StorageError: The file got shorter, or cannot be read.
+            UnsupportedModelError: The tensor does not hold floats.
+            ModelFormatError, StorageError: The file has become shorter, or cannot be read.
         """
         if self.dtype not in FLOAT_NAMES:
             raise UnsupportedModelError(
@@ -79,10 +79,10 @@ class Tensor:
 
 
 def open_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """Read the headers of a checkpoint's safetensors; return name to tensor.
+    """Read the headers of a checkpoint's safetensors files; return name to tensor.
 
     Raises:
-        ModelNotFoundError: The folder has no safetensors, or lacks one that its index names.
+        ModelNotFoundError: The folder has no safetensors file, or lacks one that its index names.
         ModelFormatError: The index or a header is damaged, or they contradict each other.
         StorageError: A file cannot be read.
     """
@@ -90,10 +90,11 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
     if not index.is_file():
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise ModelNotFoundError(f"{folder}: it has no .safetensors file; download the whole checkpoint")
+            raise ModelNotFoundError(f"{folder}: the folder has no .safetensors file; download the whole checkpoint")
         if len(files) > 1:
             raise ModelNotFoundError(
-                f"{folder}: it has {len(files)} .safetensors files and no {INDEX} to say which belong together; "
+                f"{folder}: the folder has {len(files)} .safetensors files, but no {INDEX} that says which belong "
+                "together; "
                 "download the index, or keep one file"
             )
         return read_header(files[0])
@@ -102,11 +103,11 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
     for shard in sorted(set(weight_map.values())):
         found = read_header(folder / shard)
         if found.keys() & tensors.keys():
-            _fail(folder / shard, f"tensor {min(found.keys() & tensors.keys())[:80]!r} is in another file, too")
+            _fail(folder / shard, f"tensor {min(found.keys() & tensors.keys())[:80]!r} is in two files")
         tensors |= found
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].path.name != shard:
-            _fail(index, f"it says that {name[:80]!r} is in {shard}, which is not so")
+            _fail(index, f"it says that {name[:80]!r} is in {shard}, which has no such tensor")
     return tensors
 
 
@@ -115,15 +116,15 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
     Raises:
         ModelNotFoundError: There is no such file.
-        ModelFormatError: It is truncated, damaged, or contradicts itself.
-        StorageError: It cannot be read.
+        ModelFormatError: The file is truncated or damaged, or its header contradicts itself.
+        StorageError: The file cannot be read.
     """
     try:
         with path.open("rb") as file:
             n_bytes = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if n_bytes < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, n_bytes - 8):
-                _fail(path, f"it claims a header of {length} bytes, and has {n_bytes} bytes in all")
+                _fail(path, f"it claims a header of {length} bytes, but has {n_bytes} bytes in all")
             raw = file.read(length)
     except OSError as error:
         raise _read_error(path, error) from error
@@ -141,8 +142,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         ModelNotFoundError: There is no such file.
-        ModelFormatError: It is no JSON object, or larger than any of a model.
-        StorageError: It cannot be read.
+        ModelFormatError: The file holds no JSON object, or is larger than any such file of a model.
+        StorageError: The file cannot be read.
     """
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
@@ -168,12 +169,12 @@ def parse_json(raw: bytes, path: Path) -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
 def _tensor(path: Path, name: str, entry: Any, data_start: int, n_file_bytes: int) -> Tensor:
-    """Check an entry of the header."""
+    """Return the tensor that an entry of the header describes, after checking the entry."""
     what = f"tensor {name[:80]!r}"
     if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
         _fail(path, f"{what} has no dtype, shape and data_offsets")
@@ -194,7 +195,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:
-    """Return tensor to file name; files lie beside the index, and nowhere else."""
+    """Return tensor name to file name from an index; the files must be beside the index."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         _fail(index, "it has no weight_map")
@@ -211,7 +212,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 
 def _read_error(path: Path, error: OSError) -> Exception:
     if error.errno in NO_SUCH_FILE:
-        return ModelNotFoundError(f"{path}: there is no such file; download the whole checkpoint")
+        return ModelNotFoundError(f"{path}: the file is missing; download the whole checkpoint")
     return storage_error(path, error)
 
 

@@ -1,8 +1,8 @@
-"""SentencePiece vocabularies that a tokenizer.json writes down as BPE with byte fallback (Llama 2, Gemma).
+"""SentencePiece vocabularies that a tokenizer.json expresses as BPE with byte fallback (Llama 2, Gemma).
 
-SentencePiece joins any two neighbours that together are a token, the best score first; BPE joins the pairs of a list,
-the first of them first. They are the same where the list has every such pair, those of a token next to each other:
-the place of its pairs then is its score. Kudo and Richardson 2018, arXiv:1808.06226.
+SentencePiece merges two neighbours that together are a token, the pair with the best score first. BPE merges the pairs
+of a list, the first of the list first. Both give the same tokens if the list has every such pair and the pairs of one
+token follow each other: the position of a token's pairs is then its score. Kudo and Richardson 2018, arXiv:1808.06226.
 """
 
 import re
@@ -14,15 +14,15 @@ from edgedec_export.gguf_writer import Entry, boolean, text
 from edgedec_export.hf.vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, TokenizerFiles, Tokens, steps
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_NO_SCORE = -1e9  # of tokens that no pair becomes: joined last, as it were
+_NO_SCORE = -1e9  # of tokens that no merge produces: SentencePiece would merge them last
 
 
 def sentencepiece_entries(files: TokenizerFiles, tokens: Tokens) -> list[Entry]:
-    """Return what the vocabulary has beside its tokens; set the tokens' scores, and the kinds of bytes.
+    """Return the entries that the vocabulary has beside its tokens; set the scores and the kinds of byte tokens.
 
     Raises:
         ModelFormatError: The file contradicts itself.
-        UnsupportedModelError: It is no SentencePiece model, or has rules of its own.
+        UnsupportedModelError: The vocabulary is no SentencePiece model, or has rules that llama.cpp does not.
     """
     space_first = _space_first(files)
     n_bytes = 0
@@ -43,7 +43,7 @@ def sentencepiece_entries(files: TokenizerFiles, tokens: Tokens) -> list[Entry]:
 
 
 def _scores(files: TokenizerFiles, tokens: Tokens) -> NDArray[np.float32]:
-    """Return f32[n_vocab]: minus the place of a token among those that pairs become."""
+    """Return float32[n_vocab]: minus the position of a token among those that merges produce."""
     normal = {t: i for i, (t, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True)) if kind == NORMAL}
     scores = np.full(len(tokens.texts), _NO_SCORE, np.float32)
     last, place = "", 0
@@ -52,10 +52,10 @@ def _scores(files: TokenizerFiles, tokens: Tokens) -> NDArray[np.float32]:
     for left, right in merges:
         whole = left + right
         if (left, right) not in pairs or whole not in normal:
-            continue  # a part or the whole is found in texts before any merge
+            continue  # a part or the whole is cut out of texts before any merge
         if whole != last:
             if scores[normal[whole]] != _NO_SCORE:
-                files.refuse(f"its merges to {whole[:40]!r} do not follow each other, as those of SentencePiece do")
+                files.refuse(f"its merges to {whole[:40]!r} do not follow each other, as SentencePiece requires")
             scores[normal[whole]] = -place
             last, place = whole, place + 1
     for token in normal:
@@ -68,7 +68,7 @@ def _scores(files: TokenizerFiles, tokens: Tokens) -> NDArray[np.float32]:
 
 
 def _space_first(files: TokenizerFiles) -> bool:
-    """Return whether a space is put before a text, from the steps that come before the merges."""
+    """Tell whether a space is put before a text, by the steps that come before the merges."""
     found = steps(files.json.get("normalizer"), "normalizers")
     found += steps(files.json.get("pre_tokenizer"), "pretokenizers")
     first = False
@@ -83,7 +83,7 @@ def _space_first(files: TokenizerFiles) -> bool:
             replaced, first = True, step.get("prepend_scheme") == "always"
             if step.get("prepend_scheme") not in ("always", "never"):
                 files.refuse(f"it puts a space before texts by the scheme {str(step.get('prepend_scheme'))[:40]!r}")
-        elif not (kind == "Split" and step.get("pattern") == {"String": " "} and replaced):  # nothing is left to split
+        elif not (kind == "Split" and step.get("pattern") == {"String": " "} and replaced):  # no space left to split at
             files.refuse(f"it has the step {str(step)[:200]}")
     if not replaced:
         files.refuse(f"spaces do not become {SPACE!r}")

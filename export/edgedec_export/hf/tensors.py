@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint as those of a GGUF: names, shapes, order of rows, and types.
+"""Convert the tensors of a checkpoint to those of a GGUF: names, shapes, order of rows, and types.
 
-llama.cpp rotates llama's queries and keys in pairs of neighbours, Hugging Face in halves of a head: the rows of q and
-k are put in the other order. Gemma's norms are stored as what is added to 1.
+llama.cpp rotates llama's queries and keys in pairs of neighbours, Hugging Face in halves of a head, so the rows of q
+and k are reordered. Gemma's norms are stored as what is added to 1.
 """
 
 import re
@@ -48,11 +48,11 @@ LAYER_NAMES: Mapping[str, Mapping[str, str]] = {
     "qwen3": _LAYER | _HEAD_NORMS,
     "gemma3": _LAYER | _HEAD_NORMS | _GEMMA_NORMS,
 }
-"""By architecture: a tensor's name in a layer of a checkpoint to that in a layer of a GGUF."""
+"""By architecture: the name of a tensor in a layer of a checkpoint, and its name in a layer of a GGUF."""
 
 _OPTIONAL = {"llama": frozenset(_BIASES.values())}
 _LAYER_NAME = re.compile(r"layers\.(0|[1-9]\d{0,5})\.(.+)")
-# A multimodal gemma3 has its text model beside an image encoder, under one of two names.
+# A multimodal gemma3 has its text model under one of these names, beside an image encoder.
 _TEXT_PREFIXES = ("language_model.model.", "model.language_model.", "model.", "language_model.")
 _NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 _BUFFERS = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -65,12 +65,12 @@ def gguf_tensors(
 
     Args:
         found: The checkpoint's tensors by name.
-        matrix_type: Type of the matrices; None for what the checkpoint has them in. Vectors are F32.
+        matrix_type: Type of the matrices; None keeps their types. Vectors become F32.
         path: The checkpoint, for messages.
 
     Raises:
-        ModelFormatError: A tensor is missing or has another shape than the configuration says.
-        UnsupportedModelError: There is one that has no place in the GGUF.
+        ModelFormatError: A tensor is missing, or has another shape than the configuration says.
+        UnsupportedModelError: A tensor has no place in the GGUF.
     """
     shapes = _shapes(config)
     placed = _place(found, config, path)
@@ -83,7 +83,7 @@ def gguf_tensors(
         if name not in placed:
             if short in _OPTIONAL.get(config.architecture, ()):
                 continue
-            raise ModelFormatError(f"{path}: no tensor becomes {name!r}; download the whole checkpoint")
+            raise ModelFormatError(f"{path}: the tensor for {name!r} is missing; download the whole checkpoint")
         tensor = placed[name]
         if tensor.shape != shapes[short] or tensor.dtype not in FLOAT_NAMES:
             raise ModelFormatError(
@@ -96,7 +96,7 @@ def gguf_tensors(
 
 
 def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
-    """Return name in the GGUF to tensor of the checkpoint."""
+    """Return the checkpoint's tensors by their name in the GGUF."""
     placed: dict[str, Tensor] = {}
     for name, tensor in found.items():
         if _BUFFERS.fullmatch(name) or (config.architecture == "gemma3" and _NOT_TEXT.fullmatch(name)):
@@ -109,8 +109,8 @@ def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[str,
             target = f"blk.{layer[1]}.{LAYER_NAMES[config.architecture][layer[2]]}"
         if target is None or target in placed:
             raise UnsupportedModelError(
-                f"{path}: tensor {name!r} is none that a {config.architecture} model of {config.n_layer} layers has, "
-                "or is there twice; use llama.cpp's convert_hf_to_gguf.py where it supports this"
+                f"{path}: tensor {name!r} does not belong to a {config.architecture} model of {config.n_layer} layers, "
+                "or occurs twice; use llama.cpp's convert_hf_to_gguf.py where it supports this"
             )
         placed[target] = tensor
     if config.tied:
@@ -119,7 +119,7 @@ def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[str,
 
 
 def _names(config: Config) -> Iterator[str]:
-    """Yield the names in the GGUF in the order of a forward."""
+    """Yield the names in the GGUF, in the order of a forward."""
     yield "token_embd.weight"
     for layer in range(config.n_layer):
         yield from (f"blk.{layer}.{short}" for short in LAYER_NAMES[config.architecture].values())
@@ -129,7 +129,7 @@ def _names(config: Config) -> Iterator[str]:
 
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Return shapes in the checkpoint's order by name in the GGUF, the layer's number left out."""
+    """Return shapes, in the checkpoint's order, by name in the GGUF without the layer's number."""
     c, n_q, n_kv = config, config.n_head * config.head_dim, config.n_head_kv * config.head_dim
     norms = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "output_norm")
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (c.n_embd,) for name in norms}
@@ -142,7 +142,7 @@ def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def _type(tensor: Tensor, matrix_type: GGMLType | None) -> GGMLType:
-    """Return the type a tensor gets; rows that are no whole blocks stay as they are."""
+    """Return the type that a tensor gets; rows that are not whole blocks of the type keep theirs."""
     if len(tensor.shape) == 1:
         return GGMLType.F32
     kept = GGMLType[tensor.dtype]
@@ -164,7 +164,7 @@ def _pieces(tensor: Tensor, short: str, kind: GGMLType, config: Config) -> Itera
 
 
 def to_neighbours(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
-    """Put f32[n_heads * head_dim, n] in the order that rotates neighbours instead of halves of a head.
+    """Reorder float32[n_heads * head_dim, n] from halves of a head to pairs of neighbours.
 
     >>> to_neighbours(np.arange(4, dtype=np.float32).reshape(4, 1), 4).ravel()
     array([0., 2., 1., 3.], dtype=float32)

@@ -1,8 +1,8 @@
-"""A checkpoint's tokenizer.json as the vocabulary of a GGUF.
+"""Convert a checkpoint's tokenizer.json to the vocabulary of a GGUF.
 
-Two kinds are converted: byte-level BPE (llama.cpp's "gpt2"), and BPE over characters with byte fallback, which is how
-Hugging Face writes down a SentencePiece model ("llama", `hf_sentencepiece`). A rule that llama.cpp does not have is
-refused by name; the one exception is normalization to NFC, which llama.cpp leaves out for every model that has it.
+Two kinds are converted: byte-level BPE (llama.cpp's "gpt2"), and BPE over characters with byte fallback, in which
+Hugging Face expresses SentencePiece models ("llama", sentencepiece.py). A rule that llama.cpp does not have is refused
+by name, with one exception: normalization to NFC, which llama.cpp leaves out for every model that has it.
 """
 
 import re
@@ -18,21 +18,21 @@ from edgedec_export.hf.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, 
 from edgedec_runtimes.tokenizer.pretokenizers import pre_tokenizer
 
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
-# llama.cpp's converter takes tokens that look so for control tokens, whatever tokenizer.json says.
+# llama.cpp's converter takes tokens of this form for control tokens, whatever tokenizer.json says.
 _CONTROL_TEXT = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
 
 def tokenizer_entries(folder: Path, n_vocab: int, ids: Mapping[str, int]) -> list[Entry]:
-    """Return the metadata of a vocabulary.
+    """Return the metadata entries of a vocabulary.
 
     Args:
-        n_vocab: Rows of the embedding matrix; tokens are added or left out to make as many.
-        ids: "bos" and "eos" to numbers, for where tokenizer_config.json names none.
+        n_vocab: Rows of the embedding matrix; unused tokens are appended, or added tokens left out, to match it.
+        ids: Token ids of "bos" and "eos", used where tokenizer_config.json names none.
 
     Raises:
         ModelNotFoundError: There is no tokenizer.json.
         ModelFormatError: A file is damaged.
-        UnsupportedModelError: A rule of it is not llama.cpp's.
+        UnsupportedModelError: llama.cpp does not have one of its rules.
         StorageError: A file cannot be read.
     """
     files = TokenizerFiles(folder)
@@ -52,46 +52,46 @@ def tokenizer_entries(folder: Path, n_vocab: int, ids: Mapping[str, int]) -> lis
 
 
 def _tokens(files: TokenizerFiles, n_vocab: int) -> Tokens:
-    """Put the tokens at their numbers; gaps become tokens that are never used."""
+    """Return the tokens by id; ids without a token get one that is never used."""
     by_number: dict[int, tuple[str, int]] = {number: (token, NORMAL) for token, number in files.vocab.items()}
     if len(by_number) != len(files.vocab):
-        files.fail("two tokens have the same number")
+        files.fail("two tokens have the same id")
     added = files.json.get("added_tokens") or []
     for entry in added if isinstance(added, list) else files.fail("its added_tokens are no list"):
         number, content = _added(files, entry)
         if by_number.get(number, (content,))[0] != content or files.vocab.get(content, number) != number:
-            files.fail(f"token {number} is there twice, as {content[:40]!r} too")
+            files.fail(f"token {number} occurs twice, once as {content[:40]!r}")
         control = entry.get("special") is True or _CONTROL_TEXT.fullmatch(content)
-        by_number[number] = (content, CONTROL if control else USER_DEFINED)  # left out where there is no row for it
+        by_number[number] = (content, CONTROL if control else USER_DEFINED)  # an id beyond n_vocab is left out below
     beyond = [i for i, (_, kind) in by_number.items() if i >= n_vocab and kind == NORMAL]
     if beyond:
         files.fail(f"token {beyond[0]} has no row among the {n_vocab} of the embedding matrix")
     listed = [by_number.get(number) or (f"[PAD{number}]", UNUSED) for number in range(n_vocab)]
     if len({token for token, _ in listed}) < n_vocab:
-        files.fail("two numbers have the same token")
+        files.fail("two ids have the same token")
     return Tokens([token for token, _ in listed], [kind for _, kind in listed])
 
 
 def _added(files: TokenizerFiles, entry: Any) -> tuple[int, str]:
-    """Return number and text of an added token, which must be found in texts as llama.cpp finds it."""
+    """Return id and text of an added token, after checking that llama.cpp finds it in texts the same way."""
     if not isinstance(entry, dict) or type(entry.get("id")) is not int or not isinstance(entry.get("content"), str):
         files.fail(f"the added token {str(entry)[:80]} has no id and content")
     if entry["id"] < 0 or not entry["content"]:
-        files.fail(f"the added token {str(entry)[:80]} has no number from 0 on, or no text")
+        files.fail(f"the added token {str(entry)[:80]} has a negative id, or no text")
     for key in ("lstrip", "rstrip", "single_word"):
         if entry.get(key):
-            files.refuse(f"token {entry['content'][:40]!r} has {key}, which llama.cpp has not")
+            files.refuse(f"token {entry['content'][:40]!r} has {key}, which llama.cpp does not support")
     return entry["id"], entry["content"]
 
 
 def _byte_level_entries(files: TokenizerFiles) -> list[Entry]:
-    """Return what a byte-level BPE vocabulary has beside its tokens."""
+    """Return the entries that a byte-level BPE vocabulary has beside its tokens."""
     normalizers = [str(step.get("type"))[:40] for step in steps(files.json.get("normalizer"), "normalizers")]
     if normalizers not in ([], ["NFC"]):
         files.refuse(f"its normalizer is {normalizers}")
     name = pre_tokenizer_name(files.json.get("pre_tokenizer"))
     if name is None:
-        files.refuse(f"its pre_tokenizer is not known here: {str(files.json.get('pre_tokenizer'))[:300]}")
+        files.refuse(f"its pre_tokenizer is unknown: {str(files.json.get('pre_tokenizer'))[:300]}")
     ignore_merges = files.model.get("ignore_merges") is True
     if ignore_merges != pre_tokenizer(name).ignore_merges:
         files.refuse(
@@ -110,7 +110,7 @@ def _byte_level_entries(files: TokenizerFiles) -> list[Entry]:
 
 
 def _role_entries(files: TokenizerFiles, tokens: Tokens, ids: Mapping[str, int]) -> list[Entry]:
-    """Return which tokens have a role, and which of them are put around every text."""
+    """Return which tokens have a role, and which of these are put around every text."""
     number_of = {token: number for number, token in enumerate(tokens.texts)}
     found = {role: i for role, i in ids.items() if i < len(tokens.texts)}
     for role in _ROLES:
@@ -123,10 +123,10 @@ def _role_entries(files: TokenizerFiles, tokens: Tokens, ids: Mapping[str, int])
     for role in ("bos", "eos"):
         setting = files.config.get(f"add_{role}_token")
         if not isinstance(setting, bool) and around is None:
-            continue  # llama.cpp has a default for each pre-tokenizer
+            continue  # llama.cpp then uses the default of the pre-tokenizer
         put = setting if isinstance(setting, bool) else role in (around or {})
         if put and role not in found:
-            files.fail(f"texts are to have the {role} token, but there is none")
+            files.fail(f"it adds the {role} token to texts, but names no such token")
         if put and around is not None and role in around and tokens.texts[found[role]] != around[role]:
             files.refuse(f"it puts {around[role][:40]!r} around texts, which is not the {role} token")
         entries.append((f"tokenizer.ggml.add_{role}_token", boolean(put)))
@@ -134,7 +134,7 @@ def _role_entries(files: TokenizerFiles, tokens: Tokens, ids: Mapping[str, int])
 
 
 def _around(files: TokenizerFiles) -> dict[str, str] | None:
-    """Return what the post-processor puts before ("bos") and after ("eos") a text, None where it has no template."""
+    """Return what the post-processor puts before ("bos") and after ("eos") a text; None where it has no template."""
     around: dict[str, str] | None = None
     for part in steps(files.json.get("post_processor"), "processors"):
         kind = part.get("type")
@@ -146,7 +146,7 @@ def _around(files: TokenizerFiles) -> dict[str, str] | None:
 
 
 def _template_ends(files: TokenizerFiles, single: Any) -> dict[str, str]:
-    """Return the special tokens of a template such as <s> A, at most one on each side of the text."""
+    """Return the special tokens of a template such as <s> A, at most one on each side of the text A."""
     try:
         steps = [("A", "") if "Sequence" in step else ("", step["SpecialToken"]["id"]) for step in single]
         names = [name for name, _ in steps]
@@ -162,7 +162,7 @@ def _template_ends(files: TokenizerFiles, single: Any) -> dict[str, str]:
 
 
 def _template(files: TokenizerFiles, folder: Path) -> list[Entry]:
-    """Return the chat template, if there is one: in a file of its own, else in tokenizer_config.json."""
+    """Return the chat template, if there is one: from its own file, else from tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     found: Any = files.config.get("chat_template")
     if file.is_file():
@@ -180,4 +180,4 @@ def _encoded(files: TokenizerFiles, strings: list[str]) -> list[bytes]:
     try:
         return [string.encode() for string in strings]
     except UnicodeEncodeError:
-        files.fail("a token is no sound Unicode")
+        files.fail("a token is not valid Unicode")

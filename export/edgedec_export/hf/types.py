@@ -1,4 +1,4 @@
-"""Numbers of a checkpoint as bytes of a GGUF: F32, F16, BF16, and Q8_0 as ggml rounds it."""
+"""Encode a checkpoint's numbers as bytes of a GGUF: F32, F16, BF16, and Q8_0 rounded as ggml does."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,10 @@ _Q8_BLOCK = 32
 
 
 def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Round f32[..., 32 k] to uint8[n_blocks, 34]: a scale in float16, then 32 int8.
+    """Round float32[..., 32 k] to uint8[n_blocks, 34]: a scale in float16, then 32 int8.
 
-    The scale is the largest magnitude / 127; quotients are rounded to nearest, halves away from zero, as ggml's
-    quantize_row_q8_0_ref does.
+    The scale is the largest magnitude / 127. Quotients are rounded to nearest, halves away from zero, as in ggml's
+    quantize_row_q8_0_ref.
     """
     blocks = values.reshape(-1, _Q8_BLOCK)
     scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
@@ -34,14 +34,15 @@ def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 def _f16(values: NDArray[np.float32]) -> NDArray[np.float16]:
     if not np.abs(values).max(initial=0) <= _LARGEST_F16:
         raise UnsupportedModelError(
-            f"the checkpoint holds numbers beyond {_LARGEST_F16:.0f}, where float16 ends, or what is no number; "
-            "convert it to BF16 or F32"
+            f"the checkpoint holds NaN or numbers beyond {_LARGEST_F16:.0f}, the largest of float16; convert it to "
+            "BF16 "
+            "or F32"
         )
     return values.astype("<f2")
 
 
 def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round to nearest, halves to even."""
+    """Round to the nearest bfloat16, halves to even."""
     bits = values.view(np.uint32)
     return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
 

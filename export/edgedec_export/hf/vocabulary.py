@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer.json and tokenizer_config.json as read, and the tokens that a vocabulary is made of."""
+"""A checkpoint's tokenizer.json and tokenizer_config.json, and the tokens that become the GGUF's vocabulary."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec_export.hf.safetensors import read_json
 
-# GGUF's numbers for what a token is.
+# GGUF's numbers for the kinds of tokens.
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
 SPACE = "\u2581"  # SentencePiece's space
 
 
 @dataclass(slots=True)
 class Tokens:
-    """The tokens of a vocabulary by number, while it is put together.
+    """The tokens of a vocabulary, by id.
 
     Attributes:
-        kinds: GGUF's number for what each is.
-        scores: f32[n_vocab] of a SentencePiece vocabulary, else None.
+        kinds: GGUF's number for the kind of each token.
+        scores: float32[n_vocab] of a SentencePiece vocabulary, else None.
     """
 
     texts: list[str]
@@ -30,11 +30,11 @@ class Tokens:
 
 
 class TokenizerFiles:
-    """What the files say, with errors that name them.
+    """The content of the two files; its errors name tokenizer.json.
 
     Attributes:
         path: tokenizer.json.
-        model, vocab: Its parts of those names; vocab is token to number.
+        model, vocab: The parts of tokenizer.json with these names; vocab maps a token to its id.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,14 +47,14 @@ class TokenizerFiles:
         if model.get("type", "BPE") != "BPE":
             self.refuse(f"its model is of the type {str(model.get('type'))[:40]!r}, expected 'BPE'")
         if any(type(number) is not int or number < 0 for number in vocab.values()):
-            self.fail("a token has a number that is none")
+            self.fail("a token has an id that is not a whole number from 0 on")
         self.model: dict[str, Any] = model
         self.vocab: dict[str, int] = vocab
         config = folder / "tokenizer_config.json"
         self.config = read_json(config) if config.is_file() else {}
 
     def merges(self) -> list[tuple[str, str]]:
-        """Return the merges in order of priority; they are written "left right" or ["left", "right"]."""
+        """Return the merges, the first one first; the file has them as "left right" or ["left", "right"]."""
         pairs = []
         merges = self.model.get("merges")
         if not isinstance(merges, list):
@@ -62,7 +62,7 @@ class TokenizerFiles:
         for merge in merges:
             pair = merge.split(" ") if isinstance(merge, str) else merge
             if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(p, str) and p for p in pair):
-                self.fail(f"the merge {str(merge)[:60]!r} is no pair")
+                self.fail(f"the merge {str(merge)[:60]!r} is not a pair of two tokens")
             pairs.append((pair[0], pair[1]))
         return pairs
 
@@ -73,16 +73,16 @@ class TokenizerFiles:
     def refuse(self, found: str) -> NoReturn:
         """Raise UnsupportedModelError."""
         raise UnsupportedModelError(
-            f"{self.path}: {found}; its tokens would be others: use llama.cpp's convert_hf_to_gguf.py, or a GGUF "
-            "of the model that others made"
+            f"{self.path}: {found}; the GGUF would make other tokens; use llama.cpp's convert_hf_to_gguf.py, or "
+            "a ready-made GGUF of the model"
         )
 
 
 def steps(entry: Any, parts: str) -> list[dict[str, Any]]:
-    """Return the steps of an entry of tokenizer.json in order: those of a sequence, one, or none.
+    """Return the steps of an entry of tokenizer.json in order: those of a sequence, the one step, or none.
 
     Args:
-        parts: The key that a sequence has its steps under. Sequences within a sequence are not taken apart.
+        parts: The key under which a sequence has its steps. Sequences within a sequence are not expanded.
 
     >>> steps({"type": "Sequence", "normalizers": [{"type": "NFC"}, 3]}, "normalizers")
     [{'type': 'NFC'}, {'type': '3'}]

@@ -1,1 +1,1 @@
-"""Graphs for NPUs: fixed shapes and whole numbers."""
+"""Graphs for NPUs: static shapes and integers."""

@@ -1,7 +1,7 @@
-"""Ranges of activations, found by running the float graph over a text on the CPU.
+"""Find the ranges of activations by running the float graph on a text, on the CPU.
 
-With 16 bits the smallest and the largest value of every activation do; clipping rare large ones would cost more than
-it brings (attention leans on a few huge values, Sun et al. 2024, arXiv:2402.17762).
+A range goes from the smallest to the largest value seen: with 16 bits, clipping rare large values would cost more than
+it gains, because attention relies on a few huge values (Sun et al. 2024, arXiv:2402.17762).
 """
 
 import math
@@ -27,7 +27,7 @@ F32 = NDArray[np.float32]
 _ROWS = ROWS[-1]
 _HIDDEN = np.float32(-1e30)
 _NEGLIGIBLE = 20.0
-"""Scores this far below the largest of their row have no weight that 16 bits show, a thousand of them together."""
+"""A thousand scores that are this far below the largest of their row have no weight in attention that 16 bits show."""
 
 _MARGIN = 1.05
 _USUAL_MARGIN, _FAR = 4.0, 8.0
@@ -35,13 +35,13 @@ _USUAL_MARGIN, _FAR = 4.0, 8.0
 
 @dataclass(slots=True)
 class Statistics:
-    """What was seen.
+    """What the calibration has seen.
 
     Attributes:
-        ranges: Smallest and largest value of each activation; of masked scores, of the largest of each row.
-        channels: Smallest and largest value of each channel of keys and values, f32[2, n_head_kv, head_dim], by the
-            names of the graph's outputs.
-        usual: By layer, a magnitude that 999 of 1,000 products of the feed-forward block are below.
+        ranges: Smallest and largest value of each activation; for masked scores, of the largest score of each row.
+        channels: Smallest and largest value of each channel of keys and values, float32[2, n_head_kv, head_dim], by the
+            name of the graph's output.
+        usual: By layer, the magnitude that 999 of 1,000 products of the feed-forward block stay below.
     """
 
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -49,16 +49,16 @@ class Statistics:
     usual: dict[int, float] = field(default_factory=dict)
 
     def see(self, name: str, values: F32) -> None:
-        """Widen a range."""
+        """Widen an activation's range to include these values."""
         lowest, highest = self.ranges.get(name, (np.inf, -np.inf))
         self.ranges[name] = min(lowest, float(values.min())), max(highest, float(values.max()))
 
 
 def calibration_ids(tokenizer: Tokenizer, text: str, n_context: int) -> list[NDArray[np.int32]]:
-    """Return a text as token ids, in sequences whose lengths are multiples of the rows of a prefill.
+    """Return a text as token ids, int32, in sequences whose lengths are multiples of the rows of a prefill.
 
     Raises:
-        RequestError: It has too few tokens.
+        RequestError: The text has too few tokens.
     """
     bos = tokenizer.encode("")
     ids = tokenizer.encode(text, add_special=False)
@@ -68,8 +68,9 @@ def calibration_ids(tokenizer: Tokenizer, text: str, n_context: int) -> list[NDA
     whole = [sequence for sequence in cut if len(sequence)]
     if not whole:
         raise RequestError(
-            f"the calibration text has {len(ids)} tokens, expected {_ROWS} at the least and better thousands; give a "
-            "longer text, or none for the bundled one"
+            f"the calibration text has {len(ids)} tokens, expected at least {_ROWS}, better thousands; give a longer "
+            "text, "
+            "or none for the bundled one"
         )
     return whole
 
@@ -84,19 +85,19 @@ def calibrate(
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> Statistics:
-    """Run the float graph over token ids and return what was seen.
+    """Run the float graph on token ids and return what was seen.
 
     Args:
-        graph: The float graph; all its results are outputs.
-        plan: Its operators.
-        facts: Its sizes.
-        embedding: f16[n_vocab, n_embd].
-        sequences: Token ids, each a multiple of 64 long.
-        on_progress: Told of the tokens evaluated.
+        graph: The float graph, with all results as outputs.
+        plan: The operators of the graph.
+        facts: Sizes of the graph.
+        embedding: float16[n_vocab, n_embd].
+        sequences: Token ids, each sequence a multiple of 64 long.
+        on_progress: Called with the tokens that were evaluated.
         cancel: Stops between two forwards.
 
     Raises:
-        CancelledError: It was cancelled.
+        CancelledError: `cancel` was cancelled.
     """
     context = max(len(sequence) for sequence in sequences)
     session = _open(graph, facts, context)
@@ -118,7 +119,10 @@ def calibrate(
 
 
 def limits(seen: Statistics) -> dict[int, float]:
-    """Return, for layers with products far beyond the usual ones, a power of two up to which they are usual."""
+    """Return by layer a power of two that the usual products of the feed-forward block stay below.
+
+    Only layers with products far beyond the usual ones are in the result.
+    """
     found = {}
     for layer, usual in seen.usual.items():
         limit = _USUAL_MARGIN * usual
@@ -128,11 +132,11 @@ def limits(seen: Statistics) -> dict[int, float]:
 
 
 def ranges(plan: Plan, seen: Statistics, hidden: tuple[float, float]) -> dict[str, tuple[float, float]]:
-    """Return the ranges that the quantized graph is made with; masks have none (`npu_qdq.quantizers`).
+    """Return the ranges that the quantized graph is made with, except those of masks (`qdq.quantizers`).
 
     Args:
         plan: The operators.
-        seen: What calibration saw.
+        seen: What the calibration saw.
         hidden: Smallest and largest value of the embeddings.
     """
     found = {name: (lowest * _MARGIN, highest * _MARGIN) for name, (lowest, highest) in seen.ranges.items()}
@@ -182,7 +186,7 @@ def _note(found: Statistics, plan: Plan, facts: Facts, results: dict[str, F32]) 
         usual = float(np.quantile(np.abs(results[f"blk.{layer}.ffn_product"]), 0.999))
         found.usual[layer] = max(usual, found.usual.get(layer, 0.0))
     for layer, what in _layers(facts):
-        name = f"new_{what}_high_{layer}"  # all of it: floats are not rounded
+        name = f"new_{what}_high_{layer}"  # the whole value, as floats have no low part
         axis = 2 if what == "key" else 1
         seen = np.stack((results[name].min(axis=axis), results[name].max(axis=axis)))
         lowest, highest = found.channels.get(name, seen)

@@ -1,8 +1,9 @@
-"""Export of a GGUF for NPUs: a quantized ONNX graph of static shapes, calibrated on a bundled text.
+"""Export a GGUF for NPUs: a quantized ONNX graph of static shapes, calibrated on a text.
 
     folder = export_npu("model.gguf", "model-npu", contexts=(128, 512, 1024))
 
-Matrices are int8, activations 16 bits, cached keys and values twice 8. docs/npu.md says what the folder holds.
+Matrices are int8, activations have 16 bits, cached keys and values have two parts of 8 bits. docs/npu.md describes the
+folder.
 """
 
 from collections.abc import Sequence
@@ -37,28 +38,29 @@ def export_npu(
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> Path:
-    """Export a GGUF for NPUs and return the folder that was made.
+    """Export a GGUF for NPUs and return the path of the folder that was written.
 
     Args:
         path: A GGUF, or the first part of a split one.
-        out: Folder to make; nothing, or with `force` an earlier export, may be there.
-        contexts: Numbers of cached tokens that a forward can be compiled for, multiples of 64; the largest is the
-            longest session.
-        calibration: Text to measure activations on, best of the kind that the model is for; None for a bundled one.
+        out: The folder to write. It must not exist, or with `force` it may hold an earlier export, which is replaced.
+        contexts: Numbers of cached tokens that a forward can be compiled for, ascending multiples of 64; the largest
+            one is the longest session.
+        calibration: A text to measure activations on, best of the kind that the model is used for; None for the bundled
+            one.
         force: Replace an earlier export.
-        on_progress: Told of the bytes of the source that are done, then of the tokens of the calibration.
-        cancel: Stops between two tensors or forwards; nothing is left behind.
+        on_progress: Called with the bytes of the source that are converted, then with the tokens of the calibration.
+        cancel: Stops between two tensors or two forwards; nothing is left on the disk.
 
     Raises:
-        RequestError: The contexts are none, the text is too short, or something else is at `out`.
-        ModelNotFoundError, ModelFormatError: There is no such file, or it is damaged.
-        UnsupportedModelError: An architecture, tensor or metadata key that this export does not know.
+        RequestError: The contexts are not as described, the text is too short, or `out` may not be written.
+        ModelNotFoundError, ModelFormatError: The file does not exist, or is damaged.
+        UnsupportedModelError: This export does not know the architecture, a tensor or a metadata key.
         RuntimeUnavailableError: The package onnx is missing.
-        StorageError: Reading or writing failed, or the disk is full.
-        CancelledError: It was cancelled.
+        StorageError: A file cannot be read or written, or the disk is full.
+        CancelledError: `cancel` was cancelled.
     """
     require_onnx()
-    from edgedec_export.npu.writer import GraphWriter  # here: these import onnx
+    from edgedec_export.npu.writer import GraphWriter  # here, because these files import onnx
     from edgedec_export.onnx_graph.parts import Initializers
 
     gguf = read_gguf(path)
@@ -75,19 +77,21 @@ def export_npu(
 
 
 def _check(gguf: GGUF, network: Network, contexts: Sequence[int]) -> None:
+    """Check architecture and contexts."""
     if network.architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{gguf.paths[0]}: the architecture is {network.architecture!r}; the export for NPUs takes "
-            f"{', '.join(ARCHITECTURES)}: export it with --target cpu"
+            f"{gguf.paths[0]}: the architecture is {network.architecture!r}; expected one of "
+            f"{', '.join(ARCHITECTURES)}; export it with --target cpu"
         )
     usable = [n for n in contexts if n > 0 and n % ROWS[-1] == 0]
     if not usable or list(contexts) != sorted(set(usable)):
         raise RequestError(
-            f"contexts are {list(contexts)}; they must be ascending multiples of {ROWS[-1]}, such as {list(CONTEXTS)}"
+            f"contexts are {list(contexts)}; expected ascending multiples of {ROWS[-1]}, such as {list(CONTEXTS)}"
         )
 
 
 def _facts(gguf: GGUF, network: Network, contexts: Sequence[int]) -> Facts:
+    """Return the facts of the graph without those that only calibration gives."""
     n = network
     turns = {"": frequencies(n, rope_factors(gguf))}
     if n.sliding_window:
@@ -111,6 +115,7 @@ def _facts(gguf: GGUF, network: Network, contexts: Sequence[int]) -> Facts:
 
 
 def _manifest(gguf: GGUF, network: Network, facts: Facts) -> dict[str, Any]:
+    """Return what the manifest says of the model and the export, beside its list of files."""
     return {
         "quant": "balanced",
         "kv": KV,

@@ -1,20 +1,20 @@
-"""The decoder as NPUs take it: static shapes, no control flow, attention spelled out, keys and values in and out.
+"""The decoder in a form for NPUs: static shapes, no control flow, attention as single operators, KV cache outside.
 
     plan = make_plan(network, has=gguf.tensors.__contains__)
 
-A plan is the float network: operators, their inputs and how each result is quantized. `npu_qdq` makes ONNX of it.
+A plan is the float network: operators, their inputs, and how each result is quantized. qdq.py makes ONNX of it.
 
-A forward takes the hidden states of its rows (the host looks embeddings up), tables of positions and masks (the host
-makes them, `edgedec_runtimes.npu.inputs`) and the cached keys and values; it returns logits of the rows asked for
-and the rows' own keys and values, which the host puts into its buffers. Sizes that differ between forwards are free
-dimensions, to be fixed when a session is made, so that one graph serves all of them: rows (new ones), context (cached
-slots), slots (both), grouped_rows (rows times the queries that share a key) and logit_rows.
+A forward takes the hidden states of its rows (the host looks embeddings up), tables of positions, masks (both made by
+`edgedec_runtimes.npu.inputs`) and the cached keys and values. It returns logits of the requested rows and the keys and
+values of its rows, which the host copies into its buffers. Sizes that differ between forwards are free dimensions, to
+be fixed when a session is made, so that one graph serves all of them: rows (new ones), context (cached slots), slots
+(both), grouped_rows (rows times the queries that share a key) and logit_rows.
 
-Products of two activations are exact on the hardware only where one of them has 8 bits. So keys and values, of 16 bits,
-are cached and multiplied in two parts of 8: a rounded one, and what is left.
+The hardware multiplies two activations exactly only where one of them has 8 bits. So keys and values, of 16 bits, are
+cached and multiplied in two parts of 8: the rounded value, and the rest.
 
-Rotation is in halves for all architectures: where a file pairs neighbours, `npu_weights` reorders the rows of the
-matrices. 1/sqrt(head_dim) is part of the queries' weights.
+Rotation is in halves for all architectures: where a file pairs neighbours, weights.py reorders the rows of the
+matrices. The factor 1/sqrt(head_dim) is part of the queries' weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,12 +31,12 @@ from edgedec_runtimes.npu.facts import PARTS
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator with one result.
+    """An operator with one result.
 
     Attributes:
-        operator: ONNX's name; "Recast" only quantizes anew.
+        operator: ONNX's name, or "Recast", which only quantizes anew.
         inputs: Names of activations, constants, vectors or matrices.
-        same: The result has the quantization of the first input: elements are moved, not computed.
+        same: The result has the quantization of the first input, because elements are moved, not computed.
     """
 
     operator: str
@@ -51,15 +51,15 @@ class Plan:
     """A network of operators; `matrices` and `vectors` are names of the GGUF's tensors.
 
     Attributes:
-        inputs: Shape of each quantized input; sizes are numbers or names of free dimensions.
-        outputs: Shape of each output; an output has the name of the activation that it is.
-        constants: Whole numbers that shapes are made of.
-        fitted: Shape of each vector that calibration finds rather than the file holds.
-        masked: Activations that hidden slots have been ruled out in.
-        limits: By the result's name, the magnitude beyond which it is cut off.
-        coarse: Differences and products with steps so long that what hardware makes of 0 is 0.
-        derived: Activations and inputs that are quantized as another one says: how ("same", the "high" or "low" part of
-            it in 8 bits, "finer" steps), and its name.
+        inputs: Shape of each quantized input; a size is a number or the name of a free dimension.
+        outputs: Shape of each output; an output has the name of its activation.
+        constants: Integers that shapes are made of.
+        fitted: Shape of each vector that calibration finds, which the file does not hold.
+        masked: Scores to which the mask has been added.
+        limits: By name of a result, the magnitude beyond which the result is clipped.
+        coarse: Differences and products whose steps are so long that the hardware's errors around 0 become 0.
+        derived: Activations and inputs that are quantized like another one: the relation ("same", its "high" or "low"
+            part in 8 bits, or "finer" steps), and the other's name.
     """
 
     inputs: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
@@ -80,33 +80,33 @@ class Plan:
         return output
 
     def numbers(self, *values: int) -> str:
-        """Return the name of a constant int64[n]."""
+        """Add a constant int64[n] and return its name."""
         name = f"numbers/{'_'.join(map(str, values))}"
         self.constants[name] = np.array(values, np.int64)
         return name
 
     def linear(self, x: str, matrix: str, output: str) -> str:
-        """Add the product of [rows, n_in] with a matrix [n_in, n_out]."""
+        """Add the product of x [rows, n_in] and a matrix [n_in, n_out], and return its name."""
         self.matrices.append(matrix)
         return self.add("MatMul", [x, matrix], output)
 
     def norm(self, x: str, vector: str, output: str, epsilon: float) -> str:
-        """Add the root-mean-square norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+        """Add an RMS norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467), and return its name."""
         self.vectors.append(vector)
         return self.add("RMSNormalization", [x, vector], output, axis=-1, epsilon=epsilon)
 
     def reshape(self, x: str, output: str, *shape: int) -> str:
-        """Add a reshape; 0 keeps a size, -1 is what is left."""
+        """Add a reshape and return its name; 0 keeps a size, -1 stands for the remaining elements."""
         return self.add("Reshape", [x, self.numbers(*shape)], output, same=True)
 
     def transpose(self, x: str, output: str, *order: int) -> str:
-        """Add a transposition of three axes."""
+        """Add a transposition of three axes and return its name."""
         return self.add("Transpose", [x], output, same=True, perm=list(order))
 
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What the layers are made with."""
+    """What all layers are made with."""
 
     plan: Plan
     network: Network
@@ -119,8 +119,8 @@ def make_plan(network: Network, has: Callable[[str], bool], limits: Mapping[int,
 
     Args:
         network: Shape and switches.
-        has: Whether the file has a tensor of that name.
-        limits: By layer, the magnitude above which products of the feed-forward block take a way of their own.
+        has: Tells whether the file has a tensor of a name.
+        limits: By layer, the magnitude above which products of the feed-forward block are computed separately.
     """
     n, plan = network, Plan()
     context = _Context(plan, network, has, limits or {})
@@ -132,7 +132,7 @@ def make_plan(network: Network, has: Callable[[str], bool], limits: Mapping[int,
     for layer in range(n.n_layer):
         state = _attention(context, layer, state)
         state = _feed_forward(context, layer, state)
-    # Which rows are wanted is known before the head, the largest matrix of small models.
+    # Rows are selected before the head, as it is the largest matrix of small models.
     wanted = plan.add("Gather", [state, "logit_rows"], "wanted", same=True, axis=0)
     normed = plan.norm(wanted, "output_norm.weight", "output_norm", n.rms_epsilon)
     head = "output.weight" if has("output.weight") else "token_embd.weight"
@@ -150,7 +150,7 @@ def _attention(context: _Context, layer: int, state: str) -> str:
     q = plan.transpose(q, f"{p}.attn_q.by_head", 1, 0, 2)
     q = plan.reshape(q, f"{p}.attn_q.grouped", kv, -1, head)
     k = _rotated(context, layer, _heads(context, layer, "attn_k", x, kv), "attn_k")
-    # One vector added to all keys moves all scores of a query alike, which a softmax does not see.
+    # A vector added to all keys shifts all scores of a query equally, which changes no softmax.
     plan.fitted[f"{p}.key_offsets"] = kv, head
     k = plan.add("Add", [k, f"{p}.key_offsets"], f"{p}.attn_k.centred")
     keys = _cached(context, layer, "key", k, (1, 2, 0), 2)
@@ -171,7 +171,7 @@ def _attention(context: _Context, layer: int, state: str) -> str:
 
 
 def _product(plan: Plan, x: str, parts: tuple[str, str], output: str) -> str:
-    """Add the product of an activation with another one in two parts."""
+    """Add the product of an activation and another one that is given in two parts."""
     high, low = (plan.add("MatMul", [x, y], f"{output}.{name}") for y, name in zip(parts, PARTS, strict=True))
     plan.derived[low] = "finer", high
     return plan.add("Add", [high, low], output)
@@ -196,12 +196,13 @@ def _feed_forward(context: _Context, layer: int, state: str) -> str:
 
 
 def _feed_forward_apart(context: _Context, layer: int, state: str, factors: tuple[str, str]) -> str:
-    """Add the end of a feed-forward block whose products reach far beyond what most of them are.
+    """Add the end of a feed-forward block some of whose products are far larger than most.
 
-    One token in a text may have products thousands of times larger than all others, and without those the text is
-    another. So what is below a limit, and what is left of the products beyond it, go through the matrix one by one,
-    each with steps of its own length; those of the rest are so long that it and its product are 0 where nothing was cut
-    off. What is below the limit is multiplied once more: steps of the whole product are longer than most products are.
+    One token of a text may have products thousands of times larger than all others, and without these the text would be
+    another. So the part below a limit and the part beyond it go through the matrix separately, each with steps of its
+    own length. The steps of the second part are so long that it and its product are 0 where nothing is beyond the
+    limit. The first part is computed from the factors again, as the steps of the whole product are longer than most
+    products.
     """
     plan, p = context.plan, f"blk.{layer}"
     low, rest = f"{p}.ffn_low", f"{p}.ffn_rest"
@@ -217,6 +218,7 @@ def _feed_forward_apart(context: _Context, layer: int, state: str, factors: tupl
 
 
 def _added(context: _Context, layer: int, post_norm: str, state: str, y: str, name: str) -> str:
+    """Add y, normalized where the architecture does that, to the hidden state."""
     plan, p = context.plan, f"blk.{layer}"
     if context.has(f"{p}.{post_norm}.weight"):
         y = plan.norm(y, f"{p}.{post_norm}.weight", f"{p}.{post_norm}", context.network.rms_epsilon)
@@ -224,7 +226,7 @@ def _added(context: _Context, layer: int, post_norm: str, state: str, y: str, na
 
 
 def _heads(context: _Context, layer: int, name: str, x: str, n_head: int) -> str:
-    """Add a projection, its bias and its norm, and return [rows, n_head, head_dim]."""
+    """Add a projection, its bias and its norm; return its name: [rows, n_head, head_dim]."""
     plan, p = context.plan, f"blk.{layer}.{name}"
     y = plan.linear(x, f"{p}.weight", p)
     if context.has(f"{p}.bias"):
@@ -237,7 +239,7 @@ def _heads(context: _Context, layer: int, name: str, x: str, n_head: int) -> str
 
 
 def _rotated(context: _Context, layer: int, x: str, name: str) -> str:
-    """Add the rotation of [rows, n_head, head_dim] to the rows' positions."""
+    """Add the rotation of x [rows, n_head, head_dim] by the rows' positions."""
     plan, n, p = context.plan, context.network, f"blk.{layer}.{name}"
     suffix, half = "_local" if is_local(n, layer) else "", n.n_rot // 2
     ends = (0, half, n.n_rot, n.head_dim)
@@ -257,7 +259,7 @@ def _slice(plan: Plan, x: str, output: str, start: int, stop: int) -> str:
 def _cached(
     context: _Context, layer: int, what: str, x: str, order: tuple[int, int, int], axis: int
 ) -> tuple[str, str]:
-    """Add the rows' keys or values to the outputs, in two parts, and return each joined to the cached ones."""
+    """Add the rows' keys or values to the outputs, in two parts; return each joined with the cached ones."""
     plan, p = context.plan, f"blk.{layer}.{what}"
     high = plan.add("Recast", [x], f"{p}.high")
     rounded = plan.add("Recast", [high], f"{p}.rounded")

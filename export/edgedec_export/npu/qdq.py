@@ -1,14 +1,14 @@
-"""ONNX of a plan for NPUs: in float, to calibrate with, or quantized, every activation between two nodes that say how.
+"""Make ONNX of a plan for NPUs: a float graph for calibration, or a quantized one with QuantizeLinear nodes.
 
-An activation x is quantized by a QuantizeLinear and read through a DequantizeLinear; a runtime makes of such a pair and
-the operator between them one integer operator (Jacob et al. 2017, arXiv:1712.05877). Matrices are int8, one scale a
-column, the other constants 16 bits.
+An activation x is quantized by a QuantizeLinear node and read through a DequantizeLinear node; a runtime turns such
+pairs and the operator between them into one integer operator (Jacob et al. 2017, arXiv:1712.05877). Matrices are int8
+with one scale per column; the other constants have 16 bits.
 
-A product's sums are multiplied by input scale * weight scale / output scale, for which the hardware has 11 bits: what
-is rounded there is off by up to 20 steps of the output (the same in every row, as it acts on the zero point). So scales
-of activations are powers of two, and those of weights are short numbers: no more is left to round. Zero points of 16
-bits are multiples of 256, as the hardware adds up upper and lower halves of an activation apart and cuts the sum of the
-lower ones: with another zero point a row of zeros would not give zeros.
+The hardware multiplies the sums of a product by input scale * weight scale / output scale, for which it has 11 bits.
+Rounding that factor is off by up to 20 steps of the output (the same in every row, as it acts on the zero point). So
+scales of activations are powers of two and those of weights are short numbers, and nothing is left to round. Zero
+points of 16 bits are multiples of 256, as the hardware adds up upper and lower halves of an activation apart and
+truncates the sum of the lower ones: with another zero point a row of zeros would not give zeros.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ from edgedec_runtimes.npu.facts import LOW_ZERO, Quantizer, spanning
 
 OPSET, IR_VERSION = 23, 10
 
-# What the hardware's sigmoid returns, and a softmax of whole numbers as well.
+# The quantization in which the hardware returns a sigmoid, and a softmax too.
 _UNIT = Quantizer(1 / 65536, 0)
 FIXED = {"Sigmoid": _UNIT, "Softmax": _UNIT}
-"""Quantization of the results of some operators, whatever they were calibrated to."""
+"""By operator, the quantization of its result where the hardware fixes it, whatever calibration saw."""
 
 
 _SCALE_BITS = 10
@@ -38,16 +38,15 @@ _HALF = 256
 
 
 def quantizers(plan: Plan, weights: Weights, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Quantizer]:
-    """Return how every activation and input is quantized.
+    """Return how every activation and every input is quantized.
 
-    Hidden slots of all layers are ruled out by one number: so far down that every score, were it the largest there
-    is, falls to the lowest end of its range.
+    One number hides the empty slots in all layers: it is so low that every score, even the largest possible one, falls
+    to the lowest end of its range.
 
     Args:
         plan: The operators.
-        weights: Has the matrices' scales.
-        ranges: Smallest and largest value of each input but masks, and of each result that is computed rather than
-            moved.
+        weights: Holds the matrices' scales.
+        ranges: Smallest and largest value of each input except masks, and of each result that is computed, not moved.
     """
     found = {name: spanning(*ranges[name]) for name in plan.inputs if name in ranges}
     readers = {source: past for past, (_, source) in plan.derived.items() if past in plan.inputs}
@@ -60,7 +59,7 @@ def quantizers(plan: Plan, weights: Weights, ranges: Mapping[str, tuple[float, f
         elif op.operator in FIXED:
             found[op.output] = FIXED[op.operator]
         elif op.output in plan.limits:
-            found[op.output] = Quantizer(plan.limits[op.output] / 2**15, 2**15)  # cut off at the range's end
+            found[op.output] = Quantizer(plan.limits[op.output] / 2**15, 2**15)  # clipped at the end of the range
         else:
             least = _least_step(op, found, weights) if op.output in plan.coarse else 0.0
             found[op.output] = exact(*ranges[op.output], least)
@@ -72,7 +71,7 @@ def quantizers(plan: Plan, weights: Weights, ranges: Mapping[str, tuple[float, f
 
 
 def _derived(relation: str, other: Quantizer) -> Quantizer:
-    """Return the quantizer of what stands in that relation (`Plan.derived`) to another activation of 16 bits."""
+    """Return the quantizer of an activation that stands in a relation of `Plan.derived` to one of 16 bits."""
     if relation == "high":
         return Quantizer(other.scale * _HALF, other.zero_point // _HALF, 8)
     if relation == "low":
@@ -81,7 +80,7 @@ def _derived(relation: str, other: Quantizer) -> Quantizer:
 
 
 def _least_step(op: Op, found: Mapping[str, Quantizer], weights: Weights) -> float:
-    """Return a step that hides what hardware makes of 0: half a step of what is rounded, what sums are cut down by."""
+    """Return a step that hides what the hardware makes of 0: half a step of rounding, or a truncated sum."""
     first, second = op.inputs
     if op.operator == "MatMul":
         return 3 * _HALF * found[first].scale * float(weights.scales[second].max())
@@ -89,7 +88,7 @@ def _least_step(op: Op, found: Mapping[str, Quantizer], weights: Weights) -> flo
 
 
 def exact(lowest: float, highest: float, least: float = 0.0) -> Quantizer:
-    """Return a quantizer for that range: the scale a power of two, at least `least`, the zero point a multiple of 256.
+    """Return a quantizer for a range, with a power of two from `least` on as scale and a multiple of 256 as zero point.
 
     >>> exact(-100.0, 200.0)
     Quantizer(scale=0.0078125, zero_point=12800, bits=16)
@@ -105,13 +104,13 @@ def exact(lowest: float, highest: float, least: float = 0.0) -> Quantizer:
 
 
 def emit(plan: Plan, weights: Weights, constants: Initializers, how: Mapping[str, Quantizer] | None) -> ModelProto:
-    """Return the graph with all of `constants`.
+    """Return the graph of a plan, with all of `constants` as initializers.
 
     Args:
         plan: The operators.
-        weights: Scales of its matrices, and its vectors.
-        constants: Has the matrices' data; scales, vectors and sizes are added to it.
-        how: Quantization of every activation; None for a graph in float, whose results are all outputs.
+        weights: Scales of the matrices, and the vectors.
+        constants: Holds the matrices' data; scales, vectors and sizes are added to it.
+        how: The quantization of every activation; None for a float graph, of which all results are outputs.
     """
     writer = _Writer(plan, weights, constants, how)
     writer.constants_of_plan()
@@ -124,7 +123,7 @@ def emit(plan: Plan, weights: Weights, constants: Initializers, how: Mapping[str
 
 
 class _Writer:
-    """Nodes of a graph as they come.
+    """The nodes of a graph, added one by one.
 
     Attributes:
         nodes: The nodes so far.
@@ -141,7 +140,7 @@ class _Writer:
         self._readable: dict[str, str] = {}
 
     def constants_of_plan(self) -> None:
-        """Store sizes and scales, and make matrices and vectors readable."""
+        """Add sizes and scales, and the nodes through which matrices and vectors are read."""
         for name, numbers in self._plan.constants.items():
             self._readable[name] = self._constants.add(name, numbers)
         for name, values in self._weights.vectors.items():
@@ -162,7 +161,7 @@ class _Writer:
         self._node("QuantizeLinear", [result, *self._parameters(self._how[op.output])], op.output)
 
     def _float_operator(self, op: Op, inputs: list[str]) -> None:
-        """Add an operator, with what only quantization does spelled out."""
+        """Add an operator to a float graph; what quantization would clip is clipped by a node."""
         operator, limit = op.operator, self._plan.limits.get(op.output)
         if operator == "Recast":
             operator = "Identity"
@@ -172,13 +171,13 @@ class _Writer:
         self._node(operator, inputs, op.output, **op.attributes)
 
     def inputs(self) -> list[ValueInfoProto]:
-        """Return the graph's inputs; all of them are quantized but the numbers of rows."""
+        """Return the graph's inputs; all are quantized except the numbers of rows."""
         plan = self._plan
         found = [helper.make_tensor_value_info(name, self._type(name), shape) for name, shape in plan.inputs.items()]
         return [*found, helper.make_tensor_value_info("logit_rows", TensorProto.INT32, ["logit_rows"])]
 
     def outputs(self) -> list[ValueInfoProto]:
-        """Return the graph's outputs; in a float graph, every result that has a range of its own."""
+        """Return the graph's outputs; of a float graph, also every result that has a range of its own."""
         plan = self._plan
         found = [helper.make_tensor_value_info(name, self._type(name), shape) for name, shape in plan.outputs.items()]
         if self._how is None:
@@ -192,7 +191,7 @@ class _Writer:
         return int(TensorProto.UINT8 if self._how[name].bits == 8 else TensorProto.UINT16)
 
     def _read(self, name: str) -> str:
-        """Return the name under which an operator reads a value."""
+        """Return the name under which operators read a value."""
         if self._how is None or name not in self._how:
             return self._readable.get(name, name)
         if name not in self._readable:
@@ -220,7 +219,7 @@ class _Writer:
 
 
 def _short(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the nearest numbers of 10 bits: weights change by a 2,000th at most, less than they were rounded by."""
+    """Return the nearest numbers of 10 bits. Weights change by at most a 2,000th, less than by their rounding."""
     mantissas, exponents = np.frexp(scales)
     short: NDArray[np.float32] = np.ldexp(np.rint(mantissas * 2**_SCALE_BITS) / 2**_SCALE_BITS, exponents)
     return short.astype(np.float32)

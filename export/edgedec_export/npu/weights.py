@@ -1,10 +1,10 @@
-"""Weights of a GGUF for NPUs: matrices in int8 with one scale a column, vectors in float, embeddings apart.
+"""Weights of a GGUF for NPUs: matrices in int8 with one scale per column, vectors in float, the embedding apart.
 
 Three changes leave the network's results as they are. Rows of the queries' and keys' matrices are reordered where the
-file rotates neighbours. Hidden states are rotated (`npu_rotation`), but where a norm stands before they are added to
-(gemma3). And channels of keys and values are made equally large, as they are cached with one scale, and a few are much
-larger than the others (as Xiao et al. 2022, arXiv:2211.10438, between activations and weights): by the scales of their
-matrices, with the queries', or a factor behind the attention, the other way round. Keys are centred, too (Zhang et al.
+file rotates neighbours. Hidden states are rotated (rotation.py), except where a norm stands before what is added to
+them (gemma3). And channels of keys and values are scaled to equal size, because they are cached with one scale and a
+few are much larger than the others (as Xiao et al. 2022, arXiv:2211.10438, do between activations and weights). For
+keys, the queries' scales compensate; for values, a factor behind the attention. Keys are centred, too (Zhang et al.
 2024, arXiv:2410.02367).
 """
 
@@ -29,16 +29,16 @@ F32 = NDArray[np.float32]
 
 _LARGEST = 127
 _LEAST_FACTOR = 1 / 64
-"""Channels that are smaller by more than this stay so."""
+"""Channels that are smaller than the largest one by more than this are scaled by this only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a plan is emitted with, beside the matrices' data; both are changed by `equalize_keys` and `_values`.
+    """What a plan needs beside the matrices' data; `equalize_keys` and `equalize_values` change both fields.
 
     Attributes:
-        scales: f32[n_out] of each matrix.
-        vectors: f32 of each vector.
+        scales: float32[n_out] of each matrix.
+        vectors: float32 of each vector.
     """
 
     scales: dict[str, F32]
@@ -48,17 +48,17 @@ class Weights:
 def write_weights(
     gguf: GGUF, network: Network, plan: Plan, initializers: Initializers, step: Callable[[str], None]
 ) -> Weights:
-    """Write the data of all matrices, int8[n_in, n_out], and return what else there is.
+    """Write the data of all matrices, int8[n_in, n_out], and return their scales and all vectors.
 
     Args:
         gguf: The source.
         network: Its shape.
         plan: Names the matrices and vectors.
         initializers: Where the matrices go.
-        step: Called with each tensor's name afterwards; may raise.
+        step: Called with each matrix's name once it is written; it may raise.
 
     Raises:
-        ModelFormatError, ModelNotFoundError, StorageError: The file is damaged, gone, or can't be read.
+        ModelFormatError, ModelNotFoundError, StorageError: The file is damaged, gone, or cannot be read.
         UnsupportedModelError: A matrix has a type that the export does not read.
     """
     vectors = {name: _ordered_vector(gguf, network, name) for name in plan.vectors}
@@ -73,7 +73,7 @@ def write_weights(
             data, scales[name] = data[order], scales[name][order]
         initializers.add(name, np.ascontiguousarray(data.T))
         step(name)
-    if is_rotated(gguf):  # these are part of the matrices now
+    if is_rotated(gguf):  # these norms are part of the matrices now
         vectors |= {name: np.ones_like(vectors[name]) for name in plan.vectors if _norm_before(name) == name}
     for name, shape in plan.fitted.items():
         vectors[name] = np.full(shape, name.endswith("factors"), np.float32)
@@ -84,14 +84,14 @@ def write_weights(
 
 
 def is_rotated(gguf: GGUF) -> bool:
-    """Tell whether hidden states can be rotated: not where what is added to them is normed first."""
+    """Tell whether hidden states can be rotated: not where a norm stands before what is added to them."""
     return "blk.0.post_attention_norm.weight" not in gguf.tensors
 
 
 def _turned(
     pieces: Iterator[tuple[int, F32]], name: str, vectors: dict[str, F32], shape: tuple[int, ...]
 ) -> Iterator[tuple[int, F32]]:
-    """Yield a matrix as it is between rotated hidden states."""
+    """Yield a matrix as it is between rotated hidden states, in pieces with the number of their first row."""
     norm = _norm_before(name)
     if norm is not None:
         yield from ((begin, rotate(values * vectors[norm])) for begin, values in pieces)
@@ -103,7 +103,7 @@ def _turned(
 
 
 def _norm_before(name: str) -> str | None:
-    """Return the vector that a matrix's input was multiplied with, for a norm itself; None for other tensors."""
+    """Return the norm whose weights a matrix's input was multiplied by; for a norm, itself; else None."""
     layer, _, short = name.rpartition("blk.")[2].partition(".")
     if short in ("attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight"):
         return f"blk.{layer}.attn_norm.weight"
@@ -113,7 +113,7 @@ def _norm_before(name: str) -> str | None:
 
 
 def _quantized(pieces: Iterator[tuple[int, F32]], shape: tuple[int, ...]) -> tuple[NDArray[np.int8], F32]:
-    """Return int8[n_out, n_in], and f32[n_out]: what each row of it is to be multiplied by."""
+    """Return int8[n_out, n_in], and float32[n_out]: the scale of each row."""
     data, scales = np.empty(shape, np.int8), np.empty(shape[0], np.float32)
     for begin, values in pieces:
         end = begin + len(values)
@@ -124,12 +124,12 @@ def _quantized(pieces: Iterator[tuple[int, F32]], shape: tuple[int, ...]) -> tup
 
 
 def read_values(gguf: GGUF, name: str) -> Iterator[tuple[int, F32]]:
-    """Yield a matrix in pieces: the first row, and rows f32[n_rows, n_in].
+    """Yield a matrix in pieces: the first row's number, and rows float32[n_rows, n_in].
 
     Raises:
-        ModelFormatError: It is none, or holds what is no number.
-        UnsupportedModelError: It has a type that the export does not read.
-        ModelNotFoundError, StorageError: The file is gone, or can't be read.
+        ModelFormatError: The tensor is no matrix, or holds NaN or an infinity.
+        UnsupportedModelError: The tensor has a type that the export does not read.
+        ModelNotFoundError, StorageError: The file is gone, or cannot be read.
     """
     tensor = matrix_of(gguf, name)
     for begin, rows in read_rows(gguf, tensor, PIECE_WEIGHTS):
@@ -137,10 +137,10 @@ def read_values(gguf: GGUF, name: str) -> Iterator[tuple[int, F32]]:
 
 
 def write_embedding(gguf: GGUF, path: Path) -> tuple[float, float]:
-    """Write the embedding, float16[n_vocab, n_embd], rotated as hidden states are, and return its range.
+    """Write the embedding, float16[n_vocab, n_embd], rotated as hidden states are; return its range.
 
     Raises:
-        OSError: It can't be written; what read_values raises.
+        OSError: The file cannot be written. And what `read_values` raises.
     """
     lowest = highest = 0.0
     with path.open("xb") as file:
@@ -152,18 +152,18 @@ def write_embedding(gguf: GGUF, path: Path) -> tuple[float, float]:
 
 
 def equalize_keys(network: Network, weights: Weights, layer: int, seen: F32) -> None:
-    """Centre the channels of a layer's keys and make them equally large, and its queries' smaller by as much.
+    """Centre the channels of a layer's keys and scale them to equal size; scale its queries the other way.
 
     Args:
         network: Shape.
         weights: Scales and vectors, changed in place.
-        layer: The layer.
-        seen: f32[2, n_head_kv, head_dim], smallest and largest values of the rotated keys.
+        layer: Number of the layer.
+        seen: float32[2, n_head_kv, head_dim], smallest and largest values of the rotated keys.
     """
     half, name = network.n_rot // 2, f"blk.{layer}.attn_"
     lowest, highest = seen
     pairs = (highest - lowest) / 2
-    # Rotation turns both elements of a pair into each other: they need the same factor.
+    # The rotation mixes both elements of a pair, so they need the same factor.
     pairs[:, :half] = pairs[:, half : 2 * half] = np.maximum(pairs[:, :half], pairs[:, half : 2 * half])
     if f"{name}k_norm.weight" in weights.vectors:  # one vector for all heads
         pairs[:] = pairs.max(axis=0)
@@ -174,13 +174,13 @@ def equalize_keys(network: Network, weights: Weights, layer: int, seen: F32) -> 
 
 
 def equalize_values(network: Network, weights: Weights, layer: int, seen: F32) -> None:
-    """Make the channels of a layer's values equally large; what attention mixes of them is scaled back.
+    """Scale the channels of a layer's values to equal size; a factor behind the attention scales them back.
 
     Args:
         network: Shape.
         weights: Scales and vectors, changed in place.
-        layer: The layer.
-        seen: f32[2, n_head_kv, head_dim], smallest and largest values.
+        layer: Number of the layer.
+        seen: float32[2, n_head_kv, head_dim], smallest and largest values.
     """
     factors = _factors(np.abs(seen).max(axis=0))
     _scale_heads(weights, f"blk.{layer}.attn_v", np.reciprocal(factors))
@@ -189,14 +189,14 @@ def equalize_values(network: Network, weights: Weights, layer: int, seen: F32) -
 
 
 def _factors(largest: F32) -> F32:
-    """Return what each channel's size is of the largest one's, above the least that is evened out."""
+    """Return each channel's size divided by the largest channel's, at least _LEAST_FACTOR."""
     most = largest.max()
     factors: F32 = np.clip(largest / most, _LEAST_FACTOR, 1) if most > 0 else np.ones_like(largest)
     return factors
 
 
 def _scale_heads(weights: Weights, name: str, factors: F32 | np.float32) -> None:
-    """Multiply what a projection returns; f32[n_head, head_dim], or one factor."""
+    """Multiply the result of a projection by float32[n_head, head_dim], or by one factor."""
     norm = f"{name}_norm.weight"
     if norm in weights.vectors:
         weights.vectors[norm] = weights.vectors[norm] * (factors[0] if isinstance(factors, np.ndarray) else factors)
@@ -219,9 +219,9 @@ def _has_positions(name: str) -> bool:
 
 
 def _halves(network: Network, n_out: int) -> NDArray[np.intp]:
-    """Return the order in which neighbours of each head become its halves, the elements not rotated last.
+    """Return the order of rows in which the neighbours of each head become its halves; unrotated elements come last.
 
-    With 4 of 5 elements rotated, a head's order is 0, 2, 1, 3, 4.
+    With 4 of 5 elements rotated, the order within a head is 0, 2, 1, 3, 4.
     """
     n_rot = network.n_rot
     head = np.concatenate((np.arange(0, n_rot, 2), np.arange(1, n_rot, 2), np.arange(n_rot, network.head_dim)))

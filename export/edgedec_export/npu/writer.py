@@ -1,4 +1,4 @@
-"""Write the graph of an export for NPUs: weights first, then ranges from a calibration, then the quantized graph."""
+"""Write the graph of an export for NPUs: first the weights, then calibration, then the quantized graph."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,21 +28,21 @@ from edgedec_runtimes.tokenizer import open_tokenizer
 
 _CALIBRATION_CONTEXT = 512
 _FIRST_LOOK = 256
-"""Tokens that the channels of keys and values are compared on, before everything is measured."""
+"""Number of tokens of the first look, which compares the channels of keys and values."""
 
 _CALIBRATION_GRAPH = "calibration.onnx"
 _BOUNDARY = {"hidden": "hidden", "rotation": "cos", "mask": "mask", "logits": "logits"}
-"""By the names of `Facts.quantizers`: which of the graph's values they are."""
+"""By the names of `Facts.quantizers`: the value of the graph that each stands for."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphWriter:
-    """An export on its way.
+    """An export in progress.
 
     Attributes:
-        folder: Where it goes.
-        initializers: The data file.
-        text: What activations are measured on.
+        folder: The folder to write into.
+        initializers: Where weights and constants go.
+        text: The text that activations are measured on.
     """
 
     gguf: GGUF
@@ -53,7 +53,7 @@ class GraphWriter:
     cancel: CancelToken | None
 
     def write(self, facts: Facts, on_progress: OnProgress | None) -> Facts:
-        """Write embedding, matrices and graph; return the facts with how inputs and outputs are quantized."""
+        """Write embedding, matrices and graph; return the facts, completed by how inputs and outputs are quantized."""
         plan = make_plan(self.network, self.gguf.tensors.__contains__)
         step = tensor_steps(self.gguf, on_progress, self.cancel)
         weights = write_weights(self.gguf, self.network, plan, self.initializers, step)
@@ -69,7 +69,11 @@ class GraphWriter:
     def _calibrate(
         self, plan: Plan, facts: Facts, weights: Weights, on_progress: OnProgress | None
     ) -> tuple[Plan, Statistics]:
-        """Change weights and plan after a first look, and return the plan and what is seen with it then."""
+        """Calibrate twice: after a first look, weights and plan are adapted and all is measured anew.
+
+        Returns:
+            The adapted plan, and what was seen with it.
+        """
         n_context = min(_CALIBRATION_CONTEXT, facts.n_ctx_train)
         sequences = calibration_ids(open_tokenizer(self.gguf), self.text, n_context)
         embedding = np.memmap(self.folder / EMBEDDING, "<f2", "r").reshape(facts.n_vocab, facts.n_embd)
@@ -78,7 +82,7 @@ class GraphWriter:
         for layer in range(self.network.n_layer):
             equalize_keys(self.network, weights, layer, look.channels[f"new_key_high_{layer}"])
             equalize_values(self.network, weights, layer, look.channels[f"new_value_high_{layer}"])
-        reaching = limits(look) if is_rotated(self.gguf) else {}  # with a norm behind it the block can't be cut in two
+        reaching = limits(look) if is_rotated(self.gguf) else {}  # a norm behind the block forbids splitting it
         plan = make_plan(self.network, self.gguf.tensors.__contains__, reaching)
         return plan, self._run(plan, facts, weights, embedding, sequences, on_progress)
 
@@ -91,6 +95,7 @@ class GraphWriter:
         sequences: list[NDArray[np.int32]],
         on_progress: OnProgress | None,
     ) -> Statistics:
+        """Write the float graph, calibrate with it, and delete it."""
         model = emit(plan, weights, self.initializers.continued_inside(), None)
         graph = self.folder / _CALIBRATION_GRAPH
         try:

@@ -1,1 +1,1 @@
-"""The ONNX graph of a decoder, and the file of weights beside it."""
+"""The decoder as an ONNX graph; all files but library.py and external_data.py import the package onnx."""

@@ -1,19 +1,19 @@
-"""The ONNX graph of a decoder: every input, every output, and the layers between them.
+"""The ONNX graph of a decoder: its inputs, its outputs, and the layers between them.
 
-Each half of a layer stands in an `If` whose condition is an input, so that a pass may leave halves out (LayerSkip's
-subset of layers, Elhoushi et al. 2024, arXiv:2404.16710); a half that is left out hands on the hidden state and the KV
-cache it was given. Weights belong to the outermost graph: both branches and all passes share them.
+Each half of a layer is in an `If` whose condition is an input, so that a forward can leave halves out (the subset of
+layers of LayerSkip, Elhoushi et al. 2024, arXiv:2404.16710). A half that is left out passes on the hidden state and the
+KV cache that it was given. Weights belong to the outermost graph: all branches and all forwards share them.
 
 With S new rows, T tokens including them, buffers of C tokens and R rows of logits, batch 1:
 
-inputs: input_ids, position_ids i64[1, S]; seqlens_k i32[1] (T - 1); total_sequence_length i32[] (T); attention_bias
-f32[1, 1, A, T] and, where layers have a sliding window, attention_bias_local; logit_rows i64[R]; attention_rows i64[A],
-the rows that attention sees (A is S or, where the last one stands twice, S + 1; T counts A rows); attn_on, mlp_on
-bool[n_layer]; tap_rows i64[n_layer], how many leading rows of a layer's state to return; past_key_{i}, past_value_{i}
-[1, n_head_kv, C, head_dim].
+inputs: input_ids, position_ids int64[1, S]; seqlens_k int32[1] (T - 1); total_sequence_length int32[] (T);
+attention_bias float32[1, 1, A, T] and, where layers have a sliding window, attention_bias_local; logit_rows int64[R];
+attention_rows int64[A], the rows that attention sees (A is S, or S + 1 where the last row is there twice; T counts A
+rows); attn_on, mlp_on bool[n_layer]; tap_rows int64[n_layer], the number of leading rows of each layer's hidden state
+to return; past_key_{i}, past_value_{i} [1, n_head_kv, C, head_dim].
 
-outputs: logits f32[1, R, n_vocab]; hidden_{i} f32[1, tap_rows[i], n_embd]; present_key_{i}, present_value_{i}, which
-are to be bound to the memory of past_key_{i}, past_value_{i}: then nothing is copied.
+outputs: logits float32[1, R, n_vocab]; hidden_{i} float32[1, tap_rows[i], n_embd]; present_key_{i}, present_value_{i},
+which the caller binds to the memory of past_key_{i}, past_value_{i}, so that nothing is copied.
 """
 
 import numpy as np
@@ -34,10 +34,10 @@ def build_graph(
     weights: FileWeights,
     rope_factors: NDArray[np.float32] | None,
 ) -> ModelProto:
-    """Build the graph of a network.
+    """Return the graph of a network; its weights are written on the way.
 
     Args:
-        rope_factors: f32[n_rot/2] that rotary frequencies are divided by (Llama 3).
+        rope_factors: float32[n_rot/2] that rotary frequencies are divided by (Llama 3), or None.
     """
     b, scope = Builder(network, weights), Scope("model")
     local = set(local_layers(network))
@@ -45,7 +45,7 @@ def build_graph(
     if local:
         rotations[True] = _rotations(b, scope, "rope_local", sliding_frequencies(network))
     state = weights.embedding(scope, "input_ids")
-    head = Scope(scope.name)  # after the embedding, as both may be the same matrix
+    head = Scope(scope.name)  # read after the embedding, which may be the same matrix
     logits = weights.head(head, f"{scope.name}/output_norm")
     if network.embedding_scale != 1.0:
         factor = weights.initializers.add("embedding_scale", np.array(network.embedding_scale, np.float32))
@@ -71,7 +71,7 @@ def build_graph(
 
 
 def _rotations(b: Builder, scope: Scope, name: str, values: NDArray[np.float64]) -> tuple[str, str]:
-    """Add cosines and sines of the rows' positions, f32[S, n_rot/2]: in double precision, as positions may be large."""
+    """Add cosines and sines, float32[S, n_rot/2]; angles are in double precision, as positions may be large."""
     factors = b.weights.initializers.add(f"{name}_frequencies", values[None])
     positions = scope.add("Cast", ["position_ids"], f"{name}_positions", to=TensorProto.DOUBLE)
     column = scope.add("Transpose", [positions], f"{name}_column")
@@ -82,11 +82,12 @@ def _rotations(b: Builder, scope: Scope, name: str, values: NDArray[np.float64])
 
 
 def _per_layer(scope: Scope, name: str, n_layer: int) -> list[str]:
-    """Return the elements of an input, one for each layer, each of the shape [1]."""
+    """Split an input [n_layer] into one value [1] per layer; return their names."""
     return scope.add_many("Split", [name], [f"{name}_{i}" for i in range(n_layer)], axis=0, num_outputs=n_layer)
 
 
 def _tap(b: Builder, scope: Scope, layer: int, state: str, end: str) -> None:
+    """Add the output hidden_{layer}: the leading rows of the layer's hidden state."""
     start = b.weights.initializers.add("zero", np.array([0], np.int64))
     axis = b.weights.initializers.add("one", np.array([1], np.int64))
     name = f"hidden_{layer}"
@@ -94,6 +95,7 @@ def _tap(b: Builder, scope: Scope, layer: int, state: str, end: str) -> None:
 
 
 def _attention_half(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs, gate: str) -> str:
+    """Add an attention half that `gate` switches, and return the hidden state's name."""
     n = b.network
     present = [f"present_key_{layer}", f"present_value_{layer}"]
     cache: Shape = [1, n.n_head_kv, "C", n.head_dim]
@@ -105,6 +107,7 @@ def _attention_half(b: Builder, scope: Scope, layer: int, state: str, inputs: In
 
 
 def _feed_forward_half(b: Builder, scope: Scope, layer: int, state: str, gate: str) -> str:
+    """Add a feed-forward half that `gate` switches, and return the hidden state's name."""
     branch = Scope(f"blk.{layer}.feed_forward")
     output = feed_forward(b, branch, layer, state)
     return _if(scope, branch, [output], [state], [[1, "S", b.network.n_embd]], gate, [])
@@ -119,10 +122,13 @@ def _if(
     gate: str,
     names: list[str],
 ) -> str:
-    """Add an `If` of a half-layer and of handing on what it was given; return the name of the hidden state.
+    """Add an `If` with a half-layer in one branch, and in the other what passes its inputs on.
 
     Args:
-        outputs, passed_on, shapes: What the branches return: the hidden state first, then what gets `names`.
+        outputs, passed_on, shapes: Results of the branches and their shapes: the hidden state, then those with `names`.
+
+    Returns:
+        The name of the hidden state.
     """
 
     def graph(source: Scope, values: list[str]) -> GraphProto:
@@ -163,7 +169,7 @@ def _graph_inputs(network: Network) -> list[ValueInfoProto]:
     for i in range(n.n_layer):
         for name in ("key", "value"):
             shapes[f"past_{name}_{i}"] = TensorProto.FLOAT, [1, n.n_head_kv, "C", n.head_dim]
-    return [helper.make_tensor_value_info(name, *described) for name, described in shapes.items()]
+    return [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in shapes.items()]
 
 
 def _graph_outputs(network: Network) -> list[ValueInfoProto]:

@@ -1,7 +1,7 @@
-"""The external data file of an ONNX graph: raw arrays, one after another, written as they come.
+"""The external data file of an ONNX graph: raw arrays, one after another.
 
-Every array begins at a multiple of 4,096 bytes, so that a runtime can map it. Nothing is kept: memory stays at one
-array, whatever the file's size.
+Every array begins at a multiple of 4,096 bytes, so that a runtime can map it. Arrays are written as they are added and
+not kept: whatever the file's size, one array is in memory at a time.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ _BLOCK_BYTES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an array lies in the file: its first byte and its length in bytes."""
+    """Where an array is in the file: its first byte and its length in bytes."""
 
     offset: int
     n_bytes: int
 
 
 class DataFile:
-    """A file that arrays are appended to inside a `with` block.
+    """A new file that arrays are appended to; a context manager that closes it.
 
     Attributes:
-        n_bytes: What was written so far.
+        n_bytes: Bytes written so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,14 +47,14 @@ class DataFile:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 (hex) of what was written so far."""
+        """SHA-256 (hex) of the bytes written so far."""
         return self._digest.hexdigest()
 
     def append(self, array: NDArray[Any]) -> Place:
-        """Write an array of any type in C order, little endian, at the next aligned byte and return its place.
+        """Write an array of any type in C order, little endian, at the next aligned byte; return its place.
 
         Raises:
-            OSError: It can't be written.
+            OSError: The array cannot be written.
         """
         self._write(memoryview(bytes(-self.n_bytes % ALIGNMENT)))
         offset = self.n_bytes
@@ -65,7 +65,7 @@ class DataFile:
         return Place(offset, self.n_bytes - offset)
 
     def _write(self, data: memoryview) -> None:
-        """Write all of it; a full disk takes a part first and fails at the next call."""
+        """Write all of the data: a nearly full disk takes a part of it first, and fails at the next call."""
         self._digest.update(data)
         self.n_bytes += len(data)
         while len(data):

@@ -12,15 +12,15 @@ from edgedec_export.quantizing import Quant, quantize
 from edgedec_export.source import read_vector
 
 _HEAD, _EMBEDDING = "output.weight", "token_embd.weight"
-_TWINS = {"data": "rows", "rows": "data"}  # the same bytes in the shapes that two operators want
+_TWINS = {"data": "rows", "rows": "data"}  # the same bytes, in the shapes of two operators
 
 
 class FileWeights:
-    """Weights of a GGUF, read, packed and written out when the graph first needs them.
+    """The weights of a GGUF; each is read, packed and written when the graph first uses it.
 
     Attributes:
-        initializers: Where they go.
-        matrices: By name, how a matrix was stored, its relative squared error, and bits per weight.
+        initializers: The initializers written so far.
+        matrices: By name: how a matrix is stored, its relative squared error, and its bits per weight.
     """
 
     def __init__(self, gguf: GGUF, data: DataFile, quant: Quant, step: Callable[[str], None]) -> None:
@@ -33,38 +33,38 @@ class FileWeights:
         self._last: tuple[str, Matrix] | None = None
 
     def has(self, name: str) -> bool:
-        """Tell whether there is such a tensor."""
+        """Tell whether the GGUF has a tensor of this name."""
         return name in self._gguf.tensors
 
     def vector(self, name: str) -> str:
-        """Return the initializer f32[n] of a vector."""
+        """Return the name of the initializer of a vector, float32[n]."""
         values = read_vector(self._gguf, name)
         self._step(name)
         return self.initializers.add(name, values)
 
     def linear(self, scope: Scope, name: str, x: str) -> str:
-        """Add the product of x, f32[1, n, n_in], and a matrix, and return the result's name: f32[1, n, n_out]."""
+        """Add the product of x, float32[1, n, n_in], and a matrix; return its name: float32[1, n, n_out]."""
         return self._emit(scope, name, linear_nodes(name, x, self._matrix(name), block_sums=self._block_sums))
 
     def embedding(self, scope: Scope, ids: str) -> str:
-        """Add the look-up of the tokens' embeddings and return the result's name: f32[1, S, n_embd]."""
+        """Add the look-up of token embeddings; return the result's name: float32[1, S, n_embd]."""
         return self._emit(scope, _EMBEDDING, gather_nodes(_EMBEDDING, ids, self._matrix(_EMBEDDING)))
 
     def head(self, scope: Scope, x: str) -> str:
-        """Add the product of x, f32[1, R, n_embd], and the head's matrix: f32[1, R, n_vocab]."""
+        """Add the product of x, float32[1, R, n_embd], and the head; return its name: float32[1, R, n_vocab]."""
         return self.linear(scope, _HEAD if self.has(_HEAD) else _EMBEDDING, x)
 
     def _matrix(self, name: str) -> Matrix:
-        """Return a matrix; the last one is kept, as head and embedding may be one."""
+        """Return a matrix. The last one is kept, because head and embedding may be the same."""
         if self._last is None or self._last[0] != name:
-            self._last = None  # its memory first
+            self._last = None  # free its memory first
             found = quantize(self._gguf, name, self._quant)
             self.matrices[name] = {"method": found.method, "error": found.error, "bits": found.bits_per_weight}
             self._last = name, found.matrix
         return self._last[1]
 
     def _emit(self, scope: Scope, name: str, emitted: Emitted) -> str:
-        """Add what computes with a matrix to the graph, and return the result's name."""
+        """Add nodes and initializers of one matrix to the graph, report progress, and return the result's name."""
         nodes, arrays, output = emitted
         scope.nodes += nodes
         for key, array in arrays:

@@ -1,9 +1,9 @@
-"""Keys and values of an exported graph as int8: a quarter of the memory of a long context.
+"""Keys and values of an exported graph as int8, which takes a quarter of the memory of a long context.
 
-GroupQueryAttention rounds what it writes to its cache by fixed scales, one for each channel of each key-value head.
-They are found by running the float graph over a short text: the largest value of a channel, with some room, becomes
-127; what is larger is cut off. Channels differ far more than tokens do, above all those of the keys (Liu et al. 2024,
-KIVI, arXiv:2402.02750).
+GroupQueryAttention rounds what it writes to its cache by fixed scales, one per channel of each key-value head. The
+scales are found by running the float graph on a short text: the largest value of a channel, times ROOM, becomes 127;
+larger values are clipped. Channels differ far more than tokens do, above all those of keys (Liu et al. 2024, KIVI,
+arXiv:2402.02750).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from edgedec_runtimes.onnx.library import load_library
 F32 = NDArray[np.float32]
 
 ROOM = 1.5
-"""How much larger than all of the text a value may be before it is cut off."""
+"""How many times larger than those of the text a value may be before it is clipped."""
 
 N_TOKENS = 512
 _LOW = np.float32(-1e30)
@@ -32,20 +32,20 @@ _SMALLEST = np.float32(1e-6)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scales:
-    """What a layer's int8 numbers are multiplied by, f32[n_head_kv, head_dim] each."""
+    """The scales of a layer's int8 keys and values, float32[n_head_kv, head_dim] each."""
 
     keys: F32
     values: F32
 
 
 def find_scales(folder: Path, network: Network, token_ids: list[int]) -> list[Scales]:
-    """Run the float graph in a folder over a text and return each layer's scales.
+    """Run the float graph in a folder on a text, and return the scales of each layer.
 
     Args:
-        token_ids: The text, with what the model expects before one; its first N_TOKENS are taken.
+        token_ids: The text with the special tokens that the model expects before it; the first N_TOKENS are used.
 
     Raises:
-        RuntimeUnavailableError: onnxruntime is missing or does not run the graph.
+        RuntimeUnavailableError: onnxruntime is missing, or does not run the graph.
     """
     n, n_layer = network, network.n_layer
     tokens = np.array(token_ids[:N_TOKENS], np.int64)[None]
@@ -74,7 +74,7 @@ def find_scales(folder: Path, network: Network, token_ids: list[int]) -> list[Sc
 
 
 def with_int8_cache(model: ModelProto, scales: list[Scales]) -> None:
-    """Turn the KV cache of a graph made by `graph.build_graph` into int8, in place."""
+    """Change the KV cache of a graph made by `build_graph` to int8, in place."""
     for i, layer in enumerate(scales):
         for name, values in (("keys", layer.keys), ("values", layer.values)):
             model.graph.initializer.append(numpy_helper.from_array(values.reshape(-1), _scale_name(i, name)))
@@ -88,7 +88,7 @@ def with_int8_cache(model: ModelProto, scales: list[Scales]) -> None:
 
 
 def _convert_branch(branch: GraphProto, gate: NodeProto) -> None:
-    """Convert the branch of an `If` whose outputs past the first are a layer's keys and values."""
+    """Convert a branch of an `If`, whose outputs after the first are a layer's keys and values."""
     for value in list(branch.output)[1:]:
         value.type.tensor_type.elem_type = TensorProto.INT8
     for node in branch.node:
@@ -105,20 +105,22 @@ def _scale_name(layer: int, name: str) -> str:
 
 
 def _scale(cache: F32) -> F32:
-    """Return f32[n_head_kv, head_dim] for a cache f32[1, n_head_kv, n, head_dim]."""
+    """Return float32[n_head_kv, head_dim] for a cache float32[1, n_head_kv, n, head_dim]."""
     largest = np.abs(cache[0]).max(axis=1)
     scale: F32 = np.maximum(largest * np.float32(ROOM / 127), _SMALLEST)
     return scale
 
 
 def _run(folder: Path, feeds: dict[str, NDArray[Any]], outputs: list[str]) -> list[F32]:
+    """Run the graph in a folder once, and return the named outputs."""
     onnxruntime = load_library()
     try:
         session = onnxruntime.InferenceSession(str(folder / GRAPH), providers=["CPUExecutionProvider"])
         found: list[F32] = session.run(outputs, feeds)
     except Exception as error:  # onnxruntime's errors have no base of their own
         raise RuntimeUnavailableError(
-            f"onnxruntime does not run the graph to find scales for int8 keys and values: {error}; export it with "
+            f"onnxruntime cannot run the graph, which is needed to find the scales of int8 keys and values: {error}; "
+            "use "
             "--kv f32, or reinstall onnxruntime"
         ) from error
     return found

@@ -1,7 +1,7 @@
-"""The two halves of a layer as ONNX nodes: attention and feed-forward, each from hidden state to hidden state.
+"""The two halves of a layer as ONNX nodes, attention and feed-forward; each maps hidden states to hidden states.
 
-Llama (Touvron et al. 2023, arXiv:2302.13971) and what qwen2 (biases), qwen3 (norms of the heads, arXiv:2505.09388) and
-gemma 3 (GELU, norms behind the halves, two rotary bases, sliding windows, arXiv:2503.19786) change in it.
+The base is Llama (Touvron et al. 2023, arXiv:2302.13971). qwen2 adds biases; qwen3 norms of the heads
+(arXiv:2505.09388); gemma 3 GELU, norms behind the halves, two rotary bases and sliding windows (arXiv:2503.19786).
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from edgedec_runtimes.cpu.network import Network
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Names of the values that attention takes beside the hidden state.
+    """Names of the values that attention reads beside the hidden state.
 
     Attributes:
-        cos, sin: f32[S, n_rot/2], of the rows' positions.
-        bias: f32[1, 1, A, T], added to the scores.
-        past_key, past_value: The KV cache, [1, n_head_kv, C, head_dim].
-        n_rows: i64[1], S.
+        cos, sin: float32[S, n_rot/2] for the positions of the rows.
+        bias: float32[1, 1, A, T], which is added to the scores.
+        past_key, past_value: The KV cache, [1, n_head_kv, C, head_dim] each.
+        n_rows: int64[1], S.
     """
 
     cos: str
@@ -34,7 +34,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """What is the same in all layers."""
+    """What all layers share: the network's shape, and its weights."""
 
     network: Network
     weights: FileWeights
@@ -44,7 +44,7 @@ def attention(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs) 
     """Add the attention half of a layer.
 
     Returns:
-        Names of the new hidden state and of the layer's keys and values.
+        Names of the new hidden state, of the layer's keys and of its values.
     """
     p, n = f"blk.{layer}", b.network
     x = _norm(b, scope, f"{p}.attn_norm.weight", state)
@@ -69,7 +69,7 @@ def attention(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs) 
 
 
 def feed_forward(b: Builder, scope: Scope, layer: int, state: str) -> str:
-    """Add the feed-forward half of a layer (Shazeer 2020, arXiv:2002.05202) and return the new hidden state's name."""
+    """Add the feed-forward half of a layer (Shazeer 2020, arXiv:2002.05202); return the new hidden state's name."""
     p = f"blk.{layer}"
     x = _norm(b, scope, f"{p}.ffn_norm.weight", state)
     gate = b.weights.linear(scope, f"{p}.ffn_gate.weight", x)
@@ -83,7 +83,7 @@ def feed_forward(b: Builder, scope: Scope, layer: int, state: str) -> str:
 
 
 def rms_norm(b: Builder, scope: Scope, weight: str, x: str, name: str) -> str:
-    """Add an RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467) over the last axis and return the result's name."""
+    """Add an RMS norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467); return the result's name."""
     inputs = [x, b.weights.vector(weight)]
     return scope.add("SimplifiedLayerNormalization", inputs, name, axis=-1, epsilon=b.network.rms_epsilon)
 
@@ -93,7 +93,7 @@ def _norm(b: Builder, scope: Scope, weight: str, x: str) -> str:
 
 
 def _added(b: Builder, scope: Scope, post_norm: str, state: str, y: str) -> str:
-    """Return the state with a half-layer's result, normalized where the architecture does that, added to it."""
+    """Add the result y of a half-layer, normalized where the architecture does that, to the hidden state."""
     if b.weights.has(post_norm):
         y = _norm(b, scope, post_norm, y)
     return scope.add("Add", [state, y], "state")
@@ -107,7 +107,7 @@ def _projection(b: Builder, scope: Scope, name: str, x: str) -> str:
 
 
 def _heads(b: Builder, scope: Scope, name: str, x: str, n_head: int) -> str:
-    """Return queries or keys, each head normalized where the architecture does that: f32[1, S, n_head * head_dim]."""
+    """Add queries or keys, normalized per head where the architecture does that: float32[1, S, n_head * head_dim]."""
     y, dim = _projection(b, scope, name, x), b.network.head_dim
     if not b.weights.has(f"{name}_norm.weight"):
         return y
@@ -122,7 +122,7 @@ def _shape(b: Builder, last: int) -> str:
 
 
 def _rotated(b: Builder, scope: Scope, x: str, inputs: Inputs, n_head: int, name: str) -> str:
-    """Add the rotary embedding (Su et al. 2021, arXiv:2104.09864): row i of `cos` and `sin` turns row i."""
+    """Add the rotary embedding (Su et al. 2021, arXiv:2104.09864): row i of `cos` and `sin` rotates row i of x."""
     n = b.network
     first_row = b.weights.initializers.add("zero", np.array([0], np.int64))
     return scope.add(

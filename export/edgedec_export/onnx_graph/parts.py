@@ -1,4 +1,4 @@
-"""The pieces that ONNX graphs are put together from: nodes of one scope, and initializers that go to a file."""
+"""The building blocks of ONNX graphs: nodes with names, and initializers that go to a data file."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from edgedec.gguf.formats import DATA
 from edgedec_export.onnx_graph.external_data import DataFile, Place
 
 INLINE_BYTES = 1024
-"""Largest initializer that stays inside the graph."""
+"""Largest initializer, in bytes, that is stored in the graph."""
 
 OPSET = 21
 IR_VERSION = 10
@@ -19,7 +19,7 @@ _CONTRIB_OPERATORS = frozenset({"GroupQueryAttention", "QuickGelu", "RotaryEmbed
 
 
 class Scope:
-    """Nodes of a graph or of a branch, in order; every value is named after the scope and the node that makes it.
+    """The nodes of a graph or of a branch, in order. A value's name is the scope's name and that of its node.
 
     Attributes:
         nodes: The nodes so far.
@@ -30,46 +30,46 @@ class Scope:
         self.nodes: list[NodeProto] = []
 
     def add(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        """Add a node with one output and return the output's name."""
+        """Add a node with one output, and return the output's name."""
         return self.add_many(operator, inputs, [name], **attributes)[0]
 
     def add_many(self, operator: str, inputs: list[str], names: list[str], **attributes: Any) -> list[str]:
-        """Add a node with several outputs and return their names."""
+        """Add a node with several outputs, and return their names."""
         outputs = [f"{self.name}/{name}" for name in names]
         domain = CONTRIB if operator in _CONTRIB_OPERATORS else ""
         self.nodes.append(helper.make_node(operator, inputs, outputs, name=outputs[0], domain=domain, **attributes))
         return outputs
 
     def output(self, value: str, name: str) -> str:
-        """Give a value a name that does not begin with the scope's, such as a graph's output has."""
+        """Give a value another name, without the scope's: that of an output of the graph. Return the name."""
         self.nodes.append(helper.make_node("Identity", [value], [name], name=name))
         return name
 
 
 class Initializers:
-    """Constants of the outermost graph: small ones inside it, all others in its data file.
+    """The constants of the outermost graph: small ones are stored in the graph, all others in its data file.
 
     Attributes:
-        tensors: What the graph lists, in the order they came.
+        tensors: The graph's list of initializers, in the order in which they were added.
     """
 
     def __init__(self, data: DataFile | None) -> None:
-        """Begin without any; with no file, all of them stay inside the graph."""
+        """Start with none. Without a data file, all constants are stored in the graph."""
         self._data = data
         self._places: dict[str, Place | None] = {}
         self.tensors: list[TensorProto] = []
 
     def continued_inside(self) -> "Initializers":
-        """Return a copy: what is added to it stays inside the graph, and is not added here."""
+        """Return a copy; what is added to the copy is stored in its graph, and not here."""
         copy = Initializers(None)
         copy._places, copy.tensors = dict(self._places), list(self.tensors)
         return copy
 
     def add(self, name: str, array: NDArray[Any], *, same_as: str | None = None) -> str:
-        """Write an array, once for a name, and return the name.
+        """Store an array under a name, unless the name is taken already, and return the name.
 
         Args:
-            same_as: Name of an initializer of the same bytes: if there is one, both share their place in the file.
+            same_as: Name of an initializer with the same bytes: where it exists, both share one place in the file.
         """
         if name in self._places:
             return name

@@ -1,1 +1,1 @@
-"""Exports by way of optimum, which runs in an environment of its own."""
+"""Exports with Hugging Face's optimum, which runs in a Python environment of its own."""

@@ -1,8 +1,9 @@
-"""What runs in the environment of optimum, and is never imported here: python child.py REQUEST.
+"""The program that runs in optimum's environment, and is never imported by edgedec: python child.py REQUEST.
 
-The request is a JSON object: step ("describe" or "export"), model (a folder, or OWNER/REPO), revision, offline, out.
-"describe" writes the tokenizer's files and facts.json into the folder `out`, "export" the graph. Code that a checkpoint
-brings along is never run. The last line of an error's output says what went wrong.
+The request is a JSON object with the keys step ("describe" or "export"), model (a folder, or OWNER/REPO), revision,
+offline and out. The step "describe" writes the tokenizer's files and facts.json into the folder `out`, the step
+"export" the graph. Code that comes with a checkpoint is never run. Where a step fails, the last line of output says
+why.
 """
 
 import json
@@ -20,7 +21,7 @@ _PACKAGES = ("optimum", "optimum-onnx", "transformers", "torch", "onnx")
 
 
 def describe(request: dict[str, Any]) -> None:
-    """Write the tokenizer, and facts.json: sizes under names of our own; null where the configuration says nothing."""
+    """Write the tokenizer, and facts.json with sizes under our own names; null where the configuration has none."""
     from transformers import AutoConfig, AutoTokenizer  # type: ignore[import-not-found, unused-ignore]
 
     where = {"revision": request["revision"], "local_files_only": request["offline"], "trust_remote_code": False}
@@ -43,7 +44,7 @@ def describe(request: dict[str, Any]) -> None:
 
 
 def export(request: dict[str, Any]) -> None:
-    """Write model.onnx, with files of weights beside it where it is large."""
+    """Write model.onnx, and beside it files of weights where the model is large."""
     from optimum.exporters.onnx import main_export  # type: ignore[import-not-found, unused-ignore]
 
     main_export(
@@ -61,18 +62,18 @@ def export(request: dict[str, Any]) -> None:
 
 
 def _first(config: Any, names: tuple[str, ...]) -> Any:
-    """Return the first of these entries that there is."""
+    """Return the value of the first of these attributes that the configuration has."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 
 def _end_with_the_parent() -> None:
-    """End the process when the pipe to the parent is closed."""
-    os.read(0, 1)  # not by sys.stdin, whose lock a thread may not hold at the end
+    """Wait until the parent closes our standard input, as its end does, then end this process."""
+    os.read(0, 1)  # not through sys.stdin, whose lock no thread may hold when Python ends
     os._exit(1)
 
 
 def main() -> None:
-    """Do a step; the exit status is 1 where it failed."""
+    """Run a step; the exit status is 1 where it failed."""
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     request = json.loads(sys.argv[1])
     try:

@@ -1,4 +1,4 @@
-"""Run another program to its end, or end it with all that it started."""
+"""Run another program to its end; when it is cancelled, end it and all programs that it started."""
 
 import os
 import signal
@@ -23,20 +23,20 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     cancel: CancelToken | None = None,
 ) -> int:
-    """Run a program in a group of its own and return its exit status.
+    """Run a program in a process group of its own and return its exit status.
 
-    Its standard input is a pipe that is closed when this process ends, however it ends.
+    The program's standard input is a pipe that closes when this process ends for any reason.
 
     Args:
         command: The program and its arguments.
-        log: File that its output is appended to.
-        what: Names the work where it is cancelled.
-        environment: Its environment; None for ours.
-        cancel: Ends it, and what it started.
+        log: File that the program's output is appended to.
+        what: Name of the work, for the message when it is cancelled.
+        environment: The program's environment variables; None passes ours on.
+        cancel: Ends the program and what it started.
 
     Raises:
-        CancelledError: It was cancelled.
-        StorageError: The program can't be started, or the log not be written.
+        CancelledError: `cancel` was cancelled.
+        StorageError: The program cannot be started, or the log cannot be written.
     """
     try:
         with log.open("ab") as output:
@@ -49,7 +49,9 @@ def run_child(
                 start_new_session=True,
             )
     except OSError as error:
-        raise StorageError(f"{command[0]}: can't be started ({error.strerror or error}); check that file") from error
+        raise StorageError(
+            f"{command[0]}: the program cannot be started ({error.strerror or error}); check that file"
+        ) from error
     try:
         while True:
             check_cancelled(cancel, what)
@@ -60,7 +62,7 @@ def run_child(
 
 
 def last_line(log: Path, n_most: int = 240) -> str:
-    """Return the last line of a log that says anything, at most so many characters of it."""
+    """Return the last line of a log that is not empty, at most n_most characters of it; "nothing" without one."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -69,20 +71,20 @@ def last_line(log: Path, n_most: int = 240) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a program that still runs, and what it started: first kindly."""
+    """End a program that still runs and what it started: by SIGTERM, and after a while by SIGKILL."""
     assert process.stdin is not None, "it was started with a pipe"
     if process.poll() is None:
         _send(process, "SIGTERM")
         with suppress(subprocess.TimeoutExpired):
             process.wait(_PATIENCE_S)
-        _send(process, "SIGKILL")  # to what is left of the group, with it or without
+        _send(process, "SIGKILL")  # to all of the group that still run
         process.wait()
     with suppress(OSError):
         process.stdin.close()
 
 
 def _send(process: "subprocess.Popen[bytes]", number: str) -> None:
-    """Send a signal to a program's group; where there are no groups, end it."""
+    """Send a signal to a program's process group; end the program where the system has no groups."""
     if sys.platform == "win32":
         process.kill()
         return

@@ -1,4 +1,4 @@
-"""A virtual environment of its own for optimum, whose pins exclude current releases of transformers; made once.
+"""A virtual environment for optimum, whose version pins exclude current releases of transformers; it is made once.
 
 python = ensure_environment(environment_folder(cache_dir))
 """
@@ -21,61 +21,65 @@ from edgedec_models.storage import require_space, storage_errors
 
 TORCH = "torch==2.13.0"
 PACKAGES = ("optimum-onnx==0.1.0", "optimum==2.1.0", "transformers==4.57.6", "onnx==1.23.2", "onnxruntime==1.31.1")
-"""What is installed, with what these need: releases that were tried together."""
+"""The packages to install, beside their dependencies: releases that were tested together."""
 
 NEEDED_BYTES = 2_500_000_000
-"""Room on the disk that is asked for."""
+"""Free space on the disk that the installation requires."""
 
-_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # on Linux: PyPI's torch there brings gigabytes of CUDA
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # for Linux, where PyPI's torch brings gigabytes of CUDA
 _READY = "ready.json"
 Command = list[str | os.PathLike[str]]
 _WHAT = "making the environment of optimum"
 
 
 def environments_folder(cache_dir: Path) -> Path:
-    """Return the folder of these environments below the cache's root."""
+    """Return the folder of all such environments, below the root of the cache."""
     return cache_dir / "optimum"
 
 
 def environment_folder(cache_dir: Path) -> Path:
-    """Return the place of the environment with these packages and this Python, made or not."""
+    """Return the folder of the environment for these packages and this Python, made or not."""
     wanted = json.dumps([TORCH, *PACKAGES, sys.version_info[:2], sys.base_prefix])
     return environments_folder(cache_dir) / hashlib.sha256(wanted.encode()).hexdigest()[:16]
 
 
 def is_ready(folder: Path) -> bool:
-    """Tell whether an environment was made to its end, and its Python is there."""
+    """Tell whether an environment is complete and its Python interpreter exists."""
     return (folder / _READY).is_file() and python_of(folder).exists()
 
 
 def python_of(folder: Path) -> Path:
-    """Return the interpreter of an environment."""
+    """Return the path of an environment's Python interpreter."""
     return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
 def ensure_environment(
     folder: Path, *, offline: bool = False, on_progress: OnProgress | None = None, cancel: CancelToken | None = None
 ) -> Path:
-    """Return the interpreter of an environment, which is made where it is not there; that takes minutes.
+    """Return the Python interpreter of an environment; make the environment first if needed, which takes minutes.
 
     Args:
-        folder: Its place, of which edgedec owns everything.
-        offline: Don't fetch packages.
-        on_progress: Told of each step.
-        cancel: Stops it; nothing is left behind.
+        folder: The folder of the environment; everything in it belongs to edgedec.
+        offline: Do not fetch packages.
+        on_progress: Called at each step.
+        cancel: Stops the installation; nothing of it is left on the disk.
 
     Raises:
         OfflineError: Packages would have to be fetched.
-        RuntimeUnavailableError: The environment can't be made, and why.
-        StorageError: The disk has no room for it, or can't be written.
-        CancelledError: It was cancelled.
+        RuntimeUnavailableError: The environment cannot be made.
+        StorageError: The disk has too little room, or cannot be written.
+        CancelledError: `cancel` was cancelled.
     """
     if is_ready(folder):
         return python_of(folder)
     if offline:
-        raise OfflineError(f"optimum is not on this machine ({folder}), and fetching it was ruled out; go online once")
+        raise OfflineError(
+            f"optimum is not installed in {folder}, and the network may not be used; run this once without offline"
+        )
     if getattr(sys, "frozen", False):
-        raise RuntimeUnavailableError("a frozen application can't install optimum; export with edgedec from pip")
+        raise RuntimeUnavailableError(
+            "a frozen application cannot install optimum; install edgedec with pip and export there"
+        )
     with locked(folder, "optimum's packages", ResolveOptions(on_progress=on_progress, cancel=cancel)):
         if not is_ready(folder):
             require_space(folder.parent, NEEDED_BYTES, "optimum's packages")
@@ -92,8 +96,8 @@ class Environment:
     """An environment on the disk.
 
     Attributes:
-        n_bytes: What its files take.
-        is_current: Whether this release uses it; others are of other releases, or unfinished.
+        n_bytes: Size of its files.
+        is_current: Whether this release of edgedec uses it; others belong to other releases, or are incomplete.
     """
 
     path: Path
@@ -102,10 +106,10 @@ class Environment:
 
 
 def list_environments(cache_dir: Path) -> list[Environment]:
-    """Return the environments below the cache's root, by name.
+    """Return the environments below the root of the cache, sorted by name.
 
     Raises:
-        StorageError: The folder can't be read.
+        StorageError: The folder cannot be read.
     """
     folder, current = environments_folder(cache_dir), environment_folder(cache_dir)
     with storage_errors("list", folder):
@@ -114,10 +118,10 @@ def list_environments(cache_dir: Path) -> list[Environment]:
 
 
 def remove_environment(environment: Environment) -> bool:
-    """Delete an environment and tell whether it is gone; one that is being made at the moment stays.
+    """Delete an environment, unless it is being made at the moment; return whether it was deleted.
 
     Raises:
-        StorageError: It can't be deleted.
+        StorageError: It cannot be deleted.
     """
     with storage_errors("delete", environment.path):
         lock = try_lock(environment.path)
@@ -129,12 +133,12 @@ def remove_environment(environment: Environment) -> bool:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all files below a folder, links not followed."""
+    """Return the size of all files below a folder in bytes; links are not followed."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _make(folder: Path, on_progress: OnProgress | None, cancel: CancelToken | None) -> None:
-    """Make the environment step by step; torch by itself, from the index that has it without CUDA."""
+    """Make the environment step by step; torch first and alone, from the index whose builds have no CUDA."""
     with storage_errors("make", folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -151,8 +155,9 @@ def _make(folder: Path, on_progress: OnProgress | None, cancel: CancelToken | No
         report_progress(on_progress, "install", i, len(steps), "%", "torch and optimum")
         if run_child(command, log, what=_WHAT, environment=_environment(), cancel=cancel) != 0:
             raise RuntimeUnavailableError(
-                f"the environment of optimum can't be made: {last_line(log)}; Python's venv and pip must work here, "
-                "and the packages be reached"
+                f"the environment of optimum cannot be made: {last_line(log)}; check that Python's venv and pip work "
+                "here "
+                "and reach the package index"
             )
     report_progress(on_progress, "install", len(steps), len(steps), "%", "torch and optimum")
     with storage_errors("write", folder):
@@ -160,6 +165,6 @@ def _make(folder: Path, on_progress: OnProgress | None, cancel: CancelToken | No
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without what changes where packages are installed or found."""
+    """Return our environment variables without those that change where packages are installed or found."""
     unwanted = {"PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV"}
     return {name: value for name, value in os.environ.items() if name not in unwanted}

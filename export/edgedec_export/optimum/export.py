@@ -1,9 +1,9 @@
-"""Export of Hugging Face checkpoints by way of optimum, for architectures that no code of ours knows.
+"""Export Hugging Face checkpoints with optimum, for architectures that edgedec's own code does not know.
 
     folder = export_via_optimum("checkpoint/", "model-onnx", environment=environment_folder(cache_dir))
 
-optimum runs in a process and an environment of its own; torch is never imported here. What comes out is a folder as our
-own exports are: one graph, one file of weights, a vocabulary that our tokenizer reads, and a manifest with hashes.
+optimum runs in a process and an environment of its own; torch is never imported here. The result is a folder like that
+of our own exports: a graph, a file of weights, a vocabulary that our tokenizer reads, and a manifest with hashes.
 """
 
 import hashlib
@@ -32,16 +32,16 @@ from edgedec_runtimes.tokenizer import refusal
 
 _CHILD = Path(__file__).with_name("child.py")
 _MOST = 2**24
-_N_CTX_UNKNOWN = 2048  # where a configuration names no longest context
+_N_CTX_UNKNOWN = 2048  # for a configuration without a longest context
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a checkpoint is.
+    """A checkpoint to export.
 
     Attributes:
-        name: For people, and of the model.
-        where: What transformers is given: a folder, or OWNER/REPO of a hub.
+        name: For messages, and for the model's metadata.
+        where: What transformers loads: a folder, or OWNER/REPO of a hub.
         revision: Branch, tag or commit on the hub.
     """
 
@@ -57,9 +57,9 @@ class CheckpointFacts:
 
     Attributes:
         n_ctx_train: Longest context, in tokens.
-        roles: Token ids of "bos" and "eos", as far as they are named.
-        commit: Of the hub, or None.
-        versions: Releases of the packages that export it.
+        roles: Token ids of "bos" and "eos", where the configuration names them.
+        commit: Commit on the hub, or None.
+        versions: Versions of the packages that export the checkpoint.
     """
 
     architecture: str
@@ -74,11 +74,11 @@ class CheckpointFacts:
 
 
 def find_checkpoint(source: str | Path) -> Checkpoint:
-    """Return where a checkpoint is: a folder with config.json, or hf:OWNER/REPO[@REVISION].
+    """Return the checkpoint that a name stands for: a folder with config.json, or hf:OWNER/REPO[@REVISION].
 
     Raises:
-        ModelNotFoundError: There is no such folder, or no config.json in it, and it is no name on a hub.
-        RequestError: It is a file, or a name of one file of a repository.
+        ModelNotFoundError: The folder does not exist or has no config.json, and the name is not one of a hub.
+        RequestError: The name is that of a file, or of one file of a repository.
     """
     name = os.fspath(source)
     if name.startswith("hf:"):
@@ -89,10 +89,12 @@ def find_checkpoint(source: str | Path) -> Checkpoint:
     folder = Path(name)
     if folder.is_file():
         raise RequestError(
-            f"{name}: a file; optimum takes a Hugging Face checkpoint, a folder with config.json or hf:OWNER/REPO"
+            f"{name}: this is a file, expected a Hugging Face checkpoint: a folder with config.json, or hf:OWNER/REPO"
         )
     if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"{name}: no folder with a config.json; pass one, or hf:OWNER/REPO")
+        raise ModelNotFoundError(
+            f"{name}: there is no folder of this name with a config.json; pass such a folder, or hf:OWNER/REPO"
+        )
     return Checkpoint(folder.resolve().name, str(folder.resolve()), "main", is_folder=True)
 
 
@@ -106,28 +108,29 @@ def export_via_optimum(
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> Path:
-    """Export a checkpoint with optimum, and return the folder that was made.
+    """Export a checkpoint with optimum and return the path of the folder that was written.
 
     Args:
-        source: A folder with config.json, tokenizer and weights, or hf:OWNER/REPO[@REVISION]. Code that comes with it
-            is not run.
-        out: Folder to make; nothing, or with `force` an earlier export, may be there.
-        environment: Where optimum is, or is installed at the first use (`optimum_environment`).
+        source: A folder with config.json, tokenizer and weights, or hf:OWNER/REPO[@REVISION]. Code that comes with the
+            checkpoint is not run.
+        out: The folder to write. It must not exist, or with `force` it may hold an earlier export, which is replaced.
+        environment: Folder of optimum's environment, which is made at the first use (environment.py).
         offline: Fetch neither packages nor the checkpoint.
-        on_progress: Told what is being done.
-        cancel: Stops it; nothing is left behind, but for an environment that is complete.
+        on_progress: Called at each step.
+        cancel: Stops the export; nothing is left on the disk, except an environment that is complete.
 
     Raises:
-        RequestError: Something else is at `out`, or the source is no checkpoint.
+        RequestError: `out` may not be written, or the source is no checkpoint.
         ModelNotFoundError: There is no such checkpoint.
-        UnsupportedModelError: optimum does not export it, its tokenizer is not known here, or its graph can't be run.
-        ModelFormatError: A file of it is damaged.
-        OfflineError, RuntimeUnavailableError: optimum, or the package onnx, is absent and can't be had.
-        StorageError: Reading or writing failed, or the disk is full.
-        CancelledError: It was cancelled.
+        UnsupportedModelError: optimum cannot export the checkpoint, edgedec does not know its tokenizer, or its graph
+            cannot be run.
+        ModelFormatError: A file of the checkpoint is damaged.
+        OfflineError, RuntimeUnavailableError: optimum or the package onnx is missing and cannot be installed.
+        StorageError: A file cannot be read or written, or the disk is full.
+        CancelledError: `cancel` was cancelled.
     """
     require_onnx()
-    from edgedec_export.optimum.graph import rewrite_graph  # here: it imports onnx
+    from edgedec_export.optimum.graph import rewrite_graph  # here, because that file imports onnx
 
     checkpoint = find_checkpoint(source)
     with new_folder(Path(out), force=force) as folder:
@@ -157,7 +160,7 @@ class _Steps:
     cancel: CancelToken | None
 
     def step(self, step: str) -> None:
-        """Run a step (UnsupportedModelError with its last words where it fails)."""
+        """Run a step; raise UnsupportedModelError with its last line of output if it fails."""
         self.check()
         self.work.mkdir(exist_ok=True)
         where = self.checkpoint
@@ -169,13 +172,13 @@ class _Steps:
         status = run_child(command, log, what=self._what, environment=self._environment(), cancel=self.cancel)
         if status != 0:
             raise UnsupportedModelError(
-                f"{where.name}: optimum does not export it ({last_line(log)}); take a checkpoint of an architecture "
-                "that it knows, complete and readable, or a GGUF of the model"
+                f"{where.name}: optimum cannot export it ({last_line(log)}); take a complete checkpoint of an "
+                "architecture that optimum knows, or a GGUF of the model"
             )
         report_progress(self.on_progress, step, 1, 1, "%", where.name)
 
     def check(self) -> None:
-        """Raise CancelledError once it was cancelled."""
+        """Raise CancelledError if the export was cancelled."""
         check_cancelled(self.cancel, self._what)
 
     @property
@@ -183,7 +186,7 @@ class _Steps:
         return f"exporting {self.checkpoint.name}"
 
     def _environment(self) -> dict[str, str]:
-        """Return this process's environment, and that the network is not to be used where that was asked for."""
+        """Return our environment variables, changed so that the packages send no reports and, offline, nothing."""
         more = {"HF_HUB_OFFLINE": "1"} if self.offline else {}
         silent = {"HF_HUB_DISABLE_TELEMETRY": "1", "ORT_DISABLE_TELEMETRY": "1"}
         return dict(os.environ) | silent | {"TOKENIZERS_PARALLELISM": "false"} | more
@@ -212,11 +215,12 @@ def _read_facts(work: Path) -> CheckpointFacts:
 
 
 def _whole(raw: dict[str, Any], key: str, default: int | None = None) -> int:
-    """Return a positive number of the configuration."""
+    """Return a positive integer of the configuration."""
     value = raw[key] if raw[key] is not None else default
     if type(value) is not int or not 1 <= value <= _MOST:
         raise ModelFormatError(
-            f"the checkpoint's configuration has {str(value)[:40]} as {key}, expected a number from 1 to {_MOST}; "
+            f"the checkpoint's configuration has {str(value)[:40]} as {key}, expected a whole number from 1 to "
+            f"{_MOST}; "
             "download the checkpoint again"
         )
     return value
@@ -225,16 +229,17 @@ def _whole(raw: dict[str, Any], key: str, default: int | None = None) -> int:
 def _write_vocabulary(
     work: Path, path: Path, checkpoint: Checkpoint, facts: CheckpointFacts, contract: Contract | None
 ) -> None:
-    """Write the metadata of a GGUF; without a contract, to see whether the tokenizer is known.
+    """Write the metadata of a GGUF. Without a contract this only tests whether the tokenizer is known.
 
     Raises:
-        UnsupportedModelError: It is not, or the graph has another number of logits.
+        UnsupportedModelError: The tokenizer is unknown, or the graph has another number of logits.
     """
     d, prefix = facts, facts.architecture
     c = contract or Contract(1, d.n_head, d.n_embd // d.n_head, None, has_positions=True)
     if c.n_vocab not in (None, d.n_vocab):
         raise UnsupportedModelError(
-            f"{checkpoint.name}: its graph has {c.n_vocab} logits, its config.json says {d.n_vocab}; take a GGUF of it"
+            f"{checkpoint.name}: its graph has {c.n_vocab} logits, but config.json says {d.n_vocab}; take a GGUF of "
+            "the model"
         )
     sizes = {
         "block_count": c.n_layer,
@@ -264,7 +269,7 @@ def _write_vocabulary(
 
 
 def _manifest(checkpoint: Checkpoint, facts: CheckpointFacts, contract: Contract) -> dict[str, Any]:
-    """Return what the manifest says beside the files."""
+    """Return what the manifest says of the model and the export, beside its list of files."""
     source: dict[str, Any] = {"name": checkpoint.name}
     if checkpoint.is_folder:
         config = (Path(checkpoint.where) / "config.json").read_bytes()

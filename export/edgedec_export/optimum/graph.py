@@ -1,7 +1,7 @@
-"""A graph that optimum made, in the form of our exports: model.onnx, and all its weights in one file of data.
+"""Rewrite a graph that optimum made to the form of our exports: model.onnx, and one file with all its weights.
 
-Weights that lie in files go over one at a time; a graph that has them inside, up to 2 GB, is read as a whole. One that
-could not be run afterwards is refused.
+Weights in external files are copied one at a time; a graph that contains its weights, up to 2 GB, is read as a whole. A
+graph that our runtime could not run is refused.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,23 +27,23 @@ def rewrite_graph(
     """Write model.onnx and model.onnx.data into a folder; return the graph's sizes and the data's SHA-256 (hex).
 
     Args:
-        source: The graph; its external data, if any, lies beside it.
+        source: The graph; files with its external data are beside it.
 
     Raises:
-        UnsupportedModelError: Its inputs and outputs are not those of a decoder with a KV cache, or it holds what can't
-            be kept.
-        ModelFormatError: There is no graph, or a damaged one.
-        CancelledError: It was cancelled.
+        UnsupportedModelError: Inputs and outputs are not those of a decoder with a KV cache, or a tensor holds no
+            numbers.
+        ModelFormatError: The graph is missing or damaged.
+        CancelledError: `cancel` was cancelled.
     """
     try:
         model = onnx.load(source, load_external_data=False)
     except (DecodeError, FileNotFoundError) as error:
         raise ModelFormatError(
-            f"{source.name}: optimum left no graph that can be read ({error}); export the model again"
+            f"{source.name}: optimum wrote no readable graph ({error}); export the model again"
         ) from error
     contract = read_contract(_ports(model.graph.input), _ports(model.graph.output))
     for tensor in _attribute_tensors(model.graph):
-        if uses_external_data(tensor):  # ONNX Runtime finds only initializers outside
+        if uses_external_data(tensor):  # ONNX Runtime reads only initializers from files
             load_external_data_for_tensor(tensor, str(source.parent))
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
@@ -63,19 +63,19 @@ def rewrite_graph(
 
 
 def _move(tensor: TensorProto, folder: Path, initializers: Initializers) -> None:
-    """Add a tensor to the initializers; a copy of it is read, so that what is read is let go afterwards."""
+    """Add a tensor to the initializers. What is read belongs to a copy of it, and is freed with the copy."""
     one = TensorProto()
     one.CopyFrom(tensor)
     array = numpy_helper.to_array(one, str(folder))
     if array.dtype.kind not in "biuf":
         raise UnsupportedModelError(
-            f"the tensor {tensor.name[:80]!r} holds {array.dtype}, expected numbers; take a GGUF of the model"
+            f"tensor {tensor.name[:80]!r} holds {array.dtype}, expected numbers; take a GGUF of the model"
         )
     initializers.add(tensor.name, array)
 
 
 def _attribute_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """Yield the tensors in attributes of nodes, those of branches included."""
+    """Yield the tensors in attributes of nodes, including those of nodes in branches."""
     for node in graph.node:
         for attribute in node.attribute:
             yield from (attribute.t, *attribute.tensors) if attribute.HasField("t") else attribute.tensors
@@ -84,7 +84,7 @@ def _attribute_tensors(graph: GraphProto) -> Iterator[TensorProto]:
 
 
 def _ports(values: Iterable[ValueInfoProto]) -> list[Port]:
-    """Return a graph's inputs or outputs as ONNX Runtime would list them."""
+    """Return a graph's inputs or outputs as ONNX Runtime lists them."""
     names: dict[int, str] = {TensorProto.FLOAT: "tensor(float)", TensorProto.INT64: "tensor(int64)"}
     ports = []
     for value in values:

@@ -1,1 +1,1 @@
-"""Weights packed into blocks of few bits: levels, rounding, and the graph's nodes that read them."""
+"""How weights are packed into blocks of few bits: levels, rounding, and the graph nodes that compute with them."""

@@ -1,7 +1,7 @@
-"""The levels of ggml's quantized blocks: whole numbers, scales and minimums, in the order of the weights.
+"""The levels of ggml's quantized blocks: integers, scales and minimums, in the order of the weights.
 
-Layouts as in ggml-common.h. Scales of super-blocks are multiplied out in float32, which is exact: a half has 11 bits,
-what it is multiplied with at most 7.
+The layouts are those of ggml-common.h. The scale of a super-block and that of a block in it are multiplied in float32,
+which is exact: the first has 11 bits, the second at most 7.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ U8 = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Levels:
-    """Blocks of weights; a weight is (q - zero) * scale - minimum.
+    """Blocks of weights. A weight is (q - zero) * scale - minimum.
 
     Attributes:
         q: uint8[n, n_blocks, block], below n_levels.
         n_levels: 16, 32, 64 or 256.
         zero: The level that stands for 0; 0 where there are minimums.
         scales: float32[n, n_blocks].
-        minimums: float32[n, n_blocks], or None.
+        minimums: float32[n, n_blocks], or None where the type has none.
     """
 
     q: U8
@@ -35,14 +35,14 @@ class Levels:
     minimums: F32 | None = None
 
     def by_row(self, n_rows: int) -> "Levels":
-        """Return the same blocks as rows of a matrix."""
+        """Return the same blocks, arranged as n_rows rows of a matrix."""
         block = self.q.shape[2]
         minimums = None if self.minimums is None else self.minimums.reshape(n_rows, -1)
         q, scales = self.q.reshape(n_rows, -1, block), self.scales.reshape(n_rows, -1)
         return Levels(q, self.n_levels, self.zero, scales, minimums)
 
     def values(self) -> F32:
-        """Return the weights, float32[n, n_blocks * block], rounded once."""
+        """Return the weights, float32[n, n_blocks * block], each rounded once."""
         weights = self.q.astype(np.float32)
         weights -= np.float32(self.zero)
         with np.errstate(all="ignore"):
@@ -53,12 +53,12 @@ class Levels:
 
 
 def _half(blocks: U8, at: int) -> F32:
-    """Return float32[n, 1], the half-precision number at a byte of each block."""
+    """Return float32[n, 1]: the float16 number at byte `at` of each block."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
 def _halves_of_bytes(data: U8) -> U8:
-    """Return the low four bits of all bytes of the last axis, then the high ones."""
+    """Return the low four bits of all bytes along the last axis, then the high four bits of all."""
     n = data.shape[-1]
     halves = np.empty((*data.shape[:-1], 2 * n), np.uint8)
     np.bitwise_and(data, 15, out=halves[..., :n])
@@ -67,17 +67,17 @@ def _halves_of_bytes(data: U8) -> U8:
 
 
 def _five_bits(data: U8) -> U8:
-    """Return uint8[n, 32], 32 numbers of five bits from 4 bytes with the highest bits and 16 with the others."""
+    """Return uint8[n, 32]: numbers of five bits, from 4 bytes of highest bits and 16 bytes of low ones."""
     low = _halves_of_bytes(data[:, 4:])
     low |= np.unpackbits(data[:, :4], axis=1, bitorder="little") << np.uint8(4)
     return low
 
 
 def _k_scales(blocks: U8) -> tuple[F32, F32]:
-    """Return scales and minimums of the 8 blocks of a super-block, float32[n, 8].
+    """Return scales and minimums of the 8 blocks of a super-block, float32[n, 8] each.
 
-    Bytes 4 to 15 hold 6 bits of each: those of the first four in bytes 4 to 7 and 8 to 11, those of the last four in
-    the halves of bytes 12 to 15, with their two highest bits above the others'.
+    Bytes 4 to 15 hold 6 bits of each number. Those of the first four blocks are in bytes 4 to 7 and 8 to 11; those of
+    the last four are in the halves of bytes 12 to 15, with their two highest bits above the numbers of the first four.
     """
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=1)
@@ -98,7 +98,7 @@ def _q5_k(blocks: U8) -> Levels:
 
 
 def _q6_k(blocks: U8) -> Levels:
-    """Return levels of 16 blocks of 16; a half of them has 64 bytes of low bits, and 32 of two high bits four times."""
+    """Return levels of 16 blocks of 16. Per half: 64 bytes of low bits, 32 bytes with two high bits of four blocks."""
     q = _halves_of_bytes(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 32)
     for i in range(4):
@@ -117,4 +117,4 @@ LEVELS: dict[GGMLType, Callable[[U8], Levels]] = {
     GGMLType.Q5_K: _q5_k,
     GGMLType.Q6_K: _q6_k,
 }
-"""By type: from blocks, uint8[n, block_bytes], to levels of n super-blocks (a block is a super-block of one)."""
+"""By type, a function from blocks, uint8[n, block_bytes], to levels (a block of types without super-blocks is one)."""

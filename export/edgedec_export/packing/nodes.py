@@ -1,13 +1,13 @@
-"""Nodes that compute with packed matrices.
+"""Nodes of an ONNX graph that compute with packed matrices.
 
     nodes, initializers, y = linear_nodes("blk.0.attn_q", "x", matrix)  # y = x @ matrix^T
     nodes, initializers, e = gather_nodes("token_embd", "input_ids", matrix)  # e = matrix[input_ids]
 
-Initializers are pairs (name, array). A name always stands for the same array, so that a matrix that is embedding and
-head has its initializers once, whichever call is first. Only the numbers q are needed in two shapes, NAME.data (of
-three dimensions, for MatMulNBits) and NAME.rows (of two, for GatherBlockQuantized), as neither operator takes the
-other's: these are views of one array, and in an external file both get the same offset and length. onnxruntime takes
-two initializers in one place; with a Reshape instead it would keep a copy for the look-up in memory.
+Initializers are pairs (name, array). A name always stands for the same array, so a matrix that serves as embedding and
+as head has its initializers once, whichever call comes first. Only the numbers q are needed in two shapes: NAME.data
+with three dimensions, for MatMulNBits, and NAME.rows with two, for GatherBlockQuantized, as neither operator takes the
+other's shape. Both are views of one array and get the same offset and length in an external file, which onnxruntime
+accepts; with a Reshape in place of the second initializer it would keep a copy for the look-up in memory.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ Emitted = tuple[list[NodeProto], list[Initializer], str]
 """Nodes, initializers, and the name of the output."""
 
 INT8_INPUTS = 4
-"""accuracy_level at which MatMulNBits rounds its input to 8 bits, block by block: fast on a CPU."""
+"""The accuracy_level at which MatMulNBits rounds its input to 8 bits, block by block, which is fast on a CPU."""
 
 
 def linear_nodes(
@@ -36,15 +36,15 @@ def linear_nodes(
     accuracy_level: int = INT8_INPUTS,
     block_sums: dict[tuple[str, int], str] | None = None,
 ) -> Emitted:
-    """Return what computes x @ matrix^T.
+    """Return the nodes and initializers that compute x @ matrix^T.
 
     Args:
-        name: What the names of nodes, initializers and output begin with; the output is NAME.y.
-        x: A tensor, float32[1, n, n_in] or float32[n, n_in]; the output is of the same rank.
+        name: Prefix of the names of nodes, initializers and output; the output is NAME.y.
+        x: Name of a tensor, float32[1, n, n_in] or float32[n, n_in]; the output has the same rank.
         matrix: [n_out, n_in].
-        accuracy_level: Of MatMulNBits; 1 computes in float32.
-        block_sums: Sums of blocks that the graph computes already, by tensor and block; what this call computes is
-            added. One dict for all matrices that see the same x saves computing its sums again.
+        accuracy_level: Attribute of MatMulNBits; 1 computes in float32.
+        block_sums: Names of sums of blocks that the graph already computes, by tensor and block; this call adds those
+            that it computes. Passing one dict for all matrices with the same x computes its sums once.
     """
     if not isinstance(matrix, Packed):
         node = make_node("FusedMatMul", [x, f"{name}.weight"], [f"{name}.y"], name=name, domain=CONTRIB, transB=1)
@@ -77,11 +77,11 @@ def linear_nodes(
 
 
 def gather_nodes(name: str, ids: str, matrix: Matrix) -> Emitted:
-    """Return what looks up rows of a matrix: to the bit those of `packing.dequantize`.
+    """Return the nodes and initializers that look up rows of a matrix, bit for bit as `dequantize` gives them.
 
     Args:
-        name: What the names of nodes, initializers and output begin with; the output is NAME.looked_up.
-        ids: A tensor, int64[1, n], numbers of rows.
+        name: Prefix of the names of nodes, initializers and output; the output is NAME.looked_up.
+        ids: Name of a tensor of row numbers, int64[1, n].
         matrix: [n_out, n_in]; the output is float32[1, n, n_in].
     """
     output = f"{name}.looked_up"
@@ -110,7 +110,7 @@ def gather_nodes(name: str, ids: str, matrix: Matrix) -> Emitted:
 
 
 def _look_up(name: str, ids: str, matrix: Packed, output: str) -> tuple[list[NodeProto], list[Initializer]]:
-    """Return what looks up rows without their minimums, cut to the weights that are used."""
+    """Return what looks up rows without their minimums, without the padding of the last block."""
     n_out, n_in = matrix.shape
     inputs = [f"{name}.rows", ids, f"{name}.scales"]
     initializers: list[Initializer] = [(f"{name}.rows", matrix.data.reshape(n_out, -1)), *_scales(name, matrix)]
@@ -127,7 +127,7 @@ def _look_up(name: str, ids: str, matrix: Packed, output: str) -> tuple[list[Nod
 
 
 def _block_sums(name: str, x: str, n_in: int, block: int) -> Emitted:
-    """Return what adds up blocks of the rows of x: float32[n, n_in / block]."""
+    """Return what sums up the blocks of each row of x: float32[n, n_in / block]."""
     blocks, sums = f"{name}.blocks", f"{name}.sums"
     nodes = [
         make_node("Reshape", [x, f"{blocks}_shape"], [blocks], name=blocks),
@@ -138,7 +138,7 @@ def _block_sums(name: str, x: str, n_in: int, block: int) -> Emitted:
 
 
 def _scales(name: str, matrix: Packed) -> list[Initializer]:
-    """Return the initializers that the look-up shares with the product as they are."""
+    """Return the initializers that product and look-up share in one shape: scales and zero points."""
     fields = ("scales", "zero_points")
     arrays = ((field, getattr(matrix, field)) for field in fields)
     return [(f"{name}.{field}", array) for field, array in arrays if array is not None]

@@ -1,8 +1,8 @@
-"""Rounding weights to few bits, block by block.
+"""Round weights to few bits, block by block.
 
-The weights of a block are rounded to levels that divide its range, and to levels a little closer to each other, which
-clip its largest weights (Banner et al. 2018, arXiv:1810.05723). Each time the scale is the one that fits those levels
-best (least squares), and the closer of the results is kept.
+The weights of a block are rounded to two grids of levels: one that spans the block's range, and a slightly narrower
+one, which clips the largest weights (Banner et al. 2018, arXiv:1810.05723). For each, the scale is fitted to the
+rounded levels by least squares, and the grid with the smaller error is taken.
 """
 
 import numpy as np
@@ -11,20 +11,23 @@ from edgedec_export.packing.levels import F32
 from edgedec_export.packing.weights import Packed, pack_bits
 
 _LEAST = np.finfo(np.float32).tiny
-_PARTS = {4: np.array([1.0, 0.9], np.float32), 8: np.ones(1, np.float32)}  # of the distance that reaches all weights
+_PARTS = {
+    4: np.array([1.0, 0.9], np.float32),
+    8: np.ones(1, np.float32),
+}  # of the distance that spans the range
 
 
 def round_rows(weights: F32, bits: int, block: int) -> Packed:
-    """Round rows, float32[n, n_in], to 4 bits (a zero point for each block) or to 8 (all zero points are 128).
+    """Round rows, float32[n, n_in], to 4 bits with a zero point per block, or to 8 bits with all zero points 128.
 
     Args:
-        block: Weights that share a scale; where it does not divide n_in, zeros fill the last block up.
+        block: Number of weights that share a scale; where it does not divide n_in, zeros fill the last block up.
     """
     n, n_in = weights.shape
     n_unused = -n_in % block
     if n_unused:
         weights = np.concatenate((weights, np.zeros((n, n_unused), np.float32)), axis=1)
-    columns = np.ascontiguousarray(weights.reshape(-1, block).T)  # a block a column: numpy adds up rows fastest
+    columns = np.ascontiguousarray(weights.reshape(-1, block).T)  # a block per column, as numpy sums fastest over rows
     width, zero = _grid(columns, bits)
     parts = _PARTS[bits]
     if len(parts) > 1:
@@ -38,7 +41,7 @@ def round_rows(weights: F32, bits: int, block: int) -> Packed:
 
 
 def _grid(columns: F32, bits: int) -> tuple[F32, F32]:
-    """Return by block the distance of levels that reach its smallest and its largest weight, and its zero point."""
+    """Return per block the distance of levels that span the block's range, and its zero point, float32[n] each."""
     low, high = np.minimum(columns.min(axis=0), 0), np.maximum(columns.max(axis=0), 0)
     if bits == 8:
         return np.maximum(high, -low) / np.float32(127), np.full(len(low), 128, np.float32)
@@ -47,12 +50,12 @@ def _grid(columns: F32, bits: int) -> tuple[F32, F32]:
 
 
 def _fit(columns: F32, width: F32, zero: F32, bits: int) -> tuple[F32, F32, F32]:
-    """Round blocks, float32[block, n], to multiples of a width, float32[n], and fit their scales to that.
+    """Round blocks, float32[block, n], to multiples of a width, float32[n], and fit their scales to the result.
 
     Returns:
-        k: float32[block, n], whole numbers from -zero to 2^bits - 1 - zero.
-        scale: float32[n], the one for which k * scale is closest to the block.
-        gain: float32[n], by how much that is closer than zeros are, as a sum of squares.
+        k: float32[block, n], integers from -zero to 2^bits - 1 - zero.
+        scale: float32[n], for which k * scale is closest to the block.
+        gain: float32[n], how much closer that is than zeros are, as a sum of squares.
     """
     k = columns * _quotient(np.ones_like(width), width)
     np.rint(k, out=k)
@@ -66,5 +69,5 @@ def _fit(columns: F32, width: F32, zero: F32, bits: int) -> tuple[F32, F32, F32]
 
 
 def _quotient(numerator: F32, denominator: F32) -> F32:
-    """Divide; what is to be divided by 0, or nearly, gives 0."""
+    """Divide element by element; the result is 0 where the denominator is 0 or nearly 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > _LEAST)

@@ -1,4 +1,4 @@
-"""Rows of a GGUF's matrices, read a few at a time."""
+"""Read the rows of a GGUF's matrices, a few at a time."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,14 +10,14 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.packing.levels import F32, U8
 
 FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-"""Types of numbers that are not quantized."""
+"""The types that hold numbers one by one, not in quantized blocks."""
 
 
 def matrix_of(gguf: GGUF, name: str) -> TensorInfo:
-    """Return a tensor that is a matrix: shape (n_in, n_out) in ggml's order.
+    """Return a tensor that is a matrix; its shape is (n_in, n_out), in ggml's order.
 
     Raises:
-        ModelFormatError: There is none of that name, or it is none.
+        ModelFormatError: There is no tensor of that name, or it has not two dimensions.
     """
     tensor = gguf.tensors.get(name)
     if tensor is None or len(tensor.shape) != 2:
@@ -29,11 +29,13 @@ def matrix_of(gguf: GGUF, name: str) -> TensorInfo:
 
 
 def read_rows(gguf: GGUF, tensor: TensorInfo, n_weights: int) -> Iterator[tuple[int, U8]]:
-    """Yield a matrix in pieces of about n_weights: first row and uint8[n_rows, row_bytes], which the next overwrites.
+    """Yield a matrix in pieces of about n_weights: the first row's number, and uint8[n_rows, row_bytes].
+
+    The array of one piece is overwritten by the next.
 
     Raises:
-        ModelFormatError: The file got shorter since it was opened.
-        ModelNotFoundError, StorageError: It is gone, or cannot be read.
+        ModelFormatError: The file has become shorter since it was opened.
+        ModelNotFoundError, StorageError: The file is gone, or cannot be read.
     """
     n_in, n_out = tensor.shape
     step = min(n_out, max(1, n_weights // n_in))
@@ -52,15 +54,15 @@ def sample_rows(gguf: GGUF, tensor: TensorInfo, n_rows: int) -> U8:
 
 
 def floats(kind: GGMLType, rows: U8) -> F32:
-    """Return the numbers of rows of one of FLOATS."""
+    """Return the numbers of rows, uint8[..., row_bytes], of a type of FLOATS, as float32."""
     if kind is GGMLType.BF16:
         return (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    with np.errstate(invalid="ignore"):  # a NaN that signals
+    with np.errstate(invalid="ignore"):  # a signalling NaN
         return rows.view("<f4" if kind is GGMLType.F32 else "<f2").astype(np.float32)
 
 
 def _read(gguf: GGUF, tensor: TensorInfo, spans: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[int, U8]]:
-    """Yield spans of rows, given by first row and number, at most `most` rows each."""
+    """Yield spans of rows, each given by its first row and its number of rows, which is at most `most`."""
     path = gguf.paths[tensor.shard]
     row_bytes = tensor.n_bytes // tensor.shape[1]
     buffer = np.empty((most, row_bytes), np.uint8)
@@ -71,11 +73,11 @@ def _read(gguf: GGUF, tensor: TensorInfo, spans: Iterable[tuple[int, int]], most
                 file.seek(tensor.offset + begin * row_bytes)
                 if file.readinto(rows.reshape(-1).data) != rows.nbytes:
                     raise ModelFormatError(
-                        f"{path}: tensor {tensor.name!r} reaches beyond the file's end; the file got shorter since it "
-                        "was opened: download or copy it again"
+                        f"{path}: tensor {tensor.name!r} reaches beyond the file's end: the file has become shorter "
+                        "since it was opened; download or copy it again"
                     )
                 yield begin, rows
     except FileNotFoundError as error:
-        raise ModelNotFoundError(f"{path}: there is no such file any more; check the directory") from error
+        raise ModelNotFoundError(f"{path}: the file has been deleted or moved; check the folder") from error
     except OSError as error:
         raise StorageError(f"{path}: reading failed ({error.strerror or error}); check the disk") from error

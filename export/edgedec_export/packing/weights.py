@@ -1,8 +1,8 @@
-"""Matrices as onnxruntime's MatMulNBits and GatherBlockQuantized take them, every weight the value it has in the GGUF.
+"""Matrices in the layout of onnxruntime's MatMulNBits and GatherBlockQuantized, each weight with its value in the GGUF.
 
     matrix = pack_exact(read_gguf("model.gguf"), "blk.0.ffn_down.weight")
 
-Quantized types become `Packed`, F32, F16 and BF16 become float32[n_out, n_in].
+Quantized types become `Packed`; F32, F16 and BF16 become float32[n_out, n_in].
 
 | type | bits | block | what else |
 |---|---|---|---|
@@ -12,10 +12,11 @@ Quantized types become `Packed`, F32, F16 and BF16 become float32[n_out, n_in].
 | Q4_1, Q4_K | 4 | 32 | zero points and minimums |
 | Q5_1, Q5_K | 8 | 32 | minimums |
 
-Types with minimums say q * scale - minimum. The operators have no minimums, but whole zero points: the one nearest to
-minimum / scale is taken off q, and what is left of the minimum is a product of its own: of the sums of the input's
-blocks with float32[n_out, n_blocks] (`packing_nodes`). Zero points of 0 and whole minimums would give the same values,
-but inputs are rounded to int8 (accuracy level 4), and that error grows with the weights that it meets: 1.5 times.
+In the types with minimums a weight is q * scale - minimum. The operators have no minimums, but integer zero points. So
+the zero point nearest to minimum / scale is subtracted from q, and the rest of the minimum becomes a product of its
+own: the sums of the input's blocks times float32[n_out, n_blocks] (packing/nodes.py). Zero points of 0 and whole
+minimums would give the same values, but inputs are rounded to int8 (accuracy level 4), and the error of that grows with
+the weights it is multiplied by: it would be 1.5 times as large.
 """
 
 import math
@@ -34,7 +35,7 @@ from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows
 from edgedec_export.source import require_finite
 
 PIECE_WEIGHTS = 1 << 20
-"""Weights that are worked on at once."""
+"""Number of weights that are read and packed at a time."""
 
 _ARRAYS = ("data", "scales", "zero_points", "minimums")
 _DEFAULT_ZERO = {2: 2, 4: 8, 8: 128}
@@ -42,17 +43,17 @@ _DEFAULT_ZERO = {2: 2, 4: 8, 8: 128}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A quantized matrix; a weight is (q - zero point) * scale - minimum.
+    """A quantized matrix. A weight is (q - zero point) * scale - minimum.
 
     Attributes:
         bits: 2, 4 or 8.
-        block: Weights of a row that share a scale; 16 or a larger power of two.
-        data: uint8[n_out, n_blocks, block * bits / 8], q, the first in the lowest bits.
+        block: Number of neighbouring weights of a row that share a scale; 16 or a larger power of two.
+        data: uint8[n_out, n_blocks, block * bits / 8]: the numbers q, the first in the lowest bits.
         scales: float32[n_out, n_blocks].
         zero_points: uint8[n_out, ceil(n_blocks * bits / 8)], packed like data; None where all are 2^(bits - 1).
-        minimums: A matrix [n_out, n_in / min_block] itself, or None where there are none.
-        min_block: Weights that share a minimum, 0 without minimums.
-        n_unused: Weights that only fill up the last block.
+        minimums: [n_out, n_in / min_block], a matrix itself; None where there are none.
+        min_block: Number of weights that share a minimum; 0 without minimums.
+        n_unused: Number of weights at the end of each row that only fill up the last block.
     """
 
     bits: int
@@ -71,7 +72,7 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, by the name that numpy's have it."""
+        """Size of all arrays in bytes, under the name that numpy's arrays use."""
         arrays = (getattr(self, name) for name in _ARRAYS)
         return sum(array.nbytes for array in arrays if array is not None)
 
@@ -86,13 +87,13 @@ Rows = Levels | F32
 def pack_exact(gguf: GGUF, name: str) -> Matrix:
     """Pack a matrix of a GGUF so that every weight keeps its value.
 
-    It is read and packed in pieces of rows: beside the result, memory is needed for some millions of weights only.
+    The matrix is read and packed in pieces of rows: beside the result, some millions of weights are in memory.
 
     Raises:
-        ModelFormatError: There is no such matrix, or the file got shorter.
-        UnsupportedModelError: It has a type that is not in the table above.
+        ModelFormatError: There is no such matrix, or the file has become shorter.
+        UnsupportedModelError: The matrix has a type that is not in the table above.
         ModelNotFoundError, StorageError: The file is gone, or cannot be read.
-        MemoryCapError: The system has no memory for the result.
+        MemoryCapError: The system has too little memory for the result.
     """
     tensor = matrix_of(gguf, name)
     if tensor.type in FLOATS:
@@ -106,25 +107,25 @@ def pack_exact(gguf: GGUF, name: str) -> Matrix:
 
 
 def to_levels(gguf: GGUF, tensor: TensorInfo, rows: U8) -> Levels:
-    """Return the levels of rows of a quantized matrix given as the file holds them, uint8[n_rows, row_bytes].
+    """Return the levels of rows of a quantized matrix, which are given as in the file: uint8[n_rows, row_bytes].
 
     Raises:
         UnsupportedModelError: The type is not in the table above.
     """
     if tensor.type not in LEVELS:
         raise UnsupportedModelError(
-            f"{gguf.paths[tensor.shard]}: tensor {tensor.name!r} is {tensor.type.name}; the export packs "
-            f"{', '.join(kind.name for kind in (*FLOATS, *LEVELS))}: export another quantization of the model"
+            f"{gguf.paths[tensor.shard]}: tensor {tensor.name!r} is {tensor.type.name}, expected one of "
+            f"{', '.join(kind.name for kind in (*FLOATS, *LEVELS))}; export another quantization of the model"
         )
-    with np.errstate(all="ignore"):  # scales may be anything, in a damaged file
+    with np.errstate(all="ignore"):  # a damaged file may hold any scales
         return LEVELS[tensor.type](rows.reshape(-1, tensor.type.block_bytes)).by_row(len(rows))
 
 
 def parse_rows(gguf: GGUF, tensor: TensorInfo, rows: U8) -> Rows:
-    """Return rows that are given as the file holds them, uint8[n_rows, row_bytes].
+    """Return the levels or numbers of rows, which are given as in the file: uint8[n_rows, row_bytes].
 
     Raises:
-        ModelFormatError: They hold NaN or an infinity.
+        ModelFormatError: The rows hold NaN or an infinity.
         UnsupportedModelError: The type is not in the table above.
     """
     parsed: Rows = floats(tensor.type, rows) if tensor.type in FLOATS else to_levels(gguf, tensor, rows)
@@ -139,10 +140,10 @@ def weights_of(rows: Rows) -> F32:
 
 
 def assemble(n_out: int, pieces: Iterator[tuple[int, Packed]]) -> Packed:
-    """Join pieces of rows of a matrix, given with their first row, in arrays that are allocated once.
+    """Join pieces of a matrix with n_out rows, each given with its first row, in arrays that are allocated once.
 
     Raises:
-        MemoryCapError: The system has no memory for them.
+        MemoryCapError: The system has too little memory for the arrays.
     """
     whole: Packed | None = None
     for begin, piece in pieces:
@@ -154,7 +155,7 @@ def assemble(n_out: int, pieces: Iterator[tuple[int, Packed]]) -> Packed:
 
 
 def dequantize(packed: Packed) -> F32:
-    """Return the weights, float32[n_out, n_in], in the order of operations of the graph: product, then difference.
+    """Return the weights, float32[n_out, n_in], computed in the graph's order: product first, then difference.
 
     >>> data = np.array([[[0x21, 0xF0, *[0x88] * 6]]], np.uint8)
     >>> dequantize(Packed(4, 16, data, np.array([[0.5]], np.float32)))[0, :5].tolist()
@@ -177,7 +178,7 @@ def dequantize(packed: Packed) -> F32:
 
 
 def pack_bits(values: U8, bits: int) -> U8:
-    """Pack numbers below 2^bits along the last axis, the first in the lowest bits; what is missing of a byte is 0.
+    """Pack numbers below 2^bits along the last axis, the first in the lowest bits; zeros fill the last byte up.
 
     >>> pack_bits(np.array([1, 2, 3], np.uint8), 4).tolist()
     [33, 3]
@@ -195,7 +196,7 @@ def pack_bits(values: U8, bits: int) -> U8:
 
 
 def unpack_bits(packed: U8, bits: int) -> U8:
-    """Return what was packed along the last axis, with what filled the last byte up."""
+    """Undo `pack_bits` along the last axis; the result includes what filled the last byte up."""
     n = 8 // bits
     values = np.empty((*packed.shape, n), np.uint8)
     for i in range(n):
@@ -204,7 +205,7 @@ def unpack_bits(packed: U8, bits: int) -> U8:
 
 
 def pack_levels(levels: Levels) -> Packed:
-    """Put levels, by row, into the operators' layout; every weight keeps its value."""
+    """Arrange levels, given by row, in the operators' layout; every weight keeps its value."""
     bits = 4 if levels.n_levels <= 16 else 8
     block = levels.q.shape[2]
     if levels.minimums is None:
@@ -215,17 +216,18 @@ def pack_levels(levels: Levels) -> Packed:
         zero, rest = _centre(levels.scales, levels.minimums, 0, 15)
         data, zero_points = pack_bits(levels.q, 4), pack_bits(zero.astype(np.uint8), 4)
         return Packed(4, block, data, levels.scales, zero_points, rest, block)
-    # There is room in 8 bits to move q instead: the zero point stays 128.
+    # 8 bits leave room to move q instead, so that the zero point stays 128.
     zero, rest = _centre(levels.scales, levels.minimums, levels.n_levels - 128, 128)
     q = levels.q + (128 - zero).astype(np.uint8)[..., None]
     return Packed(8, block, q, levels.scales, None, rest, block)
 
 
 def _centre(scales: F32, minimums: F32, lowest: int, highest: int) -> tuple[NDArray[np.int16], F32]:
-    """Divide minimums into whole zero points and a rest, such that minimum = zero point * scale + rest exactly.
+    """Split minimums into integer zero points and a rest, so that minimum = zero point * scale + rest exactly.
 
-    Scales have 17 bits and q minus a zero point has 7, so their product is exact in float32, and the difference of
-    product and rest is rounded as that of q * scale and minimum is. Where no float32 is the rest, the zero point is 0.
+    A scale has 17 bits and q minus a zero point has 7, so their product is exact in float32, and subtracting the rest
+    from it rounds as subtracting the minimum from q * scale does. Where float32 cannot hold the rest, the zero point is
+    0.
     """
     with np.errstate(all="ignore"):
         zero = np.clip(np.rint(np.nan_to_num(minimums / scales)), lowest, highest)
@@ -236,7 +238,7 @@ def _centre(scales: F32, minimums: F32, lowest: int, highest: int) -> tuple[NDAr
 
 
 def _like(piece: Packed, n_out: int) -> Packed:
-    """Return a matrix of n_out rows, its arrays not filled in yet."""
+    """Return a matrix of n_out rows with uninitialized arrays of the kinds that `piece` has."""
     rooms: dict[str, Any] = {}
     for field in _ARRAYS:
         array = getattr(piece, field)
@@ -248,7 +250,7 @@ def _like(piece: Packed, n_out: int) -> Packed:
 
 
 def _put(piece: Packed, whole: Packed, begin: int) -> None:
-    """Copy rows to their place in a matrix."""
+    """Copy a piece into the matrix from row `begin` on."""
     for field in _ARRAYS:
         target, source = getattr(whole, field), getattr(piece, field)
         if isinstance(source, Packed):
@@ -258,11 +260,12 @@ def _put(piece: Packed, whole: Packed, begin: int) -> None:
 
 
 def _room(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array that is not filled in yet."""
+    """Return an uninitialized array; raise MemoryCapError where the system has too little memory."""
     try:
         return np.empty(shape, dtype)
     except MemoryError as error:
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         raise MemoryCapError(
-            f"the system has no {format_bytes(n_bytes)} for a packed matrix; close programs, or export a smaller model"
+            f"the system has no {format_bytes(n_bytes)} left for a packed matrix; close programs, or export a smaller "
+            "model"
         ) from error
