@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint, GrammarState
-from edgedec.errors import RequestError
+from edgedec.errors import RequestError, argument
 from edgedec.tokenizer import Tokenizer
 
 _NARROW, _WIDE = 1, 6  # texts that a search follows at the same time
@@ -134,8 +134,9 @@ class ClosingConstraint(Constraint):
             longer = self._found(_WIDE, (), n_tokens + _N_BEYOND)
             least = f"found takes {len(longer)}" if longer is not None else f"takes over {n_tokens + _N_BEYOND}"
             raise RequestError(
-                f"json_close must have room for a whole text: the shortest text {least} tokens, and there is room for "
-                f"{n_tokens}; allow more with max_tokens=..., or a longer context"
+                f"{argument('json_close')} must have room for a whole text: the shortest text {least} tokens, and "
+                "there is room for "
+                f"{n_tokens}; allow more with {argument('max_tokens')}, or a longer context"
             )
         self._end = end
 

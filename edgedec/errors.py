@@ -10,6 +10,7 @@ EdgedecError
 ├── RuntimeUnavailableError    a runtime, device or library is absent or the wrong version
 ├── PluginError                a plug-in is missing, does not import or breaks its contract
 ├── RequestError               the caller asked for something that cannot be done
+│   ├── OptionError            an option has a value that is out of range or not known
 │   ├── PromptTooLongError     the prompt does not fit the context
 │   ├── ContextFullError       the context is full in the middle of a generation
 │   ├── TemplateError          the chat template fails, loops or reaches outside its sandbox
@@ -27,11 +28,37 @@ line returns for it: stable, listed in docs/cli.md. It is at most 125, but for C
 which is the one that shells know for Ctrl-C.
 """
 
+from collections.abc import Mapping
+
+_MARK = "\ufdd0"  # no character: texts don't hold it
+
+
+def argument(name: str) -> str:
+    """Return the name of an argument for the message of an EdgedecError, marked as such.
+
+    An argument is an option of edgedec.load or of a generation. `str(error)` shows the name as it is here;
+    `error.naming` replaces it by another one, as the command line does with the options that a person types.
+
+    >>> error = RequestError(f"leave {argument('n_ctx')} out")
+    >>> str(error), error.naming({"n_ctx": "--context"})
+    ('leave n_ctx out', 'leave --context out')
+    """
+    return f"{_MARK}{name}{_MARK}"
+
 
 class EdgedecError(Exception):
     """Base of all errors that edgedec raises on purpose."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return self.naming({})
+
+    def naming(self, names: Mapping[str, str]) -> str:
+        """Return the message with the arguments in it called by `names`; one that is not in `names` keeps its name."""
+        parts = super().__str__().split(_MARK)
+        parts[1::2] = [names.get(name, name) for name in parts[1::2]]
+        return "".join(parts)
 
 
 class ModelError(EdgedecError):
@@ -86,6 +113,22 @@ class RequestError(EdgedecError):
     """The request itself cannot be served: a value out of range, an empty prompt."""
 
     exit_code = 40
+
+
+class OptionError(RequestError):
+    """An option has a value that is out of range or not known.
+
+    Attributes:
+        argument: The Python name of the option.
+        value: The value that was given.
+        accepted: Which values are accepted, as a sentence.
+    """
+
+    exit_code = 40
+
+    def __init__(self, name: str, value: object, accepted: str) -> None:
+        super().__init__(f"{argument(name)} is {value!r:.200}; {accepted}")
+        self.argument, self.value, self.accepted = name, value, accepted
 
 
 class PromptTooLongError(RequestError):

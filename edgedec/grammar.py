@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, get_args
 from edgedec import plugins
 from edgedec.closing import ClosingConstraint, ClosingTokens
 from edgedec.constraint import Constraint, GrammarState
-from edgedec.errors import RequestError
+from edgedec.errors import OptionError, RequestError, argument
 from edgedec.tokenizer import Tokenizer
 
 JsonSchema = Mapping[str, Any] | str
@@ -100,18 +100,20 @@ def _checked(schema: str) -> str:
 def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None, *, close: bool = False) -> Grammar | None:
     """Return what a request asks to keep to (RequestError where it asks for two things, or to close nothing)."""
     if not isinstance(close, bool):
-        raise RequestError(f"json_close is {close!r:.40}; it must be True or False")
+        raise OptionError("json_close", close, "it must be True or False")
     if close and grammar is None and json_schema is None:
-        raise RequestError("json_close needs a JSON schema or a grammar beside it: without one nothing is closed")
+        raise RequestError(f"{argument('json_close')} needs a JSON schema or a grammar beside it")
     if grammar is not None and not isinstance(grammar, Grammar):
         raise RequestError(
-            f"grammar is a {type(grammar).__name__}; it must be a Grammar: make one by Grammar.regex(...), "
-            "Grammar.lark(...) or Grammar.json_schema(...)"
+            f"{argument('grammar')} is a {type(grammar).__name__}; it must be a Grammar: make one by "
+            "Grammar.regex(...), Grammar.lark(...) or Grammar.json_schema(...)"
         )
     if json_schema is None:
         return grammar
     if grammar is not None:
-        raise RequestError("both grammar and json_schema are given; a text keeps to one: leave out the other")
+        raise RequestError(
+            f"{argument('grammar')} and {argument('json_schema')} are both given; a text keeps to one of them"
+        )
     return Grammar.json_schema(json_schema)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import RequestError
+from edgedec.errors import OptionError, RequestError, argument
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps, nucleus
 from edgedec.noise import SEED_LIMIT, Noise, gumbel
 
@@ -124,11 +124,12 @@ class SamplingParams:
 def _check_stop(stop: Sequence[str]) -> None:
     """Raise RequestError for stop strings that are empty, or too many or too long to look for after every token."""
     if len(stop) > MAX_STOPS and not isinstance(stop, str):
-        raise RequestError(f"stop holds {len(stop):,} strings; it may hold at most {MAX_STOPS:,}")
+        raise RequestError(f"{argument('stop')} holds {len(stop):,} strings; it may hold at most {MAX_STOPS:,}")
     if isinstance(stop, str) or not all(isinstance(string, str) and string for string in stop):
-        raise RequestError(f"stop is {stop!r:.200}; it must hold strings, none of them empty")
+        raise OptionError("stop", stop, "it must hold strings, none of them empty")
     if (n_chars := sum(map(len, stop))) > MAX_STOP_CHARS:
-        raise RequestError(f"stop holds {n_chars:,} characters; its strings may have {MAX_STOP_CHARS:,} together")
+        found = f"{argument('stop')} holds {n_chars:,} characters"
+        raise RequestError(f"{found}; its strings may have {MAX_STOP_CHARS:,} together")
 
 
 def _is_a(kind: type, value: object) -> bool:
@@ -268,7 +269,9 @@ def _penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequen
     scores = logits.copy()
     for token_id, bias in params.logit_bias.items():
         if not 0 <= token_id < len(scores):
-            raise RequestError(f"logit_bias names token {token_id}; the vocabulary holds 0 to {len(scores) - 1}")
+            raise RequestError(
+                f"{argument('logit_bias')} names token {token_id}; the vocabulary holds 0 to {len(scores) - 1}"
+            )
         scores[token_id] += bias
     if params.has_penalties and params.penalty_last_n != 0:
         window = seen if params.penalty_last_n < 0 else seen[-params.penalty_last_n :]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edgedec.errors import RequestError
+from edgedec.errors import OptionError, RequestError
 from edgedec.model import LayerSet
 from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
@@ -89,7 +89,7 @@ class Request:
         if self.reuse not in ("exact", "longest"):
             raise RequestError(f"reuse is {self.reuse!r:.40}; it must be 'exact' or 'longest'")
         if not isinstance(self.draft, bool):
-            raise RequestError(f"draft is {self.draft!r:.40}; of a request it must be True or False")
+            raise OptionError("draft", self.draft, "of a request it must be True or False")
 
 
 @dataclass(slots=True)

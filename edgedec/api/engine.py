@@ -17,7 +17,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.prompt_length import encode_prompt
 from edgedec.decoding.session_pool import SessionPool
-from edgedec.errors import CancelledError, RequestError, TemplateError
+from edgedec.errors import CancelledError, RequestError, TemplateError, argument
 from edgedec.grammar import GRAMMAR_BYTES, Grammars, chosen_grammar
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LayerSet, Model, ModelCard, Session
@@ -218,7 +218,7 @@ class Engine:
         if self._template is None:
             raise TemplateError(
                 f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
-                f"use generate() (--raw), or load it with chat_template=..."
+                f"use generate() (--raw), or load it with {argument('chat_template')}"
             )
         return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max)
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
-from edgedec.errors import RequestError
+from edgedec.errors import OptionError
 from edgedec.memory_plan import parse_size
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, OnProgress
@@ -119,9 +119,9 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_draft_max <= _MOST_DRAFTED:
-            raise RequestError(f"n_draft_max is {self.n_draft_max}; it must be from 1 to {_MOST_DRAFTED}")
+            raise OptionError("n_draft_max", self.n_draft_max, f"it must be from 1 to {_MOST_DRAFTED}")
         if self.draft_numerics not in get_args(Numerics):
-            raise RequestError(f"draft_numerics is {self.draft_numerics!r}; it must be strict or loose")
+            raise OptionError("draft_numerics", self.draft_numerics, "it must be strict or loose")
         require_pair(self.small_model, self.entropy, force=self.entropy_force)
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Literal, TypedDict
 
-from edgedec.errors import RequestError
+from edgedec.errors import OptionError, RequestError
 from edgedec.grammar import Grammar, JsonSchema
 from edgedec.progress import OnProgress
 from edgedec.sequence import COUPLED
@@ -61,7 +61,7 @@ class RequestOptions(SamplingOptions, total=False):
 def require_rule(name: str) -> None:
     """Raise RequestError unless `name` is a verification rule."""
     if not isinstance(name, str) or (name != COUPLED and name not in RULES):
-        raise RequestError(f"verify is {name!r}; it must be one of {', '.join([COUPLED, *RULES])}")
+        raise OptionError("verify", name, f"it must be one of {', '.join([COUPLED, *RULES])}")
 
 
 def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.suffix.store_file import require_draft_store
-from edgedec.errors import RequestError
+from edgedec.errors import RequestError, argument
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.layer_skip.choose import require_layer_skip
 from edgedec.layer_skip.layer_sets import LayerBytes
@@ -92,7 +92,10 @@ def engine_wishes(
         EdgedecError: Options don't go together, a drafter or a model is not found, or `layer_skip` is refused.
     """
     if options.slide and application.prompt_cache:
-        raise RequestError("a context that slides can't be saved or restored; leave slide or prompt_cache out")
+        raise RequestError(
+            f"a context that slides can't be saved or restored; leave {argument('slide')} or "
+            f"{argument('prompt_cache')} out"
+        )
     draft, load_options, small_model = options.draft, options.load_options(planning_bytes), None
     if options.small_model is not None:
         _require_alone(options, application)
@@ -126,10 +129,10 @@ def engine_wishes(
 def _require_alone(options: EngineOptions, application: Application) -> None:
     """Raise RequestError if another option is given that two models that write in turn can't honour."""
     refused = {
-        "a draft model (--draft-model, draft_model=...)": options.draft_model is not None,
-        f"the drafter {options.draft!r} (--draft, draft=...)": options.draft not in ("auto", "off", None),
-        "a context that slides (--slide, slide=True)": options.slide,
-        "a prompt cache (--prompt-cache)": application.prompt_cache,
+        f"a draft model ({argument('draft_model')})": options.draft_model is not None,
+        f"the drafter {options.draft!r} ({argument('draft')})": options.draft not in ("auto", "off", None),
+        f"a context that slides ({argument('slide')})": options.slide,
+        f"a prompt cache ({argument('prompt_cache')})": application.prompt_cache,
     }
     for option, is_given in refused.items():
         if is_given:

@@ -5,7 +5,7 @@ it is tokenized; the number of tokens, during tokenization.
 """
 
 from edgedec.counted import counted
-from edgedec.errors import PromptTooLongError
+from edgedec.errors import PromptTooLongError, argument
 from edgedec.tokenizer import Tokenizer
 
 _SHORT = 4  # characters for each token of room: a text up to there is tokenized without another check
@@ -55,7 +55,7 @@ def too_long(n_tokens: int, n_most: int, *, exact: bool = True) -> PromptTooLong
     least = "" if exact else "at least "
     return PromptTooLongError(
         f"the prompt takes {least}{counted(n_tokens, 'token')}; the context of {n_most + 1} leaves room for {n_most}. "
-        f"Shorten it, or load the model with a longer context, or one that slides (--slide, slide=True)"
+        f"Shorten it, or load the model with a longer context, or one that slides ({argument('slide')})"
     )
 
 

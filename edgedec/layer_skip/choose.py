@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from edgedec.errors import RequestError
+from edgedec.errors import RequestError, argument
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.model_info import describe
@@ -110,14 +110,15 @@ def require_measured(shape: Shape, speedup: float, table: Mapping[Shape, tuple[M
         raise RequestError(
             f"the quality that a layer skip costs was never measured for a {architecture} of {n_layer} layers and "
             f"{n_embd} values a row; measure it (edgedec eval MODEL --layer-skip {speedup:g}), then force it "
-            "(layer_skip_force=True)"
+            f"({argument('layer_skip_force')})"
         )
     edge = rows[-1]
     if speedup > edge.speedup:
         raise RequestError(
             f"a layer skip of {speedup:g} is beyond {edge.speedup:g}, the most that is recommended for this model; "
             f"at {edge.speedup:g}, {100 * edge.top1:.0f} % of the tokens are the whole model's most probable ones, "
-            f"with a KL divergence of {edge.kl_mean:.2g}. Give at most that, or force it (layer_skip_force=True)"
+            f"with a KL divergence of {edge.kl_mean:.2g}. Give at most that, or force it "
+            f"({argument('layer_skip_force')})"
         )
 
 

@@ -14,7 +14,7 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, ModelFormatError, SessionError
+from edgedec.errors import CapabilityError, ModelFormatError, SessionError, argument
 from edgedec.layer_skip.layer_sets import Half, left_out
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, ModelCard, Session
@@ -91,7 +91,7 @@ class LossyModel:
         if layers is not None or hidden is not None:
             raise CapabilityError(
                 "every forward of this model leaves out the same layers, so it takes no other set of layers and no "
-                "hidden states; load the model without layer_skip"
+                f"hidden states; load the model without {argument('layer_skip')}"
             )
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec import plugins
-from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
+from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.loading.runtime_comparison import compare, is_faster, parse_measured
@@ -97,16 +97,16 @@ def _first_taking(
             return Choice(path, runtime)
         except RequestError as error:
             refusals[candidate] = error
-    declined = {name: str(error) for name, error in refusals.items() if isinstance(error, RequestError)}
+    declined = {name: error.args[0] for name, error in refusals.items() if isinstance(error, RequestError)}
     if declined:
         first = next(iter(declined))
-        others = [f"; {name}: {e}" for name, e in refusals.items() if str(e) != declined[first]]
+        others = [f"; {name}: {e.args[0]}" for name, e in refusals.items() if e.args[0] != declined[first]]
         raise RequestError(declined[first] + "".join(others))
     if not is_onnx(path):
         read_gguf(path)  # where the file is no model at all, this raises what it is instead
     if len(refusals) == 1:
-        raise UnsupportedModelError(str(*refusals.values()))
-    reasons = "; ".join(f"{name}: {error}" for name, error in refusals.items())
+        raise UnsupportedModelError(next(iter(refusals.values())).args[0])
+    reasons = "; ".join(f"{name}: {error.args[0]}" for name, error in refusals.items())
     raise UnsupportedModelError(f"no runtime takes {path}: {reasons}")
 
 
@@ -150,8 +150,9 @@ def _gpu_note(options: LoadOptions, devices: Mapping[str, tuple[str, ...] | None
         return ""
     if (options.n_gpu_layers or 0) > 0:
         raise RequestError(
-            f"n_gpu_layers is {options.n_gpu_layers}, and there is no GPU for them ({found}); leave device and "
-            "n_gpu_layers out, or install a llama-cpp-python that is built for your GPU"
+            f"{argument('n_gpu_layers')} is {options.n_gpu_layers}, and there is no GPU for them ({found}); leave "
+            f"{argument('device')} and {argument('n_gpu_layers')} out, or install a llama-cpp-python that is built for "
+            "your GPU"
         )
     return f"no layer is on a GPU, as none was found ({found})"
 

@@ -7,7 +7,7 @@ from edgedec.drafters.draft_model.alignment import encode_aligned
 from edgedec.drafters.draft_model.model import ROWS, WINDOW, DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
-from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
+from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
@@ -38,8 +38,8 @@ def open_draft_model(
             return OverlappedModel(model) if overlap else DraftModel(model)
         if overlap:
             raise RequestError(
-                f"{path}: its tokenizer is not the target's, which draft_overlap needs; choose a draft model of the "
-                "target's family, or leave draft_overlap out"
+                f"{path}: its tokenizer is not the target's, which {argument('draft_overlap')} needs; choose a draft "
+                f"model of the target's family, or leave {argument('draft_overlap')} out"
             )
         for loaded in (model, target):
             _require_encoding(loaded, path)

@@ -10,7 +10,7 @@ from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
-from edgedec.errors import RequestError
+from edgedec.errors import RequestError, argument
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.scheduler.plugin_guard import guarded
 
@@ -39,7 +39,7 @@ def drafter_factories(
     names = [*AUTO, *([MODEL] if with_model else [])] if draft == "auto" else draft.split("+")
     for name in names:
         if name in (MODEL, CASCADE) and not with_model:
-            raise RequestError(f"the drafter {name!r} needs a draft model; give one (--draft-model, draft_model=...)")
+            raise RequestError(f"the drafter {name!r} needs a draft model; give one ({argument('draft_model')})")
     return {name: _factory(name) for name in names}, draft != "auto"
 
 
@@ -85,8 +85,9 @@ def require_overlap(drafters: Collection[str]) -> None:
     if MODEL not in drafters or CASCADE in drafters:
         found = " + ".join(drafters) or "none"
         raise RequestError(
-            "draft_overlap takes a draft model (--draft-model, draft_model=...) and the drafters 'auto' or 'model', "
-            f"found the drafters {found}; give them, or leave draft_overlap out"
+            f"{argument('draft_overlap')} takes a draft model ({argument('draft_model')}) and the drafters 'auto' or "
+            "'model', "
+            f"found the drafters {found}; give them, or leave {argument('draft_overlap')} out"
         )
 
 

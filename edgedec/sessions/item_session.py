@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError
+from edgedec.errors import CapabilityError, argument
 from edgedec.model import Forward, ForwardItem, LayerSet, Model, Rows, Session, SharedForward
 from edgedec.progress import OnProgress
 from edgedec.stats import DecodeStats
@@ -155,4 +155,4 @@ class UnsavedSession(ItemSession):
         raise self._refusal("restored")
 
     def _refusal(self, action: str) -> CapabilityError:
-        return CapabilityError(f"{self.what} can't be {action}; load the model without {self.option}")
+        return CapabilityError(f"{self.what} can't be {action}; load the model without {argument(self.option)}")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.counted import counted
-from edgedec.errors import CapabilityError, RequestError, SessionError
+from edgedec.errors import CapabilityError, RequestError, SessionError, argument
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Model, Rows, Session
 from edgedec.progress import OnProgress
@@ -72,7 +72,8 @@ class SwitchingSession(UnsavedSession):
             if capabilities.prefill_chunk != 1:
                 raise CapabilityError(
                     f"on the {card.runtime} runtime a text depends on how its prompt is cut, so {_name(session)} can't "
-                    f"write in turn with another model; choose another runtime (cpu), or leave small_model out"
+                    "write in turn with another model; choose another runtime (cpu), or leave "
+                    f"{argument('small_model')} out"
                 )
         self.sessions = (large, small)
         self.entropy = entropy
@@ -238,16 +239,20 @@ def require_pair(small_model: object | None, entropy: float | None, *, force: bo
     `force` allows thresholds beyond those measured.
     """
     if (small_model is None) != (entropy is None):
-        given, missing = ("a small model", "entropy") if entropy is None else ("entropy", "a small model")
-        raise RequestError(f"{given} is given without {missing}; give both, small_model=... and entropy=...")
+        pair = ("a small model", argument("entropy"))
+        given, missing = pair if entropy is None else pair[::-1]
+        raise RequestError(
+            f"{given} is given without {missing}; give both, {argument('small_model')} and {argument('entropy')}"
+        )
     if entropy is None:
         return
     if not entropy >= 0:
-        raise RequestError(f"entropy is {entropy:g} bits; it must be 0 (the large model alone) or more")
+        raise RequestError(f"{argument('entropy')} is {entropy:g} bits; it must be 0 (the large model alone) or more")
     if entropy > MOST_ENTROPY and not force:
         raise RequestError(
-            f"entropy is {entropy:g} bits; thresholds up to {MOST_ENTROPY:g} were measured (docs/switching.md): "
-            f"give a lower one, or force it (entropy_force=True)"
+            f"{argument('entropy')} is {entropy:g} bits; thresholds up to {MOST_ENTROPY:g} were measured "
+            "(docs/switching.md): "
+            f"give a lower one, or force it ({argument('entropy_force')})"
         )
 
 

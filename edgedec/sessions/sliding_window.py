@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError
+from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, argument
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import OuterSession, UnsavedSession
@@ -41,14 +41,14 @@ class SlidingSession(UnsavedSession, OuterSession):
     """
 
     what = "a context that slides"
-    option = "slide=True"
+    option = "slide"
 
     def __init__(self, inner: Session) -> None:
         inner.model.capabilities.require("rollback", inner.model.card.runtime)
         if inner.model.capabilities.prefill_chunk != 1:
             raise CapabilityError(
                 f"on the {inner.model.card.runtime} runtime a text depends on how its prompt is cut, so the context "
-                f"can't slide; choose another runtime (cpu), or leave slide out"
+                f"can't slide; choose another runtime (cpu), or leave {argument('slide')} out"
             )
         if inner.n_ctx < _LEAST_CONTEXT:
             raise RequestError(f"a context of {inner.n_ctx} tokens can't slide; it must have at least {_LEAST_CONTEXT}")

@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import IO
 
-from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError, StorageError
+from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError, StorageError, argument
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
@@ -101,7 +101,7 @@ def _refuse_quantized(gguf: GGUF) -> None:
         if len(tensor.shape) > 1 and tensor.type not in FLOATS:
             raise RequestError(
                 f"{gguf.paths[0]}: tensor {tensor.name!r} is {tensor.type.name} already, and quantizing it again "
-                "loses more; take a file in F16, BF16 or F32, or pass allow_requantize (--allow-requantize)"
+                f"loses more; take a file in F16, BF16 or F32, or pass {argument('allow_requantize')}"
             )
 
 

@@ -393,7 +393,7 @@ def test_requests_take_turns(paths: tuple[Path, Path]) -> None:
         ({"entropy": math.nan}, "entropy is nan bits; it must be 0"),
         ({"entropy": MOST_ENTROPY + 0.5}, f"up to {MOST_ENTROPY:g} were measured"),
         ({"draft": "suffix"}, "the drafter 'suffix'"),
-        ({"slide": True}, "--slide"),
+        ({"slide": True}, "(slide)"),
     ],
 )
 def test_what_does_not_go_together_is_refused(paths: tuple[Path, Path], options: dict[str, Any], words: str) -> None:

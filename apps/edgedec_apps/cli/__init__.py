@@ -54,7 +54,7 @@ def _explained(error: Exception) -> int:
     except ImportError:
         return _internal(error)
     if isinstance(error, EdgedecError):
-        return _failed(in_options(str(error)), error.exit_code)
+        return _failed(in_options(error), error.exit_code)
     if hasattr(error, "format_message"):  # typer's usage errors
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "edgedec"

@@ -135,7 +135,7 @@ def restore_prompt_cache(engine: Engine, path: Path | None) -> None:
     try:
         engine.load_prompt_cache(path)
     except ModelFormatError as error:
-        say(f"edgedec: {in_options(str(error))}; going on without it")
+        say(f"edgedec: {in_options(error)}; going on without it")
 
 
 def store_prompt_cache(engine: Engine, path: Path | None) -> None:
@@ -147,4 +147,4 @@ def store_prompt_cache(engine: Engine, path: Path | None) -> None:
         try:
             save()
         except EdgedecError as error:
-            say(f"edgedec: {in_options(str(error))}")
+            say(f"edgedec: {in_options(error)}")

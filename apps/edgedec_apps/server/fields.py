@@ -101,7 +101,15 @@ class Fields:
 
     def refusal(self, name: str, what: str) -> ApiError:
         """Return the error that says what is wrong with a field."""
-        return ApiError(f"{self._where}{name} {what}", param=f"{self._where}{name}")
+        return ApiError(f"{self.path(name)} {what}", param=self.path(name))
+
+    def refused(self, error: RequestError, option: str, name: str) -> ApiError:
+        """Return an error about an option as one about the field that holds its value."""
+        return ApiError(error.naming({option: self.path(name)}), param=self.path(name))
+
+    def path(self, name: str) -> str:
+        """Return the path of a field from the top of the request, such as "options.num_ctx"."""
+        return f"{self._where}{name}"
 
     def end(self) -> None:
         """Raise ApiError where a field was not taken."""
@@ -118,12 +126,11 @@ class Fields:
 
 
 def checked(option: str, value: Any, fields: Fields, name: str) -> Any:
-    """Return the value of a sampling option, or raise an ApiError that names the request's field."""
+    """Return the value of a sampling option (ApiError, which names the request's field, where it is out of range)."""
     try:
         SamplingParams(**{option: value})
     except RequestError as error:
-        expected = str(error).partition("; ")[2] or str(error)  # what stands before it names our option
-        raise fields.refusal(name, f"is {value!r:.100}; {expected}") from error
+        raise fields.refused(error, option, name) from error
     return value
 
 

@@ -141,7 +141,7 @@ def read_speculative(fields: Fields) -> tuple[bool, str]:
     try:
         require_rule(verify)
     except RequestError as error:
-        raise given.refusal("verify", f"is no rule: {error}") from error
+        raise given.refused(error, "verify", "verify") from error
     given.end()
     return draft not in ("off", False), verify
 

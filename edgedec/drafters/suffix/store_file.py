@@ -20,7 +20,7 @@ from edgedec.draft import store_limit
 from edgedec.drafters.reporting import reported
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.drafters.suffix.suffix import MOST_TOKENS, SuffixStore, Text
-from edgedec.errors import ModelFormatError, StorageError
+from edgedec.errors import ModelFormatError, StorageError, argument
 from edgedec.model import LoadOptions, Model
 from edgedec.storage.whole_file import write_atomically
 from edgedec.tokenizer import Tokenizer
@@ -164,7 +164,7 @@ def parse(data: bytes, vocabulary: bytes, n_vocab: int, path: Path) -> list[Text
         return None
     if not body.startswith(vocabulary):
         raise ModelFormatError(
-            f"the draft store {path} holds texts of other layers (--layer-skip, layer_skip=...), or was made with a "
+            f"the draft store {path} holds texts of other layers ({argument('layer_skip')}), or was made with a "
             "model of another vocabulary; name another file, one for each"
         )
     return _texts(body[_HASH_BYTES:], n_vocab)

@@ -4,6 +4,7 @@
 16, the largest of a token's head, as a half beside it: the sparse part of GEAR (Kang et al. 2024, arXiv:2403.05527).
 """
 
+from edgedec.errors import argument
 from edgedec_runtimes.cpu.network import Network
 
 BLOCK = 32
@@ -18,7 +19,7 @@ def refusal(network: Network, kv_type: str) -> str | None:
         return None
     return (
         f"its heads have {network.head_dim} elements, which is no multiple of {BLOCK} up to {LONGEST_HEAD}, so that "
-        f"keys and values can't be kept as {kv_type}; use kv_type 'f16'"
+        f"keys and values can't be kept as {kv_type}; use {argument('kv_type')} 'f16'"
     )
 
 

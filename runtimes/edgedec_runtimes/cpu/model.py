@@ -8,7 +8,7 @@ from typing import Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import MemoryCapError, RequestError
+from edgedec.errors import MemoryCapError, OptionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
@@ -101,7 +101,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         """Open an empty session; the system allocates its pages as they are written."""
         with self.lock:
             if n_ctx < 1 or n_ctx > 1 << 24:
-                raise RequestError(f"n_ctx is {n_ctx}; a session holds 1 to {1 << 24} tokens")
+                raise OptionError("n_ctx", n_ctx, f"a session holds 1 to {1 << 24} tokens")
             handle = opened(
                 lambda to: native().ec_session_open(self.handle, n_ctx, self._kv_type, to),
                 f"a session of {n_ctx} tokens",

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgedec.counted import counted
-from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
+from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_info import require_text_decoder
 from edgedec.memory.system import resident_bytes, return_free_memory
@@ -118,9 +118,12 @@ def _read(path: Path) -> tuple[GGUF, Network]:
 def _check_options(options: LoadOptions) -> None:
     """Raise RequestError for what the runtime can't honour."""
     if options.kv_type not in KV_TYPES:
-        raise RequestError(f"kv_type is {options.kv_type!r}; the cpu runtime takes {', '.join(KV_TYPES)}")
+        raise OptionError("kv_type", options.kv_type, f"the cpu runtime takes {', '.join(KV_TYPES)}")
     if options.n_gpu_layers not in (None, 0, -1) or options.device not in (None, "CPU"):
-        raise RequestError("the cpu runtime has no GPU; leave device and n_gpu_layers out, or use the llamacpp runtime")
+        raise RequestError(
+            f"the cpu runtime has no GPU; leave {argument('device')} and {argument('n_gpu_layers')} out, or use the "
+            "llamacpp runtime"
+        )
     for name, most in (
         ("n_ctx", 1 << 24),
         ("n_parallel", 1 << 16),
@@ -130,7 +133,7 @@ def _check_options(options: LoadOptions) -> None:
     ):
         value = getattr(options, name)
         if value is not None and not 1 <= value <= most:
-            raise RequestError(f"{name} is {value}; it must be from 1 to {most}")
+            raise OptionError(name, value, f"it must be from 1 to {most}")
 
 
 def _check_kv(path: Path, network: Network, options: LoadOptions) -> None:

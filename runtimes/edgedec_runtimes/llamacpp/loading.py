@@ -13,9 +13,11 @@ from typing import Any
 from edgedec.errors import (
     CancelledError,
     MemoryCapError,
+    OptionError,
     RequestError,
     RuntimeUnavailableError,
     UnsupportedModelError,
+    argument,
 )
 from edgedec.memory.system import return_free_memory
 from edgedec.model import LoadOptions
@@ -61,13 +63,15 @@ class DryRun:
 def check_options(options: LoadOptions) -> None:
     """Raise RequestError for values that llama.cpp does not take."""
     if options.kv_type not in KV_TYPES:
-        raise RequestError(f"kv_type is {options.kv_type!r}; the llamacpp runtime takes {', '.join(KV_TYPES)}")
+        raise OptionError("kv_type", options.kv_type, f"the llamacpp runtime takes {', '.join(KV_TYPES)}")
     for name, least, most in _BOUNDS:
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
-            raise RequestError(f"{name} is {value}; it must be from {least} to {most}")
+            raise OptionError(name, value, f"it must be from {least} to {most}")
     if options.resident_bytes is not None:
-        raise RequestError("the llamacpp runtime maps all weights; leave resident_bytes out, or use the cpu runtime")
+        raise RequestError(
+            f"the llamacpp runtime maps all weights; leave {argument('resident_bytes')} out, or use the cpu runtime"
+        )
 
 
 def context_options(model: Any, options: LoadOptions, n_cells: int) -> ContextOptions:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, RequestError
+from edgedec.errors import CapabilityError, OptionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
@@ -72,7 +72,7 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
         with self.lock:
             self._check_files()
             if n_ctx < 1:
-                raise RequestError(f"n_ctx is {n_ctx}; a session holds at least 1 token")
+                raise OptionError("n_ctx", n_ctx, "a session holds at least 1 token")
             pool = next((p for p in self._pools if p.free_ids and p.context.n_cells - p.n_reserved >= n_ctx), None)
             if pool is None:
                 pool = self._new_pool(n_ctx * (self._n_parallel if not self._pools else 1))

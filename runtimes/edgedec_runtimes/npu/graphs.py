@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.errors import OptionError, RuntimeUnavailableError
 from edgedec.gguf.formats import GRAPH
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.npu.compiled import open_kept
@@ -30,9 +30,7 @@ def device_of(name: str | None) -> str:
     """Return "npu" or "cpu" for what a user calls it (RequestError for any other name)."""
     found = _NAMES.get(name.lower() if name is not None else None)
     if found is None:
-        raise RequestError(
-            f"device is {name!r}; the npu runtime takes {NPU!r}, and {CPU!r} to try an export without one"
-        )
+        raise OptionError("device", name, f"the npu runtime takes {NPU!r}, and {CPU!r} to try an export without one")
     return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import MemoryCapError, RequestError
+from edgedec.errors import MemoryCapError, OptionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
@@ -70,9 +70,10 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         with self.lock:
             most = self.facts.contexts[-1]
             if not 1 <= n_ctx <= most:
-                raise RequestError(
-                    f"n_ctx is {n_ctx}; a session of this export holds 1 to {most} tokens: export it with larger "
-                    "contexts for more"
+                raise OptionError(
+                    "n_ctx",
+                    n_ctx,
+                    f"a session of this export holds 1 to {most} tokens: export it with larger contexts for more",
                 )
             try:
                 return self.adopt(NpuSession(self, self.facts, n_ctx))

@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import EdgedecError, ModelFormatError, RequestError, RuntimeUnavailableError, UnsupportedModelError
+from edgedec.errors import (
+    EdgedecError,
+    ModelFormatError,
+    OptionError,
+    RequestError,
+    RuntimeUnavailableError,
+    UnsupportedModelError,
+    argument,
+)
 from edgedec.gguf.file import GGUF, read_gguf, storage_error
 from edgedec.gguf.formats import VOCABULARY
 from edgedec.gguf.metadata import get_text
@@ -89,18 +97,18 @@ def _check_options(facts: Facts, options: LoadOptions) -> None:
     """Raise RequestError for what the runtime can't honour; weights lie where ONNX Runtime and the device put them."""
     device_of(options.device)
     if options.kv_type != "f16":  # what nobody asked for by name
-        raise RequestError(
-            f"kv_type is {options.kv_type!r}; exports for NPUs keep keys and values in twice 8 bits: leave it out"
+        raise OptionError(
+            "kv_type", options.kv_type, "an export for NPUs keeps keys and values in twice 8 bits: leave it out"
         )
     if options.n_gpu_layers not in (None, 0, -1):
-        raise RequestError("the npu runtime has no layers on a GPU; leave n_gpu_layers out")
+        raise RequestError(f"the npu runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out")
     if options.resident_bytes is not None:
-        raise RequestError("the npu runtime keeps all weights in memory; leave resident_bytes out")
+        raise RequestError(f"the npu runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
     most = facts.contexts[-1]
     for name, largest in (("n_ctx", most), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):
         value = getattr(options, name)
         if value is not None and not 1 <= value <= largest:
-            raise RequestError(f"{name} is {value}; it must be from 1 to {largest} for this export")
+            raise OptionError(name, value, f"it must be from 1 to {largest} for this export")
 
 
 def _default_n_ctx(facts: Facts) -> int:

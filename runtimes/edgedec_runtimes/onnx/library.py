@@ -12,6 +12,7 @@ from edgedec.errors import (
     ModelFormatError,
     RuntimeUnavailableError,
     UnsupportedModelError,
+    argument,
 )
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export
 from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
@@ -181,5 +182,5 @@ def _require_used(session: Any, chosen: Chosen, export: Export) -> None:
     if chosen.provider.name not in assigned:
         raise RuntimeUnavailableError(
             f"{export.graph}: {chosen.provider.name} takes no part of this graph, so that all of it would run on the "
-            "CPU; leave device out, or export for that device (--target)"
+            f"CPU; leave {argument('device')} out, or export for that device (--target)"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import RequestError
+from edgedec.errors import OptionError
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
@@ -75,7 +75,7 @@ class OnnxModel(GraphModel[OnnxSession]):
         """Open an empty session; the system gives its memory as tokens are written."""
         with self.lock:
             if n_ctx < 1 or n_ctx > 1 << 24:
-                raise RequestError(f"n_ctx is {n_ctx}; a session holds 1 to {1 << 24} tokens")
+                raise OptionError("n_ctx", n_ctx, f"a session holds 1 to {1 << 24} tokens")
             buffers = KVBuffers(self.export, n_ctx)
             return self.adopt(OnnxSession(self, buffers, n_ctx, self.handle.graph.io_binding()))
 

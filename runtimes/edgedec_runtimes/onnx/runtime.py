@@ -7,7 +7,7 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError
+from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.formats import DATA
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
@@ -97,18 +97,21 @@ def _require_covered_vocabulary(export: Export) -> None:
 def _check_options(export: Export, options: LoadOptions) -> None:
     """Raise RequestError for what the runtime can't honour; it maps weights or not as ONNX Runtime does."""
     if options.kv_type not in _KV_TYPES[export.kv]:
-        raise RequestError(
-            f"kv_type is {options.kv_type!r}; this export keeps keys and values as {export.kv}: leave the option out, "
-            "or export the model again with --kv"
+        raise OptionError(
+            "kv_type",
+            options.kv_type,
+            f"this export keeps keys and values as {export.kv}: leave it out, or export the model again with --kv",
         )
     if options.n_gpu_layers not in (None, 0, -1):
-        raise RequestError("the onnx runtime has no layers on a GPU; leave n_gpu_layers out, and choose a device")
+        raise RequestError(
+            f"the onnx runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out, and choose a device"
+        )
     if options.resident_bytes is not None:
-        raise RequestError("the onnx runtime keeps all weights in memory; leave resident_bytes out")
+        raise RequestError(f"the onnx runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
     for name, most in (("n_ctx", 1 << 24), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):
         value = getattr(options, name)
         if value is not None and not 1 <= value <= most:
-            raise RequestError(f"{name} is {value}; it must be from 1 to {most}")
+            raise OptionError(name, value, f"it must be from 1 to {most}")
     if export.kind == OPTIMUM:
         check_n_ctx(options.n_ctx or 1, export.n_ctx_train)
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from edgedec.counted import counted
-from edgedec.errors import MemoryCapError, RequestError
+from edgedec.errors import MemoryCapError, OptionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
@@ -72,7 +72,7 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         """Open an empty session of that many tokens."""
         with self.lock:
             if n_ctx < 1:
-                raise RequestError(f"n_ctx is {n_ctx}; a session holds at least 1 token")
+                raise OptionError("n_ctx", n_ctx, "a session holds at least 1 token")
             try:
                 cache = KVCache.empty(self._needs.hyper, n_ctx, self._needs.kv_dtype)
             except MemoryError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedec.errors import EdgedecError, RequestError
+from edgedec.errors import EdgedecError, OptionError, RequestError, argument
 from edgedec.gguf.file import read_gguf
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
@@ -67,10 +67,12 @@ class Reference:
 def _check_options(options: LoadOptions) -> None:
     """Raise RequestError for what the reference can't honour; it copies weights whatever `mmap` says."""
     if options.kv_type not in _KV_DTYPES:
-        raise RequestError(f"kv_type is {options.kv_type!r}; the reference runtime takes {' and '.join(_KV_DTYPES)}")
+        raise OptionError("kv_type", options.kv_type, f"the reference runtime takes {' and '.join(_KV_DTYPES)}")
     if options.n_gpu_layers not in (None, 0) or options.device not in (None, "CPU"):
-        raise RequestError("the reference runtime has no GPU; leave device and n_gpu_layers out")
+        raise RequestError(
+            f"the reference runtime has no GPU; leave {argument('device')} and {argument('n_gpu_layers')} out"
+        )
     if options.flash_attention:
         raise RequestError("the reference runtime has no flash attention; leave it out")
     if options.resident_bytes is not None:
-        raise RequestError("the reference runtime keeps all weights in memory; leave resident_bytes out")
+        raise RequestError(f"the reference runtime keeps all weights in memory; leave {argument('resident_bytes')} out")

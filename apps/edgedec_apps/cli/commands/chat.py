@@ -175,7 +175,7 @@ def _ask(conversation: Conversation, text: str) -> None:
         conversation.messages = before
         if not conversation.typed or not isinstance(error, RequestError):
             raise
-        say(f"edgedec: {in_options(str(error))}")
+        say(f"edgedec: {in_options(error)}")
 
 
 def _answer(conversation: Conversation) -> None:
@@ -201,7 +201,7 @@ def _answer(conversation: Conversation) -> None:
             conversation.messages.pop()
             return
     if error := cut_text(generation):
-        say(f"edgedec: {error}")
+        say(f"edgedec: {in_options(error)}")
     conversation.messages.append({"role": "assistant", "content": generation.text})
 
 

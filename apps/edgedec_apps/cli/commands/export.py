@@ -258,7 +258,7 @@ def _report(
         with stage(on_progress, "measuring the export (--no-report skips this)"):
             report = cost | measured_apart(source, folder, cancel)
     except RuntimeUnavailableError as error:
-        say(one_line(f"edgedec: {in_options(str(error))}"))
+        say(one_line(f"edgedec: {in_options(error)}"))
         return None
     write_report(folder, report)
     return report

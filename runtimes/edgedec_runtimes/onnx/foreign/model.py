@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import RequestError
+from edgedec.errors import OptionError
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
@@ -116,4 +116,4 @@ class ForeignModel(GraphModel[ForeignSession]):
 def check_n_ctx(n_ctx: int, n_ctx_train: int) -> None:
     """Raise RequestError for a session of more tokens than the graph has positions for."""
     if not 1 <= n_ctx <= n_ctx_train:
-        raise RequestError(f"n_ctx is {n_ctx}; a session of this export holds 1 to {n_ctx_train} tokens")
+        raise OptionError("n_ctx", n_ctx, f"a session of this export holds 1 to {n_ctx_train} tokens")
