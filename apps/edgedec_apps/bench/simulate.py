@@ -1,4 +1,4 @@
-"""edgedec simulate: recorded drafts under other devices' cost curves, one way to draft or several side by side."""
+"""edgedec simulate: replay recorded drafts with the cost curves of other devices, for one way to draft or several."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,28 +8,28 @@ from typing import Any
 
 from edgedec.cost_curve import CostCurve
 from edgedec.counted import counted
-from edgedec.errors import RequestError, StorageError
+from edgedec.errors import RequestError
 from edgedec.scheduler.recorder import Replay, replay
 from edgedec.sequence import Evaluated
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 from edgedec_apps.bench.rows import Recording, read_recording
 from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.terminal import write_json, write_line
+from edgedec_apps.texts import read_text
 
 _HEADINGS = ("task", "tok/s", "plain", "speedup", "accepted/step")
 _WAYS = ("way", "tok/s", "speedup", "accepted/step", "draft forwards")
 _PLAIN = "plain"
-_MOST_CURVE_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What forwards take on a device.
+    """The times of forwards on a device.
 
     Attributes:
-        seconds: T(n) of the target.
-        draft_model: T(n) of the draft model.
-        source: Where they come from.
+        seconds: T(n), the seconds of the target's forward of n tokens.
+        draft_model: The same for the draft model.
+        source: The source of these times, for a person.
     """
 
     seconds: Callable[[int], float]
@@ -37,17 +37,17 @@ class Costs:
     source: str
 
     def price(self, made: Evaluated) -> float:
-        """Return the seconds of a forward of drafting: some half-layers take their share of the whole target's time."""
+        """Return the seconds of a forward that drafted: of the draft model, or of a share of the target's layers."""
         return self.draft_model(made.n_rows) if made.share is None else made.share * self.seconds(made.n_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A recording under a device's costs.
+    """A recording, replayed with the times of a device.
 
     Attributes:
-        tasks: What came of each text, by task.
-        n_forwards: Most forwards that drafting was given before a step.
+        tasks: The replay of each text, by task.
+        n_forwards: The most forwards that the drafter may make before a step.
     """
 
     tasks: Mapping[str, Sequence[Replay]]
@@ -55,17 +55,17 @@ class Replayed:
 
     @property
     def total(self) -> dict[str, Any]:
-        """The figures over all texts."""
+        """The figures of all texts together."""
         return _figures([one for replays in self.tasks.values() for one in replays])
 
 
 def simulate(paths: Sequence[Path], curve: str | None, *, n_max: int, as_json: bool) -> None:
-    """Replay the drafts and print the expected speed, on one device or on every modelled one.
+    """Replay recorded drafts and print the expected speed, on one device or on every modelled one.
 
-    Of one recording per task, of several side by side.
+    One recording is shown by task; several recordings are compared.
 
     Raises:
-        RequestError: A recording or the curve is damaged, or recordings can't be compared.
+        RequestError: A recording or the curve is damaged, or the recordings can't be compared.
         StorageError: A file can't be read.
     """
     if n_max < 1:
@@ -81,7 +81,7 @@ def simulate(paths: Sequence[Path], curve: str | None, *, n_max: int, as_json: b
         write_json(found[0] if curve else found)
         return
     charged = all(recording.charged for recording in recordings)
-    write_line(f"{recordings[0].model} · {'drafting charged' if charged else 'drafting time left out'}")
+    write_line(f"{recordings[0].model} · {'with the time of drafting' if charged else 'without the time of drafting'}")
     for document in found:
         write_line("")
         write_line(document["curve"])
@@ -103,34 +103,26 @@ def _document(recording: Recording, curve: str, n_max: int) -> dict[str, Any]:
 
 
 def _comparison(ways: Mapping[str, Recording], curve: str, n_max: int) -> dict[str, Any]:
-    """Return the figures of every way on a device, plain decoding's first, and which is the fastest."""
+    """Return the figures of every way to draft on a device, plain decoding first, and the fastest ways."""
     figures: dict[str, dict[str, Any]] = {}
     sources = []
     for way, recording in ways.items():
         costs = read_costs(curve, recording)
         sources.append(costs.source)
         found = replayed(recording, costs, n_max)
+        speedups = {task: _figures(replays)["speedup"] for task, replays in found.tasks.items()}
         whole = found.total
-        tasks = {task: _figures(replays)["speedup"] for task, replays in found.tasks.items()}
         if not figures:
-            figures[_PLAIN] = _way(whole["plain_tok_s"], 1.0, 0.0, 0, dict.fromkeys(tasks, 1.0))
-        figures[way] = _way(whole["tok_s"], whole["speedup"], whole["accepted_per_step"], found.n_forwards, tasks)
+            plain = {"tok_s": whole["plain_tok_s"], "speedup": 1.0, "accepted_per_step": 0.0, "n_forwards": 0}
+            figures[_PLAIN] = plain | {"tasks": dict.fromkeys(speedups, 1.0)}
+        whole.pop("plain_tok_s")
+        figures[way] = whole | {"n_forwards": found.n_forwards, "tasks": speedups}
     return {
         "model": next(iter(ways.values())).model,
-        "curve": max(sources, key=len),  # one that speaks of a draft model, where there is one
+        "curve": max(sources, key=len),  # the source that names a draft model, where there is one, is the longest
         "ways": figures,
         "best": max(figures, key=lambda way: float(figures[way]["speedup"])),
-        "best_by_task": {task: max(figures, key=lambda way: float(figures[way]["tasks"][task])) for task in tasks},
-    }
-
-
-def _way(tok_s: float, speedup: float, accepted: float, n_forwards: int, tasks: Mapping[str, float]) -> dict[str, Any]:
-    return {
-        "tok_s": tok_s,
-        "speedup": speedup,
-        "accepted_per_step": accepted,
-        "n_forwards": n_forwards,
-        "tasks": tasks,
+        "best_by_task": {task: max(figures, key=lambda way: float(figures[way]["tasks"][task])) for task in speedups},
     }
 
 
@@ -138,23 +130,24 @@ def _comparable(paths: Sequence[Path], recordings: Sequence[Recording]) -> dict[
     """Return the recordings by the names of their files.
 
     Raises:
-        RequestError: Two are of several models or texts, or share a name, or one does not say what drafting evaluated.
+        RequestError: Two recordings have different models or texts, or the same name, or one lacks the forwards that
+            drafting made.
     """
     found: dict[str, Recording] = {}
     first = recordings[0]
     for path, recording in zip(paths, recordings, strict=True):
         if not recording.charged:
             raise RequestError(
-                f"{path} does not say what drafting evaluated, so it would look free beside the others; "
+                f"{path} lacks the forwards that drafting made, so that drafting would seem to cost nothing; "
                 "record it again with edgedec bench --rows"
             )
         if recording.size != first.size or _texts(recording) != _texts(first):
             raise RequestError(
-                f"{path} holds other texts, or another model's, than {paths[0]}; "
+                f"{path} holds other texts than {paths[0]}, or those of another model; "
                 "record both with the same model, prompts and sampling options"
             )
         if path.stem in found or path.stem == _PLAIN:
-            raise RequestError(f"{path}: its name stands for another way already; give every recording its own name")
+            raise RequestError(f"{path}: the name {path.stem} is taken already; give every recording its own name")
         found[path.stem] = recording
     return found
 
@@ -164,9 +157,9 @@ def _texts(recording: Recording) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def replayed(recording: Recording, costs: Costs, n_max: int) -> Replayed:
-    """Replay every text with the number of forwards before a step that makes the recording's texts the fastest.
+    """Replay every text with the limit of drafting forwards before a step that makes the texts fastest in all.
 
-    Drafters that make forwards are given at least one: without any it would be another way to draft.
+    Drafters that make forwards may make at least one: without any it would be another way to draft.
     """
     rows = [row for text in recording.texts for row in text.proposals]
     most = max((len(row.evaluated) for row in rows), default=0)
@@ -183,12 +176,12 @@ def _replayed(recording: Recording, costs: Costs, n_max: int, n_forwards: int) -
 
 
 def read_costs(curve: str, recording: Recording) -> Costs:
-    """Return the costs of a modelled device, or those in a file that edgedec bench --curve-out wrote.
+    """Return the times of a modelled device, or those in a file of edgedec bench --curve-out.
 
-    Such a file says nothing of a draft model: it is taken to cost what its bytes are of the target's.
+    Such a file has no times of a draft model: they are taken to be the target's, scaled by the models' bytes.
 
     Raises:
-        RequestError: It is neither.
+        RequestError: The name is neither a device nor such a file.
         StorageError: The file can't be read.
     """
     size = recording.size
@@ -202,7 +195,7 @@ def read_costs(curve: str, recording: Recording) -> Costs:
     by_bytes = drafts.n_bytes / size.n_bytes
     source = f"measured, {Path(curve).name}"
     if recording.draft_model is not None:
-        source += "; a draft model's is that by its bytes"
+        source += "; the draft model's times are scaled by its bytes"
 
     def seconds_of(n: int) -> float:
         return measured.seconds(n) or float(n)
@@ -213,17 +206,14 @@ def read_costs(curve: str, recording: Recording) -> Costs:
 def _read_curve(name: str) -> CostCurve:
     path = Path(name)
     if not path.exists():
-        raise RequestError(f"--curve {name!r} is no file and no device; modelled devices: {', '.join(DEVICES)}")
+        raise RequestError(f"--curve {name!r} is neither a file nor a device; the devices are: {', '.join(DEVICES)}")
+    text = read_text(path)
     try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(_MOST_CURVE_BYTES))  # a device has no end; what is cut short is no JSON
-        points = {int(n): float(seconds) for n, seconds in found["curve"].items()}
-    except OSError as error:
-        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
+        points = {int(n): float(seconds) for n, seconds in json.loads(text)["curve"].items()}
+        if not points or not all(n >= 1 and 0 < seconds < 1e9 for n, seconds in points.items()):
+            raise ValueError("no point, or a number of tokens or a time that is out of range")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RequestError(f"{path} is no curve; edgedec bench --curve-out writes one") from error
-    if not points or not all(n >= 1 and 0 < seconds < 1e9 for n, seconds in points.items()):
-        raise RequestError(f"{path} is no curve; edgedec bench --curve-out writes one")
+        raise RequestError(f"{path} is not a cost curve; make one with edgedec bench --curve-out") from error
     return CostCurve(points)
 
 
@@ -245,11 +235,12 @@ def _by_task(document: Mapping[str, Any], *, tasks: bool) -> list[str]:
         for task, found in {**named, "all": document["all"]}.items()
     ]
     n = document["n_forwards"]
-    return [*columns([_HEADINGS, *rows]), *([f"at most {counted(n, 'forward')} of drafting a step"] if n else [])]
+    notes = [f"at most {counted(n, 'forward')} of drafting before a step"] if n else []
+    return [*columns([_HEADINGS, *rows]), *notes]
 
 
 def _compared(document: Mapping[str, Any]) -> list[str]:
-    """Return the table of ways, with the speedup by task, and the best over all and where that is another one."""
+    """Return the table of ways to draft, the fastest way, and the tasks for which another way is the fastest."""
     ways, best = document["ways"], document["best"]
     tasks = list(ways[_PLAIN]["tasks"])
     rows = [

@@ -8,9 +8,9 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from edgedec.errors import RequestError, RuntimeUnavailableError, StorageError
+from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.extras import install_command
-from edgedec.storage.whole_file import write_atomically
+from edgedec_apps.cli.output_files import write_file
 from edgedec_apps.evaluation.settings import setting_name
 
 _WIDTH, _HEIGHT = 60, 14  # characters of the plain picture
@@ -141,11 +141,4 @@ def write_png(path: Path, found: Sequence[Point], title: str) -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small", frameon=False)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
-    _write(path, picture.getvalue())
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise StorageError(f"{path} could not be written: {error.strerror or error}") from error
+    write_file(path, picture.getvalue())

@@ -1,4 +1,4 @@
-"""edgedec eval: what a KV type, left-out layers or another quantization cost in quality and bring in speed."""
+"""edgedec eval: evaluate a model's settings on a text, and report what each costs in quality and brings in speed."""
 
 import hashlib
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ from typing import Any
 from edgedec.counted import counted
 from edgedec.errors import CancelledError, RequestError
 from edgedec.layer_skip.choose import require_speedup
-from edgedec.layer_skip.layer_sets import Half, left_out
+from edgedec.layer_skip.layer_sets import left_out
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LoadOptions
@@ -17,7 +17,7 @@ from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.machine import versions
 from edgedec_apps.bench.table import columns, shown
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.json_file import report, require_json_file
+from edgedec_apps.cli.output_files import report, require_writable
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line
 from edgedec_apps.evaluation.eval_job import EvalJob
@@ -51,60 +51,47 @@ _MOST_WINDOW = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
-    """Of a setting: the share of a whole token's bytes that a token reads, and the half-layers left out."""
-
-    share: float
-    left_out: tuple[Half, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was evaluated.
+    """What an evaluation found.
 
     Attributes:
-        settings: The baseline, and what was asked for beside it.
-        layers: What each of them reads and leaves out.
-        asked: Which of them was asked for first.
-        n_tokens: Tokens of the text that was to be evaluated.
-        n_windows: Windows of it.
+        settings: The baseline, then the settings that the options name.
+        lanes: The lane of each setting.
+        first: The place in `settings` of the first setting that the options name.
+        n_tokens: Tokens of the text.
+        n_windows: Windows of the text; an interrupted evaluation has not finished all of them.
         reading: The figures, over the windows that were finished.
     """
 
     settings: tuple[Setting, ...]
-    layers: tuple[Layers, ...]
-    asked: int
+    lanes: tuple[Lane, ...]
+    first: int
     n_tokens: int
     n_windows: int
     reading: Reading
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether windows are missing."""
-        return self.reading.n_windows < self.n_windows
-
 
 def run_eval(job: EvalJob) -> None:
-    """Evaluate and report (CancelledError after what an interrupted evaluation had found was reported).
+    """Evaluate, and report; an interrupted evaluation reports the windows that were finished.
 
     Raises:
-        RequestError: An option is out of range, the text is too short or not UTF-8, the vocabularies differ.
-        RuntimeUnavailableError: A picture is asked for, and what draws it is not installed.
+        RequestError: An option is out of range, the text is too short or not UTF-8, or the vocabularies differ.
+        RuntimeUnavailableError: A PNG is to be drawn, and matplotlib is not installed.
         StorageError: The text can't be read, or a file can't be written.
-        CancelledError: It was interrupted.
+        CancelledError: The evaluation was interrupted.
     """
     _check(job)
     text = read_text(job.text or DEFAULT_TEXT)
-    outcome = interruptible(lambda cancel: _work(job, text, cancel))
+    outcome = interruptible(lambda cancel: _evaluate(job, text, cancel))
     if outcome.reading.n_windows:
         _report(job, text, outcome)
-    if outcome.interrupted:
+    if outcome.reading.n_windows < outcome.n_windows:
         finished = "interrupted" if outcome.reading.n_windows else "interrupted before a window was finished"
         raise CancelledError(finished)
 
 
 def _check(job: EvalJob) -> None:
-    """Refuse what can't be done before anything is loaded."""
+    """Raise an error where an option is out of range or a file could not be written, before anything is loaded."""
     if not 2 <= job.window <= _MOST_WINDOW:
         raise RequestError(f"--window is {job.window}; it must be from 2 to {_MOST_WINDOW}")
     if job.max_tokens is not None and job.max_tokens < 2:
@@ -114,15 +101,13 @@ def _check(job: EvalJob) -> None:
     for text in job.layers or ():
         parse_layers(text)
     if job.plot and job.as_json:
-        raise RequestError("--plot draws where --json prints its one object; leave one out, or use --plot-out FILE.png")
-    if job.json_out is not None:
-        require_json_file(job.json_out)
+        raise RequestError("--plot and --json both print; leave one out, or use --plot-out FILE.png")
     if job.plot_out is not None:
         require_png(job.plot_out)
-        require_json_file(job.plot_out)
+    require_writable(job.json_out, job.plot_out)
 
 
-def _work(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
+def _evaluate(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
     root = cache_folder()
     with ExitStack() as stack:
         on_progress = stack.enter_context(ProgressLine(quiet=job.quiet))
@@ -135,56 +120,52 @@ def _work(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
             cancel=cancel,
         )
         with stage(on_progress, "choosing a runtime"):
-            settings, asked = _settings(job, options, ResolveOptions(root, job.offline, on_progress, cancel))
+            settings, first = _settings(job, options, ResolveOptions(root, job.offline, on_progress, cancel))
         with stage(on_progress, "load", settings[0].path.name):
             lanes, model = open_lanes(settings, options, job.window, stack)
         token_ids = model.tokenizer.encode(text, add_special=False)[: job.max_tokens]
         windows = cut_windows(token_ids, leading_tokens(model.tokenizer), job.window)
         reading = evaluate(lanes, windows, cancel, on_progress=on_progress)
-        return Outcome(tuple(settings), tuple(map(_layers, lanes)), asked, len(token_ids), len(windows), reading)
-
-
-def _layers(lane: Lane) -> Layers:
-    return Layers(lane.share, () if lane.layers is None else tuple(left_out(lane.layers)))
+        return Outcome(tuple(settings), tuple(lanes), first, len(token_ids), len(windows), reading)
 
 
 def _settings(job: EvalJob, options: LoadOptions, resolving: ResolveOptions) -> tuple[list[Setting], int]:
-    """Return the baseline and what is asked for beside it, and which of them was asked for first."""
+    """Return the baseline and the settings that the options name, and the place of the first of the latter."""
     path = resolve(job.model, resolving)
-    kv_types, layers = job.kv_type or (DEFAULT_KV_TYPE,), [parse_layers(text) for text in job.layers or ()]
+    kv_types, layers = job.kv_type or [DEFAULT_KV_TYPE], [parse_layers(text) for text in job.layers or ()]
     choosing = replace(options, kv_type=kv_types[0])
-    partly = any(layers) or bool(job.layer_skip)
-    if partly:  # then not the faster runtime, but the first: ours, which can leave out layers
+    skips_layers = any(layers) or bool(job.layer_skip)
+    if skips_layers:  # the cpu runtime, the first in the order, can skip layers; a faster runtime may not
         choosing = replace(choosing, cache_dir=None)
-    choice = choose_runtime(path, job.runtime, choosing, measure=not partly)
+    choice = choose_runtime(path, job.runtime, choosing, measure=not skips_layers)
     here = Setting(job.model, path, choice.runtime.name)
     other = here if job.against == SAME else replace(here, model=job.against, path=resolve(job.against, resolving))
-    runs_it_too = other.path == path or choice.runtime.accepts(other.path) is None
-    runtime = job.against_runtime or (here.runtime if runs_it_too else "auto")
-    others = choose_runtime(other.path, runtime, replace(options, kv_type=DEFAULT_KV_TYPE))
-    baseline = replace(other, runtime=others.runtime.name)
-    asked = combine(here, kv_types, layers or ([] if job.layer_skip else [None]), (job.layer_skip or ()))
-    settings = list(dict.fromkeys([baseline, *asked]))
-    return settings, settings.index(asked[0])
+    runs_other = other.path == path or choice.runtime.accepts(other.path) is None
+    runtime = job.against_runtime or (here.runtime if runs_other else "auto")
+    chosen = choose_runtime(other.path, runtime, replace(options, kv_type=DEFAULT_KV_TYPE))
+    baseline = replace(other, runtime=chosen.runtime.name)
+    named = combine(here, kv_types, layers or ([] if job.layer_skip else [None]), job.layer_skip or ())
+    settings = list(dict.fromkeys([baseline, *named]))
+    return settings, settings.index(named[0])
 
 
-def as_document(job: EvalJob, text: str, outcome: Outcome) -> dict[str, Any]:
-    """Return the JSON object of an evaluation: at its top the figures of the setting that was asked for first."""
-    rows = [_figures(job, *row) for row in zip(outcome.settings, outcome.layers, outcome.reading.figures, strict=True)]
+def _document(job: EvalJob, text: str, outcome: Outcome) -> dict[str, Any]:
+    """Return the JSON object of an evaluation; its top level has the figures of the first setting that options name."""
+    rows = [_figures(job, *row) for row in zip(outcome.settings, outcome.lanes, outcome.reading.figures, strict=True)]
     return {
-        **rows[outcome.asked],
+        **rows[outcome.first],
         "baseline": rows[0],
         "rows": rows,
         "text": None if job.text is None else str(job.text),
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "n_tokens": outcome.n_tokens,
         "n_windows": outcome.reading.n_windows,
-        "interrupted": outcome.interrupted,
+        "interrupted": outcome.reading.n_windows < outcome.n_windows,
         "versions": versions(),
     }
 
 
-def _figures(job: EvalJob, setting: Setting, layers: Layers, found: Figures) -> dict[str, Any]:
+def _figures(job: EvalJob, setting: Setting, lane: Lane, found: Figures) -> dict[str, Any]:
     settings = {
         "model": setting.model,
         "runtime": setting.runtime,
@@ -194,29 +175,29 @@ def _figures(job: EvalJob, setting: Setting, layers: Layers, found: Figures) -> 
         "window": job.window,
         "threads": job.threads or usable_cores(),
     }
-    read = {"share": layers.share, "left_out": [list(half) for half in layers.left_out]}
-    return {**asdict(found), **read, "settings": settings}
+    halves = [] if lane.layers is None else [list(half) for half in left_out(lane.layers)]
+    return {**asdict(found), "share": lane.share, "left_out": halves, "settings": settings}
 
 
 def _report(job: EvalJob, text: str, outcome: Outcome) -> None:
-    document = as_document(job, text, outcome)
+    document = _document(job, text, outcome)
     drawn = points(document["rows"])
 
-    def shown_lines(document: dict[str, Any]) -> list[str]:
-        return lines(document) + (["", *text_plot(drawn)] if job.plot else [])
+    def all_lines(document: dict[str, Any]) -> list[str]:
+        return _lines(document) + (["", *text_plot(drawn)] if job.plot else [])
 
-    report(document, shown_lines, as_json=job.as_json, json_out=job.json_out)
+    report(document, all_lines, as_json=job.as_json, json_out=job.json_out)
     if job.plot_out is not None:
         write_png(job.plot_out, drawn, _heading(document))
 
 
-def lines(document: dict[str, Any]) -> list[str]:
-    """Return the report of an evaluation's JSON object: what was evaluated, a table, and what the figures are."""
+def _lines(document: dict[str, Any]) -> list[str]:
+    """Return the report for a person: a heading, a table of the settings, and what its columns mean."""
     settings, baseline = document["settings"], document["baseline"]["settings"]
     rows = [_row(row, baseline=index == 0) for index, row in enumerate(document["rows"])]
-    notes = ["KL: divergence from the baseline, in nats; tok/s: tokens decoded one at a time, at the windows' ends"]
+    notes = ["KL: divergence from the baseline, in nats; tok/s: tokens decoded one at a time at the windows' ends"]
     if any(row["settings"]["layer_skip"] is not None for row in document["rows"]):
-        notes.append("skip: LOSSY, layers left out until a token reads that many times fewer bytes")
+        notes.append("skip X: LOSSY, layers are left out until a token reads 1/X of the bytes")
     if any(baseline[key] != settings[key] for key in ("model", "runtime")):
         notes.append(f"the baseline is {baseline['model']} on {baseline['runtime']}")
     return [one_line(line) for line in [_heading(document), "", *columns([_HEADINGS, *rows]), "", *notes]]
@@ -224,18 +205,15 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 def _heading(document: dict[str, Any]) -> str:
     settings, n_windows = document["settings"], document["n_windows"]
-    threads = settings["threads"]
     parts = [
         str(settings["model"]),
         str(settings["runtime"]),
         str(document["text"] or "the default text"),
         f"{counted(document['rows'][0]['n_positions'], 'prediction')} in {counted(n_windows, 'window')} "
         f"of at most {settings['window']} tokens",
-        counted(threads, "thread"),
+        counted(settings["threads"], "thread"),
     ]
-    if document["interrupted"]:
-        parts.append("INTERRUPTED")
-    return " · ".join(parts)
+    return " · ".join([*parts, *(["INTERRUPTED"] if document["interrupted"] else [])])
 
 
 def _row(row: dict[str, Any], *, baseline: bool) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""edgedec tune-skip: search for the half-layers that a model drafts best without, or misses least; keep the set."""
+"""edgedec tune-skip: search for the half-layers that a model can do without, compare the set, and keep it."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from math import floor
 from pathlib import Path
 from time import monotonic
@@ -38,7 +38,7 @@ from edgedec.scheduler.cost_probe import cost_curve, part_cost
 from edgedec.scheduler.drafter_factories import SKIP_GAIN, promised_gain
 from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.json_file import report, require_json_file
+from edgedec_apps.cli.output_files import report, require_writable
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line
 from edgedec_apps.evaluation.evaluate import leading_tokens
@@ -46,29 +46,31 @@ from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 
-_SEARCHED, _BLOCK = 64, 256  # tokens of a window that is searched on, and of one that is held back
+_SEARCHED, _BLOCK = 64, 256  # tokens of a window to search on, and of a held-out one
+_HALVES = ("attn", "mlp")
 _HEADINGS = ("set", "bytes read", "left out", "same top-1", "KL mean", "overlap")
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Windows of a text: those that are searched on, and those that are held back."""
+    """Windows of a text: int32[_SEARCHED] each to search on, and int32[_BLOCK] each that are held out to compare on."""
 
     searched: list[NDArray[np.int32]]
-    held_back: list[NDArray[np.int32]]
+    held_out: list[NDArray[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was found.
+    """What a search found.
 
     Attributes:
-        found: The search's.
-        seconds: What the search took, its first forwards included.
-        scores: Sets by name with their scores on the text held back; that which was found is the first.
-        tuned: What is kept.
-        gain: How many times as fast as plain decoding drafts with it promise to be here; None for a lossy set.
-        options: What `edgedec run` takes a lossy set by, else empty.
+        found: The result of the search.
+        seconds: Duration of the search.
+        scores: The set that was found, and the sets that it is compared with, by name, with scores on held-out text.
+        tuned: The set that is kept.
+        gain: The speed of decoding with drafts of the set, as a multiple of plain decoding's, promised by the measured
+            cost curve; None for a lossy set.
+        options: The options of `edgedec run` that use a lossy set; else empty.
     """
 
     found: Found
@@ -80,33 +82,27 @@ class Outcome:
 
 
 def run_tune_skip(job: TuneJob) -> None:
-    """Search, compare, keep and report.
+    """Search for a set, compare it with others, keep it and report.
 
     Raises:
-        RequestError: An option is out of range, or the text is too short.
+        RequestError: An option is out of range, the text is too short, or there is nothing to leave out.
         CapabilityError: The runtime can't leave out layers.
         StorageError: The set can't be kept.
-        CancelledError: It was interrupted; nothing was kept.
+        CancelledError: The search was interrupted; nothing is kept.
     """
-    _check(job)
-    sizes, outcome = interruptible(lambda cancel: _work(job, cancel))
-    document = as_document(job, sizes, outcome)
-    report(document, lines, as_json=job.as_json, json_out=job.json_out)
-
-
-def _check(job: TuneJob) -> None:
-    """Refuse what can't be done before anything is loaded."""
     if not 0 < job.seconds < 1e6:
         raise RequestError(f"--seconds is {job.seconds}; it must be above 0")
     if not 0 < job.least < 1:
         raise RequestError(f"--least is {job.least}; it is a share of the bytes, between 0 and 1")
     if job.positions < 1:
         raise RequestError(f"--positions is {job.positions}; it must be at least 1")
-    if job.json_out is not None:
-        require_json_file(job.json_out)
+    require_writable(job.json_out)
+    sizes, outcome = interruptible(lambda cancel: _tune(job, cancel))
+    report(_document(job, sizes, outcome), lines, as_json=job.as_json, json_out=job.json_out)
 
 
-def _work(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
+def _tune(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
+    """Load the model, search, compare and keep the set; return the sizes of the model's layers and the outcome."""
     root = cache_folder()
     with ExitStack() as stack:
         on_progress = stack.enter_context(ProgressLine(quiet=job.quiet))
@@ -127,15 +123,20 @@ def _work(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
         session = model.session(2 * _BLOCK)
         stack.enter_context(cancel.calling(session.cancel))
         effort = effort_for(sizes.total)
-        outcome = _tuned(job, session, sizes, effort, _texts(job, model, effort, root), options)
-        keep_tuned_set(root, model.card, outcome.tuned, lossy=job.lossy)
-        if job.lossy:
-            outcome = replace(outcome, options=_options(path, sizes, outcome.tuned))
-        return sizes, outcome
+        texts = _cut_texts(job, model, effort, root)
+        found, seconds = _search(job, session, sizes, effort, texts, cancel, on_progress)
+        scores = _compare(job, session, sizes, found, texts, cancel, on_progress)
+        own = scores["found"][1]
+        with stage(on_progress, "measuring", "what a token through the set costs"):
+            cost = part_cost(session, found.layers)
+        tuned = TunedSet(found.layers, sizes.share(found.layers), cost, own.agreement, own.n_positions)
+        gain = None if job.lossy else promised_gain(tuned, cost_curve(session, options), N_DRAFT_MAX)
+        keep_tuned_set(root, model.card, tuned, lossy=job.lossy)
+        return sizes, Outcome(found, seconds, scores, tuned, gain, _options(path, sizes, tuned) if job.lossy else "")
 
 
 def _options(path: Path, sizes: LayerBytes, tuned: TunedSet) -> str:
-    """Return the options that leave out a set: with a rounder number where that one need not be forced."""
+    """Return the options of `edgedec run` that use a lossy set, with a round speed-up where --layer-skip takes it."""
     speedups = [floor(parts / tuned.share) / parts for parts in (1000, 100, 20)]
     for speedup in speedups:
         if choose_layers(sizes, speedup, tuned).layers is tuned.layers:
@@ -145,60 +146,72 @@ def _options(path: Path, sizes: LayerBytes, tuned: TunedSet) -> str:
     return f"--layer-skip {speedups[0]:g} --layer-skip-force"
 
 
-def _tuned(
-    job: TuneJob, session: Session, sizes: LayerBytes, effort: Effort, texts: Texts, options: LoadOptions
-) -> Outcome:
-    """Search, then score what was found beside other sets of as many bytes."""
-    cancel = options.cancel or CancelToken()
+@contextmanager
+def _judging(
+    session: Session, windows: list[NDArray[np.int32]], cancel: CancelToken, *, lossy: bool
+) -> Iterator[Judge]:
+    """Yield a judge of sets on some windows; a cancel stops it."""
 
     def check() -> None:
         cancel.check("searching for half-layers")
 
+    with closing(Judge(session, windows, check, as_drafts=not lossy)) as judge, cancel.calling(judge.cancel):
+        yield judge
+
+
+def _search(
+    job: TuneJob,
+    session: Session,
+    sizes: LayerBytes,
+    effort: Effort,
+    texts: Texts,
+    cancel: CancelToken,
+    on_progress: OnProgress,
+) -> tuple[Found, float]:
+    """Return what the search found, and its seconds (RequestError where no half-layer can be left out)."""
     started = monotonic()
-    with closing(Judge(session, texts.searched, check, as_drafts=not job.lossy)) as judge, cancel.calling(judge.cancel):
+    phase = f"searching, at most {job.seconds:.0f} s:"
+    on_progress(Progress(phase, 0, None, "sets"))
+    with _judging(session, texts.searched, cancel, lossy=job.lossy) as judge:
         found = search(
             judge,
             sizes,
             effort=effort,
             least_saved=job.least,
             is_over=lambda: monotonic() - started > job.seconds,
-            on_scored=_told(options.on_progress, f"searching, at most {job.seconds:.0f} s:", "sets"),
+            on_scored=lambda n: on_progress(Progress(phase, n, None, "sets")),
         )
     seconds = monotonic() - started
     if not left_out(found.layers):
         raise RequestError(
-            f"nothing to leave out was found in {seconds:.0f} s among {counted(sizes.n_layer, 'layer')}; "
+            f"nothing to leave out was found in {seconds:.0f} s in {counted(sizes.n_layer, 'layer')}; "
             "allow more --seconds, or take a deeper model"
         )
+    return found, seconds
+
+
+def _compare(
+    job: TuneJob,
+    session: Session,
+    sizes: LayerBytes,
+    found: Found,
+    texts: Texts,
+    cancel: CancelToken,
+    on_progress: OnProgress,
+) -> dict[str, tuple[LayerSet, Score]]:
+    """Return the set that was found and others of as many bytes, by name, with their scores on held-out text."""
     scores: dict[str, tuple[LayerSet, Score]] = {}
     compared = {"found": found.layers, **rivals(sizes, sizes.share(found.layers))}
-    tell = _told(options.on_progress, "comparing", "sets", len(compared))
-    with (
-        closing(Judge(session, texts.held_back, check, as_drafts=not job.lossy)) as judge,
-        cancel.calling(judge.cancel),
-    ):
-        for name, layers in compared.items():
+    with _judging(session, texts.held_out, cancel, lossy=job.lossy) as judge:
+        for n, (name, layers) in enumerate(compared.items()):
+            on_progress(Progress("comparing", n, len(compared), "sets"))
             scores[name] = (layers, judge.score(layers))
-            tell(len(scores))
-    own = scores["found"][1]
-    with stage(options.on_progress, "measuring", "what a token through the set costs"):
-        cost = part_cost(session, found.layers)
-    tuned = TunedSet(found.layers, sizes.share(found.layers), cost, own.agreement, own.n_positions)
-    gain = None if job.lossy else promised_gain(tuned, cost_curve(session, options), N_DRAFT_MAX)
-    return Outcome(found, seconds, scores, tuned, gain)
-
-
-def _told(on_progress: OnProgress | None, what: str, unit: str, total: int | None = None) -> Callable[[int], None]:
-    def tell(n: int) -> None:
-        if on_progress is not None:
-            on_progress(Progress(what, n, total, unit))
-
-    tell(0)
-    return tell
+    on_progress(Progress("comparing", len(compared), len(compared), "sets"))
+    return scores
 
 
 def rivals(sizes: LayerBytes, share: float) -> dict[str, LayerSet]:
-    """Return sets of whole layers that read about this share of the bytes: evenly spaced, late, and an early exit."""
+    """Return other sets, of whole layers, that read about a share of a token's bytes, by name."""
     n = sizes.n_layer
 
     def nearest(sets: Sequence[LayerSet]) -> LayerSet:
@@ -211,8 +224,8 @@ def rivals(sizes: LayerBytes, share: float) -> dict[str, LayerSet]:
     }
 
 
-def _texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
-    """Cut a text into blocks, drawn by the seed: of some a window is searched on, others are held back."""
+def _cut_texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
+    """Cut a text into blocks in an order drawn by the seed: the first to search on, the next held out."""
     leading = leading_tokens(model.tokenizer)
     if job.text is None:
         ids = list(common_text(model.tokenizer, root, model.card.fingerprint).token_ids)
@@ -221,20 +234,20 @@ def _texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
     n_own = _BLOCK - len(leading)
     blocks = [[*leading, *ids[start : start + n_own]] for start in range(0, len(ids) - n_own + 1, n_own)]
     if len(blocks) < 2:
-        name = job.text or "our own text, which this model's tokenizer may not take,"
+        name = job.text or "the default text, which this model's tokenizer may not fit,"
         raise RequestError(
-            f"{name} has {counted(len(ids), 'token')}; a search takes at least {2 * n_own}: give a longer --text"
+            f"{name} has {counted(len(ids), 'token')}; a search takes at least {2 * n_own}; give a longer --text"
         )
     n_searched = min(max(1, effort.n_tokens // _SEARCHED), len(blocks) // 2)
-    n_held_back = -(-job.positions // (_BLOCK - SKIPPED_ROWS))
+    n_held_out = -(-job.positions // (_BLOCK - SKIPPED_ROWS))
     order = np.random.default_rng(job.seed).permutation(len(blocks)).tolist()
     return Texts(
         [np.array(blocks[place][:_SEARCHED], np.int32) for place in order[:n_searched]],
-        [np.array(blocks[place], np.int32) for place in order[n_searched:][:n_held_back]],
+        [np.array(blocks[place], np.int32) for place in order[n_searched:][:n_held_out]],
     )
 
 
-def as_document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, Any]:
+def _document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, Any]:
     """Return the JSON object of a search."""
     found, tuned = outcome.found, outcome.tuned
     return {
@@ -243,7 +256,9 @@ def as_document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, 
         "seed": job.seed,
         "lossy": job.lossy,
         "n_layer": sizes.n_layer,
-        "left_out": {name: [layer for layer, half in left_out(tuned.layers) if half == i] for i, name in _HALVES},
+        "left_out": {
+            name: [layer for layer, half in left_out(tuned.layers) if half == i] for i, name in enumerate(_HALVES)
+        },
         "share": tuned.share,
         "cost": tuned.cost,
         "promised_speedup": outcome.gain,
@@ -271,11 +286,8 @@ def as_document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, 
     }
 
 
-_HALVES = ((0, "attn"), (1, "mlp"))
-
-
 def lines(document: dict[str, Any]) -> list[str]:
-    """Return the report of a search's JSON object: a table, what the set leaves out, and whether it pays here."""
+    """Return the report for a person: a table of sets, what the set leaves out, and whether it pays on this machine."""
     run, n_layer = document["search"], document["n_layer"]
     n_positions = document["sets"]["found"]["n_positions"]
     rows = [
@@ -289,9 +301,11 @@ def lines(document: dict[str, Any]) -> list[str]:
         )
         for name, row in document["sets"].items()
     ]
-    notes = [f"left out: attention of {_listed(document['left_out']['attn'])}"]
-    notes[0] += f"; feed-forward of {_listed(document['left_out']['mlp'])}"
-    notes.append(f"a token through the set takes {document['cost']:.2f} of a whole one; {_use(document)}")
+    attention, feed_forward = (", ".join(map(str, document["left_out"][half])) or "no layer" for half in _HALVES)
+    notes = [
+        f"left out: attention of {attention}; feed-forward of {feed_forward}",
+        f"a token through the set takes {document['cost']:.2f} of the time of a whole one; {_use(document)}",
+    ]
     if run["ended_by_limit"]:
         notes.append("--seconds ended the search: another run may find another set; allow more for the same set again")
     head = (
@@ -303,14 +317,10 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def _use(document: dict[str, Any]) -> str:
-    """Tell what the set brings."""
+    """Return how the set is used, or what speed its drafts promise."""
     if document["lossy"]:
         best = min(document["sets"], key=lambda name: document["sets"][name]["kl_mean"])
         nearest = "" if best == "found" else f", but {best} layers are nearer to the whole model"
-        return f"{document['options']} takes it{nearest}"
-    verdict = "auto drafts with it" if document["auto"] else "too little for auto; --draft skip takes it all the same"
+        return f"{document['options']} uses it{nearest}"
+    verdict = "auto drafts with it" if document["auto"] else "too little for auto; --draft skip uses it anyway"
     return f"drafts with it promise {document['promised_speedup']:.2f} times plain decoding's speed: {verdict}"
-
-
-def _listed(layers: Sequence[int]) -> str:
-    return ", ".join(map(str, layers)) if layers else "no layer"

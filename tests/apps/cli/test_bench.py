@@ -319,7 +319,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress]
         (("-t", "-1"), 40, "temperature"),
         (("--top-p", "2"), 40, "--top-p"),
         (("--per-task", "0"), 40, "--per-task is 0"),
-        (("--against", "gpt"), 40, "known: llamacpp"),
+        (("--against", "gpt"), 40, "it must be llamacpp"),
         (("--prompt-cache", "x"), 40, "--prompt-cache"),
         (("--curve-out", "no/such/folder"), 60, "no directory"),
         (("--prompts", "missing"), 60, "can't be read"),

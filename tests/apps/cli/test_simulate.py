@@ -140,7 +140,7 @@ def test_it_says_whether_drafting_is_charged(tmp_path: Path) -> None:
     curve = tmp_path / "curve.json"
     curve.write_text(FLAT)
     assert run_here("simulate", old, "--curve", curve).text.splitlines() == [
-        "m · drafting time left out",
+        "m · without the time of drafting",
         "",
         "measured, curve.json",
         "task  tok/s  plain  speedup  accepted/step",
@@ -148,13 +148,13 @@ def test_it_says_whether_drafting_is_charged(tmp_path: Path) -> None:
         "all    20.0   10.0     2.00           1.00",
     ]
     assert run_here("simulate", new, "--curve", curve).text.splitlines() == [
-        "m · drafting charged",
+        "m · with the time of drafting",
         "",
         "measured, curve.json",
         "task  tok/s  plain  speedup  accepted/step",
         "chat   21.1   10.0     2.11           3.00",
         "all    21.1   10.0     2.11           3.00",
-        "at most 3 forwards of drafting a step",
+        "at most 3 forwards of drafting before a step",
     ]
 
 
@@ -170,7 +170,7 @@ def test_a_draft_models_forwards_cost_what_its_size_says(tmp_path: Path) -> None
     curve = tmp_path / "curve.json"
     curve.write_text('{"curve": {"1": 0.1, "16": 0.1, "128": 0.5}}')
     document = simulated(rows, "--curve", curve)
-    assert document["curve"] == "measured, curve.json; a draft model's is that by its bytes"
+    assert document["curve"] == "measured, curve.json; the draft model's times are scaled by its bytes"
     assert document["all"]["speedup"] == pytest.approx(0.8 / (0.2 + 0.2 * 0.5 + 5 * 0.2 * 0.1))
 
 
@@ -201,7 +201,7 @@ def test_ways_stand_side_by_side(tmp_path: Path) -> None:
     curve = tmp_path / "curve.json"
     curve.write_text(FLAT)
     assert run_here("simulate", suffix, skip, "--curve", curve).text.splitlines() == [
-        "m · drafting charged",
+        "m · with the time of drafting",
         "",
         "measured, curve.json",
         "way     tok/s  speedup  accepted/step  draft forwards  chat",
@@ -261,8 +261,8 @@ def test_every_modelled_device_has_a_table(tmp_path: Path) -> None:
     ("lines", "words"),
     [
         ((HEAD, text(SUFFIX["proposals"]) | {"tokens": [*TOKENS[:-1], 99]}), "holds other texts"),
-        ((HEAD | {"n_bytes": 5}, SUFFIX), "or another model's"),
-        ((HEAD, TEXT), "does not say what drafting evaluated"),
+        ((HEAD | {"n_bytes": 5}, SUFFIX), "or those of another model"),
+        ((HEAD, TEXT), "lacks the forwards that drafting made"),
     ],
 )
 def test_what_can_not_be_compared_is_refused(tmp_path: Path, lines: Sequence[object], words: str) -> None:
@@ -326,7 +326,7 @@ def test_what_bench_records_is_charged(tmp_path: Path, monkeypatch: pytest.Monke
     assert head["draft_model"]["n_bytes"] == small.stat().st_size
     assert (len(found["tokens"]), len(found["proposals"])) == (6, 4)  # the first token and the last have no draft
     assert all(row["evaluated"] and {share for _, share in row["evaluated"]} == {None} for row in found["proposals"])
-    assert run_here("simulate", rows).text.splitlines()[0].endswith("· drafting charged")
+    assert run_here("simulate", rows).text.splitlines()[0].endswith("· with the time of drafting")
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
     run_here("simulate", rows, "--curve", "toaster").failed(40, "toaster", "raspberry-pi-5")
     for content in ("", "[]", '{"curve": {}}', '{"curve": {"0": 1}}', '{"curve": {"a": 1}}'):
         (tmp_path / "curve.json").write_text(content)
-        run_here("simulate", rows, "--curve", tmp_path / "curve.json").failed(40, "no curve")
+        run_here("simulate", rows, "--curve", tmp_path / "curve.json").failed(40, "not a cost curve")
     run_here("simulate", tmp_path / "none.jsonl").failed(60, "can't be read")
 
 
@@ -369,4 +369,4 @@ def test_a_file_without_an_end_is_refused(tmp_path: Path) -> None:
     """Of a device no more is read than a recording's first line and a curve may take."""
     run_here("simulate", "/dev/zero").failed(40, "/dev/zero, line 1: no JSON")
     rows = write(tmp_path / "rows.jsonl", HEAD, TEXT)
-    run_here("simulate", rows, "--curve", "/dev/zero").failed(40, "no curve")
+    run_here("simulate", rows, "--curve", "/dev/zero").failed(40, "/dev/zero holds more than")

@@ -10,9 +10,9 @@ from edgedec.errors import CancelledError, RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.commands.chat import converse
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.json_file import require_json_file, write_json_file
 from edgedec_apps.cli.memory_report import held_document, held_line
 from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, SamplingFlags, System, prompt_option
+from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import argument_text, find_prompt
 from edgedec_apps.cli.replies import cut_text, print_stream, say_summary
@@ -75,8 +75,7 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
         raise RequestError("--system needs the chat template; leave out --raw")
     if not job.raw and not prompt.strip():
         raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
-    if job.output.json_out is not None:
-        require_json_file(job.output.json_out)
+    require_writable(job.output.json_out)
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
 
