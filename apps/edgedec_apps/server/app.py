@@ -1,4 +1,4 @@
-"""The routes put together: both interfaces, the state of the server, the web chat."""
+"""The web application: the routes of both interfaces, the state of the server, and the web chat."""
 
 import mimetypes
 from pathlib import Path
@@ -48,19 +48,19 @@ def build_app(service: Service) -> Starlette:
         middleware.append(cors)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_such})
     app.state.service = service
-    mimetypes.add_type("text/javascript", ".js")  # which not every system's table says
+    mimetypes.add_type("text/javascript", ".js")  # missing in the tables of some systems
     return app
 
 
 async def page(request: Request, service: Service) -> Response:
-    """Send the web chat's page."""
+    """Send the page of the web chat."""
     html = (STATIC / "index.html").read_bytes()
     headers = {"content-security-policy": _PAGE_POLICY, "cache-control": "no-cache"}
     return Response(html, media_type="text/html", headers=headers)
 
 
 async def health(request: Request, service: Service) -> Response:
-    """Say whether the model is there: 200, else 503."""
+    """Answer 200 where the model is loaded, else 503."""
     service.ready()
     return JSONResponse({"status": "ok", "model": service.name})
 
@@ -72,8 +72,8 @@ async def metrics_text(request: Request, service: Service) -> Response:
 
 
 async def _no_such(request: Request, error: Exception) -> Response:
-    """Answer an unknown address, or a method it does not take."""
+    """Answer a request for an unknown address, or with a method that the address does not support."""
     status = error.status_code if isinstance(error, HTTPException) else 500
-    what = "does not take this method" if status == 405 else "is no address of this server"
+    what = "this address does not support the method" if status == 405 else "there is no such address"
     path = request.url.path
-    return refusal(path, Problem(status, f"{request.method} {path!r:.200}: {what}; docs/server.md lists them"))
+    return refusal(path, Problem(status, f"{request.method} {path!r:.200}: {what}; docs/server.md lists the addresses"))

@@ -1,4 +1,4 @@
-"""A request's body: JSON of bounded size that comes within bounded time, and takes bounded memory."""
+"""Reads the body of a request: JSON, within limits of size, time and memory."""
 
 import asyncio
 import json
@@ -12,20 +12,21 @@ from edgedec_apps.server.fields import Fields
 from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.settings import Settings
 
-_DISCARD_TIMES = 8  # that many times the limit is read and dropped, so that the refusal arrives
-_COPIES = 3  # of the texts in a body: decoded, read, and rendered by a chat template
-# What a value of a body takes besides its text, by what separates it from others: as measured, and some more.
+_DISCARD_TIMES = 8  # times the limit: so much is read and dropped, so that the client gets the refusal
+_COPIES = 3  # of the texts in a body: decoded, parsed, and rendered by a chat template
+# Bytes of memory of a JSON value besides its text, by the mark that begins or separates it: as measured, with a margin.
 _VALUE_BYTES = {b",": 64, b":": 200, b"{": 300, b"[": 300}
-_STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # once escaped quotes are out
-_UP_TO_FOUR_BYTES = re.compile(rb"[\xf0-\xf7]|\\u[dD]")  # of a character, in Python's strings
+_STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # where no quote is escaped
+_UP_TO_FOUR_BYTES = re.compile(rb"[\xf0-\xf7]|\\u[dD]")  # bytes of a character in a Python string
 _UP_TO_TWO_BYTES = re.compile(rb"[\xc4-\xef]|\\u")
 
 
 async def read_fields(request: Request, settings: Settings) -> Fields:
-    """Return the fields of a request's JSON object; its scope's share grows by what that takes.
+    """Return the fields of the JSON object in a request's body; the request's share grows by the memory for it.
 
     Raises:
-        ApiError: It is too large (413), too slow (408), no JSON object in UTF-8 (400), or there is no room (503).
+        ApiError: The body is too large (413), too slow (408) or not a JSON object in UTF-8 (400), or there is no memory
+            for it (503).
     """
     share: Share = request.scope[SHARE]
     given = request.headers.get("content-length", "")
@@ -38,8 +39,8 @@ async def read_fields(request: Request, settings: Settings) -> Fields:
                 data = await _read(request, settings.max_body_bytes, share if length is None else None)
     except TimeoutError:
         raise ApiError(
-            f"the request's body did not come within {settings.body_timeout_s:g} s, or within 2 s while others waited "
-            "for the memory that it takes",
+            f"the request's body was not complete within {settings.body_timeout_s:g} s, or within 2 s while other "
+            "requests waited for its memory",
             status=408,
             code="timeout",
         ) from None
@@ -64,7 +65,7 @@ async def _read(request: Request, limit: int, share: Share | None) -> bytearray:
 
 
 def _more_bytes(data: bytes | bytearray) -> int:
-    """Return what a body takes when it is read, beyond itself and texts of one byte a character."""
+    """Return the bytes of memory that parsing a body takes, beyond copies of the body at one byte a character."""
     width = 4 if _UP_TO_FOUR_BYTES.search(data) else 2 if _UP_TO_TWO_BYTES.search(data) else 1
     without_strings = _STRING.sub(b"", data.replace(rb"\\", b"").replace(rb"\"", b""))
     n_values = sum(without_strings.count(mark) * n_bytes for mark, n_bytes in _VALUE_BYTES.items())
@@ -72,24 +73,24 @@ def _more_bytes(data: bytes | bytearray) -> int:
 
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:
-    """Return the object that some JSON holds.
+    """Return the object that a JSON text holds.
 
     >>> parse_object(b'{"n": 1}')
     {'n': 1}
 
     Raises:
-        ApiError: It is none, or holds what is no JSON (NaN) or no text (half a surrogate pair).
+        ApiError: The text is not a JSON object, or holds NaN, an infinity or half a surrogate pair.
     """
     try:
         value = json.loads(data, parse_constant=_refuse)
         if b"\\ud" in data or b"\\uD" in data:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise ApiError(f"the request's body is no valid JSON: {error}", code="invalid_json") from error
+        raise ApiError(f"the request's body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise ApiError(f"the request's body must be a JSON object, not {type(value).__name__}", code="invalid_json")
     return value
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")

@@ -1,12 +1,12 @@
-"""Connections: how many there may be, how long each may take over its request, and clients that close their half.
+"""Limits of connections: their number, the time of each request, and clients that close their half.
 
-- A header has `header_timeout_s` to come, a body `body_timeout_s`, and an answer a little longer than `timeout_s` to
-  be made and read.
-- Where there are as many connections as may be, a new one takes the place of one that waits for its client: the one
-  that has waited longest for a header, or else between two requests, or else for a body. Only where each has a whole
-  request is the new one refused.
-- A client may close its half of the connection behind its request (shutdown(SHUT_WR)) and still gets its answer. One
-  that left looks the same at first, but its system answers whatever is sent with a reset.
+- A header must be complete within `header_timeout_s`, a body within `body_timeout_s`, and an answer generated and read
+  within a little more than `timeout_s`.
+- Beyond the limit of connections, a new one takes the place of one that waits for its client: the one that has waited
+  longest for a header, else between two requests, else for a body. Where all connections have complete requests, the
+  new one is refused.
+- A client may close its half of the connection after its request (shutdown(SHUT_WR)) and still gets the answer. A
+  client that disconnected looks the same at first, but its system answers what is sent with a reset.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from edgedec_apps.server.errors import Problem
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.web import refusal
 
-_READ_BYTES = 16_384  # at once, and of a body that nobody has asked for yet
-_SLACK_S = 15.0  # beyond the limits that the application keeps itself, and answers
+_READ_BYTES = 16_384  # most bytes of one read, and of a body that the application has not read yet
+_SLACK_S = 15.0  # more than the limits of the application, which answers requests that exceed them
 _PROBE_S = 0.1
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class _Phase(Enum):
-    """What a connection waits for, in the order in which it is closed for a new one; one with an ANSWER never is."""
+    """What a connection waits for, in the order in which they give way to a new one; ANSWER never gives way."""
 
     HEADER = 0
     BETWEEN = 1  # two requests
@@ -38,7 +38,7 @@ class _Phase(Enum):
 
 
 class Connection(H11Protocol):
-    """One connection; `service` has the limits. Made by uvicorn, which gives the rest."""
+    """One connection, with the limits of `service`; uvicorn creates it and gives the other arguments."""
 
     def __init__(self, service: Service, **given: Any) -> None:
         super().__init__(**given)
@@ -49,35 +49,35 @@ class Connection(H11Protocol):
         self._half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, where need be another's."""
+        """Take a place, that of another connection where there is no free one."""
         super().connection_made(transport)
         self._service.n_connections += 1
-        if hasattr(transport, "max_size"):  # of a read; 256 KiB each would be 128 MB for 512 connections
+        if hasattr(transport, "max_size"):  # of a read; the default of 256 KiB would be 128 MB for 512 connections
             transport.max_size = _READ_BYTES
         self._enter(_Phase.HEADER)
         if not self._has_place():
             self.app = _no_place
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and stop reading where there is more of a body than was asked for."""
+        """Take bytes, and stop reading where enough of a body waits for the application."""
         super().data_received(data)
         if self.cycle is not None and len(self.cycle.body) > _READ_BYTES:
             self.flow.pause_reading()
         self._look(_Phase.HEADER)
 
     def on_response_complete(self) -> None:
-        """Go on to the next request, if there may be one."""
+        """Wait for the next request, unless the client has closed its half."""
         self._stop_clock()
         super().on_response_complete()
         if self._half_closed and (self.cycle.response_complete or self.cycle.more_body):
             self.transport.close()
         if self.transport.get_write_buffer_size():
-            self._look(_Phase.ANSWER)  # which is still to be read
+            self._look(_Phase.ANSWER)  # the client has not read all of it
         else:
             self._look(_Phase.HEADER if self.conn.trailing_data[0] else _Phase.BETWEEN)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection of a client that waits for an answer and has nothing more to say."""
+        """Keep the connection of a client that closed its half after a complete request."""
         waits = self.cycle is not None and not self.cycle.response_complete
         if not waits or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
             return False
@@ -99,7 +99,7 @@ class Connection(H11Protocol):
         return self.client[0] if self.client else None
 
     def _has_place(self) -> bool:
-        """Return whether there is a place for this connection, after another one was closed for it where need be."""
+        """Return whether there is a place for this connection, after closing another one where none is free."""
         settings = self._service.settings
         all_others = [other for other in self.connections if isinstance(other, Connection) and other is not self]
         others = [other for other in all_others if not other.transport.is_closing()]
@@ -114,7 +114,7 @@ class Connection(H11Protocol):
         return True
 
     def _look(self, without_request: _Phase) -> None:
-        """Find out what the connection waits for now."""
+        """Find out what the connection waits for now; without the beginning of a request it is `without_request`."""
         theirs = self.conn.their_state
         if theirs is h11.IDLE:
             self._enter(without_request)
@@ -124,7 +124,7 @@ class Connection(H11Protocol):
             self._enter(_Phase.ANSWER)
 
     def _enter(self, phase: _Phase) -> None:
-        """Begin to wait for something, within its time; a part of it that came gives no more time."""
+        """Begin to wait for something, with its time limit, which a part of it that arrives does not extend."""
         if phase is self._phase and self._timer is not None:
             return
         self._stop_clock()
@@ -135,7 +135,7 @@ class Connection(H11Protocol):
             _Phase.BODY: 2 * settings.body_timeout_s + _SLACK_S,
             _Phase.ANSWER: settings.timeout_s + _SLACK_S,
         }
-        if phase in limits:  # between two requests uvicorn's own clock runs
+        if phase in limits:  # between two requests uvicorn has its own time limit
             self._timer = self.loop.call_later(limits[phase], self._time_is_over)
 
     def _stop_clock(self) -> None:
@@ -151,7 +151,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _leave_if_reset(self) -> None:
-        """Look whether the client of a half-closed connection is still there, again and again until it is answered."""
+        """Check, until the answer is complete, whether the client of a half-closed connection is still there."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -161,8 +161,8 @@ class Connection(H11Protocol):
 
 
 async def _no_place(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request on a connection that is one too many."""
-    problem = Problem(503, "the server has as many connections as it takes; ask again later", "busy", retry_after_s=5)
+    """Refuse a request on a connection beyond the limit."""
+    problem = Problem(503, "the server has no free connection; try again later", "busy", retry_after_s=5)
     answer = refusal(scope["path"], problem)
     answer.headers["connection"] = "close"
     await answer(scope, receive, send)

@@ -1,4 +1,4 @@
-"""What goes wrong, as HTTP says it: a status, and OpenAI's or ollama's form of an error."""
+"""Errors as HTTP answers: a status, and OpenAI's or ollama's form of an error."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +26,13 @@ _KINDS = {
 
 
 class ApiError(RequestError):
-    """A refusal with everything that the answer needs.
+    """A refused request, with what the answer needs.
 
     Attributes:
         status: The HTTP status.
         code: A short name for programs, or None.
         param: The field of the request that is at fault, or None.
-        retry_after_s: When it is worth asking again, in seconds, or None.
+        retry_after_s: Seconds after which to try again, or None.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ApiError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as an answer: `message` for a person, the rest as in ApiError."""
+    """An error as an answer: a message for a person, and the attributes of ApiError."""
 
     status: int
     message: str
@@ -63,7 +63,7 @@ class Problem:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that say what to do."""
+        """The headers that tell a client what to do."""
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
@@ -77,12 +77,12 @@ class Problem:
         return {"error": self.message}
 
     def document(self, path: str) -> dict[str, Any]:
-        """Return the form that the address asked for speaks."""
+        """Return the form of the interface that an address belongs to."""
         return self.ollama() if path.startswith("/api/") else self.openai()
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return what to answer; of an error that is not one of edgedec's own no more than its kind.
+    """Return the answer to an error; for one that is not an EdgedecError it names only the type.
 
     >>> problem_of(PromptTooLongError("too long")).code
     'context_length_exceeded'
@@ -90,7 +90,7 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, ApiError):
         return Problem(error.status, str(error), error.code, error.param, error.retry_after_s)
     if isinstance(error, TimeoutError):
-        return Problem(504, "the time that the server gives to a request is over (--timeout)", "timeout")
+        return Problem(504, "the request took longer than the server allows (--timeout)", "timeout")
     if not isinstance(error, EdgedecError):
         return Problem(500, f"internal error: {type(error).__name__}", "internal_error")
     if isinstance(error, PromptTooLongError):

@@ -1,4 +1,4 @@
-"""The fields of a request's JSON, each read once with its type; what is left over afterwards is refused by name."""
+"""The fields of a request's JSON object: each is read once, with its type, and those that are left are refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from edgedec_apps.server.errors import ApiError
 
 
 class Fields:
-    """An object of a request. A field that is null counts as absent.
+    """The fields of a JSON object. A field that is null counts as absent; `where` is the path of the object.
 
     >>> fields = Fields({"n": 2, "stream": True, "sream": 1})
     >>> fields.whole("n", low=1, high=16), fields.flag("stream"), fields.text("user")
@@ -24,50 +24,50 @@ class Fields:
         self._where = where
 
     def take(self, name: str) -> Any:
-        """Return a field of any type, None where it is absent."""
+        """Return a field of any type; None where it is absent."""
         return self._values.pop(name, None)
 
     def required(self, name: str) -> Any:
-        """Return a field that must be there."""
+        """Return a field of any type that must be there."""
         value = self.take(name)
         if value is None:
             raise self.refusal(name, "is missing; give it")
         return value
 
     def skip(self, *names: str) -> None:
-        """Take fields that change nothing here."""
+        """Accept and ignore fields that have no effect."""
         for name in names:
             self.take(name)
 
     def only(self, name: str, *allowed: Any) -> None:
-        """Take a field of which only some values mean anything here; ApiError for others."""
+        """Accept a field that may only have some values (ApiError for others)."""
         value = self.take(name)
         if value is not None and not any(value == each and type(value) is type(each) for each in allowed):
             values = " or ".join(repr(each) for each in allowed)
             raise self.refusal(name, f"is {value!r:.100}; leave it out, or give {values}")
 
     def unsupported(self, name: str, why: str) -> None:
-        """Refuse a field that is known and not supported, unless it is absent or empty."""
+        """Raise ApiError for a known field that is not supported, unless the field is absent or empty."""
         value = self.take(name)
         if value is not None and value is not False and value != "" and value != [] and value != {}:
             raise self.refusal(name, f"is not supported: {why}")
 
     def flag(self, name: str) -> bool:
-        """Return a boolean, False where it is absent."""
+        """Return a boolean field; False where it is absent."""
         return bool(self._typed(name, bool, "true or false"))
 
     def text(self, name: str) -> str | None:
-        """Return a string."""
+        """Return a string field; None where it is absent."""
         value: str | None = self._typed(name, str, "a string")
         return value
 
     def object(self, name: str) -> "Fields":
-        """Return an object's fields, none where it is absent."""
+        """Return the fields of an object; of no object where it is absent."""
         value = self._typed(name, dict, "an object")
         return Fields(value or {}, f"{self._where}{name}.")
 
     def number(self, name: str) -> float | None:
-        """Return a number."""
+        """Return a number field; None where it is absent."""
         value: float | None = self._typed(name, (int, float), "a number")
         try:
             return value if value is None else float(value)
@@ -75,7 +75,7 @@ class Fields:
             raise self.refusal(name, "has too many digits; give a smaller number") from None
 
     def whole(self, name: str, *, low: int | None = None, high: int | None = None) -> int | None:
-        """Return a whole number within bounds."""
+        """Return a whole number from `low` to `high`; None where it is absent."""
         value: int | None = self._typed(name, int, "a whole number")
         if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
             bounds = f"at least {low}" if high is None else f"{low} to {high}"
@@ -83,7 +83,7 @@ class Fields:
         return value
 
     def texts(self, name: str) -> tuple[str, ...] | None:
-        """Return strings, of which one may be given bare."""
+        """Return a string, or a list of strings, as a tuple; None where the field is absent."""
         value = self.take(name)
         if value is None:
             return None
@@ -93,14 +93,14 @@ class Fields:
         return tuple(texts)
 
     def objects(self, name: str) -> list[dict[str, Any]]:
-        """Return a list of objects, empty where it is absent."""
+        """Return a list of objects; an empty one where the field is absent."""
         value = self._typed(name, list, "a list of objects") or []
         if not all(isinstance(item, dict) for item in value):
             raise self.refusal(name, f"is {value!r:.100}; it must be a list of objects")
         return list(value)
 
     def refusal(self, name: str, what: str) -> ApiError:
-        """Return the error that says what is wrong with a field."""
+        """Return the error that a field `what`, such as "is missing; give it"."""
         return ApiError(f"{self.path(name)} {what}", param=self.path(name))
 
     def refused(self, error: RequestError, option: str, name: str) -> ApiError:
@@ -112,7 +112,7 @@ class Fields:
         return f"{self._where}{name}"
 
     def end(self) -> None:
-        """Raise ApiError where a field was not taken."""
+        """Raise ApiError where a field was not read."""
         left = [name for name, value in self._values.items() if value is not None]
         if left:
             name = f"{self._where}{left[0]}"
@@ -125,17 +125,28 @@ class Fields:
         raise self.refusal(name, f"is {value!r:.100}; it must be {expected}")
 
 
-def checked(option: str, value: Any, fields: Fields, name: str) -> Any:
-    """Return the value of a sampling option (ApiError, which names the request's field, where it is out of range)."""
-    try:
-        SamplingParams(**{option: value})
-    except RequestError as error:
-        raise fields.refused(error, option, name) from error
-    return value
+def checked(fields: Fields, options: Mapping[str, Any], names: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the sampling options that are not None.
+
+    Args:
+        fields: The object of the request that has them.
+        options: Values by the name of the option.
+        names: The fields' names by the name of the option, where they differ.
+
+    Raises:
+        ApiError: A value is out of range; the message names the field.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    for option, value in given.items():
+        try:
+            SamplingParams(**{option: value})
+        except RequestError as error:
+            raise fields.refused(error, option, (names or {}).get(option, option)) from error
+    return given
 
 
 def logit_bias(fields: Fields, name: str, n_vocab: int) -> dict[int, float] | None:
-    """Return what is added to the logits, by token id, from an object whose names are the ids."""
+    """Return logit biases by token id, from an object whose keys are token ids; None where the field is absent."""
     given = fields.take(name)
     if given is None:
         return None

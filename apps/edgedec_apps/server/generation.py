@@ -1,7 +1,7 @@
-"""From what was asked to an iterator of pieces: the one place that runs the engine for the server.
+"""Generation of the texts of a request, piece by piece: the one place of the server that runs the engine.
 
-A request may ask for several texts (several prompts, n of each); they are generated one after the other. Text k of a
-prompt is drawn with seed + k, so that the first is the one that the seed gives alone.
+A request may want several texts: several prompts, and n texts of each. They are generated one after the other. Text k
+of a prompt is drawn with seed + k, so that the first text is the one that the seed gives alone.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ Prompt = str | tuple[int, ...] | list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asks for.
+class TextRequest:
+    """The texts that a request wants.
 
     Attributes:
-        prompts: What to continue or answer.
-        options: Further options of Engine.stream: of sampling, where what is not given is left to the model's defaults,
-            and of structured output.
-        n: Texts for each prompt.
-        reuse: How much of the KV cache of earlier requests is used; "exact" leaves a cold start's text.
-        draft: Whether drafts may be verified.
-        verify: By which rule.
-        tools: What the model may call.
+        prompts: The prompts to continue or answer.
+        options: Further options of Engine.stream, of sampling and of structured output; absent ones have the model's
+            defaults.
+        n: Number of texts for each prompt.
+        reuse: How the KV cache of earlier requests is reused; with "exact" the text is that of a cold start.
+        draft: Whether drafts are allowed.
+        verify: The rule that verifies drafts.
+        tools: The tools that the model may call.
     """
 
     prompts: tuple[Prompt, ...]
@@ -53,13 +53,13 @@ class Asked:
 
     @property
     def tool_names(self) -> frozenset[str] | None:
-        """The names that a call may have; None where there are no tools."""
+        """The names of the tools; None where there are none."""
         return frozenset(tool["function"]["name"] for tool in self.tools) if self.tools else None
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How far a text is: tokens generated, and of the drafts verified so far the tokens and those accepted."""
+    """Counts of a text so far: tokens generated, tokens of verified drafts, and accepted tokens of these."""
 
     n_generated: int
     n_drafted: int
@@ -68,7 +68,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One token of text `index`, and how far the text is."""
+    """One token of text `index`, and the counts of the text so far."""
 
     index: int
     output: TokenOutput
@@ -85,7 +85,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The request got its place, after so many seconds."""
+    """The request left the queue, after `queued_s` seconds."""
 
     queued_s: float
 
@@ -93,23 +93,25 @@ class Begun:
 Event = Begun | Piece | Finished
 
 
-async def read_prompts(engine: Engine, asked: Asked, share: Share, cancel: CancelToken) -> list[tuple[int, ...]]:
-    """Return the token ids of each prompt: a chat by the model's template, a text as it is.
+async def read_prompts(
+    engine: Engine, request: TextRequest, share: Share, cancel: CancelToken
+) -> list[tuple[int, ...]]:
+    """Return the token ids of each prompt: a chat goes through the model's template, a text is encoded unchanged.
 
-    That is done in threads, before the request has its place: a client that leaves meanwhile holds up nobody. Where the
-    task that waits is cancelled, `cancel` is as well, which ends the rendering.
+    Threads do this work before the request leaves the queue, so that a client that disconnects blocks nobody. Where the
+    waiting task is cancelled, `cancel` is too, which ends the rendering.
 
     Raises:
         EdgedecError: As Engine.stream.
-        ApiError: There is no room for the tokenizer's work.
+        ApiError: There is no memory for the tokenizer's work.
     """
     found: list[tuple[int, ...]] = []
-    for prompt in asked.prompts:
+    for prompt in request.prompts:
         if isinstance(prompt, tuple):
             found.append(prompt)
             continue
         try:
-            text = await asyncio.to_thread(_as_text, engine, prompt, asked.tools, cancel)
+            text = await asyncio.to_thread(_as_text, engine, prompt, request.tools, cancel)
         except asyncio.CancelledError:
             cancel.cancel()
             raise
@@ -120,45 +122,47 @@ async def read_prompts(engine: Engine, asked: Asked, share: Share, cancel: Cance
 
 
 def _longest_word_bytes(text: str) -> int:
-    """Return the size of the longest part of a text that a tokenizer may take as one word."""
+    """Return the most bytes of a part of a text that a tokenizer may treat as one word."""
     return max((len(word[0]) for word in _WORD.finditer(text)), default=0) * (1 if text.isascii() else 3)
 
 
 def _as_text(engine: Engine, prompt: str | list[dict[str, Any]], tools: Tools, cancel: CancelToken) -> str:
-    """Return a prompt as the text to tokenize (PromptTooLongError where it certainly does not fit)."""
+    """Return the text of a prompt to encode (PromptTooLongError where it certainly does not fit the context)."""
     text = prompt if isinstance(prompt, str) else engine.render(prompt, tools=tools or None, cancel=cancel)
     require_may_fit(engine.tokenizer, text, engine.n_prompt_max)
     return text
 
 
-def events(engine: Engine, asked: Asked, prompts: Sequence[tuple[int, ...]], cancel: CancelToken) -> Iterator[Event]:
-    """Generate what is asked for, in this thread; ends after the text in which `cancel` came.
+def events(
+    engine: Engine, request: TextRequest, prompts: Sequence[tuple[int, ...]], cancel: CancelToken
+) -> Iterator[Event]:
+    """Generate the texts of a request in this thread; stop after the text in which `cancel` comes.
 
-    `prompts` are what read_prompts returned.
+    `prompts` are the results of read_prompts.
 
     Raises:
         EdgedecError: As Engine.stream.
     """
     index = 0
     for token_ids in prompts:
-        for k in range(asked.n):
-            yield from _one(engine, asked, token_ids, k, index, cancel)
+        for k in range(request.n):
+            yield from _one(engine, request, token_ids, k, index, cancel)
             if cancel.cancelled:
                 return
             index += 1
 
 
 def _one(
-    engine: Engine, asked: Asked, token_ids: tuple[int, ...], k: int, index: int, cancel: CancelToken
+    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], k: int, index: int, cancel: CancelToken
 ) -> Iterator[Event]:
-    options = dict(asked.options)
+    options = dict(request.options)
     if options.get("seed") is not None:
         options["seed"] = (options["seed"] + k) % SEED_LIMIT
     stream = engine.stream(
         token_ids,
-        reuse=asked.reuse,
-        draft=asked.draft,
-        verify=asked.verify,
+        reuse=request.reuse,
+        draft=request.draft,
+        verify=request.verify,
         cancel=cancel,
         **options,
     )
@@ -172,13 +176,13 @@ def _one(
 
 
 async def run_in_thread(make: Callable[[], Iterator[Event]], put: Callable[[Event], None], cancel: CancelToken) -> None:
-    """Run an iterator in a thread and hand what it yields to `put`, in the event loop; return when the thread ends.
+    """Run an iterator in a thread, and call `put` in the event loop with each item; return when the thread ends.
 
-    When the task is cancelled, `cancel` ends the iterator, and the task goes on to wait for that: only then is the
+    When the task is cancelled, `cancel` ends the iterator, and the task still waits for that end: only then is the
     engine free.
 
     Raises:
-        Exception: What the iterator raises.
+        Exception: As the iterator.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
@@ -193,9 +197,7 @@ async def run_in_thread(make: Callable[[], Iterator[Event]], put: Callable[[Even
         try:
             for event in make():
                 hand(put, event)
-        except (
-            BaseException
-        ) as error:  # a library's may be no Exception (a panic of Rust code); nothing may leave us waiting
+        except BaseException as error:  # a panic of Rust code is not an Exception, and the task must not wait forever
             hand(ended.set_exception, error if isinstance(error, Exception) else RuntimeError(repr(error)))
         else:
             hand(ended.set_result, None)

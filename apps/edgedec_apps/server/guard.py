@@ -1,9 +1,10 @@
-"""What every request passes first: whose it is, where it comes from, and what is counted of it.
+"""The first check of every request: may this client use the server? It also counts the request.
 
-- On loopback the Host header must name this machine: a web page whose name was pointed here (DNS rebinding) is refused.
-- A web page of another origin is refused (Origin, Sec-Fetch-Site), unless --cors names it: else any page that is
-  looked at could have texts generated here, even where it can't read them.
-- The key, where there is one, is asked for everywhere but at /health and for the files of the web chat.
+- On loopback the Host header must name this machine; this refuses a web page whose domain name was changed to point
+  here (DNS rebinding).
+- A web page of another origin is refused (Origin, Sec-Fetch-Site) unless --cors names the origin; else any page that
+  the user visits could generate texts here, even if it can't read them.
+- A key, where the server has one, is required except for /health and the files of the web chat.
 """
 
 import hmac
@@ -38,8 +39,8 @@ class Guard:
 
     Args:
         app: The application.
-        service: Whose settings hold, and whose counters count.
-        paths: Addresses that are counted by name; the others are counted together.
+        service: The service with the settings and the counters.
+        paths: Addresses that are counted one by one; all others are counted together.
     """
 
     def __init__(self, app: ASGIApp, service: Service, paths: Iterable[str]) -> None:
@@ -48,7 +49,7 @@ class Guard:
         self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on."""
+        """Refuse the request, or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -85,9 +86,9 @@ class Guard:
         origin = headers.get("origin")
         own = (f"http://{host}", f"https://{host}")  # https where a proxy has the certificate
         if origin is not None and origin not in settings.origins and origin.lower() not in map(str.lower, own):
-            raise ApiError(f"pages of {origin!r:.100} may not ask this server (--cors allows them)", status=403)
+            raise ApiError(f"pages of {origin!r:.100} may not use this server (--cors allows them)", status=403)
         if origin is None and headers.get("sec-fetch-site") in ("cross-site", "same-site") and path not in _OPEN:
-            raise ApiError("pages of other sites may not ask this server", status=403)
+            raise ApiError("pages of other sites may not use this server", status=403)
         if settings.api_key is None or method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_BELOW):
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -98,9 +99,9 @@ class Guard:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Return whether a Host header names loopback, whatever the port.
+    """Return whether a Host header names loopback, with any port.
 
-    It is a name or an address and a port, nothing else: what stands before an @ or behind a slash names no machine.
+    A header that is not just a name or an address and a port, such as one with an @ or a slash, names no machine.
 
     >>> _names_this_machine("localhost:8080"), _names_this_machine("[::1]"), _names_this_machine("evil.example:8080")
     (True, True, False)

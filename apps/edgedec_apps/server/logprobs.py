@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in the forms of OpenAI's two interfaces and of ollama's."""
+"""Log-probabilities of tokens in the forms of OpenAI's two interfaces and of ollama's interface."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from edgedec.tokenizer import Tokenizer
 
 
 def chat_entries(outputs: Iterable[TokenOutput], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Return an entry for each token of the text, with its bytes, as a chat's `logprobs.content` holds them."""
+    """Return an entry for each token of the text, as in the `logprobs.content` of a chat."""
     return [
         _entry(output.token_id, output.logprob, tokenizer)
         | {"top_logprobs": [_entry(token_id, p, tokenizer) for token_id, p in output.top_logprobs.items()]}
@@ -17,7 +17,7 @@ def chat_entries(outputs: Iterable[TokenOutput], tokenizer: Tokenizer) -> list[d
 
 
 def completion_logprobs(outputs: Iterable[TokenOutput], tokenizer: Tokenizer, offset: int) -> dict[str, Any] | None:
-    """Return the four lists of /v1/completions, None where no token is of the text; `offset` characters come before."""
+    """Return the four lists of /v1/completions for a text after `offset` characters; None where there is no token."""
     lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for output in _of_text(outputs, tokenizer):
         text = _token_text(output.token_id, tokenizer)
@@ -32,12 +32,12 @@ def completion_logprobs(outputs: Iterable[TokenOutput], tokenizer: Tokenizer, of
 
 
 def _of_text(outputs: Iterable[TokenOutput], tokenizer: Tokenizer) -> Iterator[TokenOutput]:
-    """Yield the outputs that stand for a token of the text, not for an end token or text that was held back."""
+    """Return the outputs that are tokens of the text, not end tokens or text that was held back."""
     return (output for output in outputs if output.logprob is not None and not tokenizer.is_end(output.token_id))
 
 
 def _token_text(token_id: int, tokenizer: Tokenizer) -> str:
-    """Return a token as text: what it is part of may span tokens, then U+FFFD stands for its bytes."""
+    """Return a token as text; U+FFFD stands for bytes of a character that spans tokens."""
     return tokenizer.piece(token_id).decode("utf-8", "replace")
 
 

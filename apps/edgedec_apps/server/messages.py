@@ -1,4 +1,4 @@
-"""A chat's messages, as requests bring them and as chat templates want them."""
+"""The messages of a chat: from the form of requests to that of chat templates."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a chat's messages for the template: roles by its names, the arguments of calls as objects.
+    """Return a chat's messages for the template: with its names of roles, and the arguments of calls as objects.
 
     >>> read_messages([{"role": "developer", "content": "Be brief."}])
     [{'role': 'system', 'content': 'Be brief.'}]
@@ -53,7 +53,7 @@ def _content(fields: Fields, calls: list[dict[str, Any]]) -> Any:
 
 
 def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return an earlier call of a function, its arguments as an object, which is what templates print."""
+    """Return an earlier call of a function, with its arguments as an object, as templates need them."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(f"{where}function must be an object with a name", param=f"{where}function")
@@ -62,6 +62,6 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            raise ApiError(f"{where}function.arguments is no valid JSON: {error}", param=f"{where}function") from error
+            raise ApiError(f"{where}function.arguments is not valid JSON: {error}", param=f"{where}function") from error
     kept = {name: call[name] for name in ("id", "type") if isinstance(call.get(name), str)}
     return {"type": "function"} | kept | {"function": {"name": function["name"], "arguments": arguments}}

@@ -13,9 +13,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _DRAFTER_COUNTS = {
     "nodes": ("drafter_proposed_tokens_total", "Tokens that a drafter proposed."),
-    "tried": ("drafter_judged_tokens_total", "Of these, tokens that the text could judge."),
-    "right": ("drafter_accepted_tokens_total", "Of these, tokens that the text confirmed."),
-    "draft_s": ("drafter_seconds_total", "Time that a drafter took."),
+    "tried": ("drafter_judged_tokens_total", "Of these, tokens that could be compared with the text."),
+    "right": ("drafter_accepted_tokens_total", "Of these, tokens that the text has."),
+    "draft_s": ("drafter_seconds_total", "Seconds that a drafter took."),
     "late": ("drafter_late_total", "Drafts that came after their deadline."),
     "failed": ("drafter_failures_total", "Failures of a drafter."),
 }
@@ -24,13 +24,13 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True)
 class Histogram:
-    """How many observations were at most so many seconds."""
+    """Counts of observations up to each bound, in seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(_BOUNDS_S) + 1))
     sum_s: float = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
+        """Count an observation."""
         place = next((i for i, bound in enumerate(_BOUNDS_S) if seconds <= bound), len(_BOUNDS_S))
         self.counts[place] += 1
         self.sum_s += seconds
@@ -38,7 +38,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A value of this moment: name, help, value; left out where the value is None."""
+    """A current value with its name and help; it is left out where the value is None."""
 
     name: str
     help: str
@@ -46,7 +46,7 @@ class Gauge:
 
 
 class Metrics:
-    """What the server counts; may be used from any thread."""
+    """The counters of the server; may be used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class Metrics:
             self._add("requests_total", "Answered requests.", 1, path=path, status=str(status))
 
     def count_waiting(self, seconds: float) -> None:
-        """Count a request that got its place after so many seconds."""
+        """Count a request that left the queue after some seconds."""
         with self._lock:
             self._queue.observe(seconds)
             self._add("phase_seconds_total", "Time by phase.", seconds, phase="queue")
@@ -86,7 +86,7 @@ class Metrics:
                     self._add(name, text, counts[key], drafter=drafter)
 
     def text(self, gauges: Iterable[Gauge]) -> str:
-        """Return all of it, with the gauges and this process's memory."""
+        """Return all counters, the gauges and the memory of this process."""
         with self._lock:
             lines = list(self._lines())
         for gauge in [*gauges, *_memory()]:
@@ -104,14 +104,14 @@ class Metrics:
             yield from _head(name, self._help[name], "counter")
             for labels, value in values.items():
                 yield f"edgedec_{name}{_labels(labels)} {value:.12g}"
-        yield from _histogram("queue_seconds", "Time from a request to its place.", self._queue)
-        yield from _histogram("first_token_seconds", "Time from the place to the first token.", self._first_token)
+        yield from _histogram("queue_seconds", "Time that a request waited.", self._queue)
+        yield from _histogram("first_token_seconds", "Time from then to the first token.", self._first_token)
 
 
 def _memory() -> list[Gauge]:
     return [
-        Gauge("resident_bytes", "What the process holds in memory.", resident_bytes()),
-        Gauge("peak_resident_bytes", "The most that it has held.", peak_resident_bytes()),
+        Gauge("resident_bytes", "Memory that the process holds.", resident_bytes()),
+        Gauge("peak_resident_bytes", "Most memory that the process has held.", peak_resident_bytes()),
     ]
 
 
@@ -120,7 +120,7 @@ def _head(name: str, text: str, kind: str) -> list[str]:
 
 
 def _labels(labels: Labels) -> str:
-    """Return labels as the format writes them.
+    """Return labels in the text format.
 
     >>> _labels((("path", 'a"b'),))
     '{path="a\\\\"b"}'

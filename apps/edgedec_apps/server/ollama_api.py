@@ -1,4 +1,4 @@
-"""ollama's interface: /api/chat, /api/generate; and what of it makes no sense for a server of one model."""
+"""ollama's interface: /api/chat and /api/generate; and the addresses that a server of one model does not support."""
 
 from typing import cast
 
@@ -42,12 +42,12 @@ async def generate(request: Request, service: Service) -> Response:
 
 
 async def embed(request: Request, service: Service) -> Response:
-    """Say why there are no embeddings."""
+    """Raise ApiError: there are no embeddings."""
     raise no_embeddings()
 
 
 async def not_here(request: Request, service: Service) -> Response:
-    """Say that models are not made or deleted through the server."""
+    """Raise ApiError: the server does not create or delete models."""
     raise ApiError(
         f"{request.url.path} is not supported: the server runs one model; edgedec list, rm and pull manage the others",
         status=501,
@@ -61,12 +61,12 @@ async def _answer(request: Request, service: Service, kind: Kind) -> Response:
     engine = loaded.engine
     name = service.require_name(str(fields.required("model")))
     if kind == "chat":
-        asked, wanted = ollama_requests.read_chat(fields, engine, loaded.file.template)
+        texts, delivery = ollama_requests.read_chat(fields, engine, loaded.file.template)
     else:
-        asked, wanted = ollama_requests.read_generate(fields, engine)
-    names = None if asked is None else asked.tool_names
-    form = OllamaForm(kind, name, wanted, engine.tokenizer, names)
-    if asked is None:
+        texts, delivery = ollama_requests.read_generate(fields, engine)
+    names = None if texts is None else texts.tool_names
+    form = OllamaForm(kind, name, delivery, engine.tokenizer, names)
+    if texts is None:
         return JSONResponse(form.loaded())
     service.slots.require_room()
-    return cast(Response, Reply(service, engine, asked, form))
+    return cast(Response, Reply(service, engine, texts, form))

@@ -1,4 +1,4 @@
-"""Answers in ollama's forms: /api/chat and /api/generate, whole and as lines of JSON."""
+"""Answers in ollama's forms, of /api/chat and /api/generate: in one piece or as lines of JSON."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.errors import problem_of
 from edgedec_apps.server.generation import Finished, Piece
 from edgedec_apps.server.logprobs import chat_entries
-from edgedec_apps.server.ollama_requests import OllamaWanted
+from edgedec_apps.server.ollama_requests import OllamaDelivery
 from edgedec_apps.server.reply import json_line
 from edgedec_apps.server.timings import decoding_s, explanations, timings
 from edgedec_apps.server.tools import Splitter
@@ -24,11 +24,11 @@ class OllamaForm:
     """The answers of both addresses. Implements reply.Dialect.
 
     Args:
-        kind: Which of them.
+        kind: Which of the two.
         model: The model's name.
-        wanted: How it is to be sent.
-        tokenizer: The model's.
-        tool_names: The tools that it may call, or None.
+        delivery: How the answer is sent.
+        tokenizer: The model's tokenizer.
+        tool_names: The tools that the model may call, or None.
     """
 
     media_type = "application/x-ndjson"
@@ -37,31 +37,31 @@ class OllamaForm:
         self,
         kind: Kind,
         model: str,
-        wanted: OllamaWanted,
+        delivery: OllamaDelivery,
         tokenizer: Tokenizer,
         tool_names: frozenset[str] | None = None,
     ) -> None:
         self._kind = kind
         self._model = model
-        self._wanted = wanted
+        self._delivery = delivery
         self._tokenizer = tokenizer
         self._splitter = Splitter(tool_names)
-        self.streams = wanted.stream
+        self.streams = delivery.stream
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
-        """Yield what a token adds."""
+        """Yield what a token adds to the text."""
         logprobs = self._logprobs([piece.output])
         parsed = self._splitter.feed(piece.index, piece.output.text)
         if any(parsed) or logprobs:
             yield json_line(self._document(parsed, done=False) | logprobs)
 
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
-        """Yield the counts."""
+        """Yield the rest of the text with the counts and times."""
         rest = self._splitter.finish(finished.index)
-        yield json_line(self._document(rest, done=True) | self._told(finished.generation, queued_s))
+        yield json_line(self._document(rest, done=True) | self._report(finished.generation, queued_s))
 
     def end(self, generations: list[Generation]) -> Iterable[bytes]:
-        """Return nothing: the last line was the last text's."""
+        """Return nothing: the line of `finished` is the last one."""
         return ()
 
     def failed(self, error: BaseException) -> bytes:
@@ -72,10 +72,10 @@ class OllamaForm:
         """Return the answer in one piece."""
         (generation,) = generations
         document = self._document(self._splitter.whole(generation.text), done=True)
-        return document | self._logprobs(generation.outputs) | self._told(generation, queued_s)
+        return document | self._logprobs(generation.outputs) | self._report(generation, queued_s)
 
     def loaded(self) -> dict[str, Any]:
-        """Return the answer to a request that asks for nothing but that the model is loaded."""
+        """Return the answer to a request that only wants the model to be loaded."""
         return self._document(("", []), done=True) | {"done_reason": "load"}
 
     def _document(self, parsed: Parsed, *, done: bool) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class OllamaForm:
         called = [{"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls]
         return head | {"message": {"role": "assistant", "content": text} | ({"tool_calls": called} if called else {})}
 
-    def _told(self, generation: Generation, queued_s: float) -> dict[str, Any]:
+    def _report(self, generation: Generation, queued_s: float) -> dict[str, Any]:
         stats = generation.stats
         return {
             "done_reason": generation.finish_reason,
@@ -101,14 +101,14 @@ class OllamaForm:
         }
 
     def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any]:
-        if not self._wanted.logprobs:
+        if not self._delivery.logprobs:
             return {}
         entries = chat_entries(outputs, self._tokenizer)
         return {"logprobs": entries} if entries else {}
 
 
 def timestamp(seconds: float) -> str:
-    """Return a time, in seconds since 1970, as ollama writes it."""
+    """Return a time, in seconds since 1970, in the form that ollama uses."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 

@@ -1,4 +1,4 @@
-"""ollama's interface to models: the one that is served, and fetching others into the cache."""
+"""ollama's interface to models: the model that is served, and downloads of others into the cache."""
 
 import asyncio
 import threading
@@ -34,7 +34,7 @@ _EVERY_BYTES = 1 << 20
 
 
 def routes() -> list[BaseRoute]:
-    """Return the routes that tell of models, or fetch one."""
+    """Return the routes that describe models or download one."""
     return [
         Route("/api/version", endpoint(version)),
         Route("/api/tags", endpoint(tags)),
@@ -45,17 +45,17 @@ def routes() -> list[BaseRoute]:
 
 
 async def version(request: Request, service: Service) -> Response:
-    """Tell edgedec's version."""
+    """Answer with edgedec's version."""
     return JSONResponse({"version": edgedec.__version__})
 
 
 async def tags(request: Request, service: Service) -> Response:
-    """List the model that is served; none while it loads."""
+    """List the model that is served; no model while it loads."""
     return JSONResponse({"models": [] if service.loaded is None else [_listed(service.name, service.ready())]})
 
 
 async def ps(request: Request, service: Service) -> Response:
-    """List the model that is served, with what it may hold in memory."""
+    """List the model that is served, with the most memory that it may hold."""
     if service.loaded is None:
         return JSONResponse({"models": []})
     loaded = service.ready()
@@ -88,12 +88,12 @@ async def show(request: Request, service: Service) -> Response:
 
 
 async def pull_model(request: Request, service: Service) -> Response:
-    """Fetch a model into the cache, with its progress as lines of JSON; `edgedec serve` can then be started with it."""
+    """Download a model into the cache, with the progress as lines of JSON; it is not served."""
     fields = await read_fields(request, service.settings)
     name = str(fields.take("model") or fields.required("name"))
     stream = fields.take("stream")
     fields.skip("name")
-    fields.unsupported("insecure", "models are fetched over TLS and checked")
+    fields.unsupported("insecure", "models are downloaded over TLS and checked; leave it out")
     fields.end()
     if not (is_plain(name) or name.startswith(("hf:", "ollama:"))):
         raise ApiError(f"{name!r:.200} can't be pulled: give a name of the catalogue, or hf:OWNER/REPO", param="model")
@@ -109,7 +109,7 @@ async def pull_model(request: Request, service: Service) -> Response:
 
 @dataclass(slots=True)
 class _Pulling:
-    """A pull in a thread of its own; stops when nobody listens any more, and can be resumed then."""
+    """A download in a thread of its own; it stops when the client disconnects, and can be resumed."""
 
     name: str
     service: Service
@@ -121,11 +121,11 @@ class _Pulling:
             yield json_line(document)
 
     async def documents(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the progress; the last one says success, or what went wrong."""
+        """Yield the progress as JSON objects; the last one says success, or the error."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         cancel = CancelToken()
-        told = {"": -_EVERY_BYTES}
+        reported = {"": -_EVERY_BYTES}
 
         def put(document: dict[str, Any] | None) -> None:
             try:
@@ -136,8 +136,8 @@ class _Pulling:
         def report(progress: Progress) -> None:
             key = f"{progress.phase} {progress.detail}".strip()
             ended = progress.done == progress.total
-            if ended or progress.done - told.get(key, -_EVERY_BYTES) >= _EVERY_BYTES:
-                told[key] = progress.done
+            if ended or progress.done - reported.get(key, -_EVERY_BYTES) >= _EVERY_BYTES:
+                reported[key] = progress.done
                 put({"status": key, "digest": "", "total": progress.total, "completed": progress.done})
 
         def work() -> None:
@@ -145,7 +145,7 @@ class _Pulling:
                 options = ResolveOptions(offline=self.service.settings.offline, on_progress=report, cancel=cancel)
                 pull(self.name, options)
                 put({"status": "success"})
-            except Exception as error:  # told to the client
+            except Exception as error:  # sent to the client
                 self.error = error
                 put({"error": str(error) if isinstance(error, EdgedecError) else problem_of(error).message})
             put(None)
@@ -182,7 +182,7 @@ def _details(info: ModelInfo | None, card: ModelCard) -> dict[str, Any]:
 
 
 def _facts(info: ModelInfo | None, engine: Engine) -> dict[str, Any]:
-    """Return facts by the keys of a GGUF, as ollama has them, and our own."""
+    """Return facts on the model by the keys of a GGUF, as ollama does, and further ones of edgedec."""
     card = engine.card
     facts = {
         "general.architecture": card.architecture,
@@ -197,14 +197,14 @@ def _facts(info: ModelInfo | None, engine: Engine) -> dict[str, Any]:
 
 
 def _parameters(sampling: SamplingParams) -> str:
-    """Return the defaults as a Modelfile has them, a name and a value a line."""
+    """Return the sampling defaults as in a Modelfile: a name and a value on each line."""
     shown = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "penalty_last_n")
     ollamas = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
     return "\n".join(f"{ollamas.get(name, name):30} {getattr(sampling, name)}" for name in shown)
 
 
 def _count(n: int) -> str:
-    """Return a number of parameters for people.
+    """Return a number of parameters in a short form.
 
     >>> _count(134_515_008), _count(1_543_714_304)
     ('134.52M', '1.5B')

@@ -1,4 +1,4 @@
-"""OpenAI's interface: /v1/models, /v1/chat/completions, /v1/completions."""
+"""OpenAI's interface: /v1/models, /v1/chat/completions and /v1/completions."""
 
 from typing import Any, cast
 
@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError
-from edgedec_apps.server.openai_forms import ChatForm, CompletionForm, Frame
+from edgedec_apps.server.openai_forms import ChatForm, CompletionForm
 from edgedec_apps.server.reply import Reply
 from edgedec_apps.server.requests import read_chat, read_completion
 from edgedec_apps.server.service import Service
@@ -28,12 +28,12 @@ def routes() -> list[BaseRoute]:
 
 
 async def models(request: Request, service: Service) -> Response:
-    """List the one model there is."""
+    """List the one model that is served."""
     return JSONResponse({"object": "list", "data": [_card(service)]})
 
 
 async def model(request: Request, service: Service) -> Response:
-    """Describe a model (404 where it is not the one)."""
+    """Describe the model of a name (ApiError 404 where the server has another model)."""
     service.require_name(request.path_params["name"])
     return JSONResponse(_card(service))
 
@@ -44,10 +44,10 @@ async def chat_completions(request: Request, service: Service) -> Response:
     loaded = service.ready()
     engine = loaded.engine
     name = service.require_name(fields.text("model") or service.name)
-    asked, wanted = read_chat(fields, engine, loaded.file.template)
+    texts, delivery = read_chat(fields, engine, loaded.file.template)
     service.slots.require_room()
-    form = ChatForm(Frame("chatcmpl", name, wanted, engine.tokenizer, asked.n), asked.tool_names)
-    return cast(Response, Reply(service, engine, asked, form))
+    form = ChatForm(name, delivery, engine.tokenizer, texts.n, texts.tool_names)
+    return cast(Response, Reply(service, engine, texts, form))
 
 
 async def completions(request: Request, service: Service) -> Response:
@@ -55,18 +55,18 @@ async def completions(request: Request, service: Service) -> Response:
     fields = await read_fields(request, service.settings)
     engine = service.ready().engine
     name = service.require_name(fields.text("model") or service.name)
-    asked, wanted = read_completion(fields, engine)
+    texts, delivery = read_completion(fields, engine)
     service.slots.require_room()
     echoed = [
         prompt if isinstance(prompt, str) else engine.tokenizer.decode(cast(tuple[int, ...], prompt))
-        for prompt in (asked.prompts if wanted.echo else ())
+        for prompt in (texts.prompts if delivery.echo else ())
     ]
-    form = CompletionForm(Frame("cmpl", name, wanted, engine.tokenizer, asked.n), echoed)
-    return cast(Response, Reply(service, engine, asked, form))
+    form = CompletionForm(name, delivery, engine.tokenizer, texts.n, echoed)
+    return cast(Response, Reply(service, engine, texts, form))
 
 
 async def embeddings(request: Request, service: Service) -> Response:
-    """Say why there are none."""
+    """Raise ApiError: there are no embeddings."""
     raise no_embeddings()
 
 

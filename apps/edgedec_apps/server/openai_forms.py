@@ -1,9 +1,9 @@
-"""Answers in OpenAI's forms: chat completions and text completions, whole and as server-sent events."""
+"""Answers in OpenAI's forms: chat completions and text completions, in one piece or as server-sent events."""
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from edgedec.sequence import Generation, TokenOutput
@@ -12,103 +12,46 @@ from edgedec_apps.server.errors import problem_of
 from edgedec_apps.server.generation import Finished, Piece
 from edgedec_apps.server.logprobs import chat_entries, completion_logprobs
 from edgedec_apps.server.reply import sse
-from edgedec_apps.server.requests import Wanted
+from edgedec_apps.server.requests import Delivery
 from edgedec_apps.server.timings import explanations, timings
 from edgedec_apps.server.tools import Splitter
 from edgedec_apps.tool_calls import ToolCall
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """What answers of both kinds have.
+class _Form(ABC):
+    """What both kinds of answers have in common. Implements reply.Dialect, with the methods of the kinds below.
 
-    Attributes:
-        prefix: How its id begins.
+    Args:
         model: The model's name.
-        wanted: How it is to be sent.
-        tokenizer: The model's.
-        n: Texts for each prompt.
+        delivery: How the answer is sent.
+        tokenizer: The model's tokenizer.
+        n: Number of texts for each prompt.
     """
 
-    prefix: str
-    model: str
-    wanted: Wanted
-    tokenizer: Tokenizer
-    n: int = 1
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an object with its head: an answer, or a part of one."""
-        head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
-        return head | {"choices": choices}
-
-    def part(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        """Return a part of a stream."""
-        counts = {"usage": None} if self.wanted.usage else {}
-        return sse(self.document(kind, choices) | counts | more)
-
-    def live(self, piece: Piece) -> dict[str, Any]:
-        """Return the counts so far, where every part is to have them."""
-        if not self.wanted.live:
-            return {}
-        done = piece.counts
-        counts = {"predicted_n": done.n_generated, "draft_n": done.n_drafted, "draft_n_accepted": done.n_accepted}
-        return {"timings": counts}
-
-    def end(self, kind: str, generations: list[Generation]) -> Iterator[bytes]:
-        """Yield the counts, where asked for, and the end of the stream."""
-        if self.wanted.usage:
-            yield sse(self.document(kind, []) | {"usage": usage(generations, self.n)})
-        yield sse("[DONE]")
-
-    def whole(
-        self, kind: str, choices: list[dict[str, Any]], generations: Sequence[Generation], queued_s: float
-    ) -> dict[str, Any]:
-        """Return an answer in one piece."""
-        counts = {"usage": usage(generations, self.n)}
-        return self.document(kind, choices) | counts | self.told(generations, queued_s)
-
-    def told(self, generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
-        """Return times and explanations."""
-        return {"timings": timings(generations), "edgedec": explanations(generations, queued_s)}
-
-
-class ChatForm:
-    """The answers of /v1/chat/completions. Implements reply.Dialect."""
-
     media_type = "text/event-stream"
-    _PART = "chat.completion.chunk"
+    _prefix: str
+    """The beginning of an answer's id."""
+    _whole: str
+    """The type of an answer in one piece."""
+    _part: str
+    """The type of a part of a stream."""
 
-    def __init__(self, frame: Frame, tool_names: frozenset[str] | None = None) -> None:
-        self._frame = frame
-        self._splitter = Splitter(tool_names)
-        self._begun: set[int] = set()
-        self.streams = frame.wanted.stream
+    def __init__(self, model: str, delivery: Delivery, tokenizer: Tokenizer, n: int = 1) -> None:
+        self._head = {"id": f"{self._prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._delivery = delivery
+        self._tokenizer = tokenizer
+        self._n = n
+        self.streams = delivery.stream
 
-    def piece(self, piece: Piece) -> Iterator[bytes]:
-        """Yield the role before the first token of a text, then what the token adds."""
-        yield from self._begin(piece.index)
-        entries = self._logprobs([piece.output])
-        n_before = self._splitter.count(piece.index)
-        text, calls = self._splitter.feed(piece.index, piece.output.text)
-        if text or entries or calls:
-            yield self._part(piece.index, _delta(text, calls, n_before), entries, **self._frame.live(piece))
-
-    def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
-        """Yield how a text ended and what there is to tell of it."""
-        generation = finished.generation
-        yield from self._begin(finished.index)
-        n_before = self._splitter.count(finished.index)
-        text, calls = self._splitter.finish(finished.index)
-        if text or calls:
-            yield self._part(finished.index, _delta(text, calls, n_before))
-        reason = _reason(generation, self._splitter.count(finished.index))
-        yield self._part(finished.index, {}, reason=reason, **self._frame.told([generation], queued_s))
+    @abstractmethod
+    def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
+        """Return a whole text as an entry of `choices`."""
 
     def end(self, generations: list[Generation]) -> Iterator[bytes]:
-        """Yield the counts, where asked for, and the end of the stream."""
-        return self._frame.end(self._PART, generations)
+        """Yield the token counts, where the request wants them, and the end of the stream."""
+        if self._delivery.usage:
+            yield sse(self._document(self._part, []) | {"usage": usage(generations, self._n)})
+        yield sse("[DONE]")
 
     def failed(self, error: BaseException) -> bytes:
         """Return an error as the last event."""
@@ -117,12 +60,68 @@ class ChatForm:
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""
         choices = [self._choice(index, generation) for index, generation in enumerate(generations)]
-        return self._frame.whole("chat.completion", choices, generations, queued_s)
+        counts = {"usage": usage(generations, self._n)}
+        return self._document(self._whole, choices) | counts | _report(generations, queued_s)
+
+    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._head["id"], "object": kind} | self._head | {"choices": choices}
+
+    def _event(self, choice: dict[str, Any], more: dict[str, Any] | None = None) -> bytes:
+        """Return a part of a stream."""
+        counts = {"usage": None} if self._delivery.usage else {}
+        return sse(self._document(self._part, [choice]) | counts | (more or {}))
+
+    def _live_counts(self, piece: Piece) -> dict[str, Any]:
+        """Return the counts so far, where the request wants them in every part; else an empty dict."""
+        if not self._delivery.live:
+            return {}
+        done = piece.counts
+        counts = {"predicted_n": done.n_generated, "draft_n": done.n_drafted, "draft_n_accepted": done.n_accepted}
+        return {"timings": counts}
+
+
+class ChatForm(_Form):
+    """The answers of /v1/chat/completions; `tool_names` are the tools that the model may call, or None."""
+
+    _prefix, _whole, _part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self,
+        model: str,
+        delivery: Delivery,
+        tokenizer: Tokenizer,
+        n: int = 1,
+        tool_names: frozenset[str] | None = None,
+    ) -> None:
+        super().__init__(model, delivery, tokenizer, n)
+        self._splitter = Splitter(tool_names)
+        self._begun: set[int] = set()
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Yield the role before the first token of a text, then what the token adds to the text."""
+        yield from self._begin(piece.index)
+        entries = self._logprobs([piece.output])
+        n_before = self._splitter.count(piece.index)
+        text, calls = self._splitter.feed(piece.index, piece.output.text)
+        if text or entries or calls:
+            delta = _delta(text, calls, n_before)
+            yield self._event(_chunk(piece.index, delta, entries), self._live_counts(piece))
+
+    def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
+        """Yield the rest of a text, why it ended, and the report on it."""
+        index, generation = finished.index, finished.generation
+        yield from self._begin(index)
+        n_before = self._splitter.count(index)
+        text, calls = self._splitter.finish(index)
+        if text or calls:
+            yield self._event(_chunk(index, _delta(text, calls, n_before)))
+        reason = _reason(generation, self._splitter.count(index))
+        yield self._event(_chunk(index, {}, reason=reason), _report([generation], queued_s))
 
     def _begin(self, index: int) -> Iterator[bytes]:
         if index not in self._begun:
             self._begun.add(index)
-            yield self._part(index, {"role": "assistant", "content": ""})
+            yield self._event(_chunk(index, {"role": "assistant", "content": ""}))
 
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
         text, calls = self._splitter.whole(generation.text)
@@ -136,17 +135,13 @@ class ChatForm:
             "finish_reason": _reason(generation, len(calls)),
         }
 
-    def _part(
-        self, index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None, **more: Any
-    ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._frame.part(self._PART, [choice], **more)
-
     def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any] | None:
-        if not self._frame.wanted.logprobs:
-            return None
-        entries = chat_entries(outputs, self._frame.tokenizer)
+        entries = chat_entries(outputs, self._tokenizer) if self._delivery.logprobs else []
         return {"content": entries, "refusal": None} if entries else None
+
+
+def _chunk(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _delta(text: str, calls: Sequence[ToolCall], n_before: int) -> dict[str, Any]:
@@ -161,23 +156,20 @@ def _reason(generation: Generation, n_calls: int) -> str:
     return "tool_calls" if n_calls and generation.finish_reason == "stop" else generation.finish_reason
 
 
-class CompletionForm:
-    """The answers of /v1/completions. Implements reply.Dialect.
+class CompletionForm(_Form):
+    """The answers of /v1/completions; `prompts` stand before the texts where the request wants an echo."""
 
-    `prompts` are put before the texts where the prompt is to be echoed.
-    """
+    _prefix, _whole, _part = "cmpl", "text_completion", "text_completion"
 
-    media_type = "text/event-stream"
-    _KIND = "text_completion"
-
-    def __init__(self, frame: Frame, prompts: Sequence[str]) -> None:
-        self._frame = frame
+    def __init__(
+        self, model: str, delivery: Delivery, tokenizer: Tokenizer, n: int = 1, prompts: Sequence[str] = ()
+    ) -> None:
+        super().__init__(model, delivery, tokenizer, n)
         self._prompts = prompts
         self._lengths: dict[int, int] = {}
-        self.streams = frame.wanted.stream
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
-        """Yield what a token adds, the prompt before the first one where it is echoed."""
+        """Yield what a token adds to its text, with the echoed prompt before the first token."""
         text = piece.output.text
         if piece.index not in self._lengths:
             text = self._echo(piece.index) + text
@@ -185,48 +177,36 @@ class CompletionForm:
         self._lengths[piece.index] = offset + len(text)
         logprobs = self._logprobs([piece.output], offset)
         if text or logprobs:
-            yield self._part(piece.index, text, logprobs, **self._frame.live(piece))
+            yield self._event(_completion(piece.index, text, logprobs), self._live_counts(piece))
 
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
-        """Yield how a text ended and what there is to tell of it."""
+        """Yield why a text ended, and the report on it."""
         text = "" if finished.index in self._lengths else self._echo(finished.index)
-        told = self._frame.told([finished.generation], queued_s)
-        yield self._part(finished.index, text, reason=finished.generation.finish_reason, **told)
+        choice = _completion(finished.index, text, None, finished.generation.finish_reason)
+        yield self._event(choice, _report([finished.generation], queued_s))
 
-    def end(self, generations: list[Generation]) -> Iterator[bytes]:
-        """Yield the counts, where asked for, and the end of the stream."""
-        return self._frame.end(self._KIND, generations)
-
-    def failed(self, error: BaseException) -> bytes:
-        """Return an error as the last event."""
-        return sse(problem_of(error).openai())
-
-    def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
-        """Return the answer in one piece."""
-        choices = [
-            {
-                "index": index,
-                "text": self._echo(index) + generation.text,
-                "logprobs": self._logprobs(generation.outputs, 0),
-                "finish_reason": generation.finish_reason,
-            }
-            for index, generation in enumerate(generations)
-        ]
-        return self._frame.whole(self._KIND, choices, generations, queued_s)
+    def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
+        logprobs = self._logprobs(generation.outputs, 0)
+        return _completion(index, self._echo(index) + generation.text, logprobs, generation.finish_reason)
 
     def _echo(self, index: int) -> str:
-        return self._prompts[index // self._frame.n] if self._frame.wanted.echo else ""
-
-    def _part(self, index: int, text: str, logprobs: Any = None, reason: str | None = None, **more: Any) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return self._frame.part(self._KIND, [choice], **more)
+        return self._prompts[index // self._n] if self._delivery.echo else ""
 
     def _logprobs(self, outputs: Sequence[TokenOutput], offset: int) -> dict[str, Any] | None:
-        return completion_logprobs(outputs, self._frame.tokenizer, offset) if self._frame.wanted.logprobs else None
+        return completion_logprobs(outputs, self._tokenizer, offset) if self._delivery.logprobs else None
+
+
+def _completion(index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _report(generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
+    """Return the times of texts, and what was drafted and why."""
+    return {"timings": timings(generations), "edgedec": explanations(generations, queued_s)}
 
 
 def usage(generations: Sequence[Generation], n: int) -> dict[str, Any]:
-    """Return OpenAI's counts of tokens; the n texts of one prompt count it once."""
+    """Return OpenAI's token counts; a prompt counts once for its `n` texts."""
     n_prompt = sum(generation.stats.n_prompt_tokens for generation in generations[::n])
     n_text = sum(generation.stats.n_generated_tokens for generation in generations)
     n_cached = sum(generation.stats.n_reused_tokens for generation in generations[::n])

@@ -1,4 +1,4 @@
-"""An answer that is generated: its place in the queue, its time, a client that goes away, whole or as a stream."""
+"""A generated answer: its wait in the queue, its time limit, a client that disconnects, in one piece or as a stream."""
 
 import asyncio
 import json
@@ -15,7 +15,16 @@ from edgedec.errors import EdgedecError
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
 from edgedec_apps.server.errors import problem_of
-from edgedec_apps.server.generation import Asked, Begun, Event, Finished, Piece, events, read_prompts, run_in_thread
+from edgedec_apps.server.generation import (
+    Begun,
+    Event,
+    Finished,
+    Piece,
+    TextRequest,
+    events,
+    read_prompts,
+    run_in_thread,
+)
 from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.service import Service, closing_error
 
@@ -24,10 +33,10 @@ _LOG = getLogger("edgedec.server")
 
 
 class Dialect(Protocol):
-    """The form of an answer, for one request."""
+    """The form of the answer to one request."""
 
     media_type: str
-    """Of the stream."""
+    """Media type of the stream."""
 
     streams: bool
     """Whether the answer comes as a stream."""
@@ -42,7 +51,7 @@ class Dialect(Protocol):
         """Return what ends the stream."""
 
     def failed(self, error: BaseException) -> bytes:
-        """Return what tells of an error in the middle of the stream."""
+        """Return the last part of a stream that an error ends."""
 
     def whole(self, generations: list[Generation], queued_s: float) -> Mapping[str, Any]:
         """Return the answer in one piece."""
@@ -50,15 +59,15 @@ class Dialect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to `asked` in a dialect; an ASGI application for one request whose body has been read."""
+    """The answer to a request whose body has been read, in a dialect; an ASGI application."""
 
     service: Service
     engine: Engine
-    asked: Asked
+    request: TextRequest
     dialect: Dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send; a client that goes away stops the generation at its next step."""
+        """Generate and send; where the client disconnects, the generation stops at its next step."""
         cancel = CancelToken()
         work = asyncio.create_task(self._answer(_Sender(scope["path"], send), scope[SHARE], cancel))
         gone = asyncio.create_task(_wait_until_gone(receive))
@@ -85,7 +94,7 @@ class Reply:
                     await sender.fail(error, self.dialect)
 
     async def _generate(self, sender: "_Sender", share: Share, cancel: CancelToken) -> None:
-        """Send what comes; the producer's place is free as soon as the text is there, however slowly it is read."""
+        """Send the events of the producer; its place is free when the texts are complete, even before they are read."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         producer = asyncio.create_task(self._produce(queue, share, cancel))
         producer.add_done_callback(lambda _: queue.put_nowait(None))
@@ -95,7 +104,7 @@ class Reply:
         try:
             while going:
                 chunks: list[bytes] = []
-                for event in await _all_there_is(queue):
+                for event in await _next_events(queue):
                     if isinstance(event, Begun):
                         queued_s = event.queued_s
                     elif isinstance(event, Piece) and self.dialect.streams:
@@ -112,7 +121,7 @@ class Reply:
             producer.cancel()
             await asyncio.wait({producer})
             if not producer.cancelled():
-                producer.exception()  # told already, or nobody is there to tell
+                producer.exception()  # raised above, or there is no client to answer
         if self.dialect.streams:
             await sender.send(self.dialect.end(generations), self.dialect)
             await sender.finish()
@@ -121,21 +130,21 @@ class Reply:
 
     async def _produce(self, queue: "asyncio.Queue[Event | None]", share: Share, cancel: CancelToken) -> None:
         with self.service.slots.preparing():
-            prompts = await read_prompts(self.engine, self.asked, share, cancel)
+            prompts = await read_prompts(self.engine, self.request, share, cancel)
         async with self.service.slots.slot() as queued_s:
             self.service.metrics.count_waiting(queued_s)
             queue.put_nowait(Begun(queued_s))
             await run_in_thread(lambda: self._counted(prompts, cancel), queue.put_nowait, cancel)
 
     def _counted(self, prompts: Sequence[tuple[int, ...]], cancel: CancelToken) -> Iterator[Event]:
-        for event in events(self.engine, self.asked, prompts, cancel):
+        for event in events(self.engine, self.request, prompts, cancel):
             if isinstance(event, Finished):
                 self.service.metrics.count_generation(event.generation)
             yield event
 
 
-async def _all_there_is(queue: "asyncio.Queue[Event | None]") -> list[Event | None]:
-    """Wait for something, and take what came with it: the tokens of an accepted draft come, and are sent, together."""
+async def _next_events(queue: "asyncio.Queue[Event | None]") -> list[Event | None]:
+    """Wait for an event, and return it with those that came since, such as all tokens of an accepted draft."""
     found = [await queue.get()]
     while not queue.empty():
         found.append(queue.get_nowait())
@@ -143,7 +152,7 @@ async def _all_there_is(queue: "asyncio.Queue[Event | None]") -> list[Event | No
 
 
 def _was_stopped(generation: Generation) -> bool:
-    """Return whether something other than the client, who would not read this, stopped a text."""
+    """Return whether the end of the server stopped a text; a client that disconnected would not read an answer."""
     return generation.finish_reason == "cancelled"
 
 
@@ -153,7 +162,7 @@ async def _wait_until_gone(receive: Receive) -> None:
 
 
 class _Sender:
-    """The way back to the client: headers with the first bytes, so that an early error has its status."""
+    """Sends to the client: the headers with the first bytes, so that an early error has its own status."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
@@ -181,7 +190,7 @@ class _Sender:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def fail(self, error: BaseException, dialect: Dialect) -> None:
-        """Tell of an error: as the answer, or as the last part of the stream."""
+        """Send an error, as the answer or as the last part of the stream."""
         if self._started:
             await self._send({"type": "http.response.body", "body": dialect.failed(error), "more_body": False})
             return

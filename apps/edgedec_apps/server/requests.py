@@ -1,4 +1,4 @@
-"""What OpenAI's interfaces are asked, as a generation.Asked: every field is read, checked or refused by name."""
+"""Requests of OpenAI's interfaces as TextRequests. Each field is checked; an unknown or unsupported one is refused."""
 
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -9,15 +9,15 @@ from edgedec.errors import RequestError
 from edgedec.noise import SEED_LIMIT
 from edgedec.sequence import COUPLED
 from edgedec_apps.server.fields import Fields, checked, logit_bias
-from edgedec_apps.server.generation import Asked, Prompt
+from edgedec_apps.server.generation import Prompt, TextRequest
 from edgedec_apps.server.messages import read_messages
-from edgedec_apps.server.structured import close_option, structured_options
+from edgedec_apps.server.structured import structured_options, with_close
 from edgedec_apps.server.tools import read_tools
 
 MOST_TEXTS = 16
 MOST_PROMPTS = 64
 MOST_LOGPROBS = 20
-_COMPLETION_TOKENS = 16  # what the interface's reference says
+_COMPLETION_TOKENS = 16  # the default of OpenAI's reference
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _WHOLE = ("top_k", "penalty_last_n")
 # Fields that change neither the text nor how it is sent.
@@ -25,12 +25,12 @@ _WITHOUT_EFFECT = ("user", "metadata", "safety_identifier", "prompt_cache_key", 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """How the answer is to be sent.
+class Delivery:
+    """How an answer is sent.
 
     Attributes:
-        stream: As a stream.
-        usage: With the counts at the stream's end.
+        stream: As a stream; else in one piece.
+        usage: With the token counts at the end of the stream.
         live: With the counts so far in every part of the stream.
         logprobs: With log-probabilities.
         echo: With the prompt before the text.
@@ -43,36 +43,35 @@ class Wanted:
     echo: bool = False
 
 
-def read_chat(fields: Fields, engine: Engine, template: str | None) -> tuple[Asked, Wanted]:
-    """Read the fields of /v1/chat/completions but for the model; `template` is its chat template's source.
+def read_chat(fields: Fields, engine: Engine, template: str | None) -> tuple[TextRequest, Delivery]:
+    """Read the fields of /v1/chat/completions except `model`; `template` is the source of the chat template.
 
     Raises:
-        RequestError: A field is unknown, malformed or not supported; its message names it.
+        RequestError: A field is unknown, malformed or not supported; the message names it.
     """
     messages = read_messages(fields.objects("messages"))
     options = _sampling(fields, engine)
     options |= _max_tokens(fields, "max_completion_tokens", "max_tokens")
     logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
     if top is not None and not logprobs:
-        raise fields.refusal("top_logprobs", "needs logprobs: true beside it")
+        raise fields.refusal("top_logprobs", "needs logprobs: true too")
     if logprobs:
         options["logprobs"] = top or 0
     tools, calling = read_tools(fields, template)
     structured = structured_options(fields)
     if calling and structured:
-        raise fields.refusal("tool_choice", "and response_format can't both be kept; leave out one")
-    structured |= calling
-    structured |= close_option(fields, structured)
+        raise fields.refusal("tool_choice", "and response_format exclude each other; leave one out")
+    options |= with_close(fields, structured | calling)
     fields.only("modalities", ["text"])
     fields.only("parallel_tool_calls", True, *([] if tools else [False]))
     for name in ("audio", "functions", "function_call", "web_search_options", "prediction", "reasoning_effort"):
         fields.unsupported(name, "leave it out")
-    n, (draft, verify), reuse, wanted = _common(fields, logprobs=logprobs)
-    return Asked((messages,), options | structured, n, reuse, draft, verify, tools), wanted
+    n, (draft, verify), reuse, delivery = _common(fields, logprobs=logprobs)
+    return TextRequest((messages,), options, n, reuse, draft, verify, tools), delivery
 
 
-def read_completion(fields: Fields, engine: Engine) -> tuple[Asked, Wanted]:
-    """Read the fields of /v1/completions but for the model (RequestError as read_chat)."""
+def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
+    """Read the fields of /v1/completions except `model` (RequestError as read_chat)."""
     prompts = read_prompts(fields, engine.card.n_vocab)
     options = _sampling(fields, engine)
     options |= _max_tokens(fields, "max_tokens") or {"max_tokens": _COMPLETION_TOKENS}
@@ -81,23 +80,22 @@ def read_completion(fields: Fields, engine: Engine) -> tuple[Asked, Wanted]:
         options["logprobs"] = logprobs
     echo = fields.flag("echo")
     if echo and logprobs is not None:
-        raise fields.refusal("echo", "and logprobs together are not supported: the prompt's are not computed")
-    fields.unsupported("suffix", "the text is only continued")
-    structured = structured_options(fields)
-    options |= structured | close_option(fields, structured)
+        raise fields.refusal("echo", "and logprobs exclude each other, as the prompt has no log-probabilities")
+    fields.unsupported("suffix", "the model only continues text; leave it out")
+    options |= with_close(fields, structured_options(fields))
     best_of = fields.whole("best_of", low=1)
-    n, (draft, verify), reuse, wanted = _common(fields, logprobs=logprobs is not None, echo=echo)
+    n, (draft, verify), reuse, delivery = _common(fields, logprobs=logprobs is not None, echo=echo)
     if best_of not in (None, n):
-        raise fields.refusal("best_of", f"is {best_of}; only the n = {n} texts that are returned are generated")
-    return Asked(prompts, options, n, reuse, draft, verify), wanted
+        raise fields.refusal("best_of", f"is {best_of}; it must be n = {n}, as many texts as are returned")
+    return TextRequest(prompts, options, n, reuse, draft, verify), delivery
 
 
-def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int, tuple[bool, str], Reuse, Wanted]:
-    """Read what both interfaces have, and see that nothing is left."""
+def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int, tuple[bool, str], Reuse, Delivery]:
+    """Read the fields that both interfaces have, and refuse those that are left."""
     n = fields.whole("n", low=1, high=MOST_TEXTS) or 1
     stream, given = fields.flag("stream"), fields.take("stream_options")
     if given is not None and not stream:
-        raise fields.refusal("stream_options", "needs stream: true beside it")
+        raise fields.refusal("stream_options", "needs stream: true too")
     stream_options = Fields(given if isinstance(given, dict) else {}, "stream_options.")
     usage = stream_options.flag("include_usage")
     stream_options.skip("include_obfuscation")
@@ -108,22 +106,22 @@ def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int,
     fields.only("service_tier", "auto", "default")
     fields.skip(*_WITHOUT_EFFECT)
     fields.end()
-    return n, speculative, reuse, Wanted(stream, usage, live, logprobs, echo)
+    return n, speculative, reuse, Delivery(stream, usage, live, logprobs, echo)
 
 
 def _sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
-    """Return the sampling options given, each checked under its own name."""
+    """Return the sampling options that the request has."""
     given: dict[str, Any] = {name: fields.number(name) for name in _NUMBERS}
     given |= {name: fields.whole(name) for name in _WHOLE}
     given["seed"] = fields.whole("seed", low=0, high=SEED_LIMIT - 1)
     given["stop"] = fields.texts("stop") or None
     given["logit_bias"] = logit_bias(fields, "logit_bias", engine.card.n_vocab)
     given["ignore_end"] = fields.flag("ignore_end") or None
-    return {name: checked(name, value, fields, name) for name, value in given.items() if value is not None}
+    return checked(fields, given)
 
 
 def _max_tokens(fields: Fields, *names: str) -> dict[str, int]:
-    """Return the limit that was given by one or several names."""
+    """Return the option max_tokens from the fields that may hold it; an empty dict where none does."""
     found = {name: fields.whole(name, low=1) for name in names}
     values = {value for value in found.values() if value is not None}
     if len(values) > 1:
@@ -132,11 +130,11 @@ def _max_tokens(fields: Fields, *names: str) -> dict[str, int]:
 
 
 def read_speculative(fields: Fields) -> tuple[bool, str]:
-    """Return whether drafts may be verified, and by which rule, from `speculative`: {"draft": ..., "verify": ...}."""
+    """Return whether drafts are allowed, and the rule that verifies them, from `speculative`: {"draft", "verify"}."""
     given = fields.object("speculative")
     draft = given.take("draft")
     if draft is not None and draft not in ("auto", "off", True, False):
-        raise given.refusal("draft", f"is {draft!r:.40}; it must be 'auto' (what the server was started with) or 'off'")
+        raise given.refusal("draft", f"is {draft!r:.40}; it must be 'auto' (as the server was started) or 'off'")
     verify = given.text("verify") or COUPLED
     try:
         require_rule(verify)
@@ -147,7 +145,7 @@ def read_speculative(fields: Fields) -> tuple[bool, str]:
 
 
 def read_reuse(fields: Fields) -> Reuse:
-    """Return how much of the KV cache may be reused, from `reuse`."""
+    """Return how the KV cache of earlier requests may be reused, from `reuse`."""
     value = fields.text("reuse") or "exact"
     known: tuple[Reuse, ...] = get_args(Reuse)
     for reuse in known:
@@ -157,7 +155,7 @@ def read_reuse(fields: Fields) -> Reuse:
 
 
 def read_prompts(fields: Fields, n_vocab: int) -> tuple[Prompt, ...]:
-    """Return the prompts of /v1/completions: a text, token ids below `n_vocab`, or a list of these."""
+    """Return the prompts of /v1/completions: a text or token ids below `n_vocab`, or a list of these."""
     given = fields.required("prompt")
     several = given if isinstance(given, list) and not _are_ids(given) else [given]
     if not 1 <= len(several) <= MOST_PROMPTS:

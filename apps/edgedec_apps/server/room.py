@@ -1,8 +1,8 @@
-"""Memory for requests: their bodies while they come, and what is made of them until they are answered.
+"""Limits the memory of requests, from their bodies to their answers.
 
-A request takes its share before it makes anything. Where there is no room it waits, unread: the system holds back what
-its client sends. So that bodies that come slowly keep nobody out, a part of the room is kept for small requests, the
-smallest that waits comes first, and while somebody waits a body has two seconds to come.
+A request takes its share before it uses memory. Where there is not enough, the request waits unread, and the system
+holds back what its client sends. So that slow bodies block nobody, a part of the memory is kept for small requests, the
+smallest waiting request comes first, and while a request waits, a body must be complete within two seconds.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from edgedec.memory_plan import format_bytes
 from edgedec_apps.server.errors import ApiError
 
 SHARE = "edgedec.share"
-"""Where a request's scope has its Share."""
+"""The key of a request's Share in its scope."""
 
 _WORTH_GIVING_BACK_BYTES = 1_000_000
 _HURRIED_S = 2.0
@@ -22,11 +22,11 @@ _LOOK_S = 0.25
 
 
 class Room:
-    """So many bytes for all requests together. Used by one event loop.
+    """The memory for all requests together. Used by one event loop.
 
     Attributes:
-        n_bytes: How many.
-        n_taken: How many are taken.
+        n_bytes: Bytes in all.
+        n_taken: Bytes that requests hold.
     """
 
     def __init__(self, n_bytes: int) -> None:
@@ -37,7 +37,7 @@ class Room:
 
     @property
     def n_most(self) -> int:
-        """Most that one request may take."""
+        """Most bytes that one request may hold."""
         return self.n_bytes - self.n_bytes // 8
 
     def _has(self, share: "Share", n_bytes: int) -> bool:
@@ -45,7 +45,7 @@ class Room:
         return self.n_taken + n_bytes <= (self.n_bytes if small else self.n_most)
 
     async def take(self, share: "Share", n_bytes: int) -> None:
-        """Take bytes for a request, as soon as there are so many."""
+        """Take bytes for a request, and wait until there are enough."""
         if self._has(share, n_bytes):
             self._give(share, n_bytes)
             return
@@ -57,7 +57,7 @@ class Room:
                 self._hurry()
                 await asyncio.wait({there}, timeout=_LOOK_S)
         except asyncio.CancelledError:
-            if there.done():  # they were given in the same moment
+            if there.done():  # the bytes were given at the same moment
                 self.leave(share, n_bytes)
             raise
         finally:
@@ -69,7 +69,7 @@ class Room:
 
     @contextmanager
     def reading(self, share: "Share", clock: asyncio.Timeout) -> Iterator[None]:
-        """Let those who wait for room stop `clock`, which is over the block that reads a body."""
+        """Let requests that wait for memory expire `clock`, the timeout of the block, which reads a body."""
         self._reading[share] = asyncio.get_running_loop().time(), clock
         try:
             yield
@@ -77,14 +77,14 @@ class Room:
             del self._reading[share]
 
     def _hurry(self) -> None:
-        """Stop the reading that has gone on for the longest, where that is too long."""
+        """Expire the timeout of the body that has been read for the longest time, where that is too long."""
         now = asyncio.get_running_loop().time()
         begun_s, clock = min(self._reading.values(), key=lambda each: each[0], default=(now, None))
         if clock is not None and now - begun_s > _HURRIED_S and not clock.expired():
             clock.reschedule(now)
 
     def leave(self, share: "Share", n_bytes: int) -> None:
-        """Give bytes of a request back, and wake who waits for them, the smallest first."""
+        """Give bytes of a request back, and give them to waiting requests, the smallest first."""
         self._give(share, -n_bytes)
         for waiting, n_wanted, there in sorted(self._waiting, key=lambda entry: entry[1]):
             if not there.done() and self._has(waiting, n_wanted):
@@ -93,10 +93,10 @@ class Room:
 
 
 class Share:
-    """What one request holds of the room, from its first byte to the end of its answer.
+    """The memory that one request holds, from its first byte to the end of its answer.
 
     Attributes:
-        n_bytes: How much.
+        n_bytes: Bytes held.
     """
 
     def __init__(self, room: Room, patience_s: float) -> None:
@@ -106,16 +106,17 @@ class Share:
         self._n_peak = 0
 
     async def grow(self, n_bytes: int) -> None:
-        """Take more.
+        """Take more bytes.
 
         Raises:
-            ApiError: It is more than one request may take (413), or there is no room for too long (503).
+            ApiError: The share would exceed what one request may hold (413), or there was not enough memory in time
+                (503).
         """
         wanted = self.n_bytes + n_bytes
         if wanted > self._room.n_most:
             raise ApiError(
-                f"the request takes about {format_bytes(wanted)} of memory until it is answered; one may take "
-                f"{format_bytes(self._room.n_most)}. Make it shorter, or allow the server more (--memory)",
+                f"the request needs about {format_bytes(wanted)} of memory, and one request may use "
+                f"{format_bytes(self._room.n_most)}; make it shorter, or allow the server more (--memory)",
                 status=413,
                 code="too_large",
             )
@@ -124,7 +125,7 @@ class Share:
                 await self._room.take(self, n_bytes)
         except TimeoutError:
             raise ApiError(
-                "the requests that are being answered take all the memory there is for them; ask again later",
+                "other requests use all the memory for requests; try again later",
                 status=503,
                 code="busy",
                 retry_after_s=5,
@@ -132,12 +133,12 @@ class Share:
         self._n_peak = max(self._n_peak, self.n_bytes)
 
     def reading(self, clock: asyncio.Timeout) -> AbstractContextManager[None]:
-        """Let those who wait for room stop `clock`, which is over the block that reads the request's body."""
+        """Let requests that wait for memory expire `clock`, the timeout of the block, which reads a body."""
         return self._room.reading(self, clock)
 
     @asynccontextmanager
     async def more(self, n_bytes: int) -> AsyncIterator[None]:
-        """Take more inside the block; raises what grow raises."""
+        """Hold more bytes inside the block (ApiError as grow)."""
         await self.grow(n_bytes)
         try:
             yield
@@ -145,7 +146,7 @@ class Share:
             self._room.leave(self, n_bytes)
 
     def close(self) -> None:
-        """Give all of it back, and to the system what was freed, where that is much; calling it again does nothing."""
+        """Give all bytes back, and much freed memory to the system; a second call does nothing."""
         self._room.leave(self, self.n_bytes)
         if self._n_peak >= _WORTH_GIVING_BACK_BYTES:
             self._n_peak = 0

@@ -1,4 +1,4 @@
-"""What all requests share: the model while it loads and when it is there, the queue, the counters, the end."""
+"""The state that all requests share: the model or its loading, the queue, the counters, and the server's end."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +22,10 @@ class ModelFile:
     """A model's file.
 
     Attributes:
-        path: Where it is.
-        info: What its header says, where that is a GGUF's.
-        modified_s: When it was last changed, in seconds since 1970.
-        template: Source of the chat template that is used, or None.
+        path: The path of the file.
+        info: The facts in the header of a GGUF; else None.
+        modified_s: Time of the last change, in seconds since 1970.
+        template: Source of the chat template in use, or None.
     """
 
     path: Path
@@ -36,13 +36,13 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that is there.
+    """A loaded model.
 
     Attributes:
-        engine: The model.
-        file: Its file.
-        close: Frees it, and may save something first.
-        room_bytes: What the memory plan keeps for requests; None where nothing was planned.
+        engine: The engine of the model.
+        file: The model's file.
+        close: Frees the model, after saving what is to be kept.
+        room_bytes: Memory that the plan keeps for requests; None without a plan.
     """
 
     engine: Engine
@@ -56,16 +56,16 @@ class Service:
     """The state of a server. Written by the thread that loads and ends it, read by its event loop.
 
     Attributes:
-        settings: What it was told.
-        loaded: The model, once it is there.
-        failure: Why it could not be loaded.
-        closing: Set once, when the server ends.
-        slots: Who is worked on and who waits.
+        settings: The server's settings.
+        loaded: The model, once it is loaded.
+        failure: The error that loading ended with, if any.
+        closing: Whether the server is ending.
+        slots: The requests that run and that wait.
         room: Memory for requests.
-        metrics: What was counted.
-        created: When the server began, in seconds since 1970.
-        load_s: What loading took.
-        n_connections: Connections that there are.
+        metrics: The counters.
+        created: Time when the server started, in seconds since 1970.
+        load_s: Seconds that loading took.
+        n_connections: Number of open connections.
     """
 
     settings: Settings
@@ -86,7 +86,7 @@ class Service:
 
     @property
     def name(self) -> str:
-        """What the model is called in answers: the name it was given; of a file or folder, only its own name."""
+        """The model's name in answers: as the command line has it, without the folder of a path."""
         given = Path(self.settings.model)
         if given.suffix.lower() == ".gguf":
             return given.stem
@@ -96,7 +96,7 @@ class Service:
         """Return the model.
 
         Raises:
-            ApiError: It is still loading, failed to load, or the server ends (503).
+            ApiError: The model is loading or failed to load, or the server is ending (503).
         """
         if self.closing:
             raise closing_error()
@@ -106,17 +106,17 @@ class Service:
             raise ApiError("the model is still loading", status=503, code="loading", retry_after_s=2)
         return self.loaded
 
-    def require_name(self, asked: str) -> str:
-        """Return the model's name, whichever of its names was asked for.
+    def require_name(self, name: str) -> str:
+        """Return the model's own name for any of its names.
 
         Raises:
             ApiError: The server has another model (404).
         """
         known = {self.name, self.settings.model, *self.settings.aliases}
-        if asked in known or asked.removesuffix(":latest") in known:
+        if name in known or name.removesuffix(":latest") in known:
             return self.name
         raise ApiError(
-            f"the model {asked!r:.200} is not served here; this server has {self.name!r} (--alias gives it more names)",
+            f"the model {name!r:.200} is not served here; this server has {self.name!r} (--alias adds names)",
             status=404,
             code="model_not_found",
             param="model",
@@ -124,7 +124,7 @@ class Service:
 
     @contextmanager
     def running(self, cancel: CancelToken) -> Iterator[None]:
-        """Let close() stop the work of the block."""
+        """Let stop() cancel the work of the block."""
         self._running.add(cancel)
         try:
             yield
@@ -132,31 +132,33 @@ class Service:
             self._running.discard(cancel)
 
     def stop(self) -> None:
-        """Refuse what comes and stop what runs; called by the event loop's thread."""
+        """Refuse new requests and cancel those that run; called by the event loop's thread."""
         self.closing = True
         for cancel in list(self._running):
             cancel.cancel()
 
     def gauges(self) -> list[Gauge]:
-        """Return the values of this moment for the metrics."""
+        """Return the current values for the metrics."""
         plan = None if self.loaded is None else self.loaded.engine.plan
         planned = plan.total_bytes if plan is not None and plan.terms else None
         return [
-            Gauge("ready", "Whether the model is there.", float(self.loaded is not None and not self.closing)),
-            Gauge("requests_running", "Requests worked on.", self.slots.n_running),
+            Gauge("ready", "Whether the model is loaded.", float(self.loaded is not None and not self.closing)),
+            Gauge("requests_running", "Requests that run.", self.slots.n_running),
             Gauge("requests_waiting", "Requests that wait.", self.slots.n_waiting),
-            Gauge("parallel_limit", "Requests that may be worked on at once.", self.slots.n_parallel),
-            Gauge("queue_limit", "Requests that may wait.", self.slots.n_queue),
-            Gauge("connections", "Connections.", self.n_connections),
-            Gauge("request_bytes", "Memory that requests take until they are answered.", self.room.n_taken),
-            Gauge("request_bytes_limit", "Most memory that they may take.", self.room.n_bytes),
-            Gauge("memory_cap_bytes", "What the process may hold.", None if plan is None else plan.cap_bytes),
-            Gauge("memory_planned_bytes", "What it was planned to hold at the most.", planned),
-            Gauge("load_seconds", "What loading the model took.", self.load_s or None),
-            Gauge("start_time_seconds", "When the server began, since 1970.", self.created),
+            Gauge("parallel_limit", "Most requests that may run at once.", self.slots.n_parallel),
+            Gauge("queue_limit", "Most requests that may wait.", self.slots.n_queue),
+            Gauge("connections", "Open connections.", self.n_connections),
+            Gauge("request_bytes", "Memory that requests hold.", self.room.n_taken),
+            Gauge("request_bytes_limit", "Most memory that requests may hold.", self.room.n_bytes),
+            Gauge(
+                "memory_cap_bytes", "Most memory that the process may hold.", None if plan is None else plan.cap_bytes
+            ),
+            Gauge("memory_planned_bytes", "Most memory that the process holds by its plan.", planned),
+            Gauge("load_seconds", "Seconds that loading the model took.", self.load_s or None),
+            Gauge("start_time_seconds", "Time when the server started, in seconds since 1970.", self.created),
         ]
 
 
 def closing_error() -> ApiError:
-    """Return the answer to requests that come, or are worked on, when the server ends."""
+    """Return the error of requests that arrive or run while the server ends."""
     return ApiError("the server is shutting down", status=503, code="shutting_down", retry_after_s=5)

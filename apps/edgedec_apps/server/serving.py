@@ -1,4 +1,4 @@
-"""A server from its socket to its end: the model loads in a thread beside it, and a cancel ends all of it."""
+"""Runs a server, from its socket to its end: a thread loads the model meanwhile, and a cancel ends both."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ def open_socket(settings: Settings) -> socket.socket:
     """Return a socket bound to the host and port, before anything is loaded.
 
     Raises:
-        RequestError: The port is in use, or the host is not this machine's.
+        RequestError: The port is in use, or the host is not an address of this machine.
     """
     host = settings.host.strip("[]")
     try:
@@ -39,7 +39,7 @@ def open_socket(settings: Settings) -> socket.socket:
     except OSError as error:
         raise _unusable(settings, error) from error
     try:
-        if os.name == "posix":  # elsewhere it lets two servers share a port
+        if os.name == "posix":  # on other systems it would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
@@ -57,7 +57,7 @@ def _unusable(settings: Settings, error: OSError) -> RequestError:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the address for a browser of what a socket listens on."""
+    """Return the URL of a listening socket, for a browser."""
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"
@@ -70,14 +70,14 @@ def serve(
     cancel: CancelToken,
     on_ready: Callable[[Service], None],
 ) -> None:
-    """Serve until `cancel`; then stop what runs, close the sockets and the model.
+    """Serve until `cancel`; then cancel the requests that run, and close the sockets and the model.
 
     Args:
-        settings: What to serve and to whom.
-        listener: From open_socket; closed at the end.
-        load: Loads the model; called in a thread, while the server says 503.
-        cancel: Ends the server, from any thread.
-        on_ready: Called in that thread once the model is there.
+        settings: The settings of the server.
+        listener: The socket of open_socket; it is closed at the end.
+        load: Loads the model; called in a thread, while the server answers 503.
+        cancel: Ends the server; may be cancelled from any thread.
+        on_ready: Called in the thread of `load` once the model is loaded.
 
     Raises:
         EdgedecError: The model could not be loaded.
@@ -112,7 +112,7 @@ def serve(
 
 
 async def _run(server: uvicorn.Server, service: Service, listener: socket.socket, cancel: CancelToken) -> None:
-    """Run uvicorn until the cancel, or until the model turns out not to load."""
+    """Run uvicorn until the cancel, or until loading the model fails."""
     running = asyncio.create_task(server.serve(sockets=[listener]))
     while not cancel.cancelled and service.failure is None and not running.done():
         await asyncio.wait({running}, timeout=_POLL_S)
@@ -128,7 +128,7 @@ def _load(service: Service, load: Load, cancel: CancelToken, on_ready: Callable[
     except EdgedecError as error:
         service.failure = error
         return
-    except Exception as error:  # told as the command's error
+    except Exception as error:  # becomes the error of the command
         service.failure = EdgedecError(f"the model could not be loaded: {type(error).__name__}: {error}")
         return
     service.load_s = perf_counter() - begun

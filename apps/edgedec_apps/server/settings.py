@@ -1,4 +1,4 @@
-"""What a server was told: where it listens, who may ask, and how much of anything it takes."""
+"""The settings of a server: where it listens, who may use it, and its limits."""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from edgedec.errors import RequestError
 
 _MOST_PORT = 65535
 ROOM_BYTES = 512_000_000
-"""Memory for requests where nothing else is said."""
+"""Memory for all requests together, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,23 +15,23 @@ class Settings:
     """The settings of a server.
 
     Attributes:
-        model: The model's name as it was given.
+        model: The model's name, as the command line has it.
         host: Name or address to listen on.
         port: TCP port; 0 takes a free one.
-        aliases: Further names that requests may call the model by.
-        api_key: What requests must bring, or None.
-        no_auth: Listen beyond this machine without a key.
-        origins: Web origins other than the server's own that may ask ("https://example.org").
-        n_parallel: Requests that are worked on at once.
-        n_queue: Requests that may wait for that; beyond them the answer is 429.
-        timeout_s: Most seconds that a request may take, waiting included.
-        header_timeout_s: Most seconds that its header may take to come.
-        body_timeout_s: Most seconds that its body may take to come.
+        aliases: Further names of the model in requests.
+        api_key: The key that requests must have, or None.
+        no_auth: Allow other machines to use the server without a key.
+        origins: Web origins other than the server's own whose pages may use the server ("https://example.org").
+        n_parallel: Requests that run at once.
+        n_queue: Requests that may wait; further ones are answered with 429.
+        timeout_s: Most seconds of a request, including its wait.
+        header_timeout_s: Most seconds until the header of a request is complete.
+        body_timeout_s: Most seconds until the body of a request is complete.
         max_body_bytes: Most bytes of a request's body.
-        n_connections: Connections at once; beyond them a new one takes the place of one that waits for its client.
-        n_per_address: The same, of one address.
+        n_connections: Most connections; a further one takes the place of one that waits for its client.
+        n_per_address: Most connections of one address.
         room_bytes: Most memory for all requests together, from their bodies to their answers.
-        offline: Never fetch a model.
+        offline: Never download a model.
     """
 
     model: str
@@ -70,7 +70,7 @@ class Settings:
         if not self.on_loopback and self.api_key is None and not self.no_auth:
             raise RequestError(
                 f"--host {self.host} can be reached from other machines: protect it with --api-key KEY (or "
-                "EDGEDEC_API_KEY), or say --no-auth if everybody there may use it"
+                "EDGEDEC_API_KEY), or give --no-auth if everybody there may use it"
             )
 
     @property

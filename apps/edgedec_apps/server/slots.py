@@ -1,4 +1,4 @@
-"""Who is worked on, who waits and who is refused: first come, first served. Used by one event loop."""
+"""The queue: which requests run, wait or are refused, first come, first served. Used by one event loop."""
 
 import asyncio
 import math
@@ -14,13 +14,13 @@ _SHARE_OF_LATEST = 0.2
 
 
 class Slots:
-    """A bounded number of places to work in, and a bounded queue before them.
+    """A bounded number of places, in which requests run, and a bounded queue before them.
 
     Attributes:
-        n_parallel: Places to work in.
-        n_queue: Places to wait in.
-        n_running: Places taken.
-        n_preparing: Requests whose prompts are being read; each is going to take a place, or wait for one.
+        n_parallel: Number of places.
+        n_queue: Most requests that may wait for a place.
+        n_running: Requests that have a place.
+        n_preparing: Requests whose prompts are being encoded; each will take a place, or wait for one.
     """
 
     def __init__(self, n_parallel: int, n_queue: int) -> None:
@@ -32,18 +32,18 @@ class Slots:
 
     @property
     def n_waiting(self) -> int:
-        """How many wait for a place, or prepare."""
+        """Number of requests that wait for a place, or are prepared."""
         return len(self._waiting) + self.n_preparing
 
     def require_room(self) -> None:
-        """Raise ApiError (429, with the seconds after which asking again is worth it) where nobody more may wait."""
+        """Raise ApiError 429, with the seconds after which to try again, where no more requests may wait."""
         n_there = self.n_waiting + self.n_running
         if n_there >= self.n_parallel + self.n_queue:
             running = "1 request is running" if self.n_running == 1 else f"{self.n_running} requests are running"
             waiting = f"{self.n_waiting} {'is' if self.n_waiting == 1 else 'are'} waiting"
             raise ApiError(
-                f"{running} and {waiting}, and the server takes no more (--parallel {self.n_parallel}, --queue "
-                f"{self.n_queue}); ask again later",
+                f"{running} and {waiting}, and no more may wait (--parallel {self.n_parallel}, --queue "
+                f"{self.n_queue}); try again later",
                 status=429,
                 code="queue_full",
                 retry_after_s=min(_MOST_RETRY_S, max(1, math.ceil(n_there / self.n_parallel * self._usual_s))),
@@ -51,7 +51,7 @@ class Slots:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Count as one who waits while a prompt is read inside the block (ApiError as require_room)."""
+        """Count the request as waiting inside the block, which encodes its prompts (ApiError as require_room)."""
         self.require_room()
         self.n_preparing += 1
         try:
@@ -62,14 +62,14 @@ class Slots:
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[float]:
         """Wait for a place and hold it inside the block; yields the seconds waited."""
-        asked = monotonic()
+        arrived = monotonic()
         if self.n_running < self.n_parallel:
             self.n_running += 1
         else:
             await self._wait()
         begun = monotonic()
         try:
-            yield begun - asked
+            yield begun - arrived
         finally:
             self._usual_s += _SHARE_OF_LATEST * (monotonic() - begun - self._usual_s)
             self._pass_on()
@@ -80,15 +80,15 @@ class Slots:
         try:
             await mine
         except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():  # the place was given in the same moment
+            if mine.done() and not mine.cancelled():  # the place was given at the same moment
                 self._pass_on()
             else:
-                with suppress(ValueError):  # _pass_on may have met it already
+                with suppress(ValueError):  # _pass_on may have removed it already
                     self._waiting.remove(mine)
             raise
 
     def _pass_on(self) -> None:
-        """Give the place to the next who waits, or leave it empty."""
+        """Give the place to the next request that waits; without one it is empty."""
         while self._waiting:
             following = self._waiting.popleft()
             if not following.done():

@@ -1,4 +1,4 @@
-"""Structured output: what `response_format` and ollama's `format` ask for, as options of Engine.stream."""
+"""Structured output: `response_format` and ollama's `format`, as options of Engine.stream."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ _ANY_OBJECT = {"type": "object"}
 
 
 def structured_options(fields: Fields) -> dict[str, Any]:
-    """Return the options that `response_format` stands for.
+    """Return the options of a request's `response_format`.
 
-    OpenAI's types are text, json_object and json_schema; besides, {"type": "regex", "pattern": ...} and
+    Its types are OpenAI's text, json_object and json_schema, and {"type": "regex", "pattern": ...} and
     {"type": "lark", "grammar": ...}.
 
     Raises:
-        RequestError: It is malformed.
+        RequestError: The field is malformed.
     """
     given = fields.object("response_format")
     kind = given.text("type")
@@ -42,7 +42,7 @@ def structured_options(fields: Fields) -> dict[str, Any]:
 
 
 def ollama_format(fields: Fields) -> dict[str, Any]:
-    """Return the options that ollama's `format` stands for: "json", or a JSON schema."""
+    """Return the options of ollama's `format`, which is "json" or a JSON schema."""
     given = fields.take("format")
     if given is None or given == "":
         return {}
@@ -53,21 +53,21 @@ def ollama_format(fields: Fields) -> dict[str, Any]:
     return {"json_schema": given}
 
 
-def close_option(fields: Fields, structured: dict[str, Any]) -> dict[str, Any]:
-    """Return the option that `json_close` stands for: the text is made whole in time; `structured` is what it keeps to.
+def with_close(fields: Fields, structured: dict[str, Any]) -> dict[str, Any]:
+    """Return options of structured output, and the option json_close where the request has it.
 
     Raises:
-        ApiError: It is no boolean, or the text keeps to nothing.
+        ApiError: json_close is not a boolean, or there is no structured output that it could complete.
     """
     if not fields.flag(CLOSE):
-        return {}
+        return structured
     if not structured:
-        raise fields.refusal(CLOSE, "needs a JSON schema or a grammar beside it (response_format, format)")
-    return {CLOSE: True}
+        raise fields.refusal(CLOSE, "needs a JSON schema or a grammar too (response_format, format)")
+    return structured | {CLOSE: True}
 
 
 def _text(fields: Fields, name: str) -> str:
-    """Return a string that must be there."""
+    """Return a string field that must be there."""
     text = fields.text(name)
     if text is None:
         raise fields.refusal(name, "is missing; give it")

@@ -1,4 +1,4 @@
-"""What a reply tells of itself: times and counts (`timings`, by llama.cpp's names), and why drafts were made or not."""
+"""Reports in a reply: times and counts (`timings`, with llama.cpp's names), and why the model drafted or not."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ from edgedec.stats import DecodeStats
 def timings(generations: Sequence[Generation]) -> dict[str, Any]:
     """Return counts and milliseconds, summed over the texts of a reply.
 
-    prompt_n counts the tokens that were evaluated, cache_n those found in the KV cache; draft_n the tokens of verified
-    drafts, draft_n_accepted those of them that are in the text. Waiting for a turn is in none of the times.
+    prompt_n counts the prompt tokens that were evaluated, cache_n those found in the KV cache; draft_n counts the
+    tokens of verified drafts, draft_n_accepted the accepted ones. No time includes the wait in the queue.
     """
     stats = [generation.stats for generation in generations]
     n_prompt = sum(each.n_prompt_tokens - each.n_reused_tokens for each in stats)
@@ -37,7 +37,7 @@ def decoding_s(stats: DecodeStats) -> float:
 
 
 def explanations(generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
-    """Return the `edgedec` field: for every text its seed, what drafted and why, and where the time went."""
+    """Return the `edgedec` field: for each text its seed, what was drafted and why, and the time of each phase."""
     return {"queue_ms": 1000 * queued_s, "generations": [_explained(generation) for generation in generations]}
 
 

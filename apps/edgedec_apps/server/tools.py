@@ -1,4 +1,4 @@
-"""Tools: what a chat's model may call, and the calls in what it answers."""
+"""Tools that a chat's model may call, and the calls in its answers."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ from edgedec_apps.tool_calls import Parsed, ToolCallStream, parse_tool_calls, to
 
 _MOST_TOOLS = 128
 Tools = tuple[dict[str, Any], ...]
-"""Definitions of what a model may call, in OpenAI's form."""
+"""Definitions of tools, in OpenAI's form."""
 
 
 def read_tools(fields: Fields, template: str | None) -> tuple[Tools, dict[str, Any]]:
-    """Return the tools of a request, and the options of Engine.stream that hold the model to calling one.
+    """Return the tools of a request, and the options of Engine.stream that make the model call one of them.
 
     Args:
-        fields: The request's; `tools` and `tool_choice` are read.
+        fields: The fields of the request; `tools` and `tool_choice` are read.
         template: Source of the model's chat template.
 
     Raises:
-        ApiError: A tool or the choice is malformed, or the template knows nothing of tools.
+        ApiError: A tool or the choice is malformed, or the template does not support tools.
     """
     tools = tuple(_definition(i, tool) for i, tool in enumerate(fields.objects("tools")))
     choice = fields.take("tool_choice")
@@ -27,19 +27,19 @@ def read_tools(fields: Fields, template: str | None) -> tuple[Tools, dict[str, A
         raise fields.refusal("tools", f"holds {len(tools)} tools; at most {_MOST_TOOLS}")
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise fields.refusal("tool_choice", "needs tools beside it")
+            raise fields.refusal("tool_choice", "needs tools too")
         return (), {}
     if choice == "none":
         return (), {}
     if template is None or "tools" not in template:
-        raise fields.refusal("tools", "are unknown to the model's chat template; leave them out, or take another model")
+        raise fields.refusal("tools", "are not supported by the model's chat template; leave them out")
     if choice in (None, "auto"):
         return tools, {}
     return tools, {"json_schema": tool_call_schema(_chosen(fields, choice, tools))}
 
 
 def _chosen(fields: Fields, choice: Any, tools: Tools) -> Tools:
-    """Return the tools of which one must be called."""
+    """Return the tools of which the model must call one."""
     if choice == "required":
         return tools
     named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
@@ -51,7 +51,7 @@ def _chosen(fields: Fields, choice: Any, tools: Tools) -> Tools:
 
 
 def _definition(i: int, tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool in OpenAI's form, checked."""
+    """Return a tool in OpenAI's form (ApiError where it is malformed)."""
     function = tool.get("function")
     where = f"tools[{i}]"
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
@@ -65,9 +65,9 @@ def _definition(i: int, tool: dict[str, Any]) -> dict[str, Any]:
 
 
 class Splitter:
-    """Takes the calls out of texts that come in pieces, several at the same time by index.
+    """Separates texts that arrive in pieces from the tool calls in them; `index` tells the texts apart.
 
-    `names` are those of the tools; without tools every text is passed on as it is.
+    `names` are the names of the tools; without tools a text is returned unchanged.
     """
 
     def __init__(self, names: frozenset[str] | None) -> None:
@@ -75,23 +75,23 @@ class Splitter:
         self._streams: dict[int, ToolCallStream] = {}
 
     def whole(self, text: str) -> Parsed:
-        """Return a text that comes in one piece, and the calls in it."""
+        """Return a whole text without its calls, and the calls."""
         return (text, []) if self._names is None else parse_tool_calls(text, self._names)
 
     def feed(self, index: int, text: str) -> Parsed:
-        """Take a piece; return the text and the calls that are now certain."""
+        """Take the next piece of a text; return the text and the calls that are certain now."""
         if self._names is None:
             return text, []
         return self._stream(index).feed(text)
 
     def finish(self, index: int) -> Parsed:
-        """Return what was held back of a text that is over."""
+        """Return the rest of a text that has ended."""
         if self._names is None:
             return "", []
         return self._stream(index).finish()
 
     def count(self, index: int) -> int:
-        """Return how many calls a text has had so far."""
+        """Return the number of calls in a text so far."""
         return self._stream(index).n_calls
 
     def _stream(self, index: int) -> ToolCallStream:

@@ -1,4 +1,4 @@
-"""What the endpoints share: the service behind a request, and errors in the form that its address speaks."""
+"""What all endpoints share: they get the service, and errors are answered in the form of their interface."""
 
 from collections.abc import Awaitable, Callable
 from logging import getLogger
@@ -17,12 +17,12 @@ _LOG = getLogger("edgedec.server")
 
 
 def endpoint(handler: Handler) -> Endpoint:
-    """Return what a route wants: the service is found, and an error becomes an answer."""
+    """Return an endpoint for a route: it passes the service to the handler, and answers the handler's errors."""
 
     async def answer(request: Request) -> Response:
         try:
             return await handler(request, request.app.state.service)
-        except ClientDisconnect:  # in the middle of its own request: nobody reads the answer
+        except ClientDisconnect:  # the client disconnected before its request was complete, and reads no answer
             return Response(status_code=400)
         except EdgedecError as error:
             return refusal(request.url.path, problem_of(error))

@@ -16,10 +16,10 @@ from support.running_server import ENDLESS, PATIENCE_S, Running, messages, metri
 
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
-from edgedec_apps.server.generation import Asked, run_in_thread
-from edgedec_apps.server.openai_forms import ChatForm, Frame
+from edgedec_apps.server.generation import TextRequest, run_in_thread
+from edgedec_apps.server.openai_forms import ChatForm
 from edgedec_apps.server.reply import Reply
-from edgedec_apps.server.requests import Wanted
+from edgedec_apps.server.requests import Delivery
 from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.settings import Settings
@@ -153,9 +153,9 @@ def test_a_failure_that_is_no_exception_ends_the_request() -> None:
 
 def test_a_slow_reader_keeps_no_place(server: Running) -> None:
     """A text is generated to its end, and its place free, even if the client reads nothing of the stream."""
-    wanted = Wanted(stream=True)
-    form = ChatForm(Frame("chatcmpl", "tiny", wanted, server.engine.tokenizer))
-    asked = Asked((messages("x"),), {"max_tokens": 30, "ignore_end": True})
+    delivery = Delivery(stream=True)
+    form = ChatForm("tiny", delivery, server.engine.tokenizer)
+    texts = TextRequest((messages("x"),), {"max_tokens": 30, "ignore_end": True})
 
     async def scene() -> tuple[int, bytes]:
         service, reads, sent = Service(Settings("tiny")), asyncio.Event(), list[Any]()
@@ -169,7 +169,7 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
             await asyncio.Event().wait()
 
         scope = {"path": "/", SHARE: Share(service.room, PATIENCE_S)}
-        reply = asyncio.create_task(Reply(service, server.engine, asked, form)(scope, receive, send))
+        reply = asyncio.create_task(Reply(service, server.engine, texts, form)(scope, receive, send))
         while len(sent) < 2 or service.slots.n_running:
             await asyncio.sleep(0.01)
         n_sent = len(sent)

@@ -87,11 +87,11 @@ def test_a_share_that_is_too_large_or_too_late_is_refused() -> None:
     async def scene() -> None:
         room = Room(1600)
         first, second = Share(room, PATIENCE_S), Share(room, 0.01)
-        with pytest.raises(ApiError, match=r"takes about 1\.4 kB of memory .* one may take 1\.4 kB") as refused:
+        with pytest.raises(ApiError, match=r"needs about 1\.4 kB of memory .* one request may use 1\.4 kB") as refused:
             await first.grow(1401)
         assert refused.value.status == 413
         await first.grow(1400)
-        with pytest.raises(ApiError, match="take all the memory there is for them") as busy:
+        with pytest.raises(ApiError, match="use all the memory for requests") as busy:
             await second.grow(101)
         assert (busy.value.status, busy.value.retry_after_s, room.n_taken) == (503, 5, 1400)
         async with second.more(100):
@@ -118,7 +118,7 @@ def test_what_takes_too_much_memory_is_refused(narrow: Running, body: bytes) -> 
     """A body that would take more than one request may have is a 413 before it is read as JSON."""
     reply = narrow.client.post("/v1/chat/completions", content=body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_large")
-    assert "of memory until it is answered; one may take 3.5 MB" in reply.json()["error"]["message"]
+    assert "of memory, and one request may use 3.5 MB" in reply.json()["error"]["message"]
     wait_until(lambda: narrow.service.room.n_taken == 0, "it is not given back")
 
 

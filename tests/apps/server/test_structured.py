@@ -143,7 +143,7 @@ def test_a_tool_that_is_unknown_or_contradicts(server: Running) -> None:
     """A choice of a tool that is not given, and a choice beside a schema, are refused."""
     for fields, words in (
         ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "name a tool"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "can't both be kept"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "exclude each other"),
     ):
         asked = {"messages": messages("Hi"), "tools": [TOOL]} | fields
         reply = server.client.post("/v1/chat/completions", json=asked)
