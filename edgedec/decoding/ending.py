@@ -65,7 +65,7 @@ class TextEnd:
         if is_end or (is_last and self.constraint is not None and self.constraint.is_complete):
             self.note_grammar(sequence, "stop")
             return "stop"
-        is_longest = sequence.n_generated == self.max_tokens
+        is_longest = len(sequence.token_ids) - len(sequence.request.prompt_ids) == self.max_tokens
         if not is_longest and len(sequence.token_ids) < self.n_most:
             return None
         if is_last:

@@ -79,16 +79,16 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
         What Session.forward raises; the sequence is unchanged then, except for n_cached at what was evaluated.
     """
     stats, n_past = sequence.stats, sequence.n_cached
-    is_prefill = len(sequence.token_ids) == len(sequence.request.prompt_ids)
+    n_generated = len(sequence.token_ids) - len(sequence.request.prompt_ids)
     pending = sequence.token_ids[n_past:]
     begun = perf_counter()
-    draft = _propose(sequence, decoder, len(pending))
+    draft = _propose(sequence, decoder, n_generated) if len(pending) == 1 else EMPTY_DRAFT
     proposed = perf_counter()
     forward = _forward(sequence, decoder, pending, draft)
     evaluated = perf_counter()
     verification, keep_s = _accept(sequence, decoder, draft, forward)
     accepted = perf_counter()
-    if is_prefill:
+    if not n_generated:
         stats.prefill_s += evaluated - proposed
     else:
         stats.forward_s += evaluated - proposed
@@ -101,17 +101,17 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
     return verification
 
 
-def _propose(sequence: Sequence, decoder: Decoder, n_pending: int) -> Draft:
+def _propose(sequence: Sequence, decoder: Decoder, n_generated: int) -> Draft:
     """Return the nodes to verify: useful, within the room that is left, and verified with the bits of single steps."""
     policy, session, n_past = decoder.policy, decoder.session, sequence.n_cached
-    if policy is None or n_pending != 1:
+    if policy is None:
         return EMPTY_DRAFT
     room = min(session.room(n_past + 1), session.model.capabilities.max_rows - 1)
     if decoder.max_rows is not None:
         room = min(room, decoder.max_rows - 1)
     max_tokens = sequence.request.sampling.max_tokens
     if max_tokens is not None:
-        room = min(room, max_tokens - sequence.n_generated - 1)
+        room = min(room, max_tokens - n_generated - 1)
     if decoder.strict and room >= 1:
         exact = session.exact_rows(n_past)
         if exact is None:

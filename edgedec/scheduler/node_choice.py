@@ -56,9 +56,17 @@ def choose_nodes(
     if options.always:
         candidates = range(len(paths)) if options.trees else tree.chain(paths)
         return sorted(sorted(candidates, key=paths.__getitem__, reverse=True)[:n_max]), 0.0
-    if options.trees:
-        return best_shape(tree, paths, cost, n_max, spent_s, curve.keep_s, curve.others)
-    return best_part(paths, tree.chain(paths), cost, n_max, spent_s, curve.others)
+    keep_s, others = curve.keep_s, curve.others
+    if not options.trees:
+        return best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)
+    nodes, rate = best_part(paths, range(len(paths)), cost, n_max, spent_s, others)
+    is_free = not nodes or keep_s < _FREE_KEEP * cost(0)
+    if is_free or all(tree.parents[node] == last for last, node in pairwise([-1, *nodes])):
+        return nodes, rate
+    # Keeping a branch costs something: the best part of a tree that pays for it, or of the likeliest chain.
+    whole = best_part(paths, range(len(paths)), lambda n: cost(n) + (keep_s if n else 0.0), n_max, spent_s, others)
+    chain = best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)
+    return whole if whole[1] > chain[1] else chain
 
 
 def best_part(
@@ -88,26 +96,3 @@ def best_part(
         if rate > best_rate:
             best_n, best_rate = n, rate
     return sorted(order[:best_n]), best_rate
-
-
-def best_shape(
-    tree: DraftTree,
-    paths: Sequence[float],
-    cost: Cost,
-    n_max: int,
-    spent_s: float,
-    keep_s: float,
-    others: float = 0.0,
-) -> tuple[list[int], float]:
-    """Return the best part of a tree, or of its likeliest chain where keeping a branch costs more than it brings.
-
-    `keep_s` is the seconds that keeping one branch of a tree takes after the forward; a chain needs none. The other
-    parameters and the result are best_part's.
-    """
-    nodes, rate = best_part(paths, range(len(paths)), cost, n_max, spent_s, others)
-    is_free = not nodes or keep_s < _FREE_KEEP * cost(0)
-    if is_free or all(tree.parents[node] == last for last, node in pairwise([-1, *nodes])):
-        return nodes, rate
-    whole = best_part(paths, range(len(paths)), lambda n: cost(n) + (keep_s if n else 0.0), n_max, spent_s, others)
-    chain = best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)
-    return whole if whole[1] > chain[1] else chain

@@ -77,7 +77,7 @@ class Policy:
 
         `room` is the most nodes that the session and the text have room for. A drafter that fails is dropped.
         """
-        self._trials.begin_step()
+        self._trials.trial = self._curve.latest_s = None
         n_max = min(room, self._options.n_max)
         drafters, always = self.drafters, self._options.always
         if not drafters.all or n_max < 1:
@@ -152,7 +152,9 @@ class Policy:
         `draft` is what the step verified, `hidden` the hidden states that the drafters need, of the rows kept.
         """
         token_ids = verification.token_ids
-        self._trials.learn(len(draft.tokens), len(token_ids))
+        trial, self._trials.trial = self._trials.trial, None
+        if trial is not None:
+            self._trials.learn(trial, len(draft.tokens), len(token_ids))
         if self._log.n_steps:
             self._log.n_tokens += len(token_ids)
         for active in self.drafters.all:

@@ -23,7 +23,7 @@ _PLAIN_SHARE = 0.01  # of the time: what trying plain steps may lose
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class Trial:
     """A trial in the step that is running.
 
     Attributes:
@@ -40,18 +40,18 @@ class _Trial:
 
 
 class RowTrials:
-    """The trials of one generation; what they may lose is counted in the curve, for all generations."""
+    """The trials of one generation; what they may lose is counted in the curve, for all generations.
+
+    Attributes:
+        trial: The trial of the step that is running; None for a step without one.
+    """
 
     def __init__(self, curve: CostCurve, options: PolicyOptions) -> None:
         self._curve = curve
         self._options = options
-        self._trial: _Trial | None = None
+        self.trial: Trial | None = None
         self._n_considered = 0
         self._n_drafted = 0
-
-    def begin_step(self) -> None:
-        """Begin a step without a trial."""
-        self._trial = self._curve.latest_s = None
 
     def more_nodes(
         self, tree: DraftTree, paths: list[float], cost: Cost, n_max: int, chosen: tuple[list[int], float]
@@ -85,7 +85,7 @@ class RowTrials:
         if lost_s > left_s or not trials.may_try(n + 1):
             return False
         trials.lost_s += lost_s
-        self._trial = _Trial(n, rate, others, lost_s)
+        self.trial = Trial(n, rate, others, lost_s)
         return True
 
     def plain_is_due(self, gain: float) -> bool:
@@ -97,15 +97,12 @@ class RowTrials:
         self._n_drafted = self._n_drafted + 1 if n_nodes else 0
         self._curve.trials.total_s += seconds / (1 + self._curve.others)
 
-    def learn(self, n_nodes: int, n_tokens: int) -> None:
-        """Note what this step's trial cost: the step verified `n_nodes` nodes and gained `n_tokens` tokens.
+    def learn(self, trial: Trial, n_nodes: int, n_tokens: int) -> None:
+        """Note what a trial cost: its step verified `n_nodes` nodes and gained `n_tokens` tokens.
 
         A trial that was not made, as a grammar changed the draft or a prompt came with it, cost nothing.
         """
-        trial, seconds, trials = self._trial, self._curve.latest_s, self._curve.trials
-        if trial is None:
-            return
-        self._trial = None
+        seconds, trials = self._curve.latest_s, self._curve.trials
         if seconds is None or n_nodes != trial.n_nodes or self._curve.others != trial.others:
             trials.lost_s = max(0.0, trials.lost_s - trial.lost_s)
             return
