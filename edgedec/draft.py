@@ -79,6 +79,17 @@ class Draft:
         """Whether each node's parent is the node before it."""
         return not len(self.parents) or bool(np.array_equal(self.parents, np.arange(-1, len(self) - 1)))
 
+    def depths(self) -> list[int]:
+        """Return how many tokens deep each node is, 1 for one that follows the last accepted token.
+
+        >>> Draft.tree([5, 6, 7], [-1, 0, 0], [1.0, 1.0, 1.0]).depths()
+        [1, 2, 2]
+        """
+        result: list[int] = []
+        for parent in self.parents.tolist():
+            result.append(1 + (result[parent] if parent >= 0 else 0))
+        return result
+
     def truncated(self, n_max: int) -> "Draft":
         """Return the first `n_max` nodes as a draft; their parents are among them, as parents stand first."""
         if len(self.tokens) <= n_max:

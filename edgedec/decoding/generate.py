@@ -82,7 +82,8 @@ class TokenStream(Iterator[TokenOutput]):
         self._reader = OneReader()
         self._stop = CancelToken()  # of this stream alone; `cancel` may be shared with others
         if constraint is not None:
-            constraint.begin(_most_tokens(request, target.session))
+            room, max_tokens = target.session.n_text_max - len(request.prompt_ids), request.sampling.max_tokens
+            constraint.begin(room if max_tokens is None else min(room, max_tokens))
         card = target.session.model.card
         stats = DecodeStats(card.runtime, target.runtime_reason, request.seed, lossy_note(card))
         stats.n_prompt_tokens = len(request.prompt_ids)
@@ -158,12 +159,6 @@ def _check_request(request: Request, session: Session, constraint: Constraint | 
         raise RequestError("a grammar decides where the text ends, so ignore_end can't be kept: leave one of them out")
     if n_prompt >= (most := session.n_text_max):
         raise too_long(n_prompt, most - 1)
-
-
-def _most_tokens(request: Request, session: Session) -> int:
-    """Return the most tokens that may follow the prompt: max_tokens, or fewer where the context has less room."""
-    room = session.n_text_max - len(request.prompt_ids)
-    return room if request.sampling.max_tokens is None else min(room, request.sampling.max_tokens)
 
 
 def _run(

@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from edgedec.draft import Draft
 
@@ -48,23 +47,12 @@ class Calibration:
         self._factors[i] = (hits + prior) / (estimated + prior)
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """How right a draft was, whether its nodes were verified or not.
+def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> tuple[list[int], int, int]:
+    """Compare a draft with the tokens that came, verified or not, and let its drafter's calibration observe them.
 
-    Attributes:
-        path: The nodes that are the text, root first.
-        n_tried: How many nodes had parents that are the text.
-        depth: How many tokens deep the deepest of these nodes is.
+    Returns the nodes that are the text, root first; the number of nodes whose parents are the text; and how many tokens
+    deep the deepest of these is.
     """
-
-    path: list[int]
-    n_tried: int
-    depth: int
-
-
-def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> Score:
-    """Compare a draft with the tokens that came, let its drafter's calibration observe them, and return the score."""
     depths = {-1: 0}
     path: list[int] = []
     n_tried = deepest = 0
@@ -80,4 +68,4 @@ def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> S
         if right and depth == len(path):  # of two siblings with the same token the first
             depths[node] = depth + 1
             path.append(node)
-    return Score(path, n_tried, deepest)
+    return path, n_tried, deepest

@@ -79,13 +79,13 @@ class ActiveDrafters:
         if n and not self._options.coupled and self._keeps_q(draft):
             self.drawn = draft if self.drawn is None else self.drawn
         elif n:
-            p, parents = draft.p_accept.tolist(), draft.parents.tolist()
+            p = draft.p_accept.tolist()
             if not self._options.always:
                 calibration = active.record.calibration[self._options.greedy]
                 p = [calibration.corrected(estimate) for estimate in p]
-            active.places = tree.add(draft.tokens.tolist(), parents, p)
+            active.places = tree.add(draft.tokens.tolist(), draft.parents.tolist(), p)
             if self._recorder is not None:
-                self._recorder.drafted(active.places, parents)
+                self._recorder.drafted(active.places, draft.depths())
         seconds = perf_counter() - started
         stats.count_proposal(active.name, n, seconds)
         return seconds

@@ -4,7 +4,6 @@ A costly drafter is asked where its record says that it pays, and at times to fi
 the time.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgedec.cost_curve import Cost, best_length
@@ -101,7 +100,7 @@ def note_draft(active: ActiveDrafter, plan: DraftPlan, seconds: float, cost: Cos
     active.n_asked += 1
     active.asked_s += seconds
     if n:
-        _note_time(record, seconds, plan.level_s, _depth(active.draft.parents.tolist()), active.missed)
+        _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
     active.missed, active.tries = 0, plan.is_trial
     if plan.is_trial:
         lost_s = seconds + cost(n) - cost(0)
@@ -139,11 +138,3 @@ def _note_time(record: DrafterRecord, seconds: float, level_s: float, n_levels: 
         record.first_s = reading_s
     else:
         record.read_s = reading_s / n_missed
-
-
-def _depth(parents: Sequence[int]) -> int:
-    """Return how many tokens deep a draft of at least one node goes."""
-    depths = [0] * (len(parents) + 1)  # the last one is for -1
-    for node, parent in enumerate(parents):
-        depths[node] = depths[parent] + 1
-    return max(depths)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from edgedec.cost_curve import Cost
 from edgedec.counted import counted
 from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
-from edgedec.scheduler.acceptance import Calibration, Score
+from edgedec.scheduler.acceptance import Calibration
 
 SHOWN = 4
 """Nodes that the reason against drafting speaks of."""
@@ -46,11 +46,11 @@ class DrafterRecord:
         """Return P(a node is accepted | its parent was accepted), at most 0.98."""
         return min(0.98, self.accepted[greedy] / self.offered[greedy])
 
-    def observe(self, scored: Score, *, greedy: bool, is_trial: bool) -> None:
-        """Take how right a draft was."""
+    def observe(self, n_right: int, depth: int, *, greedy: bool, is_trial: bool) -> None:
+        """Take a draft that was right `n_right` tokens deep, where `depth` tokens were compared with the text."""
         kept = _FORGET_TRIALS if is_trial else _FORGET
-        self.offered[greedy] = self.offered[greedy] * kept + scored.depth
-        self.accepted[greedy] = self.accepted[greedy] * kept + len(scored.path)
+        self.offered[greedy] = self.offered[greedy] * kept + depth
+        self.accepted[greedy] = self.accepted[greedy] * kept + n_right
 
 
 @dataclass(slots=True)

@@ -174,12 +174,12 @@ class Policy:
     def _score(self, stats: DecodeStats, active: ActiveDrafter, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Score a drafter's proposal and return the nodes that were right, except for the step's last token."""
         greedy = self._options.greedy
-        scored = score(active.draft, token_ids, active.record.calibration[greedy])
+        path, n_tried, depth = score(active.draft, token_ids, active.record.calibration[greedy])
         if active.costly:
-            active.record.observe(scored, greedy=greedy, is_trial=active.tries)
-        stats.count_outcome(active.name, scored.n_tried, len(scored.path))
-        active.n_used += active.verified and bool(scored.path)
-        return tuple(scored.path[: len(token_ids) - 1])  # the step's last token is the target's own
+            active.record.observe(len(path), depth, greedy=greedy, is_trial=active.tries)
+        stats.count_outcome(active.name, n_tried, len(path))
+        active.n_used += active.verified and bool(path)
+        return tuple(path[: len(token_ids) - 1])  # the step's last token is the target's own
 
     def explain(self) -> list[str]:
         """Return a sentence on how often drafting paid and, where it did not, why; one more for each draft model."""

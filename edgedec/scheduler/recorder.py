@@ -46,7 +46,7 @@ class Recorder:
         """Note a forward over `n_rows` rows: through these half-layers and the head, or of a draft model (None)."""
         self._evaluated.append(Evaluated(n_rows, None if layers is None else self._share(layers)))
 
-    def drafted(self, places: Sequence[int], parents: Sequence[int]) -> None:
+    def drafted(self, places: Sequence[int], depths: Sequence[int]) -> None:
         """Note after which forward each node of a draft was known.
 
         In a draft of depth d that took f forwards, a node of depth i counts as known after f * i / d forwards, rounded
@@ -54,13 +54,10 @@ class Recorder:
 
         Args:
             places: By node, its index in the tree of all drafts; new nodes have the next indices.
-            parents: By node, its parent in the draft.
+            depths: By node, how many tokens deep it is.
         """
         before, n_made = self._n_noted, len(self._evaluated) - self._n_noted
         self._n_noted += n_made
-        depths: list[int] = []
-        for parent in parents:
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
         for place, depth in zip(places, depths, strict=True):
             if place == len(self._after):
                 self._after.append(before + -(-n_made * depth // max(depths)))
