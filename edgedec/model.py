@@ -1,7 +1,7 @@
-"""What a runtime is: loaded weights (`Model`), one sequence's KV cache on them (`Session`), one way in (`forward`).
+"""What a runtime implements: `Runtime` loads weights (`Model`), which open sessions with a KV cache each (`Session`).
 
-A runtime implements these protocols and is found by entry point (group `edgedec.runtimes`). Names: `n_past` is the
-number of tokens already in a session's KV cache that a forward builds on; a *row* is one new token of a forward.
+A runtime is found by its entry point (group `edgedec.runtimes`). `n_past` is the number of tokens in a session's KV
+cache that a forward builds on; a *row* is one new token of a forward.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ _COUNTS = ("n_ctx", "n_parallel", "max_rows", "n_threads", "resident_bytes", "pl
 
 @dataclass(frozen=True, slots=True)
 class LayerSet:
-    """Which half-layers a forward runs; those left out pass the hidden state through unchanged.
+    """Which half-layers a forward runs; a half-layer that is left out passes the hidden state on unchanged.
 
     Attributes:
-        attn: bool[n_layer], attention block of each layer.
-        mlp: bool[n_layer], feed-forward block of each layer.
+        attn: bool[n_layer], whether the attention block of each layer runs.
+        mlp: bool[n_layer], whether the feed-forward block of each layer runs.
     """
 
     attn: NDArray[np.bool_]
@@ -40,7 +40,7 @@ class LayerSet:
 
     @classmethod
     def of(cls, n_layer: int, keep: Sequence[int]) -> "LayerSet":
-        """Build the set that runs exactly the layers in `keep`, attention and feed-forward alike."""
+        """Return the set that runs exactly the layers in `keep`, both attention and feed-forward."""
         mask = np.zeros(n_layer, dtype=np.bool_)
         mask[list(keep)] = True
         return cls(attn=mask, mlp=mask.copy())
@@ -48,21 +48,21 @@ class LayerSet:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a runtime can do with one model; checked when the engine is built, never found out half-way.
+    """What a runtime can do with one model; the engine checks it before it generates.
 
     Attributes:
-        rollback: `n_past` may be any value up to the tokens cached (False for most recurrent models, where it may
-            only be the tokens cached, or 0).
+        rollback: `n_past` may be any number up to n_cached. False for most recurrent models, whose `n_past` is either
+            n_cached or 0.
         trees: `parents` may describe a tree.
-        exact_trees: Rows of a tree are bit-equal to their chains as far as `batch_invariant` says; where they are not,
+        exact_trees: Rows of a tree are bit-equal to their chains as far as `batch_invariant` says. Where this is False,
             strict numerics verify chains only.
-        fork: A session can be forked, sharing its prefix.
-        layers: `layers` may be a subset.
+        fork: A session can be forked and shares its prefix with the fork.
+        layers: `layers` may be a subset of the layers.
         taps: Hidden states after given layers can be returned.
         hidden_input: A forward can start from hidden states instead of tokens.
-        max_rows: Most rows of logits that one forward returns.
-        prefill_chunk: A prefill is evaluated in chunks that end at multiples of this many positions, and a prefix
-            reused up to such a border has a cold start's bits; 1 where the bits don't depend on the chunks at all.
+        max_rows: Most rows of logits that one forward returns for one session; means the same as in LoadOptions.
+        prefill_chunk: A prefill is evaluated in chunks that end at multiples of this many positions, so that a prefix
+            reused up to such a multiple has a cold start's bits. 1 where the bits don't depend on the chunks.
     """
 
     rollback: bool = True
@@ -76,7 +76,7 @@ class Capabilities:
     prefill_chunk: int = 512
 
     def require(self, name: str, runtime: str) -> None:
-        """Raise CapabilityError unless the capability of that name is there."""
+        """Raise CapabilityError unless the attribute `name` is true; `runtime` is named in the message."""
         if not getattr(self, name):
             raise CapabilityError(
                 f"the {runtime} runtime cannot do '{name}' for this model; "
@@ -89,19 +89,19 @@ class ModelCard:
     """The facts of a loaded model that the engine needs.
 
     Attributes:
-        name: As the file calls itself; may be empty.
+        name: The model's name in the file; may be empty.
         architecture: As in the file ("llama", "qwen2", ...).
         runtime: Name of the runtime that loaded it.
         n_vocab: Length of a row of logits.
         n_embd: Length of a hidden state.
         n_layer: Number of layers.
         n_ctx_train: Longest context the model was trained for, in tokens.
-        fingerprint: Identifies the weights and the numerics (file header, library version, options that
-            change a logit); key of every cache.
-        chat_template: Jinja source, or None.
-        sampling_defaults: Options that the file recommends, by the names of SamplingParams.
-        left_out: The half-layers (layer, 0 for attention or 1 for feed-forward) that no forward runs (lossy).
-        share: Of the bytes of weights that a token of the whole model reads, those that one reads here; 0 to 1.
+        fingerprint: Identifies the weights and everything else that changes a logit (file header, library version,
+            options); the key of every cache.
+        chat_template: Source of the Jinja template, or None.
+        sampling_defaults: Values that the file recommends, by the names of SamplingParams.
+        left_out: The half-layers that no forward runs (lossy): pairs of a layer and 0 (attention) or 1 (feed-forward).
+        share: The part of the whole model's bytes of weights that a token reads here; 0 to 1.
     """
 
     name: str
@@ -120,12 +120,12 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Result of a forward over n rows; the arrays are views that hold until the model's next forward.
+    """The result of a forward; its arrays are views that are valid until the model's next forward.
 
     Attributes:
-        logits: f32[n_rows, n_vocab], for the rows asked for, in their order.
-        hidden: For each tapped layer, f32[n, n_embd]: the hidden state after that layer, for every row.
-        ops: What to go over rows of logits with.
+        logits: f32[n_wanted, n_vocab], the logits of the rows in `ForwardItem.rows`, in their order.
+        hidden: For each tapped layer f32[n, n_embd], the hidden state of all n rows after that layer.
+        ops: The functions that sampling calls on rows of logits.
     """
 
     logits: NDArray[np.float32]
@@ -138,16 +138,16 @@ class ForwardItem:
     """One session's part of a forward.
 
     Attributes:
-        session: Where the rows go.
-        n_past: Cached tokens to build on; whatever the cache holds beyond is dropped.
-        tokens: int32[n], or None when `hidden` is given.
-        hidden: f32[n, n_embd], the hidden state to resume from after layer `resume_after`, or None.
-        resume_after: The layer whose output `hidden` is.
-        parents: int32[n], row index of each row's parent, -1 for the cached prefix; None for a chain. A parent
-            stands before its children.
-        layers: Subset of layers to run; None for all.
-        rows: Which rows' logits to return: "all", "last" or int32 row indices, ascending.
-        taps: Layers whose output to return for every row.
+        session: The session that the rows are added to.
+        n_past: Cached tokens that the rows build on; what the cache holds beyond them is dropped.
+        tokens: int32[n], the token of each row; None when `hidden` is given.
+        hidden: f32[n, n_embd], the hidden states to resume from after layer `resume_after`, or None.
+        resume_after: The layer that `hidden` is the output of.
+        parents: int32[n], the index of each row's parent, which is below the row's own, or -1 for the cached prefix.
+            None for a chain.
+        layers: The layers to run; None for all.
+        rows: The rows whose logits to return: "all", "last" or int32 row indices, ascending.
+        taps: The layers whose output to return for every row.
     """
 
     session: "Session"
@@ -177,7 +177,7 @@ class SharedForward:
 
 
 class Session(Protocol):
-    """One sequence's KV cache. Used by one thread at a time, but for cancel().
+    """One sequence's KV cache. One thread at a time uses a session; any thread may call cancel().
 
     A class that derives from Session inherits `n_text_max`, `shared`, `room`, `generating`, `count_text` and `open`,
     with what holds for a runtime's own session: a text is at most as long as the KV cache, and no forward is shared.
@@ -234,35 +234,41 @@ class Session(Protocol):
         taps: tuple[int, ...] = (),
         on_progress: OnProgress | None = None,
     ) -> Forward:
-        """Evaluate new rows on top of the first `n_past` cached tokens; the one-element case of Model.forward.
+        """Evaluate new rows after the first `n_past` cached tokens; Model.forward with one item.
 
-        After a forward with `parents` the session is branched: call `keep`, or the next forward's n_past must be
-        at or below this one's.
+        The parameters are the attributes of ForwardItem; `on_progress` is called with the tokens of a long prefill.
+        After a forward with `parents` the session is branched: call keep(), or go back to this forward's n_past or
+        below.
 
         Raises:
-            ContextFullError: n_past + rows is over n_ctx; nothing was evaluated.
-            SessionError: n_past over n_cached, the session is branched or closed.
-            CapabilityError: Something that the runtime does not declare.
-            RequestError: A token id outside the vocabulary, a malformed `parents`.
-            CancelledError: cancel() was called; n_cached is at the last complete chunk.
+            ContextFullError: n_past and the rows together are over n_ctx; nothing was evaluated.
+            SessionError: n_past is over n_cached, or the session is closed.
+            CapabilityError: The runtime does not declare what the forward needs.
+            RequestError: A token id is outside the vocabulary, or `parents` or `rows` are malformed.
+            CancelledError: cancel() was called; n_cached counts the chunks that were completed.
         """
 
     def exact_rows(self, n_past: int) -> int | None:
-        """Return how many rows of a forward at `n_past` may have the bits of single steps, as far as is known.
+        """Return how many rows of a forward at `n_past` may have the bits of single steps; evaluates nothing.
 
-        None: no two rows have them, neither here nor in a longer context. Evaluates nothing.
+        Returns:
+            The number as far as it is known without measuring; None where no two rows have the bits of single steps,
+            neither at `n_past` nor in a longer context.
         """
 
     def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
-        """Tell whether `n_rows` rows of a forward at `n_past` have the bits of single steps, and so have the steps
-        after them.
+        """Return whether `n_rows` rows of a forward at `n_past` have the bits of single steps.
 
-        A runtime that has to measure this does so here, once for contexts of about this length, with forwards of its
-        own at `n_past` (raises what they raise).
+        The steps after such rows have the bits that they have after single steps. A runtime that has to measure this
+        measures it here, once for contexts of about this length, with forwards of its own at `n_past` (raises what they
+        raise).
         """
 
     def keep(self, rows: NDArray[np.int32]) -> None:
-        """Keep the path `rows` (root first, each the parent of the next) of the last tree and drop its other rows.
+        """Keep one path of the last tree, and drop the tree's other rows.
+
+        Args:
+            rows: int32[n], the rows of the path: the first is a root, and each is the parent of the next.
 
         Raises:
             SessionError: The session is not branched.
@@ -270,16 +276,16 @@ class Session(Protocol):
         """
 
     def fork(self) -> "Session":
-        """Open a second session that shares this one's cached prefix (CapabilityError where it can't)."""
+        """Open a second session that shares this one's cached prefix (CapabilityError where that can't be done)."""
 
     def save(self) -> bytes:
-        """Serialize the cached KV; only the same model, runtime version and options can load it."""
+        """Return the cached KV as bytes, which only the same model, runtime version and options can load."""
 
     def load(self, data: bytes, n_tokens: int) -> None:
-        """Restore what save() returned for a cache of `n_tokens` tokens (ModelFormatError when it does not fit)."""
+        """Restore what save() returned for `n_tokens` cached tokens (ModelFormatError when it does not fit)."""
 
     def cancel(self) -> None:
-        """Stop the forward that is running, from any thread; without one, nothing happens."""
+        """Stop the forward that is running, from any thread; does nothing where no forward is running."""
 
     def close(self) -> None:
         """Free the KV cache; calling it again does nothing."""
@@ -302,12 +308,12 @@ class Model(Protocol):
 
     @property
     def batch_invariant(self) -> int | Literal[True]:
-        """How far the rows of a forward are bit-equal to single steps: True for any n, or the largest n.
+        """How many rows of one forward are bit-equal to single steps: True for any number, or the largest number.
 
-        True holds in contexts of any length; a number holds in short ones, and Session.exact_rows says what holds in
-        others. A runtime that has to measure this does so at the first read, with forwards of its own (which end the
-        validity of earlier views), and remembers the answer. A number covers chains, keep() and, with the capability
-        `exact_trees`, trees; forks and several sessions in one forward only where it is True.
+        True holds in contexts of any length. A number holds in short contexts; Session.exact_rows says what holds in
+        longer ones. A number covers chains, keep() and, with the capability `exact_trees`, trees; True also covers
+        forks and several sessions in one forward. A runtime that has to measure the number measures it at the first
+        read, with forwards of its own (which end the validity of earlier views), and remembers it.
         """
 
     def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
@@ -317,7 +323,10 @@ class Model(Protocol):
         """Open an empty session of that many tokens (MemoryCapError when the system refuses the memory)."""
 
     def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
-        """Evaluate rows of several sessions together; the one way into a model."""
+        """Evaluate rows of several sessions together; return one result for each item, in their order.
+
+        Raises what Session.forward raises; nothing was evaluated where an item is refused.
+        """
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
@@ -331,28 +340,28 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a runtime loads a model; a runtime refuses what it can't honour.
+    """How a runtime loads a model; a runtime refuses options that it can't honour.
 
     Attributes:
-        n_ctx: Tokens of a session that the caller means to open; None for min(trained, 4,096).
-        n_parallel: Sessions of that size that share one forward.
-        max_rows: Most rows of logits that one forward returns: a draft's nodes and one. 1 saves the memory that
-            trees and forks need.
-        n_threads: Threads of a forward; None for the cores this process may use.
+        n_ctx: Tokens of the sessions that will be opened; None for the trained context, at most 4,096.
+        n_parallel: How many sessions of that size share one forward.
+        max_rows: Most rows of logits that one forward returns for one session: one more than a draft has nodes. 1 saves
+            the memory that trees and forks need.
+        n_threads: Threads of a forward; None for as many as there are cores that this process may use.
         kv_type: Element type of the KV cache ("f16", "q8_0", ...).
         flash_attention: True, False, or None to let the runtime decide.
         mmap: Map the weights from the file instead of copying them.
-        repack: Rearrange weights for speed where the runtime can, at the price of private memory.
-        tile_cache: Keep weights that a runtime rearranged on the disk, below `cache_dir` (None there: the platform's
-            default), so that the next start maps them.
-        resident_bytes: Most bytes of weights that may be in memory; the others are read from the disk in each forward,
-            which says how fast that can be in the memory plan. None for all of them.
-        planning_bytes: What making the memory plan may take, for a while, beside what the process holds already; None:
-            any. A runtime that would take more returns the terms that it knows without (MemoryTerm.partial).
+        repack: Rearrange the weights for speed where the runtime can, which takes private memory.
+        tile_cache: Keep rearranged weights on the disk, below `cache_dir` or else in the platform's cache folder, so
+            that the next start maps them.
+        resident_bytes: Most bytes of weights that are held in memory; the other weights are read from the disk in each
+            forward. None to hold all weights.
+        planning_bytes: Most bytes that making the memory plan may take temporarily; None for any number. A runtime that
+            would take more returns only the terms that it knows without (MemoryTerm.partial).
         n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
-        device: Name of the device (`edgedec doctor` lists them), or None.
-        cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None: remember nothing.
-        on_progress: Called while loading; from the calling thread.
+        device: Name of the device (`edgedec doctor` lists the names), or None.
+        cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None to remember nothing.
+        on_progress: Called during loading, in the calling thread.
         cancel: Stops the loading.
     """
 
@@ -382,7 +391,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeReport:
-    """What `edgedec doctor` says of a runtime: version, devices, and anything worth knowing."""
+    """What `edgedec doctor` shows of a runtime: its version, its devices, and notes for a person."""
 
     version: str
     devices: tuple[str, ...] = ()
@@ -390,12 +399,12 @@ class RuntimeReport:
 
 
 class Runtime(Protocol):
-    """What an entry point of `edgedec.runtimes` names: a class without arguments, or an object."""
+    """What an entry point of `edgedec.runtimes` names: a class that is called without arguments, or an object."""
 
     name: str
 
     def accepts(self, path: Path) -> str | None:
-        """Return None when this runtime runs the model, else the reason why not; reads only the header."""
+        """Return None when this runtime runs the model, else the reason why it does not; reads only the header."""
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan before anything sizeable is loaded."""
@@ -404,13 +413,16 @@ class Runtime(Protocol):
         """Load the weights.
 
         Raises:
-            ModelError: The file can't be used; RuntimeUnavailableError, MemoryCapError, CancelledError likewise.
+            ModelError: The file can't be used.
+            RuntimeUnavailableError: The runtime, or the device, is not there.
+            MemoryCapError: The system has no memory for the model.
+            CancelledError: options.cancel was set.
         """
 
     def report(self) -> RuntimeReport:
-        """Describe the runtime on this machine (RuntimeUnavailableError where it does not work)."""
+        """Return what this machine has of the runtime (RuntimeUnavailableError where the runtime does not work)."""
 
 
 def default_n_ctx(n_ctx_train: int) -> int:
-    """Return the context used when none is asked for: what the model was trained for, at most 4,096 tokens."""
+    """Return the default context: what the model was trained for, at most 4,096 tokens."""
     return min(n_ctx_train, 4096) if n_ctx_train > 0 else 4096

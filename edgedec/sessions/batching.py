@@ -1,9 +1,9 @@
 """Forwards of several threads joined into one, so that parallel requests share each reading of the weights.
 
-Who comes first waits a moment for the others whose next forward is due, then one thread evaluates everybody's rows:
-continuous batching (Orca, Yu et al. 2022, OSDI). Long prompts are read in pieces between which others' steps go on.
-Joined are only the forwards of a model whose rows do not depend on what else is in a forward; those of any other model
-run one after another.
+The thread that comes first waits a moment for the sessions whose next forward is due; then one thread evaluates the
+rows of all: continuous batching (Orca, Yu et al. 2022, OSDI). Long prompts are read in pieces, so that other sessions'
+steps go on between them. Forwards are joined only where a model's rows do not depend on what else is in a forward; the
+forwards of any other model run one after another.
 """
 
 import os
@@ -23,25 +23,25 @@ from edgedec.sessions.item_session import OuterSession
 PIECE_ROWS = 32
 """Rows of a prompt that one joined forward reads."""
 LONE_PIECE_ROWS = 256
-"""The same while nobody else is due: who comes meanwhile waits for no more than that."""
+"""Rows of a prompt that a forward reads while no other session is due; a session that comes then waits for those."""
 
-_SHARE = 0.1  # of a forward's time that others are waited for
+_SHARE = 0.1  # others are waited for at most this part of a forward's time
 _LONGEST_S = 0.02
 _NO_ROWS = np.empty(0, np.int32)
 
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """One forward that is asked for.
+    """A forward that a session waits for.
 
     Attributes:
-        session: Whose it is.
+        session: The session that waits.
         item: What to evaluate; its session is the runtime's.
-        since: When it was asked for, on the monotonic clock.
-        running: Whether it is being evaluated.
-        cancelled: Whether its result is not wanted any more.
-        result: What came of it, or None so far.
-        shared: What it was part of.
+        since: When the session began to wait, in seconds of the monotonic clock.
+        running: Whether the item is being evaluated.
+        cancelled: Whether the result is not wanted any more.
+        result: The result or the error of the forward; None before there is one.
+        shared: The joined forward that the item was evaluated in, or None.
     """
 
     session: "BatchedSession"
@@ -54,11 +54,11 @@ class _Ticket:
 
 
 class Batcher:
-    """Joins the forwards of the sessions that it opened on a model; each session is used by one thread at a time.
+    """Joins the forwards of the sessions that it opened on a model; one thread at a time uses each session.
 
     Attributes:
         model: The model.
-        joins: Whether forwards are joined, and prompts cut: not where rows depend on what else is in a forward.
+        joins: Whether forwards are joined and prompts cut; False where rows depend on what else is in a forward.
     """
 
     def __init__(self, model: Model) -> None:
@@ -68,7 +68,7 @@ class Batcher:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._waiting: list[_Ticket] = []
-        self._due: set[BatchedSession] = set()  # in a generation, and not late
+        self._due: set[BatchedSession] = set()  # sessions in a generation that are not late
         self._busy = False
         self._last_s = 0.0
 
@@ -90,21 +90,21 @@ class Batcher:
 
     @property
     def n_due(self) -> int:
-        """Sessions that are waited for now."""
+        """How many sessions are waited for now."""
         return len(self._due)
 
     def piece_rows(self, session: "BatchedSession") -> int:
-        """Return how many rows of a session's prompt are read at once."""
+        """Return how many rows of a session's prompt one forward reads."""
         return PIECE_ROWS if self._due - {session} else LONE_PIECE_ROWS
 
     def forward(self, session: "BatchedSession", item: ForwardItem) -> Forward:
-        """Evaluate an item together with what others ask for at the same time.
+        """Evaluate an item together with the items of other sessions that come at the same time.
 
         Returns:
-            Its result, in arrays of its own.
+            The item's result, in arrays of its own.
 
         Raises:
-            What Session.forward raises; an item that is refused does not hurt the others'.
+            What Session.forward raises. An item that is refused does not affect the other sessions.
         """
         ticket = _Ticket(session, item, monotonic())
         with self._changed:
@@ -124,7 +124,7 @@ class Batcher:
         return ticket.result
 
     def _wait_for(self, ticket: _Ticket) -> None:
-        """Wait until a ticket has its result, evaluating it where it is this thread's turn."""
+        """Wait until a ticket has its result; evaluate it in this thread where it is the ticket's turn."""
         while ticket.result is None:
             if ticket.cancelled and not ticket.running:
                 raise CancelledError("a forward was cancelled before it began")
@@ -137,7 +137,7 @@ class Batcher:
                 self._changed.wait(max(0.0, self._deadline() - monotonic()))
 
     def _take_out(self, ticket: _Ticket) -> None:
-        """Let go of a ticket, whatever ended the waiting (KeyboardInterrupt too); one that runs ends first."""
+        """Drop a ticket, whatever ended the waiting (KeyboardInterrupt too); a forward that runs with it ends first."""
         if ticket in self._waiting:
             ticket.cancelled = True
             while ticket.running:
@@ -148,8 +148,8 @@ class Batcher:
             self._changed.notify_all()
 
     def cancel(self, session: "BatchedSession") -> None:
-        """Take back what a session waits for; a forward that it shares with others goes on without it."""
-        if os.getpid() != self._pid:  # a fork's copy of the lock may be held by a thread that it has not
+        """Cancel the forward that a session waits for; a forward shared with other sessions goes on for those."""
+        if os.getpid() != self._pid:  # a forked process has a copy of the lock, maybe held by a thread that it lacks
             return
         with self._changed:
             session.cancelled = True
@@ -162,30 +162,30 @@ class Batcher:
             self._changed.notify_all()
 
     def _deadline(self) -> float:
-        """Return when the first that waits has waited long enough."""
+        """Return when the first ticket has waited long enough, in seconds of the monotonic clock."""
         return self._waiting[0].since + min(_LONGEST_S, _SHARE * self._last_s)
 
     def _complete_batch(self) -> list[_Ticket]:
-        """Return what to evaluate now; nothing while others are due and there is time."""
+        """Return the tickets to evaluate now; none while other sessions are due and there is time to wait for them."""
         tickets = [ticket for ticket in self._waiting if not ticket.cancelled]
         if not self.joins:
             return tickets[:1]
         missing = self._due - {ticket.session for ticket in tickets}
         if missing and monotonic() < self._deadline():
             return []
-        self._due -= missing  # late: not waited for until they are back
+        self._due -= missing  # they are late, and not waited for until they come again
         self._due |= {ticket.session for ticket in tickets if ticket.session.taking_part}
         return self._fitting(tickets)
 
     def _fitting(self, tickets: list[_Ticket]) -> list[_Ticket]:
-        """Return the first tickets, as many as a forward may return the rows of logits of, and one in any case."""
+        """Return the first tickets whose rows of logits one forward may return; at least one ticket."""
         n_left, n = self._most_rows, 0
         while n < len(tickets) and (n_left := n_left - _n_wanted(tickets[n].item)) >= 0:
             n += 1
         return tickets[: max(1, n)]
 
     def _lead(self, batch: list[_Ticket]) -> None:
-        """Evaluate a batch in this thread, without the lock, and hand out the results."""
+        """Evaluate a batch in this thread, with the lock released meanwhile, and put the results into the tickets."""
         self._busy = True
         for ticket in batch:
             ticket.running = True
@@ -210,7 +210,7 @@ class Batcher:
             ticket.shared, ticket.result = shared, result
 
     def _evaluate(self, batch: list[_Ticket]) -> list[Forward | BaseException]:
-        """Evaluate items together; where one is refused, each by itself."""
+        """Evaluate the items of a batch together; where that fails, evaluate each by itself."""
         try:
             return [_own(forward) for forward in self.model.forward([ticket.item for ticket in batch])]
         except Exception as error:
@@ -226,7 +226,7 @@ class Batcher:
 
 
 def _own(forward: Forward) -> Forward:
-    """Return a result that outlives the model's next forward."""
+    """Return a copy of a result that stays valid after the model's next forward."""
     hidden = {tap: states.copy() for tap, states in forward.hidden.items()}
     return replace(forward, logits=forward.logits.copy(), hidden=hidden)
 
@@ -237,7 +237,7 @@ def _n_rows(item: ForwardItem) -> int:
 
 
 def _n_wanted(item: ForwardItem) -> int:
-    """Return how many rows of logits an item asks for."""
+    """Return how many rows of logits an item returns."""
     if isinstance(item.rows, str):
         return 1 if item.rows == "last" else _n_rows(item)
     return len(item.rows)

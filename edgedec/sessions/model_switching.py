@@ -1,12 +1,12 @@
 """Two models of one vocabulary write in turn: the large one where the text is hard, the small one where it is easy.
 
-Entropy-adaptive decoding (Simonds 2025, arXiv:2502.06833). The model that writes says how hard the text is: where the
-mean entropy of its rows, over its last tokens, is above a threshold, the large model goes on; where it is below, the
-small one. After a change the new writer stays for at least as many tokens as the mean is over. When a model writes
-again, it reads what it missed in one prefill; its KV cache stays meanwhile. The large model reads the prompt and writes
-first; the small one reads the prompt when it first writes.
+Entropy-adaptive decoding (Simonds 2025, arXiv:2502.06833). The entropy of the writer's own rows says how hard the text
+is: where its mean over the last WINDOW tokens is above a threshold, the large model writes on; where the mean is below
+the threshold, the small model does. A new writer writes at least WINDOW tokens. The large model reads the prompt and
+writes first; the small model reads the prompt when it first writes. A model that writes again first reads what the
+other one wrote, in one prefill; its KV cache is kept meanwhile.
 
-Lossy: nothing verifies what the small model wrote. The text is still a function of the two models, the threshold, the
+Lossy: nothing verifies what the small model wrote. The text still depends only on the two models, the threshold, the
 prompt, the settings and the seed.
 """
 
@@ -28,38 +28,38 @@ from edgedec.sessions.item_session import UnsavedSession
 from edgedec.stats import DecodeStats
 
 LARGE, SMALL = 0, 1
-"""The writers."""
+"""Numbers of the two writers."""
 WINDOW = 5
-"""Tokens that the mean is over, and that a writer writes at least."""
+"""How many tokens the mean entropy is taken over; also the fewest tokens that a writer writes."""
 MOST_ENTROPY = 1.5
-"""Bits; the highest threshold that was measured (docs/switching.md)."""
+"""The highest threshold that was measured, in bits (docs/switching.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Who wrote a token, and the entropy in bits of the row that it was drawn from."""
+    """Which model wrote a token (LARGE or SMALL), and the entropy in bits of the row that the token was drawn from."""
 
     writer: int
     entropy: float
 
 
 class SwitchingSession(UnsavedSession):
-    """Implements edgedec.model.Session on two sessions: a row is evaluated by the model whose turn it is.
+    """Implements edgedec.model.Session on two sessions: the model whose turn it is evaluates a row.
 
-    Every row from the prompt's last one on is taken for one that a token is drawn from, in the order of the text. So
-    whose turn it is depends on the text alone: going back to an `n_past` gives the state that the text had there.
+    A token is drawn from every row from the prompt's last one on, in the order of the text. So whose turn it is depends
+    on the text alone: going back to an `n_past` gives the state that the text had there.
 
     Args:
-        large: Of the model that reads the prompt.
-        small: Of a model with the same vocabulary. Rows of neither may depend on how a prefill is cut
-            (Capabilities.prefill_chunk of 1), as the text would else depend on who read what in which piece.
+        large: A session of the model that reads the prompt.
+        small: A session of a model with the same vocabulary. The rows of neither model may depend on how a prefill is
+            cut (Capabilities.prefill_chunk is 1), as the text would depend on which model read which piece.
         entropy: The threshold in bits.
 
     Attributes:
-        written: One entry for each row that a token is drawn from.
+        written: The writer and the entropy of each row that a token is drawn from.
 
     Raises:
-        CapabilityError: Rows of one of the two depend on it, or it can't go back.
+        CapabilityError: The rows of a model depend on how a prefill is cut, or a model can't go back.
     """
 
     what = "what two models hold"
@@ -78,9 +78,9 @@ class SwitchingSession(UnsavedSession):
         self.sessions = (large, small)
         self.entropy = entropy
         self.written: list[Written] = []
-        self._ids: list[int] = []  # of the text
-        self._first = 0  # the first row that a token is drawn from: the prompt's last
-        self._n_held = [0, 0]  # how much of the text each model holds
+        self._ids: list[int] = []  # the tokens of the text
+        self._first = 0  # position of the prompt's last token: the first row that a token is drawn from
+        self._n_held = [0, 0]  # how many tokens of the text each model has in its KV cache
 
     @property
     def model(self) -> Model:
@@ -89,16 +89,16 @@ class SwitchingSession(UnsavedSession):
 
     @property
     def n_ctx(self) -> int:
-        """Most tokens that both can hold."""
+        """Most tokens that both models can hold."""
         return min(session.n_ctx for session in self.sessions)
 
     @property
     def n_cached(self) -> int:
-        """Tokens of the text that one of the two has evaluated."""
+        """How many tokens of the text at least one model has evaluated."""
         return len(self._ids)
 
     def begin(self, n_prompt: int) -> None:
-        """Take a new text, whose first `n_prompt` tokens are its prompt; what was evaluated of them stays."""
+        """Begin a text whose first `n_prompt` tokens are its prompt; tokens of the prompt that are cached stay."""
         self._first = n_prompt - 1
         del self._ids[self._first :]
         self.written = []
@@ -113,7 +113,7 @@ class SwitchingSession(UnsavedSession):
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
 
         Raises:
-            CapabilityError: It is a tree, or one of the options is given that are about layers.
+            CapabilityError: The item is a tree, or names layers, taps or hidden states.
         """
         tokens, n_past = item.tokens, item.n_past
         options = (item.hidden, item.resume_after, item.parents, item.layers, item.taps or None)
@@ -130,8 +130,8 @@ class SwitchingSession(UnsavedSession):
             writer = next_writer(written, self.entropy)
             drawn_from = range(max(begin, self._first), len(text))
             places = sorted({place for place in wanted if place >= begin}.union(drawn_from))
-            told = on_progress if n_past <= self._first else None
-            forward = self._read(writer, text, min(n_held[writer], begin), places, told)
+            report = on_progress if n_past <= self._first else None
+            forward = self._read(writer, text, min(n_held[writer], begin), places, report)
             n_held[writer] = len(text)
             n_own = self._judge(writer, places, forward, written)
             logits.append(forward.logits[[i for i in range(n_own) if places[i] in wanted]])
@@ -144,7 +144,7 @@ class SwitchingSession(UnsavedSession):
     def _read(
         self, writer: int, text: Sequence[int], n_held: int, places: Sequence[int], on_progress: OnProgress | None
     ) -> Forward:
-        """Let a model read what it does not hold of a text; return its logits at these places."""
+        """Let a model evaluate the tokens of `text` behind its first `n_held`; return its logits at `places`."""
         rows: Rows = "last"
         if list(places) != [len(text) - 1]:
             rows = np.array(places, np.int32) - np.int32(n_held)
@@ -152,7 +152,11 @@ class SwitchingSession(UnsavedSession):
         return self.sessions[writer].forward(missed, n_past=n_held, rows=rows, on_progress=on_progress)
 
     def _judge(self, writer: int, places: Sequence[int], forward: Forward, written: list[Written]) -> int:
-        """Note the rows that tokens are drawn from, up to where the other model takes over; return how many rows."""
+        """Add the rows that tokens are drawn from to `written`, up to where the other model takes over.
+
+        Returns:
+            How many of the rows at `places` are this writer's.
+        """
         for n, (place, row) in enumerate(zip(places, forward.logits, strict=True), start=1):
             if place >= self._first:
                 written.append(Written(writer, entropy_of(row, forward.ops)))
@@ -161,7 +165,7 @@ class SwitchingSession(UnsavedSession):
         return len(places)
 
     def keep(self, rows: NDArray[np.int32]) -> None:
-        """Refuse (SessionError): there are no trees."""
+        """Raise SessionError: two models that write in turn evaluate no trees."""
         raise SessionError("keep() follows a tree, and two models that write in turn take none")
 
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
@@ -199,7 +203,7 @@ class SwitchingSession(UnsavedSession):
 
 
 def next_writer(written: Sequence[Written], entropy: float) -> int:
-    """Return who writes the next token, after those that were written (paper: arXiv:2502.06833).
+    """Return which model writes the token after those in `written`, LARGE or SMALL (arXiv:2502.06833).
 
     >>> easy, hard = Written(LARGE, 0.1), Written(SMALL, 3.0)
     >>> [next_writer([easy] * n, 1.0) for n in (0, 4, 5)]
@@ -219,7 +223,7 @@ def next_writer(written: Sequence[Written], entropy: float) -> int:
 
 
 def entropy_of(row: NDArray[np.float32], ops: LogitOps) -> float:
-    """Return the entropy in bits of the softmax of a row of logits, f32[n_vocab]; not a number where a logit isn't.
+    """Return the entropy in bits of the softmax of a row of logits, f32[n_vocab]; NaN where a logit is not finite.
 
     >>> from edgedec.logit_ops import NUMPY_ROW_OPS
     >>> entropy_of(np.zeros(8, np.float32), NUMPY_ROW_OPS)
@@ -234,9 +238,12 @@ def entropy_of(row: NDArray[np.float32], ops: LogitOps) -> float:
 
 
 def require_pair(small_model: object | None, entropy: float | None, *, force: bool) -> None:
-    """Raise RequestError unless a small model and a threshold in bits are both given, and it is in range, or neither.
+    """Raise RequestError where only one of a small model and a threshold is given, or the threshold is out of range.
 
-    `force` allows thresholds beyond those measured.
+    Args:
+        small_model: The small model's name, or None.
+        entropy: The threshold in bits, or None.
+        force: Allow thresholds above MOST_ENTROPY.
     """
     if (small_model is None) != (entropy is None):
         pair = ("a small model", argument("entropy"))
@@ -257,7 +264,7 @@ def require_pair(small_model: object | None, entropy: float | None, *, force: bo
 
 
 def _wanted(rows: Rows, n_past: int, n_text: int) -> set[int]:
-    """Return the places in the text of the rows that are asked for."""
+    """Return the positions in the text of the rows that `rows` stands for."""
     if not isinstance(rows, str):
         return {n_past + int(row) for row in rows}
     return set(range(n_past if rows == "all" else n_text - 1, n_text))
@@ -269,5 +276,5 @@ def _name(session: Session) -> str:
 
 
 def _mean(written: Sequence[Written]) -> float:
-    """Return the mean entropy of some tokens, at least one."""
+    """Return the mean entropy in bits of at least one token."""
     return sum(token.entropy for token in written) / len(written)

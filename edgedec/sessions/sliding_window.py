@@ -1,11 +1,11 @@
-"""A context that slides: a text may be longer than the KV cache, which then holds its beginning and its newest part.
+"""A context that slides: a text may be longer than the KV cache, which then holds the text's first and newest tokens.
 
-The first tokens stay, as attention leans on them (attention sinks: StreamingLLM, Xiao et al. 2023, arXiv:2309.17453);
-of the others the newest. Where StreamingLLM turns cached keys to new positions, what stays is evaluated anew here: so
-the cache is a function of the text alone, the same after a cold start, a rollback or a draft. The window moves by half
-its length at once, which takes the time of a prefill of that half for as many tokens of text.
+The first tokens stay because attention leans on them (attention sinks: StreamingLLM, Xiao et al. 2023,
+arXiv:2309.17453). StreamingLLM rotates cached keys to new positions; here the tokens that stay are evaluated again. So
+the KV cache depends on the text alone, and is the same after a cold start, a rollback or a draft. The window moves by
+half its length at once: that costs a prefill of half a window, once for every half window of text.
 
-Lossy: what has left the window is forgotten.
+Lossy: the model forgets what has left the window.
 """
 
 from dataclasses import replace
@@ -19,24 +19,25 @@ from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import OuterSession, UnsavedSession
 
 N_SINKS = 4
-"""Tokens of the beginning that stay."""
+"""How many tokens from the beginning of the text stay in the window."""
 MOST_TOKENS = 2**24
-"""Of a text."""
+"""Most tokens of a text."""
 _LEAST_CONTEXT = 64
 
 
 class SlidingSession(UnsavedSession, OuterSession):
-    """Implements edgedec.model.Session for texts longer than a session: n_past and n_cached count the text's tokens.
+    """Implements edgedec.model.Session for texts longer than the KV cache.
 
-    n_ctx stays what the KV cache holds; a text may have MOST_TOKENS. Rows of one forward see the same window: a chain
-    is cut where the window moves, a tree is refused there (`room` says how far that is).
+    n_past and n_cached count the tokens of the text; n_ctx is what the KV cache holds. All rows of one forward see the
+    same window: a chain is cut where the window moves, and a tree across that place is refused (`room` says how many
+    rows come before it).
 
     Args:
-        inner: What holds the window; with rows that do not depend on how a prefill is cut, as a text would else depend
-            on what was cached before (Capabilities.prefill_chunk of 1).
+        inner: Holds the window. Its rows must not depend on how a prefill is cut (Capabilities.prefill_chunk is 1), as
+            the text would depend on what was cached before.
 
     Raises:
-        CapabilityError: The runtime's rows depend on it.
+        CapabilityError: The rows depend on how a prefill is cut, or the model can't go back.
         RequestError: The context is below 64 tokens.
     """
 
@@ -53,14 +54,14 @@ class SlidingSession(UnsavedSession, OuterSession):
         if inner.n_ctx < _LEAST_CONTEXT:
             raise RequestError(f"a context of {inner.n_ctx} tokens can't slide; it must have at least {_LEAST_CONTEXT}")
         super().__init__(inner)
-        self._ids: list[int] = []  # of the text: what is cached, and what was and left the window
-        self._begin = 0  # of the window, behind the sinks; 0: the text from its start
-        self._n_valid = 0  # how much of the KV cache is of this text and this window
+        self._ids: list[int] = []  # all evaluated tokens of the text, those that have left the window too
+        self._begin = 0  # where the window begins in the text, behind the first N_SINKS tokens; 0: it holds all
+        self._n_valid = 0  # how many tokens of the KV cache are of this text and this window
         self._branched: NDArray[np.int32] | None = None  # tokens of the last tree
 
     @property
     def n_cached(self) -> int:
-        """Tokens of the text that were evaluated."""
+        """How many tokens of the text were evaluated."""
         return len(self._ids)
 
     @property
@@ -69,15 +70,15 @@ class SlidingSession(UnsavedSession, OuterSession):
         return MOST_TOKENS
 
     def room(self, n_tokens: int) -> int:
-        """Return how many tokens after a text of that many see the same window as its last one."""
+        """Return how many rows after a text of `n_tokens` tokens see the same window as the text's last token."""
         return _next_move(n_tokens - 1, self.n_ctx) - n_tokens
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate an item, whose n_past counts the text's tokens; see Session.forward.
 
         Raises:
-            CapabilityError: Hidden states are given.
-            ContextFullError: The window moves within a tree, or the text is too long.
+            CapabilityError: Hidden states were given.
+            ContextFullError: The window moves within a tree, or the text would have over MOST_TOKENS tokens.
         """
         if item.tokens is None or item.hidden is not None or item.resume_after is not None:
             raise CapabilityError("a context that slides takes tokens only, no hidden states")
@@ -96,7 +97,7 @@ class SlidingSession(UnsavedSession, OuterSession):
     def _across(
         self, item: ForwardItem, tokens: NDArray[np.int32], begin: int, on_progress: OnProgress | None
     ) -> Forward:
-        """Evaluate a chain in which the window moves."""
+        """Evaluate a chain within which the window moves; `begin` is the last row's window."""
         if item.parents is not None:
             raise ContextFullError("the context moves within this tree; ask for no more nodes than room() says")
         n_past, rows = item.n_past, item.rows
@@ -122,7 +123,7 @@ class SlidingSession(UnsavedSession, OuterSession):
         )
 
     def _move(self, begin: int, text: list[int], on_progress: OnProgress | None) -> None:
-        """Let the KV cache hold the window from `begin` on of a text."""
+        """Bring the window of `text` that begins at `begin` into the KV cache."""
         n_same = 0
         while n_same < min(len(text), len(self._ids)) and text[n_same] == self._ids[n_same]:
             n_same += 1
@@ -143,7 +144,7 @@ class SlidingSession(UnsavedSession, OuterSession):
         self._now(text, begin, len(held))
 
     def _within(self, item: ForwardItem, tokens: NDArray[np.int32], on_progress: OnProgress | None) -> Forward:
-        """Evaluate an item's tokens, whose rows all see the window that the KV cache holds."""
+        """Evaluate the last tokens of an item, whose rows all see the window that the KV cache holds."""
         n_past, n_before = item.n_past, self.inner.n_cached
         n_held = _n_held(n_past, self._begin)
         try:
@@ -183,7 +184,7 @@ class SlidingSession(UnsavedSession, OuterSession):
 
 
 def _begin(position: int, n_ctx: int) -> int:
-    """Return where the window begins, behind the sinks, that a row at this position of the text sees; 0: all of it.
+    """Return where the window that a row at `position` sees begins, behind the sinks; 0 where the row sees all tokens.
 
     >>> [_begin(position, 64) for position in (0, 63, 64, 93, 94)]
     [0, 0, 34, 34, 64]
@@ -192,7 +193,7 @@ def _begin(position: int, n_ctx: int) -> int:
 
 
 def _next_move(position: int, n_ctx: int) -> int:
-    """Return the first position behind this one whose row sees another window.
+    """Return the first position after `position` whose row sees another window.
 
     >>> [_next_move(position, 64) for position in (0, 63, 64, 93, 94)]
     [64, 64, 94, 94, 124]
@@ -205,5 +206,5 @@ def _stride(n_ctx: int) -> int:
 
 
 def _n_held(n_text: int, begin: int) -> int:
-    """Return how many tokens the window holds of the first `n_text` of the text."""
+    """Return how many of the text's first `n_text` tokens the window that begins at `begin` holds."""
     return n_text if begin == 0 else min(n_text, N_SINKS) + max(n_text - begin, 0)

@@ -1,4 +1,4 @@
-"""What is wrong with a model's tiles, looked for when a forward can't use them: they are read whole."""
+"""Finds out what is wrong with a model's tiles when a forward can't use them, by reading all of them."""
 
 from contextlib import suppress
 
@@ -16,24 +16,24 @@ def explain(code: int, reason: str, tiles: Tiles | StreamedTiles) -> EdgedecErro
     Damaged tiles are deleted, so that the next load of the model makes them anew.
 
     Args:
-        code: UNREADABLE or NOT_FINITE.
-        reason: What the native library said.
-        tiles: The model's.
+        code: The code of the forward, UNREADABLE or NOT_FINITE.
+        reason: The native library's message.
+        tiles: The tiles of the model.
     """
     damage = _delete_if_damaged(tiles)
     if code == NOT_FINITE:
         if damage:
             return ModelFormatError(f"{reason}: {damage}")
         return ModelFormatError(
-            f"{reason}, and the tiles of {tiles.label} are as they were made from it: the model's file is damaged, or "
-            "holds what is no working model; download it again"
+            f"{reason}, and the tiles of {tiles.label} are undamaged: the model's file itself is damaged, or holds no "
+            "working model; download it again"
         )
     found = damage or f"the tiles of {tiles.label} are sound now; load the model again"
     return StorageError(f"{reason}: {found}")
 
 
 def _delete_if_damaged(tiles: Tiles | StreamedTiles) -> str:
-    """Read the tile file and delete it where it is damaged; return what was found and done, "" where it is sound."""
+    """Read the tile file, delete it where it is damaged, and say what was found and done; "" where it is sound."""
     path = tiles.path
     if path is None:
         return ""

@@ -1,7 +1,8 @@
-"""The element types of keys and values: which models have them, what a token takes. The layouts: native/kernels.h.
+"""The element types of keys and values: the models that can use them, and the bytes of a token.
 
-`q8_0` and `q4_0` are numbers of 8 and 4 bits with a half scale for every 32; `gear` has 4 bits, too, and one element of
-16, the largest of a token's head, as a half beside it: the sparse part of GEAR (Kang et al. 2024, arXiv:2403.05527).
+`q8_0` and `q4_0` are integers of 8 and 4 bits with a float16 scale for every 32 elements. `gear` also has 4 bits, and
+keeps one element of 16, the largest ones of a token's head, as float16 beside them: the sparse part of GEAR (Kang et
+al. 2024, arXiv:2403.05527). native/kernels.h defines the layouts.
 """
 
 from edgedec.errors import argument
@@ -9,12 +10,12 @@ from edgedec_runtimes.cpu.network import Network
 
 BLOCK = 32
 LONGEST_HEAD = 256
-OUTLIERS_OF = 16  # one element of so many
+OUTLIERS_OF = 16  # one of so many elements is kept as float16
 _BITS = {"f16": 16, "q8_0": 8, "q4_0": 4, "gear": 4}
 
 
 def refusal(network: Network, kv_type: str) -> str | None:
-    """Return None where the model's keys and values can be kept as `kv_type`, else why not."""
+    """Return None where the model's keys and values can be kept as `kv_type`, else the reason why they can't."""
     if kv_type == "f16" or (network.head_dim % BLOCK == 0 and network.head_dim <= LONGEST_HEAD):
         return None
     return (
@@ -36,6 +37,6 @@ def token_bytes(network: Network, kv_type: str) -> int:
 
 
 def _bias_lies_apart(network: Network) -> bool:
-    """Return whether keys are kept without their bias, beside what rotates it (kv_shape in native/api.cpp)."""
+    """Return whether keys are kept without their bias, next to its rotations (kv_shape in native/api.cpp)."""
     names = {placed.tensor.name.partition(".")[2].partition(".")[2] for placed in network.vectors}
     return "attn_k.bias" in names and "attn_k_norm.weight" not in names and network.sliding_pattern == 0

@@ -1,4 +1,4 @@
-"""The native library: found, loaded and described to ctypes. Its interface is native/edgedec_cpu.h."""
+"""Finds and loads the native library, and declares its functions to ctypes. The interface is native/edgedec_cpu.h."""
 
 import ctypes
 import os
@@ -56,7 +56,7 @@ class Item(ctypes.Structure):
 
 
 class Part(ctypes.Structure):
-    """ec_part: what a stage of a forward reads, where it lies in a file of tiles."""
+    """ec_part: weights that a stage of a forward reads, and where they lie in a file of tiles."""
 
     _fields_ = (
         ("stage", c_int32),
@@ -114,7 +114,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @cache
 def native() -> Any:
-    """Load the library (RuntimeUnavailableError where this installation has none that fits)."""
+    """Return the library, loaded once (RuntimeUnavailableError where this installation has none that fits)."""
     path = _find()
     try:
         library = ctypes.CDLL(str(path))
@@ -140,7 +140,7 @@ def _declare(library: Any, signatures: dict[str, tuple[Any, tuple[Any, ...]]]) -
 
 
 def _find() -> Path:
-    """Return the library's path: beside this file, or where an editable install keeps what it built."""
+    """Return the library's path: beside this file, or where an editable install has built it."""
     override = os.environ.get("EDGEDEC_CPU_LIBRARY")
     if override:
         return Path(override)
@@ -159,12 +159,12 @@ def _find() -> Path:
 
 
 def last_error() -> str:
-    """Return what the native library said of the last call in this thread that failed."""
+    """Return the native library's message for the last call in this thread that failed."""
     return str(native().ec_last_error().decode(errors="replace"))
 
 
 def check(code: int, what: str) -> None:
-    """Raise the error that a call's code stands for."""
+    """Raise the error that a native call's code stands for, with `what` in its message; OK raises nothing."""
     if code == OK:
         return
     reason = last_error()
@@ -173,12 +173,14 @@ def check(code: int, what: str) -> None:
     if code == CANCELLED:
         raise CancelledError(f"{what}: {reason}")
     if code == UNREADABLE:
-        raise StorageError(f"{what}: {reason}; check the disk, and load the model again: damaged tiles are made anew")
+        raise StorageError(
+            f"{what}: {reason}; check the disk, and load the model again, which makes damaged tiles anew"
+        )
     raise SessionError(f"{what}: {reason}; this should have been refused earlier, please report it")
 
 
 def native_handle(fd: int) -> int:
-    """Return what the native library reads an open file by."""
+    """Return the handle by which the native library reads an open file: on Windows the system's own."""
     if sys.platform != "win32":
         return fd
     import msvcrt
@@ -192,10 +194,10 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def forced_instruction_set() -> bytes | None:
-    """Return what EDGEDEC_CPU_ISA asks for, or None for the best.
+    """Return the instruction set that EDGEDEC_CPU_ISA names, or None for the best one.
 
     Raises:
-        RuntimeUnavailableError: This processor or this build does not have it.
+        RuntimeUnavailableError: This processor or this build does not have that instruction set.
     """
     name = os.environ.get("EDGEDEC_CPU_ISA")
     if not name:
@@ -208,10 +210,10 @@ def forced_instruction_set() -> bytes | None:
 
 
 def read_bandwidth(n_threads: int, n_bytes: int = 1 << 30) -> float:
-    """Measure how many bytes per second `n_threads` read from memory."""
+    """Return how many bytes per second `n_threads` threads read from memory, measured on `n_bytes` bytes."""
     return float(native().ec_read_bandwidth(n_threads, n_bytes))
 
 
 def address(array: Any) -> int:
-    """Return where a numpy array's data lies."""
+    """Return the address of a numpy array's data."""
     return int(array.ctypes.data)

@@ -1,4 +1,4 @@
-"""Implements edgedec.logit_ops natively."""
+"""The functions that sampling calls on a row of logits, in native code."""
 
 import ctypes
 
@@ -11,10 +11,13 @@ from edgedec_runtimes.cpu.library import address, check, native
 
 
 class NativeRowOps(NumpyRowOps):
-    """Implements edgedec.logit_ops.LogitOps with the kernels of one instruction set; numpy's argmax is native already.
+    """Implements edgedec.logit_ops.LogitOps with the kernels of one instruction set; argmax is numpy's.
+
+    Args:
+        instruction_set: The name of the instruction set, or None for the best one.
 
     Raises:
-        RuntimeUnavailableError: There is no such instruction set here.
+        RuntimeUnavailableError: This processor or this build does not have the instruction set.
     """
 
     def __init__(self, instruction_set: bytes | None = None) -> None:
@@ -29,7 +32,7 @@ class NativeRowOps(NumpyRowOps):
         self._contenders = library.ec_row_contenders
 
     def total(self, row: NDArray[np.float32]) -> Total:
-        """Return the softmax's denominator."""
+        """Return the largest logit, and the softmax's denominator relative to it."""
         most = ctypes.c_float()
         weight = self._total(self._kernels, _row(row), len(row), ctypes.byref(most))
         return Total(most.value, weight)
@@ -47,20 +50,20 @@ class NativeRowOps(NumpyRowOps):
         return ids
 
     def nucleus(self, row: NDArray[np.float32], top_p: float) -> NDArray[np.int64]:
-        """Return the nucleus."""
+        """Return the tokens of the nucleus of probability `top_p`."""
         ids = np.empty(len(row), np.int64)
         n = self._nucleus(self._kernels, _row(row), len(row), top_p, address(ids), len(ids))
         return ids[:n] if n >= 0 else super().nucleus(row, top_p)
 
     def contenders(self, row: NDArray[np.float32], temperature: float, key: int) -> NDArray[np.int64]:
-        """Return a few tokens, among them the one drawn."""
+        """Return a few tokens, among them the one that is drawn at this temperature with this key."""
         ids = np.empty(len(row), np.int64)
         n = self._contenders(self._kernels, _row(row), len(row), temperature, key, address(ids), len(ids))
         return ids[:n] if n >= 0 else super().contenders(row, temperature, key)
 
 
 def _row(row: NDArray[np.float32]) -> int:
-    """Return where a row lies."""
+    """Return the address of a row, f32[n_vocab] (TypeError for another type or an array with gaps)."""
     if row.dtype != np.float32 or not row.flags.c_contiguous or row.ndim != 1:
         raise TypeError(f"a row of logits is float32 without gaps, found {row.dtype} with strides {row.strides}")
     return address(row)

@@ -1,7 +1,8 @@
-"""Mapped files that another process may cut short: an error of who uses them, where the system would end the process.
+"""Watches mapped memory, so that a file that is cut short raises an error instead of ending the process.
 
-Reading a page of a mapping that has no place in its file any more, or that the disk does not give, is a fault (SIGBUS).
-The native library catches it inside what is registered here, puts zeros there, and remembers it (native/mapping.h).
+Reading a mapped page that lies beyond the end of its file, or that the disk can't read, is a fault (SIGBUS). In the
+ranges that are registered here, the native library catches the fault, puts zeros there, and remembers it
+(native/mapping.h).
 """
 
 import ctypes
@@ -18,10 +19,15 @@ class Mapping:
     """
 
     def __init__(self, address: int, n_bytes: int, fd: int) -> None:
-        """Watch [address, address + n_bytes), pages that map the file with the descriptor `fd` (-1: only faults count).
+        """Watch the range [address, address + n_bytes).
+
+        Args:
+            address: Address of the first page.
+            n_bytes: Length of the range.
+            fd: Descriptor of the mapped file, whose changes are noticed; -1 to notice only faults.
 
         Raises:
-            StorageError: The file can't be looked at.
+            StorageError: The system does not tell the state of the file.
         """
         self.handle = ctypes.c_void_p()
         code = native().ec_mapping_open(
@@ -32,9 +38,12 @@ class Mapping:
         self._finalizer.atexit = False  # a daemon thread may be reading then
 
     def check(self, what: str) -> None:
-        """Raise StorageError where a page could not be read, or the file was changed since it was mapped."""
+        """Raise StorageError where a page could not be read, or the file was changed since it was mapped.
+
+        The message begins with `what`.
+        """
         check(native().ec_mapping_check(self.handle), what)
 
     def close(self) -> None:
-        """Watch no longer, which must come before the memory is unmapped; calling it again does nothing."""
+        """Stop watching. Call close() before the memory is unmapped; calling it again does nothing."""
         self._finalizer()

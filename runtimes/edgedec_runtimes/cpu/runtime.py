@@ -1,4 +1,4 @@
-"""The cpu runtime's entry: what it accepts, plans and loads."""
+"""The cpu runtime: runs GGUFs with kernels of our own."""
 
 import hashlib
 from contextlib import ExitStack
@@ -22,7 +22,7 @@ from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
-_VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # its code, and what each token takes
+_VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # of the code, and of each token
 _BLOCK = 32
 
 
@@ -35,7 +35,7 @@ class Cpu:
         self._covered = ""  # hash of the header whose vocabulary was found to be covered; that takes 0.1 s
 
     def accepts(self, path: Path) -> str | None:
-        """Return None when the architecture, the tensor types and the vocabulary are covered, else the reason."""
+        """Return None when architecture, tensor types and vocabulary are covered, else the reason why they are not."""
         try:
             gguf, _ = _read(path)
             self._require_covered_vocabulary(gguf)
@@ -56,14 +56,14 @@ class Cpu:
         return _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
-        """Load the weights: map their tiles, or make them first."""
+        """Load the weights: map their tiles, which are made first where they are not on the disk."""
         _check_options(options)
         before = resident_bytes() or 0
         _report(path, options, 0)
         gguf, network = _read(path)
         _check_kv(path, network, options)
         tokenizer = open_tokenizer(gguf)  # before the tiles: it may refuse
-        return_free_memory()  # what building its tables took, some 150 bytes a token
+        return_free_memory()  # building the tokenizer's tables took some 150 bytes a token
         with ExitStack() as undo:
             handle = weights.create(network, options.n_threads or usable_cores())
             undo.callback(native().ec_model_destroy, handle)
@@ -89,7 +89,7 @@ class Cpu:
         return model
 
     def report(self) -> RuntimeReport:
-        """Name the instruction sets."""
+        """Return edgedec's version and the instruction sets that the kernels use."""
         from edgedec import __version__
 
         return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(instruction_sets())}",))
@@ -104,7 +104,7 @@ class Cpu:
 
 
 def _report(path: Path, options: LoadOptions, percent: int) -> None:
-    """Report that a load begins or ends; what takes long in between reports itself."""
+    """Report that a load begins or ends; the long parts in between report their own progress."""
     if options.on_progress is not None:
         options.on_progress(Progress("load", percent, 100, "%", path.name))
 
@@ -116,7 +116,7 @@ def _read(path: Path) -> tuple[GGUF, Network]:
 
 
 def _check_options(options: LoadOptions) -> None:
-    """Raise RequestError for what the runtime can't honour."""
+    """Raise RequestError for options that the runtime can't honour."""
     if options.kv_type not in KV_TYPES:
         raise OptionError("kv_type", options.kv_type, f"the cpu runtime takes {', '.join(KV_TYPES)}")
     if options.n_gpu_layers not in (None, 0, -1) or options.device not in (None, "CPU"):
@@ -150,7 +150,16 @@ def _card(gguf: GGUF, network: Network, model_sha256: str, numerics: str) -> Mod
 def _terms(
     held: MemoryTerm, network: Network, options: LoadOptions, n_ctx: int, n_rows: int, base_bytes: int
 ) -> tuple[MemoryTerm, ...]:
-    """Return the plan's terms; `held` is that of the weights, `base_bytes` what the process held before."""
+    """Return the terms of the memory plan.
+
+    Args:
+        held: The term of the weights.
+        network: The sizes of the model.
+        options: How the model is loaded.
+        n_ctx: Tokens of a session.
+        n_rows: Rows of logits.
+        base_bytes: What the process held before loading.
+    """
     n, n_tokens = network, -(-n_ctx // 64) * 64
     kv_bytes = n_tokens * kv_types.token_bytes(network, options.kv_type)
     return (
@@ -166,7 +175,7 @@ def _terms(
 
 
 def _scratch_bytes(n: Network) -> int:
-    """Return what native/model.cpp allocates for a forward."""
+    """Return the bytes that native/model.cpp allocates for forwards."""
     n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
     floats = 2 * n.n_embd + 2 * n_q + 2 * n_kv + 2 * n.n_rot
     quantized = (n.n_embd + n_q + n.n_ff) * (1 + 20 / _BLOCK)

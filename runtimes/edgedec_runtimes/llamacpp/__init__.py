@@ -1,1 +1,1 @@
-"""The llamacpp runtime: any GGUF that llama.cpp loads."""
+"""The llamacpp runtime: runs any GGUF that llama.cpp loads."""

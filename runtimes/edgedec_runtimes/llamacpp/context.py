@@ -1,4 +1,4 @@
-"""A llama.cpp context: one KV cache that several sequences share, and the batch that feeds it."""
+"""A llama.cpp context: one KV cache that several sequences share, and the batch of rows that a decode takes."""
 
 import ctypes
 import ctypes.util
@@ -26,11 +26,11 @@ class ContextOptions:
     """What a context is made with.
 
     Attributes:
-        n_cells: Tokens its KV cache holds, over all sequences.
-        n_sequences: Sequence ids.
+        n_cells: Tokens that its KV cache holds, over all sequences.
+        n_sequences: How many sequence ids it has.
         logit_rows: Most rows of logits of one decode.
         n_threads: Threads of a forward.
-        type_k, type_v: ggml types of the cache.
+        type_k, type_v: ggml's types of keys and values.
         flash_attention: True, False, or None for llama.cpp's choice.
     """
 
@@ -48,10 +48,10 @@ class Part:
     """Rows of one sequence in a decode.
 
     Attributes:
-        tokens: int32[n].
-        positions: int32[n].
-        sequences: For each row, the sequence ids it belongs to; one tuple for all rows of a chain.
-        wanted: bool[n], the rows whose logits are wanted.
+        tokens: int32[n], the token of each row.
+        positions: int32[n], the position of each row.
+        sequences: The sequence ids that each row belongs to; for a chain one tuple that holds for all rows.
+        wanted: bool[n], the rows whose logits are returned.
     """
 
     tokens: NDArray[np.int32]
@@ -64,7 +64,7 @@ def context_params(options: ContextOptions) -> Any:
     """Return llama.cpp's parameter struct for these options."""
     api = llama()
     params = api.llama_context_default_params()
-    # llama.cpp rounds the cells up to this anyway, but would cap the batch at what was asked for.
+    # llama.cpp rounds the cells up to a multiple of this anyway, but would cap the batch at the number given.
     params.n_ctx = -(-options.n_cells // _CELLS_STEP) * _CELLS_STEP
     params.n_batch = N_BATCH
     params.n_ubatch = N_UBATCH
@@ -80,7 +80,7 @@ def context_params(options: ContextOptions) -> Any:
 
 
 class Context:
-    """Owns a llama_context. One decode at a time, which the model's Stop ends early."""
+    """Owns a llama_context, which runs one decode at a time; the model's Stop ends a decode early."""
 
     def __init__(
         self, model: Any, n_vocab: int, options: ContextOptions, stop: Stop, files: MappedFiles | None
@@ -110,7 +110,7 @@ class Context:
         self._make_batch(options.n_sequences)
 
     def _make_batch(self, n_sequences: int) -> None:
-        """Allocate the batch once: rows of sequence ids at fixed addresses."""
+        """Allocate the batch once; its arrays stay at their addresses."""
         self._tokens = np.zeros(N_BATCH, np.int32)
         self._positions = np.zeros(N_BATCH, np.int32)
         self._n_ids = np.ones(N_BATCH, np.int32)
@@ -129,11 +129,14 @@ class Context:
         )
 
     def decode(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
-        """Evaluate the parts together and return each one's wanted logits, views until the next decode.
+        """Evaluate parts together.
+
+        Returns:
+            For each part the wanted rows of logits, f32[n_wanted, n_vocab]: views that are valid until the next decode.
 
         Raises:
-            ContextFullError: No free cells; nothing was evaluated.
-            CancelledError: The model's Stop was set; some rows may have been evaluated, drop them.
+            ContextFullError: No cells are free; nothing was evaluated.
+            CancelledError: The model's Stop was set; drop the rows, as some may have been evaluated.
             ModelFormatError: A file that the weights are mapped from has changed, so that results are of no use.
         """
         n = 0
@@ -172,7 +175,7 @@ class Context:
             self._ids[row, : len(ids)] = ids
 
     def _logits(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return f32[n_wanted, n_vocab]; wanted rows lie in the output buffer one after another."""
+        """Return the wanted logits of rows [start, stop) of the batch, f32[n_wanted, n_vocab]."""
         rows = np.flatnonzero(self._wanted[start:stop]) + start
         if not len(rows):
             return np.empty((0, self._n_vocab), np.float32)
@@ -190,11 +193,11 @@ class Context:
         return address
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Drop a sequence's positions from `start` up to `stop` (-1: to the end); False where it can't."""
+        """Drop a sequence's positions from `start` up to `stop` (-1: to the end); return whether that was done."""
         return bool(self._api.llama_memory_seq_rm(self._memory, sequence, start, stop))
 
     def copy(self, source: int, target: int, start: int = 0, stop: int = -1) -> None:
-        """Let `target` share the positions of `source`; no data is copied."""
+        """Let the sequence `target` share positions of the sequence `source`; no data is copied."""
         self._api.llama_memory_seq_cp(self._memory, source, target, start, stop)
 
     def save(self, sequence: int) -> bytes:
@@ -205,12 +208,12 @@ class Context:
         return bytes(memoryview(buffer)[:n])
 
     def load(self, sequence: int, data: bytes) -> bool:
-        """Restore what save() returned; False where llama.cpp refuses it."""
+        """Restore what save() returned; return False where llama.cpp refuses the data."""
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         return bool(self._api.llama_state_seq_set_data(self._handle, buffer, len(data), sequence))
 
     def last_position(self, sequence: int) -> int:
-        """Return the highest position a sequence holds, -1 when it is empty."""
+        """Return the highest position that a sequence holds, -1 for an empty sequence."""
         return int(self._api.llama_memory_seq_pos_max(self._memory, sequence))
 
     def close(self) -> None:
@@ -222,7 +225,7 @@ class Context:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """A context, and what of it sessions have not taken.
+    """A context, and what of it no session has taken.
 
     Attributes:
         context: The context.
@@ -265,10 +268,10 @@ def _view(address: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
 
 
 def _string_length() -> Any:
-    """Return C's strlen, to serve as the abort callback.
+    """Return C's strlen, which serves as the abort callback.
 
-    llama.cpp asks between any two operations of a graph whether to stop. A Python callback would take the
-    interpreter's lock a thousand times a token; strlen of Stop.flag is 0 or 1 without it.
+    llama.cpp asks between any two operations of a graph whether to stop. A Python callback would take the interpreter's
+    lock a thousand times a token; strlen of Stop.flag returns 0 or 1 without the lock.
     """
     library = ctypes.CDLL("msvcrt") if sys.platform == "win32" else ctypes.CDLL(None)
     return library.strlen

@@ -1,7 +1,7 @@
-"""llama.cpp's shared library through llama-cpp-python: found, checked, and quiet.
+"""Finds llama.cpp's shared library through llama-cpp-python, checks it, and sends its log to `logging`.
 
-Struct layouts change between releases without a version in the ABI, so the defaults that the library writes into its
-own structs are compared with what the tested release writes: a shifted field would show.
+Struct layouts change between releases without a version in the ABI. So the defaults that the library writes into its
+structs are compared with those of the tested release: a field that has moved would show.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ logger = logging.getLogger("edgedec.llamacpp")
 logger.addHandler(logging.NullHandler())  # without one, `logging` would print warnings itself
 
 TESTED = "0.3.36"
-# ggml's levels; the binding's own comment lists an older numbering.
+# ggml's levels of log lines; the comment in the binding lists older numbers.
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _WARNING, _ERROR, _CONTINUED = 3, 4, 5
 
@@ -37,12 +37,12 @@ _keep_alive: list[Any] = []
 
 
 def installed() -> bool:
-    """Tell whether llama-cpp-python is installed, without loading it."""
+    """Return whether llama-cpp-python is installed, without loading it."""
     return importlib.util.find_spec("llama_cpp") is not None
 
 
 def how_to_install() -> str:
-    """Return the words that say how to install it."""
+    """Return a phrase that says how to install llama-cpp-python."""
     return f"install it with: {install_command('llamacpp')}"
 
 
@@ -51,7 +51,8 @@ def llama() -> ModuleType:
     """Return llama_cpp's low-level module, checked and initialised.
 
     Raises:
-        RuntimeUnavailableError: It is not installed, does not load, or is not the release that was tested.
+        RuntimeUnavailableError: llama-cpp-python is not installed, does not load, or has other struct layouts than the
+            tested release.
     """
     try:
         import llama_cpp
@@ -92,7 +93,7 @@ def _check_layout(api: ModuleType, found: str) -> None:
 
 
 def _on_log(level: int, text: bytes, _user_data: Any) -> None:
-    """Pass llama.cpp's log on to `logging`; called from C, so nothing may escape."""
+    """Pass a line of llama.cpp's log on to `logging`; called from C, so no exception may escape."""
     try:
         line = text.decode("utf-8", errors="replace")
         with _log_lock:
@@ -108,7 +109,7 @@ def _on_log(level: int, text: bytes, _user_data: Any) -> None:
 
 @contextmanager
 def captured_log() -> Iterator[list[str]]:
-    """Collect the lines that llama.cpp logs inside the block; they are in the list when it ends."""
+    """Yield a list that holds, when the block ends, the lines that llama.cpp logged in the block."""
     with _log_lock:
         _log_lines.clear()
     lines: list[str] = []
@@ -120,7 +121,7 @@ def captured_log() -> Iterator[list[str]]:
 
 
 def last_complaint() -> str:
-    """Return what llama.cpp logged last as a warning or an error, for the message of an exception."""
+    """Return the last warning or error that llama.cpp logged, for the message of an exception."""
     with _log_lock:
         complaints = [line.strip() for level, line in _log_lines if level in (_WARNING, _ERROR) and line.strip()]
     return complaints[-1] if complaints else "it gave no reason"

@@ -1,4 +1,4 @@
-"""Loading a GGUF with llama.cpp: parameters, the real load, and the dry run that a memory plan is made from."""
+"""Loads a GGUF with llama.cpp: its parameters, the load itself, and the dry run that a memory plan is made from."""
 
 import ctypes
 import os
@@ -28,7 +28,7 @@ from edgedec_runtimes.shared.cpu_count import usable_cores
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 _N_FORKS = 3
-# Beyond these llama.cpp crashes (threads), searches for memory for minutes (context), or takes the number modulo 2^32.
+# Beyond these bounds llama.cpp crashes (threads), looks for memory for minutes (context), or takes numbers modulo 2^32.
 _BOUNDS = (
     ("n_ctx", 1, 1 << 24),
     ("n_parallel", 1, 1 << 16),
@@ -39,7 +39,7 @@ _BOUNDS = (
 _MMAP, _COPY = 1, 0
 _MIB = 2**20
 
-# llama.cpp logs to one place for the whole process; loads that read the log go one at a time.
+# llama.cpp has one log for the whole process, so loads, which read the log, run one at a time.
 _load_lock = threading.Lock()
 
 
@@ -48,9 +48,9 @@ class DryRun:
     """What llama.cpp would allocate for a model and one context, in bytes.
 
     Attributes:
-        kv_bytes: KV cache or recurrent state.
-        output_bytes: Rows of logits.
-        compute_bytes: Activations of the largest graph.
+        kv_bytes: The KV cache, or the recurrent state.
+        output_bytes: The rows of logits.
+        compute_bytes: The activations of the largest graph.
         repacks: Whether weights would be rearranged into private memory.
     """
 
@@ -75,17 +75,17 @@ def check_options(options: LoadOptions) -> None:
 
 
 def context_options(model: Any, options: LoadOptions, n_cells: int) -> ContextOptions:
-    """Return how to make this model's contexts.
+    """Return how to make a model's contexts of `n_cells` tokens.
 
-    Trees and forks need sequence ids beside the sessions' own; a recurrent model holds a state for each id, so
-    there it gets none.
+    Trees and forks need sequence ids beside those of the sessions. A recurrent model gets none for them, as it would
+    hold a state for each id.
     """
     api = llama()
     recurrent = api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model)
     spare = 0 if recurrent or options.max_rows == 1 else _N_FORKS + options.max_rows
     n_sequences = options.n_parallel + spare
     if options.n_parallel <= (n_most := int(api.llama_max_parallel_sequences())):
-        n_sequences = min(n_sequences, n_most)  # rows of a chain need none: only trees and forks are fewer
+        n_sequences = min(n_sequences, n_most)  # fewer leaves and forks; rows of a chain need no id of their own
     return ContextOptions(
         n_cells=n_cells,
         n_sequences=n_sequences,
@@ -99,7 +99,7 @@ def context_options(model: Any, options: LoadOptions, n_cells: int) -> ContextOp
 
 @contextmanager
 def _model_params(options: LoadOptions) -> Iterator[Any]:
-    """Yield llama.cpp's parameter struct; what it points to lives as long as the block."""
+    """Yield llama.cpp's parameters of a model; what they point to lives until the block ends."""
     api = llama()
     params = api.llama_model_default_params()
     params.use_extra_bufts = options.repack
@@ -120,7 +120,8 @@ def load(path: Path, options: LoadOptions) -> Any:
 
     Raises:
         CancelledError: options.cancel was set.
-        UnsupportedModelError: llama.cpp does not take the file; the message holds its reason.
+        UnsupportedModelError: llama.cpp refuses the file; the message holds its reason.
+        MemoryCapError: There is no memory for the weights.
     """
     api = llama()
     raised: list[BaseException] = []
@@ -129,7 +130,7 @@ def load(path: Path, options: LoadOptions) -> Any:
         try:
             if options.on_progress is not None:
                 options.on_progress(Progress("load", int(fraction * 100), 100, "%", path.name))
-        except BaseException as error:  # the application's callback; carried over the C frames
+        except BaseException as error:  # of the application's callback; raised again behind the C frames
             raised.append(error)
             return False
         return options.cancel is None or not options.cancel.cancelled
@@ -151,12 +152,12 @@ def load(path: Path, options: LoadOptions) -> Any:
 
 
 def dry_run(path: Path, options: LoadOptions, n_ctx: int) -> DryRun:
-    """Let llama.cpp go through loading and making a context without allocating weights or KV.
+    """Let llama.cpp load a model and make a context of `n_ctx` tokens without allocating weights or KV.
 
-    The sizes are in its log only, whose lines are those of the tested release.
+    llama.cpp says the sizes in its log only; they are read from lines as the tested release writes them.
 
     Raises:
-        UnsupportedModelError: llama.cpp does not take the file.
+        UnsupportedModelError: llama.cpp refuses the file.
     """
     api = llama()
     with _load_lock, captured_log() as lines, _model_params(options) as params:
@@ -188,7 +189,7 @@ def _logged(lines: list[str], pattern: str) -> int:
 
 
 def _device(name: str) -> int:
-    """Return ggml's handle of the named device (RuntimeUnavailableError when there is none)."""
+    """Return ggml's handle of a device (RuntimeUnavailableError where there is no device of that name)."""
     library = _ggml()
     for index in range(library.ggml_backend_dev_count()):
         device = library.ggml_backend_dev_get(index)
@@ -200,14 +201,14 @@ def _device(name: str) -> int:
 
 
 def device_names() -> tuple[str, ...]:
-    """Return the names of ggml's devices, such as "CPU" and "Vulkan0"."""
+    """Return the names of the devices that ggml has, such as "CPU" and "Vulkan0"."""
     library = _ggml()
     devices = (library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count()))
     return tuple(library.ggml_backend_dev_name(device).decode() for device in devices)
 
 
 def _ggml() -> Any:
-    from llama_cpp._ggml import libggml  # loaded by llama_cpp itself; it binds nothing of it
+    from llama_cpp._ggml import libggml  # llama_cpp loads this library, but binds none of these functions
 
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]

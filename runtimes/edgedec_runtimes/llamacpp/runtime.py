@@ -1,4 +1,4 @@
-"""The llamacpp runtime: any GGUF that llama.cpp loads, on its CPU and GPU back ends."""
+"""The llamacpp runtime: runs any GGUF that llama.cpp loads, on its CPU and GPU back ends."""
 
 import hashlib
 import platform
@@ -30,13 +30,13 @@ from edgedec_runtimes.shared.mapped_files import MappedFiles
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
 _GRAPH_BYTES = 9_000_000
 _PROBE_BYTES = 8_000_000  # 0 to 9 MB, as the allocator has it
-# A dry run at its peak, which is while llama.cpp reads the vocabulary: 1.3 to 1.6 times what that takes for good, and
-# the library, the header and a graph, 13 to 18 MB.
+# What a dry run takes at its peak, when llama.cpp reads the vocabulary: 1.3 to 1.6 times what the vocabulary takes
+# later, and 13 to 18 MB for the library, the header and a graph.
 _DRY_RUN, _DRY_RUN_BYTES = 1.6, 18_000_000
 _REPACKED_X86 = {GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q2_K, GGMLType.IQ4_NL}
 _REPACKED_ARM = _REPACKED_X86 | {GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_0}
 
-# Hashes of headers that passed: a load asks three times, to accept the file, to plan and to load it.
+# Hashes of headers that were found to be consistent: a load reads a header to accept, to plan and to load the file.
 _consistent: deque[str] = deque(maxlen=16)
 
 
@@ -46,7 +46,7 @@ class LlamaCpp:
     name = "llamacpp"
 
     def accepts(self, path: Path) -> str | None:
-        """Return None when llama.cpp is installed and may run the model, else the reason why not."""
+        """Return None when llama.cpp is installed and may run the model, else the reason why it may not."""
         if not installed():
             return f"it needs llama-cpp-python, which is not installed; {how_to_install()}"
         try:
@@ -58,7 +58,8 @@ class LlamaCpp:
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the header and a dry run.
 
-        Where there is no room for the dry run, they are the header's, and marked as a part.
+        Where options.planning_bytes leaves no room for a dry run, the terms are only those that the header gives, and
+        marked as partial.
         """
         check_options(options)
         gguf = _read_runnable(path)
@@ -82,19 +83,19 @@ class LlamaCpp:
             return _terms(gguf, _with_rows(options, n_rows), n_ctx, before)
 
         if options.planning_bytes is not None:
-            terms(n_ctx, options.max_rows)  # known from the plan; to ask later takes memory
+            terms(n_ctx, options.max_rows)  # the plan's dry run is still known; another one later would take memory
         chosen = context_options(handle, options, n_ctx)
         files = MappedFiles(gguf.paths, mapped) if options.mmap else None
         return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, options.cache_dir)
 
     def report(self) -> RuntimeReport:
-        """Describe llama.cpp on this machine."""
+        """Return llama.cpp's version, its devices, and what it was built with."""
         features = re.findall(r"(\w+) = 1", llama().llama_print_system_info().decode(errors="replace"))
         return RuntimeReport(version(), device_names(), (f"built with {' '.join(features)}",))
 
 
 def _read_runnable(path: Path) -> GGUF:
-    """Return the header of a text decoder that llama.cpp does not die of."""
+    """Return the header of a text decoder; refuse one that would crash llama.cpp."""
     gguf = read_gguf(path)
     require_text_decoder(gguf)
     if gguf.header_hash not in _consistent:  # a large vocabulary takes 0.2 s
@@ -133,14 +134,14 @@ def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
 
 
 def _identity(gguf: GGUF) -> str:
-    """Name the weights without reading them: the header's hash, and each part's size and time of change."""
+    """Return a name of the weights that does not need reading them: header's hash, sizes and times of change."""
     parts = [path.stat() for path in gguf.paths]
     return f"{gguf.header_hash} {[(part.st_size, part.st_mtime_ns) for part in parts]}"
 
 
 def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tuple[MemoryTerm, ...]:
-    """Return the plan's terms; `base_bytes` is what the process held before."""
-    sizes = _dry_run(gguf.paths[0], gguf.header_hash, _asked(options), n_ctx)
+    """Return the terms of the memory plan; `base_bytes` is what the process held before loading."""
+    sizes = _dry_run(gguf.paths[0], gguf.header_hash, _sizing_options(options), n_ctx)
     info = describe(gguf)
     probes = will_probe(_fingerprint(gguf, options), options.max_rows, options.cache_dir)
     terms = [
@@ -156,23 +157,23 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     return tuple(term for term in terms if term.n_bytes)
 
 
-def _asked(options: LoadOptions) -> LoadOptions:
-    """Return the options without what makes no difference to a dry run."""
+def _sizing_options(options: LoadOptions) -> LoadOptions:
+    """Return the options with those left out that make no difference to a dry run."""
     return replace(options, n_ctx=None, planning_bytes=None, cache_dir=None, on_progress=None, cancel=None)
 
 
 @lru_cache(maxsize=16)
 def _dry_run(path: Path, _header_hash: str, options: LoadOptions, n_ctx: int) -> DryRun:
-    """Return what llama.cpp answered before, as asking takes memory: a loaded model is asked when that is short."""
+    """Return the result of a dry run, an earlier one if there is one: a dry run takes memory, which may be short."""
     return dry_run(path, options, n_ctx)
 
 
 def _least_terms(gguf: GGUF, options: LoadOptions) -> tuple[MemoryTerm, ...] | None:
-    """Return what the header gives of the terms, where there is no room for a dry run; else None."""
+    """Return the terms that the header gives where there is no room for a dry run; None where there is room."""
     n_bytes = int(_DRY_RUN * _vocabulary_bytes(gguf)) + _DRY_RUN_BYTES
     if options.planning_bytes is None or n_bytes <= options.planning_bytes:
         return None
-    detail = f"{describe(gguf).n_vocab} tokens; to ask llama.cpp what else it needs takes {format_bytes(n_bytes)}"
+    detail = f"{describe(gguf).n_vocab} tokens; llama.cpp would take {format_bytes(n_bytes)} to say what else it needs"
     return _weights_term(gguf, options), MemoryTerm("vocabulary", _vocabulary_bytes(gguf), detail, partial=True)
 
 
@@ -187,7 +188,7 @@ def _vocabulary_bytes(gguf: GGUF) -> int:
 
 
 def _repacked_bytes(gguf: GGUF) -> int:
-    """Return the bytes of the matrices that ggml rearranges for its fast kernels (rows in groups of 8)."""
+    """Return the bytes of the matrices that ggml rearranges for its fast kernels, which take rows in groups of 8."""
     arm = platform.machine().lower() in ("aarch64", "arm64")
     types = _REPACKED_ARM if arm else _REPACKED_X86
     return sum(

@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF, through llama.cpp."""
+"""The tokenizer of a GGUF, by llama.cpp."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,8 @@ _WHITE_SPACE = b" \t\n\v\f\r"
 class LlamaCppTokenizer:
     """Implements edgedec.tokenizer.Tokenizer.
 
-    `handle` returns the native vocabulary, or raises once the model is closed.
+    Args:
+        handle: Returns the native vocabulary, or raises once the model is closed.
     """
 
     def __init__(self, handle: Callable[[], Any]) -> None:
@@ -43,7 +44,7 @@ class LlamaCppTokenizer:
     ) -> list[int]:
         """Return the token ids of `text` (RequestError for lone surrogates, which no UTF-8 text holds).
 
-        llama.cpp tokenizes all of it in one call, so `most` changes nothing here; `least_tokens` tells before.
+        `most` has no effect, as llama.cpp tokenizes the whole text in one call; `least_tokens` gives a bound before.
         """
         try:
             data = text.encode("utf-8")
@@ -62,12 +63,12 @@ class LlamaCppTokenizer:
         raise ModelFormatError("llama.cpp could not tokenize the text with this model's vocabulary")
 
     def least_tokens(self, text: str) -> int:
-        """Return how many tokens `text` takes at the least, without tokenizing it; 0 where that is not known."""
+        """Return a lower bound of the number of tokens of `text`, without tokenizing it; 0 where none is known."""
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
     @cached_property
     def _bound(self) -> TokenBound | None:
-        """The bound of BPE and SentencePiece; other kinds may normalise a text, and leave out what they like."""
+        """The bound for BPE and SentencePiece; None for other kinds, which may leave out parts of a text."""
         api, vocabulary = self._api, self._handle()
         kind = api.llama_vocab_type(vocabulary)
         if kind not in (api.LLAMA_VOCAB_TYPE_SPM, api.LLAMA_VOCAB_TYPE_BPE):
@@ -82,7 +83,10 @@ class LlamaCppTokenizer:
         return TokenBound(self._all_spelled(), vanishing)
 
     def _all_spelled(self) -> Iterator[bytes]:
-        """Yield what each token can stand for in a text: its text as the file has it, too, as U+2581 may be typed."""
+        """Yield the bytes that each token can stand for in a text.
+
+        With SentencePiece these are also the token's text in the file, as U+2581 may be typed.
+        """
         spm = self._api.llama_vocab_type(self._handle()) == self._api.LLAMA_VOCAB_TYPE_SPM
         for token_id in range(self.n_vocab):
             yield self._spelled(token_id)
@@ -90,7 +94,7 @@ class LlamaCppTokenizer:
                 yield self._api.llama_vocab_get_text(self._handle(), token_id) or b""
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes a token adds to the text; control tokens add none."""
+        """Return the bytes that a token adds to the text; control tokens add none."""
         if not 0 <= token_id < self.n_vocab:
             raise RequestError(f"token {token_id} is outside the vocabulary of {self.n_vocab}")
         return self._spelled(token_id, special=False)
@@ -104,7 +108,7 @@ class LlamaCppTokenizer:
         return bool(self._api.llama_vocab_is_eog(self._handle(), token_id))
 
     def _spelled(self, token_id: int, *, special: bool = True) -> bytes:
-        """Return the bytes of a token, of one with a role only where `special`."""
+        """Return the bytes of a token; a control token has bytes only where `special` is True."""
         buffer: Any = ctypes.create_string_buffer(_PIECE_BYTES)
         n = self._api.llama_token_to_piece(self._handle(), token_id, buffer, _PIECE_BYTES, 0, special)
         if n < 0:

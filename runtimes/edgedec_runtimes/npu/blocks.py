@@ -1,9 +1,9 @@
-"""How a forward is cut into runs of graphs with a fixed number of rows, such that a row's bits don't depend on the cut.
+"""Cuts a forward into runs of graphs with a fixed number of rows, so that a row's bits don't depend on the cut.
 
-A graph of 8 rows takes positions 8 i to 8 i + 7, whichever of them are asked for: rows before them are evaluated again
-(from their tokens, to the same keys and values), rows behind them are padding that nothing sees. So a position always
-is the same row of the same block on the same cached tokens, in a single step as in a long draft. Only a whole piece of
-64 positions, aligned to 64, that one forward covers is taken by the graph of 64 rows: prefills are, drafts are not.
+A run of the graph of 8 rows takes positions 8 i to 8 i + 7, however many of them are new. Rows before the new ones are
+evaluated again (from their tokens, to the same keys and values); rows behind them are padding that no row sees. So a
+position is always the same row of the same block on the same cached tokens, in a single step as in a long draft. The
+graph of 64 rows takes only 64 new positions that begin at a multiple of 64: prefills have such blocks, drafts do not.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ class Block:
     """One run of a graph.
 
     Attributes:
-        start: Position of its first row; the tokens before it are cached.
+        start: Position of the run's first row; the tokens before it are cached.
         n_rows: Rows of the graph.
-        first: Position of the first row that is new.
-        stop: Position behind the last row that is new.
+        first: Position of the first new row.
+        stop: Position after the last new row.
     """
 
     start: int
@@ -32,7 +32,7 @@ class Block:
 
 
 def blocks(n_past: int, n: int) -> Iterator[Block]:
-    """Yield the runs for n new rows on n_past cached tokens.
+    """Yield the runs that evaluate n new rows after n_past cached tokens.
 
     >>> [(b.start, b.n_rows, b.first, b.stop) for b in blocks(6, 3)]
     [(0, 8, 6, 8), (8, 8, 8, 9)]

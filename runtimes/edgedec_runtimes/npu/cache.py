@@ -1,7 +1,7 @@
-"""Keys and values of one sequence as the graph takes them: two parts of 8 bits, as long as the context that is in use.
+"""Keys and values of one sequence as the graph takes them: in two parts of 8 bits, as long as the context in use.
 
-Slots behind the tokens that a forward builds on hold zeros, so that nothing is left there that its bits could depend
-on: hidden slots weigh nothing, but hardware that adds up in pieces may round by what they hold.
+Slots behind the tokens that a forward builds on hold zeros, so that its bits cannot depend on anything left there:
+hidden slots have no weight, but hardware that adds up in pieces may round differently by what they hold.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,23 +20,23 @@ class KVCache:
     """The buffers of a session.
 
     Attributes:
-        context: Slots they have now; the token at position i lies in slot i.
+        context: How many slots the buffers have now; the token at position i lies in slot i.
         keys: uint8[2, n_layer, n_head_kv, head_dim, context], high and low parts, rotated to their position.
         values: uint8[2, n_layer, n_head_kv, context, head_dim].
     """
 
     def __init__(self, facts: Facts) -> None:
-        """Begin with the shortest context, and nothing in it."""
+        """Begin empty, with the shortest context."""
         self._facts = facts
         self.context = self._n_used = 0
         high = np.array(facts.zeros, np.uint8).reshape(-1, 2).T
         parts = np.stack((high, np.full_like(high, LOW_ZERO)), axis=1)
-        self._zeros = parts[..., None, None, None]  # uint8[2, 2, n_layer, 1, 1, 1]: keys and values, their parts
+        self._zeros = parts[..., None, None, None]  # uint8[2, 2, n_layer, 1, 1, 1]: (keys, values), (high, low)
         self.keys, self.values = self._arrays(0)
         self.begin(facts.contexts[0], 0)
 
     def begin(self, context: int, n_kept: int) -> None:
-        """Have that many slots from now on, with what is in the first n_kept, and zeros behind."""
+        """Change to `context` slots; the first n_kept keep their contents, the others hold zeros."""
         if context != self.context:
             keys, values = self._arrays(context)
             keys[..., :n_kept], values[..., :n_kept, :] = self.part(n_kept)
@@ -51,14 +51,14 @@ class KVCache:
         return self.keys[..., :n], self.values[..., :n, :]
 
     def take(self, context: int, keys: U8, values: U8) -> None:
-        """Have that many slots, and in the first of them these keys and values of all layers."""
+        """Change to `context` slots, of which the first hold these keys and values of all layers."""
         n = keys.shape[-1]
         self.begin(context, 0)
         self.keys[..., :n], self.values[..., :n, :] = keys, values
         self._n_used = n
 
     def inputs(self) -> Arrays:
-        """Return the graph's inputs, by name: views."""
+        """Return the graph's inputs of keys and values by name; they are views."""
         found: Arrays = {}
         for part, name in enumerate(PARTS):
             for layer in range(self._facts.n_layer):
@@ -67,14 +67,14 @@ class KVCache:
         return found
 
     def names(self) -> Iterator[str]:
-        """Yield the names of the graph's outputs with new rows, in the order that `write` takes them."""
+        """Yield the names of the graph's outputs of keys and values, in the order in which `write` takes them."""
         for part in PARTS:
             for layer in range(self._facts.n_layer):
                 yield f"new_key_{part}_{layer}"
                 yield f"new_value_{part}_{layer}"
 
     def write(self, start: int, n: int, outputs: Sequence[NDArray[Any]]) -> None:
-        """Put the first n of the new rows into the slots from `start` on."""
+        """Copy the first n rows of the graph's outputs to the slots from `start` on."""
         self._n_used = max(self._n_used, start + n)
         found = iter(outputs)
         for keys, values in zip(self.keys, self.values, strict=True):
@@ -83,7 +83,7 @@ class KVCache:
                 values[layer, :, start : start + n] = next(found)[:, :n]
 
     def free(self) -> None:
-        """Hold nothing any more."""
+        """Free the memory."""
         self.context = self._n_used = 0
         self.keys, self.values = self._arrays(0)
 

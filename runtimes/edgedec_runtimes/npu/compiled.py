@@ -1,7 +1,7 @@
-"""Graphs compiled for an NPU, kept on the disk: compiling takes seconds to minutes, loading what was compiled little.
+"""Keeps graphs that were compiled for an NPU on the disk: compiling takes seconds to minutes, loading takes less.
 
-ONNX Runtime writes a compiled graph as an ONNX file with one node (EPContext), its data beside it. Both lie in a folder
-of their own, which gets its name when it is complete.
+ONNX Runtime writes a compiled graph as an ONNX file with one node (EPContext), and its data beside the file. Both lie
+in a folder of their own, which gets its final name when it is complete.
 """
 
 import secrets
@@ -14,24 +14,24 @@ from typing import Any
 GRAPH = "graph.onnx"
 
 Open = Callable[[Path | None, dict[str, str]], Any]
-"""Opens a compiled graph, or with None the export's, with these entries of configuration."""
+"""Opens the compiled graph at a path, or the export's graph for None, with entries of configuration."""
 
 
 def open_kept(folder: Path | None, open_graph: Open) -> Any:
-    """Return a session of the graph kept in a folder, or compile it and keep it there.
+    """Return an ONNX Runtime session of the compiled graph in a folder; compile the graph where it is not there.
 
-    Where the folder can't be written, or holds what can't be opened, the graph is compiled all the same.
+    A graph that was compiled is kept in the folder, if the folder can be written.
 
     Args:
-        folder: Of this one compiled graph; None to keep nothing.
-        open_graph: Raises what it likes when the export's graph can't be opened.
+        folder: The folder of this one compiled graph; None to keep nothing.
+        open_graph: Opens the graph; what it raises for the export's graph is passed on.
     """
     if folder is None:
         return open_graph(None, {})
     if (folder / GRAPH).is_file():
         try:
             return open_graph(folder / GRAPH, {})
-        except Exception:  # of an older driver, or damaged: it is of no use, and is replaced
+        except Exception:  # made by an older driver, or damaged: it is replaced
             shutil.rmtree(folder, ignore_errors=True)
     temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}.part")
     try:

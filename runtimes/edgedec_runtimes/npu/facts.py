@@ -1,6 +1,6 @@
-"""What the manifest of an export for NPUs says of its graph: sizes, contexts, and how inputs are quantized.
+"""Reads what the manifest of an export for NPUs says of the graph: sizes, contexts, and how inputs are quantized.
 
-The section "npu" of `edgedec.json`. A quantized value q stands for (q - zero point) * scale.
+The manifest is `edgedec.json`, mainly its section "npu". A quantized value q stands for (q - zero point) * scale.
 """
 
 import hashlib
@@ -22,23 +22,23 @@ from edgedec_runtimes.onnx.exported import FileFacts
 EMBEDDING = "embedding.f16"
 FORMAT, TARGET, KV = 1, "npu", "2 x u8"
 PARTS = ("high", "low")
-"""Of keys and values: rounded to 8 bits, and what is left in 8 bits, whose steps are 256 times shorter."""
+"""The parts of keys and values: the value rounded to 8 bits, and the rest in 8 bits with steps 256 times shorter."""
 
 LOW_ZERO = 128
-"""What stands for 0 in every low part."""
+"""The number that stands for 0 in every low part."""
 
 ROWS = (8, 64)
-"""Rows of a forward: of a step and of a piece of a prefill; the first divides the second."""
+"""Rows of a run of the graph in a step and in a prefill; the first number divides the second."""
 
 LOGIT_ROWS = 8
-"""Rows of logits of a forward."""
+"""Rows of logits that one run of the graph returns."""
 
 _LARGEST = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """Eight or sixteen bits, unsigned; `scale` is above 0."""
+    """Maps numbers to unsigned integers of 8 or 16 bits: value = (q - zero_point) * scale, with a scale above 0."""
 
     scale: float
     zero_point: int
@@ -46,17 +46,17 @@ class Quantizer:
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """Type of the quantized array."""
+        """Element type of a quantized array."""
         return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
 
     @property
     def lowest(self) -> float:
-        """Smallest value that there is a number for."""
+        """The smallest value that can be represented."""
         return -self.zero_point * self.scale
 
     @property
     def highest(self) -> float:
-        """Largest value that there is a number for."""
+        """The largest value that can be represented."""
         return (2.0**self.bits - 1 - self.zero_point) * self.scale
 
     def quantize(self, values: NDArray[np.floating]) -> NDArray[np.unsignedinteger[Any]]:
@@ -70,7 +70,7 @@ class Quantizer:
         return clipped
 
     def dequantize(self, q: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.float32]:
-        """Return float32 values, of the same shape."""
+        """Return the float32 values that q stands for, of the same shape."""
         result = q.astype(np.float32)
         result -= np.float32(self.zero_point)
         result *= np.float32(self.scale)
@@ -78,9 +78,10 @@ class Quantizer:
 
 
 def spanning(lowest: float, highest: float, bits: int = 16, *, mantissa_bits: int | None = None) -> Quantizer:
-    """Return the quantizer whose range is that from `lowest` to `highest`, and 0, which it represents exactly.
+    """Return the quantizer whose range spans `lowest`, `highest` and 0; it represents 0 exactly.
 
-    With `mantissa_bits` the scale is the next number of that many bits, a power of two for 1: the range grows.
+    With `mantissa_bits` the scale is rounded up to a number of that many bits (a power of two for 1 bit), so that the
+    range grows.
 
     >>> spanning(-100.0, 155.0, 8)
     Quantizer(scale=1.0, zero_point=100, bits=8)
@@ -90,7 +91,7 @@ def spanning(lowest: float, highest: float, bits: int = 16, *, mantissa_bits: in
     lowest, highest = min(lowest, 0.0), max(highest, 0.0)
     most = 2**bits - 1
     scale = (highest - lowest) / most
-    if not scale > 1e-30:  # nothing but zeros
+    if not scale > 1e-30:  # all values are 0
         return Quantizer(2.0**-bits, 0, bits)
     if mantissa_bits is not None:
         mantissa, exponent = math.frexp(scale)
@@ -100,21 +101,22 @@ def spanning(lowest: float, highest: float, bits: int = 16, *, mantissa_bits: in
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts of a graph that its inputs and outputs are made and read with.
+    """The facts of a graph that are needed to make its inputs and to read its outputs.
 
     Attributes:
         n_ctx_train: Longest context the model was trained for.
-        n_head: Heads of queries; n_head_kv of keys and values.
-        contexts: Slots for cached tokens that a forward may have, ascending multiples of the rows of a prefill; the
-            last is the longest session.
-        embedding_scale: What rows of the embedding are multiplied by.
+        n_head: Heads of queries.
+        n_head_kv: Heads of keys and values.
+        contexts: The numbers of slots for cached tokens that the graph can have, ascending multiples of the rows of a
+            prefill; the last is the longest session.
+        embedding_scale: The factor for rows of the embedding.
         sliding_window: Most tokens that the layers with inputs of their own ("_local") see; 0 where there are none.
         frequencies: f64[n_rot/2], angles of a position's rotation, by suffix of the inputs ("", "_local").
-        quantizers: Of hidden, rotation (both cos and sin), mask, logits.
-        zeros: What stands for 0 in the high parts of the keys and the values of each layer: 2 n_layer numbers, a
-            layer's together.
-        files: Size and SHA-256 of the folder's files; empty before it is complete.
-        sha256: Of the manifest.
+        quantizers: The quantizers of hidden, rotation (both cos and sin), mask and logits.
+        zeros: The numbers that stand for 0 in the high parts of keys and values: 2 n_layer numbers, for each layer
+            that of the keys and that of the values.
+        files: Size and SHA-256 of the folder's files; empty before the export is complete.
+        sha256: SHA-256 of the manifest.
     """
 
     architecture: str
@@ -136,15 +138,15 @@ class Facts:
 
     @property
     def n_groups(self) -> int:
-        """Heads of queries that share keys and values."""
+        """How many heads of queries share keys and values."""
         return self.n_head // self.n_head_kv
 
     def context_of(self, n: int) -> int:
-        """Return the shortest context that holds n tokens; there is one up to the longest."""
+        """Return the shortest context that holds n tokens; n is at most the longest context."""
         return next(context for context in self.contexts if context >= n)
 
     def dimensions(self, n_rows: int, context: int) -> dict[str, int]:
-        """Return the sizes of the graph's free dimensions for forwards of n_rows rows on that context."""
+        """Return the sizes of the graph's free dimensions for runs of n_rows rows with that context."""
         return {
             "rows": n_rows,
             "context": context,
@@ -160,7 +162,7 @@ QUANTIZERS = ("hidden", "rotation", "mask", "logits")
 
 
 def to_json(facts: Facts) -> dict[str, Any]:
-    """Return what `read_facts` finds in the manifest, the section "npu" among it."""
+    """Return the part of the manifest that `read_facts` reads, with the section "npu"."""
     section: dict[str, Any] = {name: getattr(facts, name) for name in _NPU_COUNTS}
     section |= {
         "contexts": list(facts.contexts),
@@ -175,17 +177,17 @@ def to_json(facts: Facts) -> dict[str, Any]:
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of an export, given it or the graph in it."""
+    """Return the folder of an export; `path` is the folder or the graph in it."""
     return path.parent if path.name == GRAPH else path
 
 
 def read_facts(path: Path) -> Facts:
-    """Read the manifest of an export, given its folder or the graph in it.
+    """Read the manifest of an export; `path` is its folder or the graph in it.
 
     Raises:
         ModelNotFoundError: There is no manifest.
-        UnsupportedModelError: It is none of an export for NPUs.
-        ModelFormatError: It lacks something, or holds what can't be.
+        UnsupportedModelError: The manifest is not of an export for NPUs.
+        ModelFormatError: The manifest lacks a fact, or has one that can't be.
     """
     manifest = folder_of(path) / MANIFEST
     try:
@@ -219,7 +221,7 @@ def read_facts(path: Path) -> Facts:
 
 
 def _facts(found: Mapping[str, Any], section: Mapping[str, Any], sha256: str) -> Facts:
-    """Return the facts; any of the errors that read_facts catches when they are not in order."""
+    """Return the facts; raises KeyError, TypeError, ValueError or AttributeError where one is missing or wrong."""
     counts = {name: _whole(found[name], name) for name in _COUNTS}
     counts |= {name: _whole(section[name], name) for name in _NPU_COUNTS}
     contexts = tuple(_whole(n, "contexts") for n in section["contexts"])

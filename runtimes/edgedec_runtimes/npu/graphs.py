@@ -1,7 +1,7 @@
-"""Opening an NPU's graph in ONNX Runtime: once for each number of rows and context that forwards need.
+"""Opens an NPU's graph in ONNX Runtime, once for each number of rows and context that forwards need.
 
-On the NPU (QNN's HTP back end; on x86-64 its emulator) every node must be taken: what would fall back to the CPU is an
-error. On the device "cpu" the same graph runs on ONNX Runtime's CPU provider, which is for tests: it is slow.
+The NPU (QNN's HTP back end; on x86-64 its emulator) must take every node: a node that would fall back to the CPU is an
+error. On the device "cpu" the same graph runs on ONNX Runtime's CPU provider, which is slow and meant for tests.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _FELL_BACK = "fallback to CPU EP has been explicitly disabled"
 
 
 def device_of(name: str | None) -> str:
-    """Return "npu" or "cpu" for what a user calls it (RequestError for any other name)."""
+    """Return "npu" or "cpu" for the name that a user gave (RequestError for any other name)."""
     found = _NAMES.get(name.lower() if name is not None else None)
     if found is None:
         raise OptionError("device", name, f"the npu runtime takes {NPU!r}, and {CPU!r} to try an export without one")
@@ -36,15 +36,15 @@ def device_of(name: str | None) -> str:
 
 @dataclass(slots=True)
 class Graphs:
-    """The sessions of one export.
+    """ONNX Runtime's sessions for the graph of one export.
 
     Attributes:
         ort: The module onnxruntime.
-        folder: Of the export.
-        facts: Its sizes.
+        folder: The folder of the export.
+        facts: The sizes of the graph.
         device: "npu" or "cpu".
-        n_threads: Of a forward on the CPU.
-        compiled: Where what was compiled for the NPU is kept, or None.
+        n_threads: Threads of a run on the CPU.
+        compiled: The folder that compiled graphs are kept in, or None.
     """
 
     ort: Any
@@ -56,11 +56,11 @@ class Graphs:
     _open: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     def run(self, n_rows: int, context: int, inputs: Arrays, outputs: list[str]) -> list[Any]:
-        """Return the outputs of a forward, quantized.
+        """Run the graph on `inputs` and return the named outputs, quantized.
 
         Raises:
-            RuntimeUnavailableError: The NPU is not there, or does not take all of the graph.
-            ModelFormatError, UnsupportedModelError, MemoryCapError: The graph can't be opened, or run.
+            RuntimeUnavailableError: The NPU is not there, or does not take the whole graph.
+            ModelFormatError, UnsupportedModelError, MemoryCapError: The graph can't be opened or run.
         """
         session = self.session(n_rows, context)
         with translated("a forward"):
@@ -68,14 +68,14 @@ class Graphs:
         return found
 
     def session(self, n_rows: int, context: int) -> Any:
-        """Return the session for n_rows rows on a context, opened at its first use (raises as `run`)."""
+        """Return ONNX Runtime's session for n_rows rows and a context, opened at its first use (raises as `run`)."""
         key = n_rows, context
         if key not in self._open:
             self._open[key] = self._made(n_rows, context)
         return self._open[key]
 
     def close(self) -> None:
-        """Free all of them."""
+        """Free all sessions."""
         self._open.clear()
 
     def _made(self, n_rows: int, context: int) -> Any:
@@ -113,7 +113,7 @@ class Graphs:
 
 
 def compiled_folder(cache_dir: Path, facts: Facts, ort: Any) -> Path:
-    """Return where compiled graphs of an export are kept, for this machine and these versions."""
+    """Return the folder for the compiled graphs of an export, which differs by machine and by versions."""
     try:
         version = metadata.version("onnxruntime-qnn")
     except metadata.PackageNotFoundError:
@@ -123,7 +123,7 @@ def compiled_folder(cache_dir: Path, facts: Facts, ort: Any) -> Path:
 
 
 def npu_devices(ort: Any) -> list[Any]:
-    """Return ONNX Runtime's device for the NPU, in a list.
+    """Return a list with ONNX Runtime's device for the NPU.
 
     Raises:
         RuntimeUnavailableError: onnxruntime-qnn is missing, or finds no NPU.
@@ -134,4 +134,4 @@ def npu_devices(ort: Any) -> list[Any]:
         raise RuntimeUnavailableError(f"{error}; or try the export with --device {CPU}") from error
     found = [device for device in ort.get_ep_devices() if device.ep_name == provider.name]
     npu = ort.OrtHardwareDeviceType.NPU
-    return sorted(found, key=lambda device: device.device.type != npu)[:1]  # the emulator's is a CPU
+    return sorted(found, key=lambda device: device.device.type != npu)[:1]  # the emulator's device is a CPU

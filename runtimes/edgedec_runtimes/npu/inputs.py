@@ -1,6 +1,6 @@
-"""The inputs of an NPU's graph that depend on positions alone, made here rather than in the graph.
+"""Makes the inputs of an NPU's graph that depend on positions only.
 
-Rotary positions (Su et al. 2021, arXiv:2104.09864) come as tables of cosines and sines, what a row may see as a mask.
+Rotary positions (Su et al. 2021, arXiv:2104.09864) are tables of cosines and sines; a mask says what each row sees.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def position_inputs(facts: Facts, start: int, n_rows: int, context: int) -> Arrays:
-    """Return cosines, sines and masks of n_rows rows that follow on `start` cached tokens.
+    """Return cosines, sines and masks of n_rows rows after `start` cached tokens.
 
     Returns:
-        By name, with the suffix "_local" beside "" where there are sliding windows: cos, sin uint16[n_rows, 1,
-        head_dim] and mask uint16[n_groups * n_rows, context + n_rows], quantized as the facts say.
+        By name cos and sin, uint16[n_rows, 1, head_dim], and mask, uint16[n_groups * n_rows, context + n_rows],
+        quantized as the facts say; where there are sliding windows, the same again with the suffix "_local".
     """
     found: Arrays = {}
     for suffix, frequencies in facts.frequencies.items():
@@ -37,9 +37,10 @@ def position_inputs(facts: Facts, start: int, n_rows: int, context: int) -> Arra
 def rotation(
     frequencies: NDArray[np.float64], start: int, n_rows: int, head_dim: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return f64[n_rows, 1, head_dim] twice: cosines, and sines with the sign of what they are multiplied with.
+    """Return the cosines and the sines of a rotation, each f64[n_rows, 1, head_dim].
 
-    A head is rotated in halves: [a, b] becomes [a, b] * cos + [b, a] * sin; elements that are not rotated get 1 and 0.
+    A head is rotated in halves: [a, b] becomes [a, b] * cos + [b, a] * sin, so the sines of the first half are
+    negative. Elements that are not rotated get 1 and 0.
     """
     half = len(frequencies)
     angles = (start + np.arange(n_rows))[:, None] * frequencies
@@ -51,13 +52,13 @@ def rotation(
 
 
 def visible(start: int, n_rows: int, context: int, window: int) -> NDArray[np.bool_]:
-    """Return bool[n_rows, context + n_rows]: which cached tokens, then which new rows, each row sees.
+    """Return bool[n_rows, context + n_rows]: the cached tokens and then the new rows that each row sees.
 
     >>> visible(1, 2, 2, 0).astype(int).tolist()
     [[1, 0, 1, 0], [1, 0, 1, 1]]
     """
     own = start + np.arange(n_rows)[:, None]
-    # Slots that hold no token get a position that no row sees.
+    # A slot without a token gets a position that no row sees.
     cached = np.where(np.arange(context) < start, np.arange(context), np.iinfo(np.int32).max)
     distance = own - np.concatenate((cached, own[:, 0]))
     seen: NDArray[np.bool_] = distance >= 0
@@ -65,12 +66,12 @@ def visible(start: int, n_rows: int, context: int, window: int) -> NDArray[np.bo
 
 
 def quantized(facts: Facts, hidden: NDArray[np.floating]) -> NDArray[Any]:
-    """Return rows of the embedding, as the graph takes them: uint16, of the same shape."""
+    """Return rows of the embedding as the graph takes them: scaled and quantized, uint16 of the same shape."""
     return facts.quantizers["hidden"].quantize(hidden.astype(np.float32) * np.float32(facts.embedding_scale))
 
 
 def shapes(facts: Facts, n_rows: int, context: int) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes of one layer's cached keys and values, and of the rows that a forward adds to them."""
+    """Return the shapes of one layer's cached keys and values, and of the rows that a run of the graph adds to them."""
     kv, head = facts.n_head_kv, facts.head_dim
     return {
         "past_key": (kv, head, context),

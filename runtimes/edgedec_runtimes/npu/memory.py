@@ -1,4 +1,4 @@
-"""The memory plan of the npu runtime, from the manifest."""
+"""The memory plan of the npu runtime, made from the manifest."""
 
 from edgedec.counted import counted
 from edgedec.gguf.formats import DATA
@@ -10,14 +10,14 @@ _VOCABULARY_BYTES_PER_TOKEN = 250
 
 
 def memory_terms(facts: Facts, n_ctx: int, n_rows: int, base_bytes: int, n_parallel: int = 1) -> tuple[MemoryTerm, ...]:
-    """Return the terms for sessions of n_ctx tokens, all graphs open that such sessions need.
+    """Return the terms for n_parallel sessions of n_ctx tokens, with all graphs open that such sessions need.
 
     Args:
-        facts: The manifest's.
+        facts: The facts of the manifest.
         n_ctx: Tokens of a session.
         n_rows: Rows of logits.
-        base_bytes: What the process holds before.
-        n_parallel: Sessions.
+        base_bytes: What the process held before loading.
+        n_parallel: Number of sessions.
     """
     context = facts.context_of(min(-(-n_ctx // PREFILL_ROWS) * PREFILL_ROWS, facts.contexts[-1]))
     n_graphs = len(ROWS) * (facts.contexts.index(context) + 1)

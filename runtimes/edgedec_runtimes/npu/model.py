@@ -1,4 +1,4 @@
-"""A model on an NPU's graph: chains, evaluated block by block (`blocks`)."""
+"""A model on an NPU's graph, which evaluates chains block by block (`blocks`)."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.session_state import CheckedItem
 
 _EXACT_ROWS = PREFILL_ROWS - 1
-"""Rows that never fill a block of a prefill."""
+"""So many rows never fill a block of a prefill."""
 
 _CAPABILITIES = Capabilities(rollback=True, trees=False, fork=True, max_rows=256, prefill_chunk=PREFILL_ROWS)
 
@@ -44,11 +44,11 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         """Take over graphs.
 
         Args:
-            graphs: Of the export.
+            graphs: The graphs of the export.
             embedding: f16[n_vocab, n_embd], mapped.
-            files: Where it is mapped from.
+            files: The file that the embedding is mapped from.
             tokenizer: The vocabulary.
-            card: The facts that the engine needs.
+            card: The facts of the model.
             terms: Makes the memory plan for a context and a number of rows.
         """
 
@@ -62,7 +62,7 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
 
     @property
     def batch_invariant(self) -> int:
-        """What `blocks` gives by construction, where a graph's row does not depend on the others' contents."""
+        """The number of rows that `blocks` never puts into a block of a prefill; a constant by construction."""
         return _EXACT_ROWS
 
     def session(self, n_ctx: int) -> NpuSession:
@@ -102,7 +102,7 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
     def _run_block(
         self, session: NpuSession, block: Block, wanted: NDArray[np.int32], logits: NDArray[np.float32]
     ) -> None:
-        """Run a block, as often as its rows of logits need; they go into `logits`, f32[len(wanted), n_vocab]."""
+        """Run the graph on a block as often as its wanted rows need; `logits` takes them, f32[len(wanted), n_vocab]."""
         facts, cache = self.facts, session.cache
         context = facts.context_of(block.start + block.n_rows)
         cache.begin(context, block.start)

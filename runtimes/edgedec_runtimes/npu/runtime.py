@@ -1,4 +1,4 @@
-"""The npu runtime's entry: what it accepts, plans and loads."""
+"""The npu runtime: runs what `edgedec export --target npu` made, on an NPU."""
 
 import hashlib
 from dataclasses import replace
@@ -41,7 +41,7 @@ class Npu:
     name = "npu"
 
     def accepts(self, path: Path) -> str | None:
-        """Return None when the path is an export of ours for NPUs, else the reason why not."""
+        """Return None when the path is an export for NPUs, else the reason why it is not."""
         try:
             read_facts(path)
             gguf = read_gguf(folder_of(path) / VOCABULARY)
@@ -57,7 +57,7 @@ class Npu:
         return memory_terms(facts, n_ctx, options.max_rows, resident_bytes() or 0, options.n_parallel)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
-        """Check the files, find the device, and open the graph that single steps need; others when they are needed."""
+        """Check the files, find the device, and open the graph of single steps; other graphs are opened when needed."""
         facts, folder = read_facts(path), folder_of(path)
         _check_options(facts, options)
         before = resident_bytes() or 0
@@ -84,7 +84,7 @@ class Npu:
         return NpuModel(graphs, embedding, files, tokenizer, card, terms)
 
     def report(self) -> RuntimeReport:
-        """Name the version and the devices, and why there is no NPU where there is none."""
+        """Return onnxruntime's version and the devices; where there is no NPU, the reason."""
         ort = load_library()
         try:
             npu_devices(ort)
@@ -94,9 +94,9 @@ class Npu:
 
 
 def _check_options(facts: Facts, options: LoadOptions) -> None:
-    """Raise RequestError for what the runtime can't honour; weights lie where ONNX Runtime and the device put them."""
+    """Raise RequestError for options that the runtime can't honour. `mmap` has no effect: ONNX Runtime decides."""
     device_of(options.device)
-    if options.kv_type != "f16":  # what nobody asked for by name
+    if options.kv_type != "f16":  # the default, which stands for what the export has
         raise OptionError(
             "kv_type", options.kv_type, "an export for NPUs keeps keys and values in twice 8 bits: leave it out"
         )
@@ -127,7 +127,7 @@ def _check_vocabulary(gguf: GGUF, facts: Facts) -> None:
 
 
 def _export(folder: Path, facts: Facts, gguf: GGUF) -> Export:
-    """Return the facts as those who check the files take them."""
+    """Return the facts in the form that verify_files takes."""
     return Export(
         folder=folder,
         gguf=gguf,

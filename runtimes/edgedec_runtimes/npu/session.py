@@ -1,4 +1,4 @@
-"""One sequence's tokens and KV cache on an NPU's graph."""
+"""One sequence's tokens and KV cache on an NPU."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -16,8 +16,8 @@ class NpuSession(OwnSession):
     """Implements edgedec.model.Session.
 
     Attributes:
-        cache: Keys and values.
-        tokens: int32[n_ctx], the token of each cached position: its block may be evaluated again.
+        cache: The keys and values.
+        tokens: int32[n_ctx], the token at each cached position, as a block may be evaluated again.
     """
 
     def __init__(self, model: LibraryModel[Any, Any], facts: Facts, n_ctx: int) -> None:

@@ -1,4 +1,4 @@
-"""The folder that `edgedec export --to onnx` writes: what it says of itself, and whether its files are what it says.
+"""Reads the folder that `edgedec export --to onnx` writes, and checks its files against its manifest.
 
 export = read_export(Path("folder"))          # or the .onnx file in it; reads headers only
 verify_files(export, options)                 # sizes always; contents where they are not known to be sound
@@ -24,7 +24,7 @@ from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph
 from edgedec_runtimes.shared.hyperparameters import in_all_layers, positive
 
 OPTIMUM = "optimum"
-"""Kind of an export whose graph optimum made; ours have none."""
+"""The kind of an export whose graph optimum made; an export of our own graph has no kind."""
 
 _FORMAT = 1
 _MOST_MANIFEST_BYTES = 1 << 20
@@ -34,7 +34,7 @@ _CHECKS = 1  # grows when check_graph becomes stricter
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What the manifest says of a file: its size, and its SHA-256 in hex."""
+    """The size of a file in bytes and its SHA-256 in hex, as the manifest has them."""
 
     n_bytes: int
     sha256: str
@@ -45,14 +45,15 @@ class Export:
     """An exported model.
 
     Attributes:
-        folder: Where it lies.
+        folder: The folder that it lies in.
         gguf: Its metadata: hyperparameters, vocabulary, chat template.
-        quant: "exact", "balanced" or "small".
+        quant: How its weights are quantized: "exact", "balanced" or "small".
         kv: Element type of keys and values, "f32" or "int8".
-        window: Tokens that a layer in `local_layers` sees; 0 where there is none.
+        local_layers: The layers that see only the last `window` tokens.
+        window: How many tokens these layers see; 0 where there are none.
         files: The files, by name.
-        sha256: Of the manifest, which holds those of all files.
-        kind: OPTIMUM, or "" for a graph of ours.
+        sha256: SHA-256 of the manifest, which holds those of all files.
+        kind: OPTIMUM, or "" for a graph of our own.
     """
 
     folder: Path
@@ -75,21 +76,21 @@ class Export:
 
     @property
     def graph(self) -> Path:
-        """The graph's file."""
+        """Path of the graph."""
         return self.folder / GRAPH
 
     @property
     def data_bytes(self) -> int:
-        """Size of the weights' file."""
+        """Size of the weights' file; 0 where the weights lie in the graph."""
         return self.files[DATA].n_bytes if DATA in self.files else 0
 
 
 def read_export(path: Path) -> Export:
-    """Read what an exported folder, or the .onnx file in one, says of itself.
+    """Return what the manifest and the vocabulary of an exported folder say; `path` is the folder or the graph in it.
 
     Raises:
-        UnsupportedModelError: It is an ONNX model of another kind, or an export for another runtime.
-        ModelFormatError: It is no ONNX model at all, or one that contradicts itself.
+        UnsupportedModelError: The path is an ONNX model of another kind, or an export for another runtime.
+        ModelFormatError: The path is no ONNX model, or the manifest contradicts itself.
         ModelNotFoundError, StorageError: A file is missing or can't be read.
     """
     folder = _folder_of(path)
@@ -97,7 +98,7 @@ def read_export(path: Path) -> Export:
     facts = _parsed(folder, text)
     if facts.get("target") != "cpu":
         raise UnsupportedModelError(
-            f"{folder}: it was exported for the target {_shown(facts.get('target'))}; the onnx runtime runs exports "
+            f"{folder}: exported for the target {_shown(facts.get('target'))}; the onnx runtime runs exports "
             "for 'cpu': take the runtime of that target, or export the model again with --target cpu"
         )
     files = _files(folder, facts)
@@ -132,15 +133,15 @@ def read_export(path: Path) -> Export:
 
 
 def verify_files(export: Export, options: LoadOptions) -> None:
-    """Refuse an export whose files are not those that it was written with, or whose graph reads anything else.
+    """Refuse an export whose files have changed since the export, or whose graph reads any other file.
 
-    Sizes are compared at every load. Contents are read once: what was found sound is remembered in the options'
-    cache_dir by path, size and time of change, and read again when one of them differs.
+    Sizes are compared at every load. Contents are read once: files that were found sound are remembered in the options'
+    cache_dir by path, size and time of change, and are read again when one of these differs.
 
     Raises:
         ModelFormatError: A file is truncated, changed, missing or a link that leads out of the folder.
-        StorageError: One can't be read.
-        CancelledError: The options' cancel came.
+        StorageError: A file can't be read.
+        CancelledError: options.cancel was set.
     """
     known: list[Any] = [_CHECKS]
     for name, facts in export.files.items():
@@ -238,7 +239,7 @@ def _shown(value: object) -> str:
 
 
 def _own_file(folder: Path, name: str) -> os.stat_result:
-    """Return what the system says of a file, which is a regular one in the folder itself."""
+    """Return the status of a file; refuse one that is not a regular file in the folder itself."""
     path = folder / name
     try:
         real, found = path.resolve(strict=True), path.stat()

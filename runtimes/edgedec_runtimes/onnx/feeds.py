@@ -1,9 +1,9 @@
-"""What the graph is given for some rows of a forward: positions, and which slots each row may look at.
+"""Makes the graph's inputs for some rows of a forward: tokens, positions, and the slots that each row may see.
 
-Attention always sees an even number of rows: an odd number gets one more, whose result nobody sees and whose keys and
-values lie in the slot after the last, where the next row overwrites them. For one row ONNX Runtime's attention takes
-another way than for several, which adds up in another order; a single step that is evaluated as two rows has the bits
-of the same row among many. Where other kernels differ as well (Padding.ALL), they get the row, too.
+Attention always gets an even number of rows: an odd number is padded by one row, whose result nobody reads, and whose
+keys and values lie in the slot after the last, where the next row overwrites them. For a single row ONNX Runtime's
+attention adds up in another order than for several rows; a single step that is evaluated as two rows has the bits of
+the same row among many. Where other kernels differ too (Padding.ALL), they also get the padding row.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.shared.session_state import CheckedItem
 
 CHUNK = 64
-"""Rows that one run of the graph takes of a long chain; twice as many are no faster, and cancelling waits for them."""
+"""Rows of a long chain that one run of the graph takes; twice as many are no faster, and cancel() would wait longer."""
 
 SPARE_ROWS = 2
-"""Rows of logits that a run may return beyond those asked for."""
+"""Rows of logits that a run may return beyond the wanted ones."""
 
 MASKED = np.float32(-1e30)
-"""What hides a slot: its exponential is exactly 0."""
+"""The bias that hides a slot: its exponential is exactly 0."""
 
 
 class Padding(Enum):
-    """What the row that fills up goes through: all of the graph, or attention only."""
+    """Which part of the graph gets the padding row: all of it, or attention only."""
 
     ALL = "all"
     ATTENTION = "attention"
@@ -37,10 +37,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Zeros:
-    """Zeros of any shape, without new memory for each: what masks nothing."""
+    """Arrays of zeros that share their memory: a bias that hides no slot."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._flat = np.zeros(0, np.float32)
 
     def of(self, n_rows: int, n_columns: int) -> NDArray[np.float32]:
@@ -54,7 +53,7 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [begin, end) of an item, as many as one run of the graph takes."""
+    """Rows [begin, end) of an item, which one run of the graph evaluates."""
 
     item: CheckedItem
     begin: int
@@ -62,18 +61,18 @@ class Piece:
 
     @property
     def n_rows(self) -> int:
-        """Rows asked for."""
+        """How many rows these are."""
         return self.end - self.begin
 
     @property
     def wanted(self) -> NDArray[np.int32]:
-        """Those whose logits are wanted, int32, counted from the piece's first row."""
+        """The rows whose logits are wanted, int32, counted from the piece's first row."""
         first, last = np.searchsorted(self.item.wanted, (self.begin, self.end))
         return self.item.wanted[first:last] - self.begin
 
 
 def even(n: int) -> int:
-    """Return the next even number.
+    """Return the smallest even number that is at least n.
 
     >>> even(0), even(1), even(8)
     (0, 2, 8)
@@ -82,7 +81,7 @@ def even(n: int) -> int:
 
 
 def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding) -> Arrays:
-    """Return the inputs of the graph for a piece, but for the KV buffers."""
+    """Return the graph's inputs for a piece by name, without the KV buffers."""
     c, n = piece.item, piece.n_rows
     assert c.tokens is not None, "exports take tokens only"
     n_padded, n_past = even(n), c.n_past + piece.begin
@@ -113,7 +112,7 @@ def _switches(n_layer: int, given: NDArray[np.bool_] | None) -> NDArray[np.bool_
 
 
 def attention_rows(n: int, padding: Padding) -> NDArray[np.int64]:
-    """Return which of `n` rows attention sees, int64[even(n)].
+    """Return the rows that attention gets for `n` rows, int64[even(n)].
 
     >>> attention_rows(3, Padding.ATTENTION).tolist(), attention_rows(3, Padding.ALL).tolist()
     ([0, 1, 2, 2], [0, 1, 2, 3])
@@ -123,7 +122,7 @@ def attention_rows(n: int, padding: Padding) -> NDArray[np.int64]:
 
 
 def logit_rows(wanted: NDArray[np.int32], padding: Padding) -> NDArray[np.int64]:
-    """Return the rows that go through the head: at least one, and an even number where all is filled up.
+    """Return the rows that go through the head, int64: at least one row, and an even number with Padding.ALL.
 
     >>> logit_rows(np.array([2, 4, 5]), Padding.ALL).tolist(), logit_rows(np.array([]), Padding.ATTENTION).tolist()
     ([2, 4, 5, 5], [0])
@@ -134,7 +133,7 @@ def logit_rows(wanted: NDArray[np.int32], padding: Padding) -> NDArray[np.int64]
 
 
 def _depths(parents: NDArray[np.int32], n_padded: int) -> NDArray[np.int64]:
-    """Return how many rows stand above each row of a tree; what fills up is a root."""
+    """Return the depth of each row of a tree, int64[n_padded]; a padding row is a root."""
     depths = np.zeros(n_padded, np.int64)
     for row, parent in enumerate(parents.tolist()):
         depths[row] = depths[parent] + 1 if parent >= 0 else 0
@@ -142,7 +141,7 @@ def _depths(parents: NDArray[np.int32], n_padded: int) -> NDArray[np.int64]:
 
 
 def _tree_bias(parents: NDArray[np.int32], n_past: int) -> NDArray[np.float32]:
-    """Return f32[1, 1, n, n_past + n], 0 where a row sees a slot: the prefix, its ancestors and itself."""
+    """Return f32[1, 1, n, n_past + n]: 0 where a row sees a slot (prefix, ancestors, itself), else MASKED."""
     n, n_padded = len(parents), even(len(parents))
     hidden = np.ones((n_padded, n_padded), np.bool_)
     for row, parent in enumerate([*parents.tolist(), *[-1] * (n_padded - n)]):
@@ -155,7 +154,7 @@ def _tree_bias(parents: NDArray[np.int32], n_past: int) -> NDArray[np.float32]:
 
 
 def _local_bias(bias: NDArray[np.float32], n_past: int, depths: NDArray[np.int64], window: int) -> NDArray[np.float32]:
-    """Return the bias for layers that see the last `window` positions only; the slots before n_past hold theirs."""
+    """Return the bias for layers that see only the last `window` positions."""
     if n_past + int(depths.max()) < window:
         return bias
     positions = np.concatenate([np.arange(n_past), n_past + depths])

@@ -1,9 +1,9 @@
-"""Refuse a graph whose tensors would be read from anywhere but the export's own data file, before ONNX Runtime sees it.
+"""Refuses a graph that reads any file but the export's own data file, before ONNX Runtime opens the graph.
 
-An ONNX graph names files: a tensor may have its data in one (`external_data`), and some operators read one themselves.
-Every tensor of the graph, of its attributes and of the branches in them is looked at. What exports never have
-(functions, sparse tensors, fields this reader does not know, foreign operators) is refused, and so is a message that
-says a thing twice: readers differ in what they make of that.
+An ONNX graph names files: a tensor may have its data in a file (`external_data`), and some operators read a file
+themselves. Every tensor of the graph, of its attributes and of their branches is checked. Refused are all parts that
+exports never have (functions, sparse tensors, unknown fields, foreign operators), and messages that have a single field
+twice, as readers differ in which of the two they take.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ _MOST_ELEMENTS = 1 << 48
 _DOMAINS = frozenset({b"", b"ai.onnx", b"com.microsoft"})
 _READ_FILES = frozenset({b"EPContext"})
 
-# Fields of each message by number, as onnx.proto has them: what is looked into, by its name; "-" for what is skipped.
-# A "*" marks what may be repeated.
+# The fields of each message by number, as in onnx.proto: the name of a field that is checked, "-" for one that is
+# skipped. A "*" marks a field that may be repeated.
 _SCHEMA: Mapping[str, Mapping[int, str]] = {
     "model": {**dict.fromkeys(range(1, 7), "-"), 7: "graph", **dict.fromkeys((8, 14), "-*")},
     "graph": {1: "node*", 5: "tensor*", **dict.fromkeys((2, 10), "-"), **dict.fromkeys((11, 12, 13, 16), "-*")},
@@ -40,7 +40,7 @@ _SCHEMA: Mapping[str, Mapping[int, str]] = {
         11: "graph*",
     },
 }
-# Bits of an element by TensorProto.DataType; of text there is none in an export.
+# Bits of an element by TensorProto.DataType; exports have no tensors of text.
 _BITS = {
     **dict.fromkeys((11, 7, 13, 14), 64),
     **dict.fromkeys((1, 6, 12), 32),
@@ -56,7 +56,7 @@ _TENSOR_TEXT = frozenset({_NAME, 12, 16})
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """A tensor's place in the data file, in bytes."""
+    """A tensor's name, and its place in the data file in bytes."""
 
     name: str
     offset: int
@@ -64,14 +64,14 @@ class External:
 
 
 def check_graph(graph: bytes, data_files: Mapping[str, int]) -> list[External]:
-    """Return the tensors that lie outside the graph; all of them lie within `data_files`.
+    """Return the tensors that lie outside the graph, all of them within `data_files`.
 
     Args:
-        graph: The file, an ONNX ModelProto.
+        graph: The bytes of the graph, an ONNX ModelProto.
         data_files: The size in bytes of each data file, by its plain name beside the graph.
 
     Raises:
-        ModelFormatError: It is no sound graph, or one that reads what it should not.
+        ModelFormatError: The graph is damaged, or reads another file.
     """
     if len(graph) > MOST_GRAPH_BYTES:
         raise damaged(f"the graph has {len(graph)} bytes, more than {MOST_GRAPH_BYTES}")
@@ -113,7 +113,7 @@ def _require_known(name: bytes, what: str) -> None:
 
 
 def _tensor(message: memoryview, data_files: Mapping[str, int]) -> External | None:
-    """Return where a tensor lies, None where it lies in the message itself."""
+    """Return where a tensor lies, or None where its data is in the message itself."""
     dims: list[int] = []
     seen: set[int] = set()
     entries: dict[str, str] = {}
@@ -149,7 +149,7 @@ def _tensor(message: memoryview, data_files: Mapping[str, int]) -> External | No
 
 
 def _numbers(value: int | memoryview) -> list[int]:
-    """Return the int64s of a field that may be packed."""
+    """Return the int64s of a field, which may be packed."""
     if isinstance(value, int):
         return [signed(value)]
     numbers, at = [], 0
@@ -169,7 +169,7 @@ def _n_bytes(name: str, dims: list[int], data_type: int) -> int:
 
 
 def _add_entry(entries: dict[str, str], message: memoryview) -> None:
-    """Add a StringStringEntryProto."""
+    """Add the key and the value of a StringStringEntryProto to `entries`."""
     texts: dict[int, str] = {}
     for number, kind, value in fields(message):
         if number not in (1, 2) or number in texts or kind != BYTES or not isinstance(value, memoryview):

@@ -1,4 +1,4 @@
-"""What models on ONNX Runtime share: one opened graph, whose runs can be stopped, and sessions that end with it."""
+"""What the models on ONNX Runtime share: one opened graph, whose runs can be stopped."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from edgedec_runtimes.shared.measured_model import MeasuredModel
 from edgedec_runtimes.shared.session_state import CheckedItem
 
 LOGIT_ROWS = 256
-"""Most rows of logits of a forward, and of a tree."""
+"""Most rows of logits of a forward, and most rows of a tree."""
 
-_SHORT = 16  # rows of a chain that is never cut: as far as batch_invariant is measured
+_SHORT = 16  # a chain of so many rows is never cut: batch_invariant is measured up to there
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Opened:
     Attributes:
         ort: The module onnxruntime.
         graph: Its InferenceSession.
-        export: What it was opened from.
-        mapped: Its mappings of the weights' file.
-        files: That file, watched while it is mapped.
+        export: The export that the graph is of.
+        mapped: Where ONNX Runtime has mapped the weights' file: addresses and lengths.
+        files: The weights' file, watched while it is mapped.
     """
 
     ort: Any
@@ -62,7 +62,7 @@ class GraphModel(MeasuredModel[Opened, S]):
         super().__init__(
             opened, card, capabilities, tokenizer, terms, opened.files.close, cache_dir, tree_rows=LOGIT_ROWS
         )
-        self._running: Any = None  # the options of the run that is going on
+        self._running: Any = None  # ONNX Runtime's options of the run that is going on, or None
 
     def _evaluate(self, checked: list[CheckedItem], on_progress: OnProgress | None) -> list[Forward]:
         """Evaluate items one after another, in runs of the graph that cancel() stops."""
@@ -98,10 +98,10 @@ class GraphModel(MeasuredModel[Opened, S]):
 
 
 def pieces(item: CheckedItem) -> list[tuple[int, int]]:
-    """Return the rows [begin, end) of each run of the graph.
+    """Return the rows [begin, end) of an item that each run of the graph takes.
 
-    A prefix reused up to a multiple of CHUNK was cut as a cold start would cut it; what a draft is verified with is
-    never cut.
+    Runs end at multiples of CHUNK, so a prefix reused up to such a multiple was cut as a cold start cuts it. A forward
+    that verifies a draft is never cut.
     """
     n, n_past = item.n_rows, item.n_past
     if item.parents is not None or n <= _SHORT:

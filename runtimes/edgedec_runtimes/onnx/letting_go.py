@@ -1,8 +1,9 @@
-"""Pages of the weights' file that ONNX Runtime maps and no longer needs.
+"""Gives back pages of the weights' file that ONNX Runtime has mapped and no longer needs.
 
-It copies most matrices into an arrangement of its own and keeps the file's scales and zero points mapped beside them,
-unread; of the embedding it reads a row per token, for which the system maps 64 KiB around each. Both would count as
-held. On Linux these pages are given back; what is read again comes from the system's cache of the file.
+ONNX Runtime copies most matrices into an arrangement of its own, and keeps the file's scales and zero points mapped
+without reading them again. Of the embedding it reads a row per token, for which the system maps 64 KiB around the row.
+Both would count as memory of the process. On Linux these pages are given back; a page that is read again comes from the
+system's cache of the file.
 """
 
 import ctypes
@@ -12,11 +13,11 @@ import sys
 from edgedec_runtimes.shared.file_mappings import Mapping
 
 LET_GO_ROWS = 256
-"""Tokens looked up in the embedding between two times."""
+"""How many tokens are looked up in the embedding before pages are given back again."""
 
 
 def let_go(pages: list[Mapping]) -> None:
-    """Give back the pages of mappings, whose graph is alive."""
+    """Give back the pages of mappings; the graph that they belong to must be open."""
     if not pages or sys.platform != "linux":
         return
     madvise = ctypes.CDLL(None).madvise

@@ -1,4 +1,4 @@
-"""ONNX Runtime: finding it, opening a graph in it, and what its errors mean to us."""
+"""Finds ONNX Runtime, opens graphs in it, and turns its errors into edgedec's."""
 
 import os
 import sys
@@ -19,8 +19,8 @@ from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
 from edgedec_runtimes.onnx.providers import CPU, Chosen
 
 _OLDEST = (1, 24)
-_NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # onnxruntime's own variable, read when it is imported
-_FATAL = 4  # nothing less is logged: what went wrong is in the exception
+_NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # onnxruntime's own variable, which it reads when it is imported
+_FATAL = 4  # the only level that is logged: the reason of any other error is in the exception
 _NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "available memory")
 _NO_OPERATOR = ("not implemented", "could not find an implementation", "no op registered", "is not a registered")
 
@@ -28,16 +28,16 @@ _NO_OPERATOR = ("not implemented", "could not find an implementation", "no op re
 def load_library() -> Any:
     """Import onnxruntime and return the module.
 
-    From 1.29 on its official builds tell Microsoft about every session, names of models included, and keep an id of the
-    device. That is off here, unless ORT_DISABLE_TELEMETRY says otherwise.
+    From 1.29 on, official builds of onnxruntime report every session to Microsoft, with names of models and an id of
+    the device. That is switched off here, unless ORT_DISABLE_TELEMETRY is set to another value than 1.
 
     Raises:
-        RuntimeUnavailableError: It is not installed, broken, or too old.
+        RuntimeUnavailableError: onnxruntime is not installed, broken, or too old.
     """
     silent = os.environ.setdefault(_NO_TELEMETRY, "1") == "1"
     try:
         import onnxruntime  # type: ignore[import-untyped, unused-ignore]
-    except Exception as error:  # a broken installation raises whatever its parts raise
+    except Exception as error:  # a broken installation may raise anything
         raise RuntimeUnavailableError(
             f"the onnx runtime needs the package onnxruntime, which does not import ({type(error).__name__}: {error}); "
             "pip install onnxruntime"
@@ -49,26 +49,26 @@ def load_library() -> Any:
             "pip install --upgrade onnxruntime"
         )
     if silent:
-        onnxruntime.disable_telemetry_events()  # for a program that imported it before us
+        onnxruntime.disable_telemetry_events()  # in a program that had imported it before
     return onnxruntime
 
 
 def is_imported() -> bool:
-    """Tell whether onnxruntime is in the process already."""
+    """Return whether onnxruntime has been imported in this process."""
     return "onnxruntime" in sys.modules
 
 
 def open_graph(ort: Any, export: Export, chosen: Chosen, n_threads: int) -> Any:
-    """Open the graph of an export whose files were verified, and return ONNX Runtime's session.
+    """Open the graph of an export whose files were verified, and return ONNX Runtime's InferenceSession.
 
-    Memory that a forward takes is given back after it: there is no arena.
+    There is no memory arena: the memory that a forward takes is given back after the forward.
 
     Raises:
-        UnsupportedModelError: It has an operator that this onnxruntime or the provider lacks, or other inputs and
-            outputs than optimum gives a decoder.
-        ModelFormatError: It is not the graph that the manifest says.
-        MemoryCapError: The system has no memory for it.
-        RuntimeUnavailableError: The provider takes no part of it.
+        UnsupportedModelError: The graph has an operator that this onnxruntime or the provider lacks, or inputs and
+            outputs other than those that optimum gives a decoder.
+        ModelFormatError: The graph is not the one that the manifest describes.
+        MemoryCapError: The system has no memory for the graph.
+        RuntimeUnavailableError: The provider takes no part of the graph.
     """
     options = session_options(ort, n_threads)
     own = chosen.provider.device != CPU
@@ -93,9 +93,10 @@ def open_graph(ort: Any, export: Export, chosen: Chosen, n_threads: int) -> Any:
 
 
 def session_options(ort: Any, n_threads: int) -> Any:
-    """Return ONNX Runtime's options for a graph on that many threads.
+    """Return ONNX Runtime's options for a graph on `n_threads` threads.
 
-    Threads that wait sleep: where another program wants a core, spinning ones take five times as long for a token.
+    Threads that wait do not spin: where another program wants a core, spinning threads make a token take five times as
+    long.
     """
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL
@@ -108,7 +109,7 @@ def session_options(ort: Any, n_threads: int) -> Any:
 
 
 def run_options(ort: Any) -> Any:
-    """Return the options of one run; setting `terminate` in them ends it."""
+    """Return the options of one run; setting their `terminate` ends the run."""
     options = ort.RunOptions()
     options.log_severity_level = _FATAL
     return options
@@ -116,16 +117,16 @@ def run_options(ort: Any) -> Any:
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Raise what ONNX Runtime raises inside the block as errors of ours; `what` begins the message."""
+    """Turn errors that ONNX Runtime raises inside the block into EdgedecErrors, whose messages begin with `what`."""
     try:
         yield
     except EdgedecError:
         raise
-    except Exception as error:  # its exceptions have no common base
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
         text = " ".join(str(error).split())[:500]
         low = text.lower()
         if any(phrase in low for phrase in _NO_MEMORY) or isinstance(error, MemoryError):
-            raise MemoryCapError(f"{what}: the system has no memory for it ({text}); close programs") from error
+            raise MemoryCapError(f"{what}: the system has no memory ({text}); close programs") from error
         if any(phrase in low for phrase in _NO_OPERATOR):
             raise UnsupportedModelError(
                 f"{what}: this onnxruntime lacks an operator ({text}); update onnxruntime, or choose another device"
@@ -134,7 +135,7 @@ def translated(what: str) -> Iterator[None]:
 
 
 def _check_signature(session: Any, export: Export) -> None:
-    """Refuse a graph whose inputs and outputs are not those of an export."""
+    """Refuse a graph whose inputs and outputs are not those of an export of our own."""
     inputs = {node.name: node.shape for node in session.get_inputs()}
     outputs = {node.name: node.shape for node in session.get_outputs()}
     expected = {"input_ids", "position_ids", "seqlens_k", "total_sequence_length", "attention_bias"}
@@ -159,8 +160,8 @@ def read_foreign(session: Any, export: Export) -> Contract:
     """Return the sizes of an opened graph that optimum made.
 
     Raises:
-        UnsupportedModelError: Its inputs and outputs are others.
-        ModelFormatError: Its sizes are not those of edgedec.json.
+        UnsupportedModelError: The graph has other inputs and outputs than optimum gives a decoder.
+        ModelFormatError: The sizes are not those of edgedec.json.
     """
     ports = [
         [Port(node.name, node.type, tuple(node.shape)) for node in nodes]
@@ -177,7 +178,7 @@ def read_foreign(session: Any, export: Export) -> Contract:
 
 
 def _require_used(session: Any, chosen: Chosen, export: Export) -> None:
-    """Refuse a provider that leaves everything to the CPU."""
+    """Raise RuntimeUnavailableError for a provider that leaves the whole graph to the CPU."""
     assigned = {part.ep_name for part in session.get_provider_graph_assignment_info()}
     if chosen.provider.name not in assigned:
         raise RuntimeUnavailableError(

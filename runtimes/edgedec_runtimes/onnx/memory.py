@@ -1,4 +1,4 @@
-"""The memory plan of the onnx runtime, from what an export says of itself."""
+"""The memory plan of the onnx runtime, made from an export's manifest."""
 
 from edgedec.counted import counted
 from edgedec.gguf.formats import GRAPH
@@ -9,10 +9,10 @@ from edgedec_runtimes.onnx.feeds import CHUNK, SPARE_ROWS
 from edgedec_runtimes.onnx.kv import SPARE_SLOTS, token_bytes
 
 _LIBRARY_BYTES = 33_000_000
-_WEIGHTS = 1.01  # of the file: onnxruntime packs most matrices anew
-_GRAPH = 75  # times the graph's file: nodes, their kernels, and what lies between packed matrices
+_WEIGHTS = 1.01  # times the weights' file: onnxruntime packs most matrices anew
+_GRAPH = 75  # times the graph's file: nodes, their kernels, and the gaps between packed matrices
 _VOCABULARY_BYTES_PER_TOKEN = 250
-_STATES, _FEED_FORWARDS = 8, 3  # arrays of a layer that are there at once, about
+_STATES, _FEED_FORWARDS = 8, 3  # about how many arrays of a layer are held at the same time
 
 
 def memory_terms(
@@ -21,9 +21,12 @@ def memory_terms(
     """Return the terms for `options.n_parallel` sessions of `n_ctx` tokens.
 
     Args:
+        export: The manifest.
+        options: How the model is loaded.
+        n_ctx: Tokens of a session.
         n_rows: Rows of logits.
-        base_bytes: What the process holds before.
-        with_library: Whether ONNX Runtime is not in the process yet.
+        base_bytes: What the process held before loading.
+        with_library: Whether ONNX Runtime has still to be imported.
     """
     e, n_vocab = export, export.n_vocab
     kv_bytes = (n_ctx + SPARE_SLOTS) * (token_bytes(e) + e.n_layer) * options.n_parallel

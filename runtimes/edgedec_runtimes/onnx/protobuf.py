@@ -1,7 +1,7 @@
-"""Protobuf messages field by field, for files that nobody has looked at yet.
+"""Reads protobuf messages field by field, from files that may be damaged or hostile.
 
-Everything is bounded by the bytes at hand: a length beyond them, a number of over 64 bits and a group are refused, and
-nothing is copied. The wire format is that of https://protobuf.dev/programming-guides/encoding.
+A length beyond the message, a number of over 64 bits and a group are refused; nothing is copied. The wire format is
+https://protobuf.dev/programming-guides/encoding.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ Value = int | memoryview
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int, Value]]:
-    """Yield number, wire type and value of each field: a number, or for BYTES what it holds.
+    """Yield number, wire type and value of each field; the value is a number for VARINT, else a view of the bytes.
 
     >>> [(n, kind, bytes(v) if isinstance(v, memoryview) else v) for n, kind, v in fields(memoryview(b"\\x08\\x05"))]
     [(1, 0, 5)]
 
     Raises:
-        ModelFormatError: The bytes are no message.
+        ModelFormatError: The bytes are no protobuf message.
     """
     at, end = 0, len(message)
     while at < end:
@@ -43,12 +43,12 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Value]]:
 
 
 def varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return the number that begins at a byte, 0 to 2^64 - 1, and where the next field begins.
+    """Return the number that begins at the byte `at`, 0 to 2^64 - 1, and where the next field begins.
 
     Raises:
-        ModelFormatError: It ends beyond the message, or is too long.
+        ModelFormatError: The number ends beyond the message, or has over 64 bits.
     """
-    if at < len(message) and message[at] < 0x80:  # nearly all
+    if at < len(message) and message[at] < 0x80:  # nearly all numbers have one byte
         return message[at], at + 1
     value = 0
     for i in range(_MOST_VARINT_BYTES):
@@ -62,7 +62,7 @@ def varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def signed(number: int) -> int:
-    """Return what an int64 is that was written as a varint.
+    """Return the int64 that was written as the varint `number`.
 
     >>> signed(2**64 - 1), signed(7)
     (-1, 7)
@@ -71,7 +71,7 @@ def signed(number: int) -> int:
 
 
 def damaged(what: str) -> ModelFormatError:
-    """Return the error to raise for a graph that is no sound one; the caller names the file."""
+    """Return the error of a damaged graph; the caller adds the name of the file."""
     return ModelFormatError(f"{what}; the file is damaged or not by `edgedec export`: export the model again")
 
 

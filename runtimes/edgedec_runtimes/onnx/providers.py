@@ -1,7 +1,7 @@
-"""Execution providers of ONNX Runtime by the names that users know, and why one is not taken.
+"""Finds the execution provider of ONNX Runtime for a device's name, or says why it can't be used.
 
-A provider is built into the installed onnxruntime (CUDA in onnxruntime-gpu, CoreML in macOS wheels) or comes as a
-plug-in library in a package of its own, which is registered with the process when it is first asked for.
+A provider is built into the installed onnxruntime (CUDA in onnxruntime-gpu, CoreML in macOS wheels), or comes as a
+plug-in library in a package of its own, which is registered when the provider is first needed.
 """
 
 import importlib
@@ -13,18 +13,18 @@ from edgedec.errors import RuntimeUnavailableError
 
 CPU = "cpu"
 AUTO = "auto"
-_AUTO_ORDER = ("cuda", "openvino")  # those with kernels for what exports are made of
+_AUTO_ORDER = ("cuda", "openvino")  # the providers that have kernels for the operators of exports
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A line of the table of providers.
+    """An execution provider.
 
     Attributes:
-        device: What users call it.
-        name: What ONNX Runtime calls it.
-        package: What to install for it.
-        plug_in: Module of the package that has `get_library_path()`, where it is a plug-in.
+        device: The name that users give.
+        name: ONNX Runtime's name.
+        package: The package that brings the provider.
+        plug_in: The module of that package with `get_library_path()`; None for a provider that is built in.
     """
 
     device: str
@@ -50,8 +50,8 @@ class Chosen:
     """The provider to open a graph with.
 
     Attributes:
-        provider: Which.
-        devices: ONNX Runtime's devices of a plug-in; empty for one that is built in.
+        provider: The provider.
+        devices: ONNX Runtime's devices of a plug-in; empty for a provider that is built in.
     """
 
     provider: Provider
@@ -59,14 +59,15 @@ class Chosen:
 
 
 def choose_provider(ort: Any, device: str | None) -> Chosen:
-    """Return the provider for a device's name; None is the CPU, "auto" the first that works here, the CPU at last.
+    """Return the provider for a device's name.
 
     Args:
         ort: The module onnxruntime.
-        device: A name of PROVIDERS or ONNX Runtime's own, in any case.
+        device: A key of PROVIDERS or ONNX Runtime's own name, in any case; "auto" for the first provider that works
+            here, or else the CPU; None for the CPU.
 
     Raises:
-        RuntimeUnavailableError: There is no such provider, or it does not work here, and why.
+        RuntimeUnavailableError: There is no such provider, or it does not work here; the message says why.
     """
     wanted = (device or CPU).lower()
     if wanted == AUTO:
@@ -87,7 +88,7 @@ def choose_provider(ort: Any, device: str | None) -> Chosen:
 
 
 def devices(ort: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of devices that work here, and of each other one why it does not."""
+    """Return the names of the devices that work here, and for each other device why it does not."""
     works, refusals = [], []
     for provider in PROVIDERS.values():
         found = _try(ort, provider)
@@ -99,7 +100,7 @@ def devices(ort: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _try(ort: Any, provider: Provider) -> Chosen | str:
-    """Return how to use a provider, or why it can't be."""
+    """Return how to use a provider, or why it can't be used."""
     found = () if provider.plug_in is None else tuple(_plugged_in(ort, provider))
     if found or provider.name in ort.get_available_providers():
         return Chosen(provider, found)
@@ -108,7 +109,7 @@ def _try(ort: Any, provider: Provider) -> Chosen | str:
     try:
         module = importlib.import_module(provider.plug_in)
         library = module.get_library_path()
-    except Exception as error:  # a broken package raises whatever its parts raise
+    except Exception as error:  # a broken package may raise anything
         return f"{provider.package} can't be imported ({error}); pip install {provider.package}"
     try:
         ort.register_execution_provider_library(provider.name, library)
@@ -119,7 +120,7 @@ def _try(ort: Any, provider: Provider) -> Chosen | str:
 
 
 def _plugged_in(ort: Any, provider: Provider) -> Iterator[Any]:
-    """Yield the first device of a plug-in that is registered."""
+    """Yield the first device of a plug-in, if the plug-in is registered and has one."""
     for device in ort.get_ep_devices():
         if device.ep_name == provider.name:
             yield device

@@ -1,6 +1,6 @@
-"""The onnx runtime: models that `edgedec export --to onnx` made, ours and by way of optimum, run by ONNX Runtime.
+"""The onnx runtime: ONNX Runtime runs what `edgedec export --to onnx` made, directly or by way of optimum.
 
-Implements edgedec.model.Runtime. docs/onnx.md is the user's side.
+docs/onnx.md is the user's guide.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
-_KV_TYPES = {"f32": ("f16", "f32"), "int8": ("f16", "q8_0")}  # "f16" is the default of the options: what there is
+_KV_TYPES = {"f32": ("f16", "f32"), "int8": ("f16", "q8_0")}  # "f16" is the default, which takes what the export has
 
 
 class Onnx:
@@ -36,7 +36,7 @@ class Onnx:
     name = "onnx"
 
     def accepts(self, path: Path) -> str | None:
-        """Return None when the path is an export of ours for this runtime, else the reason why not."""
+        """Return None when the path is an export for this runtime, else the reason why it is not."""
         try:
             _require_covered_vocabulary(read_export(path))
         except EdgedecError as error:
@@ -82,7 +82,7 @@ class Onnx:
         return OnnxModel(opened, tokenizer, card, terms, options.max_rows, options.cache_dir)
 
     def report(self) -> RuntimeReport:
-        """Name the version, the devices that work here, and why others do not."""
+        """Return onnxruntime's version, the devices that work here, and why others do not."""
         ort = load_library()
         works, refusals = devices(ort)
         return RuntimeReport(f"onnxruntime {ort.__version__}", works, refusals)
@@ -95,7 +95,7 @@ def _require_covered_vocabulary(export: Export) -> None:
 
 
 def _check_options(export: Export, options: LoadOptions) -> None:
-    """Raise RequestError for what the runtime can't honour; it maps weights or not as ONNX Runtime does."""
+    """Raise RequestError for options that the runtime can't honour. `mmap` has no effect: ONNX Runtime decides."""
     if options.kv_type not in _KV_TYPES[export.kv]:
         raise OptionError(
             "kv_type",

@@ -17,11 +17,11 @@ class OnnxSession(MeasuredSession):
     """Implements edgedec.model.Session."""
 
     def __init__(self, model: MeasuredModel[Any, Any], buffers: KVBuffers, n_ctx: int, binding: Any) -> None:
-        """Take over buffers, and a binding of ONNX Runtime that they are bound to: as inputs and as outputs."""
+        """Take over buffers, and bind them as inputs and as outputs to a binding of ONNX Runtime."""
         super().__init__(model, n_ctx)
         self._buffers = buffers
         self._binding: Any = binding
-        self._inputs: dict[str, NDArray[Any]] = {}  # what is bound now, as are the outputs
+        self._inputs: dict[str, NDArray[Any]] = {}  # the arrays that are bound now
         self._outputs: Mapping[str, NDArray[Any]] = {}
         for name, array in buffers.named():
             bind_input(binding, f"past_{name}", array)
@@ -30,7 +30,8 @@ class OnnxSession(MeasuredSession):
     def bound(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> Any:
         """Bind a run's inputs and outputs beside the buffers, and return the binding.
 
-        Binding takes longer than copying a few numbers: an input of the shape of the last one goes into its place.
+        Binding takes longer than copying a few numbers: a small input of the same shape as the last one is copied to
+        the array that is bound already.
         """
         for name, array in inputs.items():
             place = self._inputs.get(name)

@@ -1,9 +1,9 @@
-"""Whether a single step has the bits of the same row among several: found by trying.
+"""Finds out by trying whether a single step has the bits of the same row among several.
 
-ONNX Runtime's kernels choose their way by the number of rows, differently by machine and release. Attention gets a
-second row in a single step (feeds.py), which on the x86-64 machines tried makes that equal to rows of any number as far
-as weights are packed; where it does not, the whole graph gets it. Where a kernel has yet another way for four rows,
-say, edgedec_runtimes.shared.invariance finds that.
+ONNX Runtime's kernels choose an algorithm by the number of rows, differently by machine and release. In a single step
+attention gets a second row (feeds.py). On the x86-64 machines that were tried, a single step is then equal to rows of
+any number where weights are packed; where it is not, the whole graph gets the second row. A kernel that differs again
+for four rows, say, is found by edgedec_runtimes.shared.invariance.
 """
 
 from pathlib import Path
@@ -14,14 +14,14 @@ from edgedec.model import Model
 from edgedec.storage import probe_cache
 from edgedec_runtimes.shared.invariance import KIND
 
-_N_FEW = 3  # rows that take every way there is on the machines tried: in pairs, and one that is left over
+_N_FEW = 3  # rows that use every algorithm on the machines that were tried: a pair, and one row that is left over
 
 
 def one_row_is_exact(model: Model, cache_dir: Path | None) -> bool:
-    """Tell whether single steps have the bits of the same rows in one forward, as the model evaluates them now.
+    """Return whether single steps have the bits of the same rows in one forward, as the model evaluates them now.
 
-    Remembered in `cache_dir` by the model's fingerprint, which names export, release, device and machine; it takes
-    about four forwards.
+    The answer takes four forwards. It is kept in `cache_dir` by the model's fingerprint, which names export, release,
+    device and machine.
     """
     key = f"{model.card.fingerprint} one row"
     found = probe_cache.get(cache_dir, KIND, key)

@@ -1,4 +1,4 @@
-"""The reference model: weights, sessions, and forwards that go row by row."""
+"""The reference model, which evaluates forwards row by row."""
 
 import hashlib
 from dataclasses import dataclass
@@ -41,10 +41,11 @@ class Needs:
     """What the memory plan is made from.
 
     Attributes:
-        weight_bytes: Of all weights as float32.
+        hyper: The sizes of the model.
+        weight_bytes: Bytes of all weights as float32.
         kv_dtype: Element type of the KV cache.
         base_bytes: What the process held before loading.
-        n_parallel: Sessions of the planned size.
+        n_parallel: Number of sessions of the planned size.
     """
 
     hyper: Hyperparameters
@@ -105,7 +106,7 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
 
 
 def _rows(item: CheckedItem) -> list[Row]:
-    """Return how to evaluate each row: what it sees are the cached prefix, its ancestors and itself."""
+    """Return how to evaluate each row: a row sees the cached prefix, its ancestors and itself."""
     n, n_past = item.n_rows, item.n_past
     paths: list[list[int]] = []
     for row, parent in enumerate(range(-1, n - 1) if item.parents is None else item.parents.tolist()):
@@ -129,7 +130,7 @@ def memory_terms(needs: Needs, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...
 
 
 def fingerprint(weights: Weights, numerics: str) -> str:
-    """Return a SHA-256 (hex) of the weights themselves and of what else changes a logit."""
+    """Return the SHA-256 in hex of the weights and of `numerics`, which names everything else that changes a logit."""
     digest = hashlib.sha256(numerics.encode())
     for array in weights.arrays():
         digest.update(array.tobytes())

@@ -1,7 +1,7 @@
-"""The reference runtime: a small numpy transformer that does everything the contract has, and nothing fast.
+"""The reference runtime: a small numpy transformer that can do everything in edgedec.model, slowly.
 
-The oracle of the tests: float32, one row at a time, so that its results have the same bits however a forward is put
-together. Llama and qwen2 GGUFs with F32 and F16 tensors.
+It is the oracle of the tests: it computes in float32, one row at a time, so that a row has the same bits whatever else
+is in a forward. It runs llama and qwen2 GGUFs with F32 and F16 tensors.
 """
 
 import sys
@@ -28,7 +28,7 @@ class Reference:
     name = "reference"
 
     def accepts(self, path: Path) -> str | None:
-        """Return None when the model is a small enough kind of llama or qwen2, else the reason why not."""
+        """Return None when the runtime runs the model, else the reason why it does not."""
         try:
             read_shape(read_gguf(path))
         except EdgedecError as error:
@@ -59,13 +59,13 @@ class Reference:
         return ReferenceModel(weights, ReferenceTokenizer(gguf, hyper.n_vocab), card, needs)
 
     def report(self) -> RuntimeReport:
-        """Name the numpy that computes."""
+        """Return the versions of numpy and Python."""
         version = f"numpy {np.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}"
         return RuntimeReport(version, ("CPU",), ("for tests: slow, float32 weights",))
 
 
 def _check_options(options: LoadOptions) -> None:
-    """Raise RequestError for what the reference can't honour; it copies weights whatever `mmap` says."""
+    """Raise RequestError for options that the runtime can't honour. `mmap` has no effect: weights are copied."""
     if options.kv_type not in _KV_DTYPES:
         raise OptionError("kv_type", options.kv_type, f"the reference runtime takes {' and '.join(_KV_DTYPES)}")
     if options.n_gpu_layers not in (None, 0) or options.device not in (None, "CPU"):

@@ -1,4 +1,4 @@
-"""The card of a model that was read from a GGUF's header."""
+"""Makes the card of a model from a GGUF's header."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from edgedec.model import ModelCard
 
 
 class Shaped(Protocol):
-    """What a runtime knows of a network's shape; as in ModelCard."""
+    """The sizes of a network that a ModelCard holds."""
 
     @property
     def architecture(self) -> str: ...
@@ -24,7 +24,10 @@ class Shaped(Protocol):
 
 
 def model_card(runtime: str, gguf: GGUF, shape: Shaped, fingerprint: str) -> ModelCard:
-    """Return the card: name, template and defaults as the header has them (raises what describe raises)."""
+    """Return a model's card: name, template and defaults come from the header, sizes from `shape`.
+
+    Raises what edgedec.gguf.model_info.describe raises.
+    """
     info = describe(gguf)
     return ModelCard(
         name=info.name or "",

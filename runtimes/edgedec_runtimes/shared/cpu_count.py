@@ -1,4 +1,4 @@
-"""How many threads a forward should use: the cores this process may run on, not the machine's hyper-threads."""
+"""Counts the threads that a forward should use: one for each core that this process may run on."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> int:
-    """Return the physical cores within this process's affinity and cgroup limit; at least 1."""
+    """Return how many physical cores this process may use, by its affinity and its cgroup's limit; at least 1."""
     try:
         allowed = os.sched_getaffinity(0)
     except AttributeError:  # macOS, Windows
@@ -18,7 +18,7 @@ def usable_cores() -> int:
 
 
 def _siblings(cpu: int) -> str:
-    """Return what names the physical core of a logical one; itself where the system does not tell."""
+    """Return a name of the physical core that a logical CPU belongs to; its own number where the system has none."""
     try:
         return (_CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii").strip()
     except OSError:
@@ -26,7 +26,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _cgroup_cores() -> int:
-    """Return the cores that the cgroup's quota pays for, rounded up."""
+    """Return the cores that the cgroup's quota allows, rounded up; a very large number where there is no quota."""
     try:
         quota, period = _CGROUP_LIMIT.read_text(encoding="ascii").split()
         return -(-int(quota) // int(period))

@@ -1,4 +1,4 @@
-"""Where a library has mapped a file, as Linux tells it (/proc/self/smaps)."""
+"""Finds where a library has mapped a file, by Linux's /proc/self/smaps."""
 
 import os
 import threading
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 Mapping = tuple[int, int]
-"""Address and length."""
+"""Address and length in bytes."""
 
 T = TypeVar("T")
 
@@ -15,10 +15,10 @@ _opening = threading.Lock()
 
 
 def with_mappings(paths: Sequence[Path], load: Callable[[], T]) -> tuple[T, list[Mapping]]:
-    """Load something, and return it with its mappings of these files.
+    """Call `load`, and return its result and the mappings of these files that it made.
 
-    They are its own as long as it lives: those of another load of the same files are not among them, as loads happen
-    one after another. A mapping with a page that was written to is left out. Where this is not Linux there are none.
+    Mappings that another load made of the same files are not among them: loads run one after another. Mappings with a
+    page that was written to are left out. On other systems than Linux the list is empty.
     """
     with _opening:
         before = {mapping for mapping, _ in _mappings(paths)}
@@ -30,13 +30,13 @@ def _mappings(paths: Sequence[Path]) -> list[tuple[Mapping, bool]]:
     try:
         names = {os.fspath(path.resolve()) for path in paths}
         lines = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):  # not Linux, or not to be looked at
+    except (OSError, UnicodeDecodeError):  # not Linux, or no permission
         return []
     return [found for name in names for found in parsed_mappings(name, lines)]
 
 
 def parsed_mappings(name: str, lines: list[str]) -> Iterator[tuple[Mapping, bool]]:
-    """Yield the mappings of a file in the lines of /proc/PID/smaps, and whether none of their pages was written to.
+    """Yield each mapping of a file in the lines of /proc/PID/smaps, and whether none of its pages was written to.
 
     >>> head = "1000-3000 rw-p 00000000 08:01 7   /w/model.onnx.data"
     >>> list(parsed_mappings("/w/model.onnx.data", [head, "Rss:  8 kB", "Anonymous:   0 kB"]))

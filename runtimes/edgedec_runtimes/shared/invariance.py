@@ -1,11 +1,11 @@
-"""How many rows of a forward are bit-equal to single steps: measured, where a library does not say.
+"""Measures how many rows of a forward are bit-equal to single steps, for libraries that do not say.
 
-A library's kernels for one row and for several rows differ by weight type, processor, release and shape, so the answer
-differs by model: every n on some types, n <= 3 on others. It differs by the length of the context as well. llama.cpp
+A library's kernels for one row and for several rows differ by weight type, processor, release and shape, so the number
+differs by model: any number on some types, at most 3 on others. It also differs by the length of the context: llama.cpp
 rounds the cells that attention reads up to a multiple of 256, and from 512 cells on ggml's flash attention on CPUs
-splits the keys of a single row among the threads (ggml/src/ggml-cpu/ops.cpp, `use_split_kv_path`), but never those of
-several rows. So the answer is measured anew for each range of RANGE_TOKENS tokens, and no draft crosses from one range
-into the next.
+splits the keys of a single row among the threads (ggml/src/ggml-cpu/ops.cpp, `use_split_kv_path`), but never the keys
+of several rows. So the number is measured for each range of RANGE_TOKENS positions, and no draft crosses the border of
+two ranges.
 """
 
 import hashlib
@@ -20,22 +20,23 @@ from edgedec.model import Model, Session
 from edgedec.storage import probe_cache
 
 KIND = "invariance"
-"""What answers are remembered as, each by a key of its own."""
+"""The kind of fact that measured numbers are kept as in the probe cache."""
 
 N_MAX = 16
+"""Most rows that are compared."""
 N_PREFIX = 40
-"""Tokens before the rows compared."""
+"""How many tokens stand before the rows that are compared."""
 RANGE_TOKENS = 256
-"""Contexts are told apart by how often this goes into their length."""
-_LEAST_COMPARED = 8  # rows: rounding to int8 hides a small difference in many a row
+"""Length of a range of positions; a number of exact rows holds for one range."""
+_LEAST_COMPARED = 8  # rows: rounding to int8 hides a small difference in many rows
 
 
 def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int = N_PREFIX) -> int:
-    """Return the largest n (at most 16, and at most the rows loaded for) whose rows equal single steps, and the step
-    after them, also where other rows were evaluated and left behind.
+    """Return the largest n whose rows are bit-equal to single steps: at most N_MAX, and at most Capabilities.max_rows.
 
-    The answer holds for contexts of the same range as `n_prefix`. It is remembered in `cache_dir` by the model's
-    fingerprint, which names file, release, machine and options.
+    The step after the rows is compared too, also where other rows were evaluated before and dropped. The number holds
+    for contexts of the same range as `n_prefix`. It is kept in `cache_dir` by the model's fingerprint, which names
+    file, release, machine and options.
     """
     n_max = min(N_MAX, model.capabilities.max_rows)
     if n_max == 1 or not model.capabilities.rollback:
@@ -56,7 +57,7 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
 
 
 def will_probe(fingerprint: str, max_rows: int, cache_dir: Path | None) -> bool:
-    """Tell whether a model that is loaded for so many rows would be measured, as nothing is remembered of it."""
+    """Return whether a model that is loaded for `max_rows` rows would be measured, as the number is not known yet."""
     n_max = min(N_MAX, max_rows)
     return n_max > 1 and _known(fingerprint, n_max, cache_dir, N_PREFIX) is None
 
@@ -64,30 +65,30 @@ def will_probe(fingerprint: str, max_rows: int, cache_dir: Path | None) -> bool:
 class ExactRows:
     """How many rows of a forward are bit-equal to single steps, by the length of the context.
 
-    What was found is kept in `cache_dir` by the model's fingerprint. Kernels are taken to agree less, never more, in
-    longer contexts: as many rows as differ in one range are not used in a longer context either.
+    Measured numbers are kept in `cache_dir` by the model's fingerprint. Kernels are assumed to agree less, never more,
+    in longer contexts: a number of rows that differed in one range is not used in a later range either.
     """
 
     def __init__(self, model: Model, cache_dir: Path | None) -> None:
-        """Begin with what is remembered of the model."""
+        """Begin with the numbers that are known of the model."""
         self._model = model
         self._cache_dir = cache_dir
         self._key = f"{model.card.fingerprint} {min(N_MAX, model.capabilities.max_rows)} by range"
         self._found = _remembered_ranges(probe_cache.get(cache_dir, KIND, self._key))
 
     def limit(self, n_past: int) -> int | None:
-        """Return how many rows after `n_past` cached tokens may be exact, as far as is known; None where no two are.
+        """Return how many rows after `n_past` cached tokens may be exact as far as is known; None where no two are.
 
-        At the end of a range that is 1.
+        The number ends with the range that `n_past` lies in, so it is 1 at the range's last position.
         """
         most = self._ceiling(n_past // RANGE_TOKENS)
         return None if most < 2 else min(most, RANGE_TOKENS - n_past % RANGE_TOKENS)
 
     def holds(self, session: Session, n_past: int, n_rows: int) -> bool:
-        """Tell whether `n_rows` rows after `n_past` cached tokens of a session are exact.
+        """Return whether `n_rows` rows after `n_past` cached tokens of a session are exact.
 
-        Where that is unknown, it is measured: by forwards of the session itself at `n_past`, which leave no more behind
-        than a rejected draft does. Where too little is left of the range or the session to measure it, they are not.
+        Where that is unknown, it is measured by forwards of the session itself at `n_past`, which leave no more behind
+        than a rejected draft does. Where too little is left of the range or the session to measure, it is False.
 
         Raises:
             What Session.forward raises.
@@ -106,7 +107,7 @@ class ExactRows:
             return False
         tokens = _some_tokens(self._model, n_compared + 1)
         try:
-            if proven < 2 and _largest_equal(session, n_past, tokens[:3], (2,)) < 2:  # most differ at once
+            if proven < 2 and _largest_equal(session, n_past, tokens[:3], (2,)) < 2:  # most models differ here already
                 equal = 1
             else:
                 equal = _largest_equal(session, n_past, tokens, sorted({2, max(2, proven), n_rows, n}))
@@ -122,12 +123,12 @@ class ExactRows:
         return self._model.capabilities.max_rows if claim is True else claim
 
     def _ceiling(self, place: int) -> int:
-        """Return the most rows that are not known to differ in a range or in one before it."""
+        """Return the most rows that are not known to differ in a range or in an earlier one."""
         return min([self._model_rows, *(found[1] for at, found in self._found.items() if at <= place)])
 
 
 def _remembered_ranges(value: object) -> dict[int, tuple[int, int]]:
-    """Return by range how many rows are proven and how many are not disproven; empty where `value` is damaged."""
+    """Return by range how many rows are proven equal and how many are not disproven; empty where `value` is damaged."""
     ranges: dict[int, tuple[int, int]] = {}
     for place, found in value.items() if isinstance(value, dict) else ():
         if not (isinstance(place, str) and place.isdecimal() and isinstance(found, list) and len(found) == 2):
@@ -153,10 +154,10 @@ def _some_tokens(model: Model, n: int) -> NDArray[np.int32]:
 
 
 def _largest_equal(session: Session, n_past: int, tokens: NDArray[np.int32], sizes: Sequence[int]) -> int:
-    """Return the last of `sizes`, ascending, up to which forwards of that many rows equal single steps; 1 if none does.
+    """Return the last of `sizes`, ascending, up to which forwards of that many rows equal single steps; 1 if none do.
 
-    Each size is tried on the same rows, in forwards one behind the other and with a single step at the end: so keys and
-    values are compared, too. Before that the session goes back from other rows, as behind a rejected draft.
+    Each size is tried on the same rows, in consecutive forwards with a single step at the end, so that keys and values
+    are compared too. Before that the session goes back from other rows, as it does after a rejected draft.
     """
     ends = {n: min(max(_LEAST_COMPARED, n), len(tokens) - 1) for n in sizes}
     n_steps = max(ends.values()) + 1
@@ -174,5 +175,5 @@ def _largest_equal(session: Session, n_past: int, tokens: NDArray[np.int32], siz
 
 
 def _digest(row: NDArray[np.float32]) -> bytes:
-    """Return what stands for a row's bits: rows of a large vocabulary are more than a memory plan has room for."""
+    """Return a hash of a row's bits, as a memory plan has no room for rows of a large vocabulary."""
     return hashlib.sha256(row.tobytes()).digest()

@@ -1,4 +1,4 @@
-"""Files of a model that a library has mapped: where one is cut short or written to, the model's forwards fail."""
+"""Watches files that a library has mapped: where one is cut short or written to, forwards of the model fail."""
 
 import os
 import weakref
@@ -12,10 +12,12 @@ from edgedec_runtimes.shared.file_mappings import Mapping as Range
 
 
 class MappedFiles:
-    """Files that are mapped as long as a model lives; deleting or replacing one by name changes nothing."""
+    """Files that are mapped as long as a model lives. A file may be deleted or replaced by name, but not changed."""
 
     def __init__(self, paths: Sequence[Path], ranges: Sequence[Range]) -> None:
-        """Watch files, and where the library has mapped them: of ranges that are not given a fault is not caught.
+        """Watch files, and the ranges of memory where the library has mapped them.
+
+        A fault while a page of these ranges is read is caught; in any other range it ends the process.
 
         Raises:
             StorageError: A file can't be opened.
@@ -54,7 +56,7 @@ class MappedFiles:
         )
 
     def close(self) -> None:
-        """Watch no longer, which must come before the library unmaps the files; calling it again does nothing."""
+        """Stop watching. Call close() before the library unmaps the files; calling it again does nothing."""
         self._finalizer()
 
 

@@ -1,5 +1,5 @@
-"""Graphs that others export: decoders as Hugging Face's optimum writes them, run by the onnx runtime.
+"""Runs decoders that Hugging Face's optimum exported, on the onnx runtime.
 
-`contract.py` says which graphs, `model.py` and `session.py` run them, `memory.py` plans. What the folder holds beside
-the graph is that of our own exports.
+`contract.py` says which graphs these are, `model.py` and `session.py` run them, `memory.py` plans their memory. The
+other files of the folder are those of our own exports.
 """

@@ -1,13 +1,13 @@
-"""What goes into the graph of a decoder that optimum exported, and what comes out; others are refused.
+"""The inputs and outputs of a decoder that optimum exported; graphs with others are refused.
 
-| input | type | what |
+| input | type | meaning |
 |---|---|---|
 | input_ids, position_ids | int64[1, S] | tokens and their positions; some graphs count positions themselves |
 | attention_mask | int64[1, P + S] | 1, or 0 for a slot that no row may see |
-| past_key_values.i.key, .value | float32[1, n_head_kv, P, head_dim] | the KV cache, as long as it is filled |
+| past_key_values.i.key, .value | float32[1, n_head_kv, P, head_dim] | the KV cache of P tokens |
 
-The outputs are logits, float32[1, S, n_vocab], and present.i.key and .value, the KV cache with the new rows: arrays of
-their own. Source: optimum-onnx 0.1.0 for the task text-generation-with-past.
+The outputs are logits, float32[1, S, n_vocab], and present.i.key and .value, the KV cache of P + S tokens in new
+arrays. Source: optimum-onnx 0.1.0 for the task text-generation-with-past.
 """
 
 import re
@@ -29,8 +29,9 @@ class Port:
     """An input or output of a graph.
 
     Attributes:
-        type: As ONNX Runtime names it, such as "tensor(float)".
-        shape: Its sizes; what is no whole number is free.
+        name: Its name.
+        type: ONNX Runtime's name of its type, such as "tensor(float)".
+        shape: Its sizes; an axis whose size is no whole number may have any size.
     """
 
     name: str
@@ -43,8 +44,8 @@ class Contract:
     """The sizes of a graph.
 
     Attributes:
-        n_vocab: Length of a row of logits, None where the graph leaves it open.
-        has_positions: Whether it takes position_ids.
+        n_vocab: Length of a row of logits; None where the graph leaves it open.
+        has_positions: Whether the graph has the input position_ids.
     """
 
     n_layer: int
@@ -55,7 +56,7 @@ class Contract:
 
     @property
     def caches(self) -> list[str]:
-        """Names of the KV arrays after "past_key_values." and "present.", a layer's key before its value."""
+        """Names of the KV arrays behind "past_key_values." and "present.", each layer's key before its value."""
         return _caches(self.n_layer)
 
 
@@ -63,7 +64,7 @@ def read_contract(inputs: Iterable[Port], outputs: Iterable[Port]) -> Contract:
     """Read the sizes from a graph's inputs and outputs.
 
     Raises:
-        UnsupportedModelError: They are not those of a decoder with a KV cache in float32.
+        UnsupportedModelError: The graph is no decoder with a KV cache in float32.
     """
     given, returned = {port.name: port for port in inputs}, {port.name: port for port in outputs}
     n_layer = sum(_KEY.fullmatch(name) is not None for name in given)
@@ -91,9 +92,9 @@ def read_contract(inputs: Iterable[Port], outputs: Iterable[Port]) -> Contract:
 
 
 def feeds(contract: Contract, tokens: NDArray[np.int32], n_past: int, n_rows: int) -> dict[str, NDArray[np.int64]]:
-    """Return the inputs for a chain of tokens, int32[n], after n_past cached ones, but for the KV cache.
+    """Return the inputs of n_rows rows after n_past cached tokens by name, without the KV cache.
 
-    Rows beyond n repeat the last token at its own position, in slots that nobody sees: no index grows for them.
+    Rows beyond the tokens, int32[n], repeat the last token at the same position, in slots that no row sees.
 
     >>> arrays = feeds(Contract(1, 1, 1, 9, True), np.array([7, 8, 9], np.int32), 2, 4)
     >>> [arrays[name].tolist() for name in ("input_ids", "attention_mask", "position_ids")]

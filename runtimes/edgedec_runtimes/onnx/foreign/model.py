@@ -24,7 +24,7 @@ from edgedec_runtimes.onnx.single_steps import one_row_is_exact
 from edgedec_runtimes.shared.invariance import N_MAX, measured_invariance
 from edgedec_runtimes.shared.session_state import CheckedItem
 
-_PREFIXES = (40, 250)  # tokens before the rows compared: sums over a cache take other ways at other lengths
+_PREFIXES = (40, 250)  # tokens before the compared rows: sums over caches of other lengths run in another order
 _CAPABILITIES = Capabilities(rollback=True, trees=False, fork=True, max_rows=LOGIT_ROWS, prefill_chunk=CHUNK)
 
 
@@ -32,8 +32,8 @@ class ForeignModel(GraphModel[ForeignSession]):
     """Implements edgedec.model.Model.
 
     Attributes:
-        is_padded: Whether a forward of an odd number of rows gets one more, so that a single step has the bits of the
-            same row among several; found by trying.
+        is_padded: Whether a forward of an odd number of rows gets one row more, so that a single step has the bits of
+            the same row among several; found by trying.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One sequence's KV cache, as arrays that the graph returned and that nobody writes to again."""
+"""One sequence's KV cache: arrays that the graph returned, which nobody writes to again."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -25,13 +25,13 @@ class ForeignSession(MeasuredSession):
     def past(self, n_past: int) -> Arrays:
         """Return the first n_past tokens' keys and values, f32[1, n_head_kv, n_past, head_dim] each.
 
-        They are copied where more tokens are held: the graph wants arrays without gaps.
+        The arrays are copied where they hold more tokens, as the graph wants arrays without gaps.
         """
         self._cached = [np.ascontiguousarray(array[:, :, :n_past]) for array in self._cached]
         return self._cached
 
     def hold(self, arrays: Arrays) -> None:
-        """Take over what the graph returned, which may have a slot more than there are tokens."""
+        """Take over arrays that the graph returned; they may have one slot more than there are tokens."""
         self._cached = arrays
 
     def _fork(self) -> "ForeignSession":
