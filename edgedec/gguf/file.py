@@ -97,7 +97,7 @@ class GGUF:
             MemoryCapError: The system has no memory for the tensor.
         """
         if name not in self.tensors:
-            raise ModelFormatError(f"{self.paths[0]}: it has no tensor {name!r}; another model may be meant")
+            raise ModelFormatError(f"{self.paths[0]}: it has no tensor {name!r}; pass a model that has it")
         tensor = self.tensors[name]
         n_wanted = tensor.n_bytes - start if n_bytes is None else n_bytes
         path = self.paths[tensor.shard]

@@ -86,7 +86,7 @@ def _first_taking(
     """Return the first of the runtimes in `order` that takes the file and the options (raises as choose_runtime)."""
     refusals: dict[str, EdgedecError] = {}
     for candidate in order:
-        # The last runtime is asked for its plan only where others refused the options: else loading says the same.
+        # Whether the last runtime takes the options is found out only where others refused them: else planning says so.
         is_last = candidate == order[-1]
         runtime = _taking(found[candidate], path, None if is_last else options, refusals)
         if runtime is None:
@@ -203,13 +203,13 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
             measured = compare(choice.path, first, other, options)
         found = {name: one and one.as_dict() for name, one in measured.items()} | {_TRIES: n_tries}
         probe_cache.put(options.cache_dir, _KIND, key, found)
-    ours, theirs = parse_measured(found.get(first.name)), parse_measured(found.get(rival.name))
-    if ours is None:
+    of_first, of_rival = parse_measured(found.get(first.name)), parse_measured(found.get(rival.name))
+    if of_first is None:
         return choice
-    if theirs is None:
-        return replace(choice, reason=f"{ours.text(first.name)}; {rival.name} took too long to load")
-    reason = f"{ours.text(first.name)}; {theirs.text(rival.name)}"
-    other = _taking(rival, choice.path, options, {}) if is_faster(theirs, ours) else None
+    if of_rival is None:
+        return replace(choice, reason=f"{of_first.text(first.name)}; {rival.name} took too long to load")
+    reason = f"{of_first.text(first.name)}; {of_rival.text(rival.name)}"
+    other = _taking(rival, choice.path, options, {}) if is_faster(of_rival, of_first) else None
     if other is None:
         return replace(choice, reason=reason)
     return replace(choice, runtime=other, reason=reason, slower=first)

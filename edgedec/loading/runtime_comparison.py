@@ -95,8 +95,8 @@ def parse_measured(found: object) -> Measured | None:
     return Measured(seconds, **read)  # type: ignore[arg-type]
 
 
-def is_faster(theirs: Measured, ours: Measured) -> bool:
-    """Return whether the second runtime (`theirs`) is worth taking in place of the first (`ours`).
+def is_faster(of_rival: Measured, of_first: Measured) -> bool:
+    """Return whether the second runtime (`of_rival`) is worth taking in place of the first (`of_first`).
 
     It is by the time of an answer with its prompt, over the numbers of rows that are known of both runtimes. A runtime
     that holds twice the memory must be a tenth faster.
@@ -107,23 +107,23 @@ def is_faster(theirs: Measured, ours: Measured) -> bool:
     >>> is_faster(Measured({1: 0.010, 2: 0.012, 4: 0.020, 8: 0.040}, 0.003, 1, 2044_000_000), cpu)
     True
     """
-    rows = {n: 0.0 for n in ROWS if _is_known(theirs, n) and _is_known(ours, n)}
-    prompts = theirs.prompt_s is not None and ours.prompt_s is not None
+    rows = {n: 0.0 for n in ROWS if _is_known(of_rival, n) and _is_known(of_first, n)}
+    prompts = of_rival.prompt_s is not None and of_first.prompt_s is not None
 
     def seconds(one: Measured) -> float:
         return one.drafted_s(rows) + (PROMPT_TOKENS * (one.prompt_s or 0.0) if prompts else 0.0)
 
-    return seconds(theirs) < _MARGIN * _memory_factor(theirs, ours) * seconds(ours)
+    return seconds(of_rival) < _MARGIN * _memory_factor(of_rival, of_first) * seconds(of_first)
 
 
 def _is_known(one: Measured, n_rows: int) -> bool:
     return n_rows in one.seconds or (one.n_exact is not None and n_rows > one.n_exact)
 
 
-def _memory_factor(theirs: Measured, ours: Measured) -> float:
-    if theirs.n_bytes is None or ours.n_bytes is None or theirs.n_bytes <= ours.n_bytes:
+def _memory_factor(of_rival: Measured, of_first: Measured) -> float:
+    if of_rival.n_bytes is None or of_first.n_bytes is None or of_rival.n_bytes <= of_first.n_bytes:
         return 1.0
-    return float(_DOUBLED ** log2(theirs.n_bytes / ours.n_bytes))
+    return float(_DOUBLED ** log2(of_rival.n_bytes / of_first.n_bytes))
 
 
 def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Measured | None]:
@@ -136,16 +136,16 @@ def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) ->
     Raises:
         CancelledError: The options' `cancel` was cancelled.
     """
-    ours = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
+    of_first = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
 
     def matters(found: Measured) -> bool:
-        return ours is None or (is_faster(found, ours) and not is_faster(replace(found, n_exact=1), ours))
+        return of_first is None or (is_faster(found, of_first) and not is_faster(replace(found, n_exact=1), of_first))
 
-    theirs = measure(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
-    if ours is not None and theirs is not None and is_faster(theirs, ours):
+    of_rival = measure(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
+    if of_first is not None and of_rival is not None and is_faster(of_rival, of_first):
         again = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
-        ours = ours if again is None else _smaller_times(ours, again)
-    return {first.name: ours, rival.name: theirs}
+        of_first = of_first if again is None else _smaller_times(of_first, again)
+    return {first.name: of_first, rival.name: of_rival}
 
 
 def _always(found: Measured) -> bool:

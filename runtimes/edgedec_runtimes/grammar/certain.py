@@ -284,10 +284,10 @@ def _object_bytes(node: Mapping[str, Any], value: Callable[[Any], int]) -> int:
     ]
     rest: int = max(more, default=1)
     required = {name for name in node["required"] if isinstance(name, str)} if _is_list(node, "required") else set()
-    asked = sum(len(name) + 6 + (value(properties[name]) if name in properties else rest) for name in required)
+    n_required = sum(len(name) + 6 + (value(properties[name]) if name in properties else rest) for name in required)
     others = [len(name) + 6 + value(part) for name, part in properties.items() if name not in required]
     n_more = max(1, _count(node, "minProperties") - len(required))
-    return asked + n_more * max([*others, *more, int("minProperties" in node)])
+    return n_required + n_more * max([*others, *more, int("minProperties" in node)])
 
 
 def _array_bytes(node: Mapping[str, Any], value: Callable[[Any], int]) -> int:

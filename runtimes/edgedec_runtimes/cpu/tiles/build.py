@@ -34,14 +34,14 @@ class CacheUnusableError(StorageError):
 
 @dataclass
 class Job:
-    """The tiles that are wanted of a model, where they are kept, and what is told of the work.
+    """Which tiles of a model to make or open, where they are kept, and how progress is reported.
 
     Attributes:
         gguf: The model, unchanged since its header was read.
         tensors: Names and sizes of the tiles, in the order of the file; no name twice.
         layout: Version of the arrangement; each version has a tile file of its own.
         fill: Writes one tensor's tiles: called with its name, zeros (uint8) to write into, and the byte of the tiles
-            that these begin with. A tensor that has units may be asked for some units at a time, in order.
+            that these begin with. The tiles of a tensor that has units may be made some units at a time, in order.
         cache_dir: The cache's root; None for private memory.
         in_memory: Whether private memory will do where the disk does not take the tiles.
         mapped: Whether a tile file is mapped; else its contents are copied to private memory and checked.
