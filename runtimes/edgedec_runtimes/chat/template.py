@@ -17,14 +17,6 @@ from edgedec_runtimes.chat.sandbox import Sandbox
 
 MAX_REASON_CHARS = 300
 
-# ChatML, for models whose files have no template.
-DEFAULT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
 _PROBE = "edgedec-probe"
 
 

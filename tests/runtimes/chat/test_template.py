@@ -22,10 +22,16 @@ from edgedec.progress import CancelToken
 from edgedec_runtimes.chat import budget as chat_budget
 from edgedec_runtimes.chat.budget import Budget
 from edgedec_runtimes.chat.filters import FILTERS, METHODS, TESTS
-from edgedec_runtimes.chat.template import DEFAULT_TEMPLATE, ChatTemplate, check_messages
+from edgedec_runtimes.chat.template import ChatTemplate, check_messages
 
 Message = dict[str, Any]
 
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 HELLO: list[Message] = [{"role": "user", "content": "Hello"}]
 TURNS: list[Message] = [
     {"role": "system", "content": "Be brief."},
@@ -139,7 +145,7 @@ def rendered(source: str, messages: list[Message] = HELLO, **options: Any) -> st
 
 def test_the_default_template_is_chatml() -> None:
     """A model without a template gets ChatML."""
-    assert rendered(DEFAULT_TEMPLATE, TURNS) == (
+    assert rendered(CHATML, TURNS) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nSum of 2 and 3?<|im_end|>\n"
         "<|im_start|>assistant\n5<|im_end|>\n"
@@ -150,7 +156,7 @@ def test_the_default_template_is_chatml() -> None:
 
 def test_the_generation_prompt_can_be_left_out() -> None:
     """Without add_generation_prompt the text ends with the last message."""
-    assert rendered(DEFAULT_TEMPLATE, add_generation_prompt=False) == "<|im_start|>user\nHello<|im_end|>\n"
+    assert rendered(CHATML, add_generation_prompt=False) == "<|im_start|>user\nHello<|im_end|>\n"
 
 
 def test_llama_style_with_a_date() -> None:
@@ -251,9 +257,7 @@ def test_what_templates_use(source: str, expected: str) -> None:
 
 def test_a_message_is_not_a_template() -> None:
     """Jinja in a user's message is text."""
-    assert "{{ bos_token }}{% x %}" in rendered(
-        DEFAULT_TEMPLATE, [{"role": "user", "content": "{{ bos_token }}{% x %}"}]
-    )
+    assert "{{ bos_token }}{% x %}" in rendered(CHATML, [{"role": "user", "content": "{{ bos_token }}{% x %}"}])
 
 
 def test_one_template_serves_many_threads() -> None:
@@ -307,7 +311,7 @@ def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_malformed_messages_are_refused(messages: Any, complaint: str) -> None:
     """The error says which message is wrong, and what with it."""
     with pytest.raises(RequestError, match=complaint) as caught:
-        template(DEFAULT_TEMPLATE).render(messages)
+        template(CHATML).render(messages)
     assert not isinstance(caught.value, TemplateError)
 
 
@@ -645,10 +649,10 @@ def test_a_rendering_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
         rendered(FOR_EVER, cancel=cancel)
     timer.join()
     with pytest.raises(CancelledError):
-        rendered(DEFAULT_TEMPLATE, cancel=cancel)
+        rendered(CHATML, cancel=cancel)
     parts: list[Message] = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
     with pytest.raises(CancelledError):
-        rendered(DEFAULT_TEMPLATE, parts, cancel=cancel)
+        rendered(CHATML, parts, cancel=cancel)
 
 
 def test_the_whole_budget_is_spent_in_seconds() -> None:
@@ -663,7 +667,7 @@ def test_time_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rendering stops at its deadline, whatever is left of the budget."""
     monkeypatch.setattr(chat_budget, "LIMIT_S", 0.0)
     with pytest.raises(TemplateError, match="it ran for more than 0 s"):
-        rendered(DEFAULT_TEMPLATE)
+        rendered(CHATML)
 
 
 @pytest.mark.parametrize("price", [-1, float("nan"), chat_budget.LIMIT_BYTES + 1])
@@ -703,7 +707,7 @@ def test_the_template_of_smollm2() -> None:
 @pytest.mark.model
 def test_the_template_of_qwen25_coder() -> None:
     """Qwen2.5 takes the system message as it is."""
-    assert rendered(chat_template_of("qwen2.5-coder-0.5b.gguf"), TURNS) == rendered(DEFAULT_TEMPLATE, TURNS)
+    assert rendered(chat_template_of("qwen2.5-coder-0.5b.gguf"), TURNS) == rendered(CHATML, TURNS)
 
 
 @pytest.mark.model
