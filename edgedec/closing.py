@@ -1,9 +1,10 @@
-"""Texts that are whole within the tokens they may have: the last tokens lead the grammar to a valid end.
+"""json_close: texts of a grammar that are whole within the tokens they may have.
 
 After each token of the text an end is known: tokens that make the text whole, as few as a short search finds. A token
-is taken only if an end behind it still fits into the tokens that are left; where none fits, the end known before is
-written instead. So the text is the one that would have come without the limit, up to a point, and the shortest end
-found behind it. The end depends on the text, the grammar and the tokens left alone, never on drafts.
+is taken only if an end behind it still fits into the tokens that are left. Where none fits, the end that was known
+before is written instead. So the text is, up to a point, the one that would have come without the limit, and from there
+the shortest end that was found. The end depends on the text, the grammar and the number of tokens left, never on
+drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,18 +17,24 @@ from edgedec.constraint import Constraint, GrammarState
 from edgedec.errors import RequestError, argument
 from edgedec.tokenizer import Tokenizer
 
-_NARROW, _WIDE = 1, 6  # texts that a search follows at the same time
-_N_WAYS = 8  # tokens of each kind that a search tries at a place
-_N_REUSED = 8  # tokens of the end known before that may be left out of it
-_N_STEPS = 2000  # of a search
-_N_BEYOND = 1000  # tokens beyond the limit in which an end is looked for, to say how many there must be
+_NARROW, _WIDE = 1, 6  # texts that a search follows at once
+_N_WAYS = 8  # tokens of each kind that a search tries after a text
+_N_REUSED = 8  # tokens at the start of the known end that may be left out
+_N_STEPS = 2000  # most steps of a search
+_N_BEYOND = 1000  # tokens beyond the limit in which an end is searched for, to name how many a text takes
 _CLOSERS, _LITERALS = frozenset(b'"]}'), (b"null", b"true", b"false", b"[]", b"{}")
 _STRUCTURE, _DIGITS = frozenset(b'"]}[{,: '), frozenset(b"0123456789-")
 
 
 @dataclass(frozen=True, slots=True)
 class _Nesting:
-    """Where a text stands in JSON: open brackets, and whether in a string, behind a backslash. A guide, no more."""
+    """How deep in JSON a text ends, which only guides the search.
+
+    Attributes:
+        depth: Open brackets.
+        in_string: Whether the text ends inside a string.
+        escaped: Whether it ends behind a backslash in a string.
+    """
 
     depth: int = 0
     in_string: bool = False
@@ -35,23 +42,23 @@ class _Nesting:
 
     @property
     def n_open(self) -> int:
-        """What is still to be closed."""
+        """How many brackets and strings are still to be closed."""
         return self.depth + self.in_string
 
     def cost(self, data: bytes) -> tuple[int, int]:
-        """Return what is open behind some bytes, and how much of them is a string's content, where it is closed."""
+        """Return how much is open behind some bytes, and how many of them are content of strings that they close."""
         behind = self.after(data)
         if behind.in_string:
             return behind.n_open, 0
-        n_content, place = 0, self
+        n_content, before = 0, self
         for i in range(len(data)):
-            following = place.after(data[i : i + 1])
-            n_content += place.in_string and following.in_string
-            place = following
+            following = before.after(data[i : i + 1])
+            n_content += before.in_string and following.in_string
+            before = following
         return behind.n_open, n_content
 
     def after(self, data: bytes) -> "_Nesting":
-        """Return the place behind some bytes."""
+        """Return the nesting behind some bytes."""
         depth, in_string, escaped = self.depth, self.in_string, self.escaped
         for byte in data:
             if escaped:
@@ -65,11 +72,11 @@ class _Nesting:
         return _Nesting(max(0, depth), in_string, escaped)
 
 
-_Followed = tuple[tuple[int, ...], _Nesting, int]  # tokens behind the text, where they lead, how many were chosen
+_Followed = tuple[tuple[int, ...], _Nesting, int]  # tokens behind the text, the nesting there, how many were chosen
 
 
 class ClosingTokens:
-    """The tokens of a vocabulary in the order in which a search for an end tries them; made once for a model."""
+    """The tokens of a vocabulary in the order in which a search for an end tries them; made once for each model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.piece = tokenizer.piece
@@ -92,7 +99,7 @@ class ClosingTokens:
     def ways(self, allowed: NDArray[np.bool_], nesting: _Nesting, width: int) -> list[int]:
         """Return some of the allowed tokens: closing ones, others of JSON, and the longest and shortest of any kind.
 
-        A narrow search, where a string may end, is given no others.
+        Where a string may end, a narrow search gets the tokens that end it only.
         """
         kinds = [self._string_ends] if nesting.in_string else [self._closers, self._useful]
         found = [kind[allowed[kind]][:_N_WAYS] for kind in kinds]
@@ -104,7 +111,7 @@ class ClosingTokens:
 
 
 def _rank(piece: bytes) -> int | None:
-    """Return how early a token is tried outside of strings; None for one that is not JSON's own."""
+    """Return how early a token is tried outside of strings; None for a token that is not part of JSON's syntax."""
     kinds = (_CLOSERS.issuperset(piece), piece in _LITERALS, _STRUCTURE.issuperset(piece), _DIGITS.issuperset(piece))
     return next((rank for rank, holds in enumerate(kinds) if holds), None)
 
@@ -113,9 +120,9 @@ class ClosingConstraint(Constraint):
     """A constraint whose text is whole when its tokens are used up.
 
     Args:
-        state: The place before the first token.
-        tokens: The vocabulary's.
-        bias: What is added to logits; tokens that it rules out are in no end.
+        state: The grammar's state before the first token.
+        tokens: The vocabulary's tokens.
+        bias: The request's logit bias; no end holds a token that it rules out.
     """
 
     def __init__(self, state: GrammarState, tokens: ClosingTokens, bias: Mapping[int, float] | None = None) -> None:
@@ -123,32 +130,31 @@ class ClosingConstraint(Constraint):
         self._tokens = tokens
         self._banned = [i for i, added in (bias or {}).items() if added == -np.inf]
         self._nesting = _Nesting()
-        self._end: tuple[int, ...] = ()  # what makes the text whole
+        self._end: tuple[int, ...] = ()  # tokens that make the text whole
         self._closing = False
 
     def begin(self, n_tokens: int) -> None:
-        """Learn how many tokens the text may have; RequestError where no text is found that is as short."""
+        """Set how many tokens the text may have (raises RequestError where the search finds no text as short)."""
         super().begin(n_tokens)
         end = self._shortest((), n_tokens)
         if end is None:
             longer = self._found(_WIDE, (), n_tokens + _N_BEYOND)
             least = f"found takes {len(longer)}" if longer is not None else f"takes over {n_tokens + _N_BEYOND}"
             raise RequestError(
-                f"{argument('json_close')} must have room for a whole text: the shortest text {least} tokens, and "
-                "there is room for "
-                f"{n_tokens}; allow more with {argument('max_tokens')}, or a longer context"
+                f"{argument('json_close')} must have room for a whole text: the shortest text {least} tokens, found room "
+                f"for {n_tokens}; allow more with {argument('max_tokens')}, or a longer context"
             )
         self._end = end
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text is whole, and nothing may follow, or nothing has room."""
+        """Whether the text is whole, and no token may follow or none has room."""
         if (self._closing or self._n_left == 0) and not self._end:
             return True
         return super().is_complete
 
     def masked(self, logits: NDArray[np.float32], path: Sequence[int] = ()) -> NDArray[np.float32]:
-        """Return the logits with -inf for every token that may not follow; where the end is written, all but its."""
+        """Return the logits with -inf for every token that may not follow: any but the end's while it is written."""
         n = len(path)
         if not self._closing or n >= len(self._end) or tuple(path) != self._end[:n]:
             return super().masked(logits, path)
@@ -161,13 +167,13 @@ class ClosingConstraint(Constraint):
         return self._end if self._closing else super().forced()
 
     def commit(self, token_id: int) -> int:
-        """Take the token chosen, or the next one of the end where none would fit behind the token chosen."""
+        """Add the chosen token or, where no end would fit behind it, the next token of the known end; return it."""
         n_left = (self._n_left or 0) - 1
         end = self._end_behind(token_id, n_left)
         if end is None:
             self._closing = True
             self.note = f"the last {len(self._end)} tokens were chosen to make the text whole in time (json_close)"
-            if not self._end:  # the text is whole, and can't get longer
+            if not self._end:  # the text is whole and can't get longer
                 return min(self._tokens.end_ids)
             token_id, end = self._end[0], self._end[1:]
         self._end = end
@@ -178,7 +184,7 @@ class ClosingConstraint(Constraint):
         return taken
 
     def _end_behind(self, token_id: int, n_most: int) -> tuple[int, ...] | None:
-        """Return what makes the text whole behind a token, None where nothing is found of at most `n_most` tokens."""
+        """Return tokens that make the text whole behind a token, None where no more than `n_most` are found to."""
         known = self._end
         if token_id in self._tokens.end_ids:
             return ()
@@ -192,20 +198,21 @@ class ClosingConstraint(Constraint):
         return self._shortest((token_id,), n_most)
 
     def _shortest(self, start: tuple[int, ...], n_most: int) -> tuple[int, ...] | None:
-        """Return what a search finds to make the text whole behind `start`; a wide one where a narrow one fails."""
+        """Return tokens that make the text whole behind `start`, found by a narrow search or else by a wide one."""
         end = self._found(_NARROW, start, n_most)
         return self._found(_WIDE, start, n_most) if end is None else end
 
     def _makes_whole(self, path: Sequence[int]) -> bool:
-        return self._go(path) and self._state.may_end
+        """Return whether the text is whole with these tokens behind it."""
+        return self._move_to(path) and self._state.may_end
 
     def _found(self, width: int, start: tuple[int, ...], n_most: int) -> tuple[int, ...] | None:
-        """Search for tokens that make the text whole behind `start`, at most `n_most`.
+        """Search for at most `n_most` tokens that make the text whole behind `start`.
 
         Of the texts met, `width` at a time are followed: those with the fewest open brackets and chosen tokens. Tokens
-        without a choice don't count, as no text of the grammar comes round them.
+        that are the only choice do not count, as every text of the grammar has them.
         """
-        if not self._go(start):
+        if not self._move_to(start):
             return None
         if self._state.may_end:
             return ()
@@ -213,15 +220,15 @@ class ClosingConstraint(Constraint):
         best: tuple[int, ...] | None = None
         for _ in range(_N_STEPS):
             reached: list[_Followed] = []
-            for path, place, n_chosen in followed:
-                ways = self._ways((*start, *path), place, width)
+            for path, nesting, n_chosen in followed:
+                ways = self._ways((*start, *path), nesting, width)
                 n_now = n_chosen + (len(ways) > 1)
                 for way in ways:
                     longer = (*path, *way)
-                    if len(longer) > n_most or not self._go((*start, *longer)):
+                    if len(longer) > n_most or not self._move_to((*start, *longer)):
                         continue
                     if not self._state.may_end:
-                        reached.append((longer, place.after(self._bytes(way)), n_now))
+                        reached.append((longer, nesting.after(self._bytes(way)), n_now))
                         continue
                     if width == _NARROW:
                         return longer
@@ -233,8 +240,8 @@ class ClosingConstraint(Constraint):
         return best
 
     def _ways(self, path: tuple[int, ...], nesting: _Nesting, width: int) -> list[tuple[int, ...]]:
-        """Return tokens by which a search goes on, those that leave the fewest open brackets first."""
-        self._go(path)
+        """Return the tokens by which a search goes on, those that leave the fewest open brackets first."""
+        self._move_to(path)
         forced = tuple(self._state.forced())
         if forced:
             return [] if set(forced) & set(self._banned) else [forced]

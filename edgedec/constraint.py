@@ -1,4 +1,4 @@
-"""What may follow a text that keeps to a grammar, and each path of a draft."""
+"""Which tokens a grammar allows after a text, and after each path of a draft."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,102 +10,108 @@ _FORBIDDEN = np.float32(-np.inf)
 
 
 class GrammarState(Protocol):
-    """A text's place in a grammar. Goes forth and back; what is allowed depends on the tokens taken alone."""
+    """A text's state in a grammar: it takes tokens and takes them back; what is allowed depends on its tokens alone."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text is whole, and nothing may follow."""
+        """Whether the text is whole and no token may follow."""
 
     @property
     def may_end(self) -> bool:
-        """Whether the text is whole; more may follow."""
+        """Whether the text is whole; tokens may still follow."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return bool[n_vocab], the tokens that may follow; end tokens where the text may end.
+        """Return bool[n_vocab]: which tokens may follow, among them the end tokens where the text may end.
 
         Raises:
-            RequestError: None may follow, or finding out takes more than the limits allow.
+            RequestError: No token may follow, or finding out takes more time or memory than the limits allow.
         """
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that are certain to follow; may be fewer than there are."""
+        """Return tokens that are certain to follow, perhaps not all of them."""
 
     def advance(self, token_id: int) -> bool:
-        """Take a token; False, with nothing changed, where the grammar has no place for it."""
+        """Take a token and return True; where the grammar does not allow it, change nothing and return False."""
 
     def back(self, n_tokens: int) -> None:
-        """Take back the latest tokens."""
+        """Take back the last `n_tokens` tokens."""
 
     def close(self) -> None:
-        """Free the memory of this place; calling it again does nothing."""
+        """Free the memory of the state; calling it again does nothing."""
 
 
 class Constraint:
-    """The grammar of one generation: what may follow the text so far, and each path of a draft.
+    """The grammar of one generation: which tokens may follow the text so far, and each path of a draft.
+
+    Args:
+        state: The grammar's state before the first token.
 
     Attributes:
-        note: What a person should know of how the text came about; may be empty.
+        note: A note for a person on how the text came about; may be empty.
     """
 
     note = ""
 
     def __init__(self, state: GrammarState) -> None:
         self._state = state
-        self._ahead: list[int] = []  # tokens that the state holds beyond the text
+        self._ahead: list[int] = []  # tokens that the state has taken beyond the text
         self._n_left: int | None = None
 
     def begin(self, n_tokens: int) -> None:
-        """Learn how many tokens the text may have, before the first; without it, as many as it likes.
+        """Set how many tokens the text may have, before its first token; without this call there is no limit.
 
         Raises:
-            RequestError: They are too few.
+            RequestError: The grammar has no text of so few tokens.
         """
         self._n_left = n_tokens
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may follow, or nothing has room."""
+        """Whether no token may follow, or none has room."""
         return self._n_left == 0 or self.is_complete
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text is whole, and nothing may follow."""
-        self._go(())
+        """Whether the text is whole and no token may follow."""
+        self._move_to(())
         return self._state.is_complete
 
     @property
     def may_end(self) -> bool:
-        """Whether the text is whole; more may follow."""
-        self._go(())
+        """Whether the text is whole; tokens may still follow."""
+        self._move_to(())
         return self._state.may_end
 
     def masked(self, logits: NDArray[np.float32], path: Sequence[int] = ()) -> NDArray[np.float32]:
-        """Return f32[n_vocab], the logits with -inf for every token that may not follow the text and `path`.
+        """Return f32[n_vocab]: the logits, with -inf for every token that may not follow the text and `path`.
 
         Args:
-            logits: f32[n_vocab], of the row of the path's last token; not changed.
-            path: Tokens of a draft, which stand only if they are allowed themselves.
+            logits: f32[n_vocab], of the row of the path's last token; they are not changed.
+            path: Tokens of a draft. After a token that is not allowed, no token is.
 
         Raises:
-            RequestError: No token may follow, or finding out takes more than the limits allow.
+            RequestError: No token may follow, or finding out takes more time or memory than the limits allow.
         """
-        allowed = self._state.allowed() if self._go(path) else np.zeros(0, np.bool_)
+        allowed = self._state.allowed() if self._move_to(path) else np.zeros(0, np.bool_)
         n = min(len(allowed), len(logits))
         masked = np.full_like(logits, _FORBIDDEN)  # rows may be longer than the vocabulary
         np.copyto(masked[:n], logits[:n], where=allowed[:n])
         return masked
 
     def allows(self, path: Sequence[int], token_id: int) -> bool:
-        """Tell whether a token has a place after the text and `path`; some tokenizations that are never drawn have."""
-        return self._go((*path, token_id))
+        """Return whether the grammar takes a token after the text and `path`.
+
+        That may be so for some tokenizations of a text that are never drawn.
+        """
+        return self._move_to((*path, token_id))
 
     def forced(self) -> tuple[int, ...]:
-        """Return tokens that are certain to follow the text; may be fewer than there are."""
-        self._go(())
+        """Return tokens that are certain to follow the text, perhaps not all of them."""
+        self._move_to(())
         return tuple(self._state.forced())
 
     def commit(self, token_id: int) -> int:
-        """Take the token that was chosen for the text, or another one in its place, and return the one taken."""
+        """Add the chosen token to the text, or another one in its place, and return the token that was added."""
         if self._n_left is not None:
             self._n_left -= 1
         if not self._ahead:
@@ -113,16 +119,16 @@ class Constraint:
         elif self._ahead[0] == token_id:
             del self._ahead[0]
         else:
-            self._go((token_id,))
+            self._move_to((token_id,))
             self._ahead.clear()
         return token_id
 
     def close(self) -> None:
-        """Free the memory of the grammar's place; the constraint is of no use afterwards."""
+        """Free the memory of the grammar's state; the constraint must not be used afterwards."""
         self._state.close()
 
-    def _go(self, path: Sequence[int]) -> bool:
-        """Stand after the text and a path; False, somewhere on the way, where the grammar has no place for it."""
+    def _move_to(self, path: Sequence[int]) -> bool:
+        """Move the state behind the text and a path; False, part of the way there, where a token is not allowed."""
         common = 0
         while common < min(len(path), len(self._ahead)) and path[common] == self._ahead[common]:
             common += 1

@@ -1,11 +1,11 @@
 """Grammars: what a text may be, and how decoding keeps to it.
 
-A grammar rules tokens out before each is drawn: their logits become -inf, as with a logit bias, before every other
-transform. So penalties, top-k, top-p and the temperature see only what may come, and the token's law is p, renormalised
-over the tokens allowed. What is allowed after a text is a function of the text, so that drafts change nothing: the mask
-of a draft's node is that of the path to it.
+Before a token is drawn, the grammar rules tokens out: their logits become -inf, as with a logit bias, before every
+other transform. So penalties, top-k, top-p and the temperature see the allowed tokens only, and the token is drawn from
+p, renormalised over them. Which tokens are allowed after a text depends on the text alone, so drafts change nothing:
+the mask of a draft's node is that of the path to it.
 
-The matching itself is a plug-in (`edgedec.grammars`); the first one that is installed does it.
+A plug-in (`edgedec.grammars`) compiles and matches grammars; the first installed one is used.
 """
 
 import json
@@ -25,14 +25,14 @@ Kind = Literal["json_schema", "regex", "lark"]
 
 MAX_SOURCE_BYTES = 1_000_000
 GRAMMAR_BYTES = 64_000_000
-"""What compiled grammars may take where memory is ample, and as much again each text that keeps to one."""
+"""Most memory of compiled grammars where memory is ample; each text that keeps to one may take as much again."""
 LEAST_GRAMMAR_BYTES = 6_000_000
-"""The same where there is no plan for grammars, but one for the rest."""
+"""The same limit where a memory plan has no term for grammars."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a text may be; made by json_schema(), regex() or lark().
+    """A grammar that a text keeps to; made by json_schema(), regex() or lark().
 
     Attributes:
         kind: The language of `source`.
@@ -54,15 +54,15 @@ class Grammar:
         n_bytes = len(self.source.encode(errors="surrogatepass"))
         if n_bytes > MAX_SOURCE_BYTES:
             raise RequestError(
-                f"the {self.kind} takes {n_bytes} bytes; at most {MAX_SOURCE_BYTES} are compiled: cut it down"
+                f"the {self.kind} takes {n_bytes} bytes; it may take at most {MAX_SOURCE_BYTES}: make it smaller"
             )
 
     @classmethod
     def json_schema(cls, schema: JsonSchema) -> "Grammar":
-        """Return the grammar of the JSON texts that are valid under a schema, an object or the text of one.
+        """Return the grammar of the JSON texts that are valid under a schema, given as a mapping or as JSON text.
 
         Raises:
-            RequestError: It is no JSON object, or larger than 1 MB.
+            RequestError: The schema is no JSON object, or larger than 1 MB.
         """
         if isinstance(schema, str):
             return cls("json_schema", _checked(schema))
@@ -77,19 +77,27 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
-        """Return the grammar of the texts that a regular expression matches as a whole (RequestError over 1 MB)."""
+        """Return the grammar of the texts that a regular expression matches as a whole.
+
+        Raises:
+            RequestError: The expression is larger than 1 MB.
+        """
         return cls("regex", pattern)
 
     @classmethod
     def lark(cls, source: str) -> "Grammar":
-        """Return a grammar in Lark's notation, whose rule `start` is the text (RequestError over 1 MB)."""
+        """Return a grammar in Lark's notation, whose rule `start` is the whole text.
+
+        Raises:
+            RequestError: The grammar is larger than 1 MB.
+        """
         return cls("lark", source)
 
 
 def _checked(schema: str) -> str:
-    """Return the text of a schema, where it is one."""
+    """Return the text of a JSON schema; raise RequestError where it is no JSON object."""
     try:
-        found = json.loads(schema) if len(schema) <= MAX_SOURCE_BYTES else {}  # the size is Grammar's to refuse
+        found = json.loads(schema) if len(schema) <= MAX_SOURCE_BYTES else {}  # Grammar refuses a larger one
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema is no JSON: {error}") from error
     if not isinstance(found, dict):
@@ -98,11 +106,23 @@ def _checked(schema: str) -> str:
 
 
 def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None, *, close: bool = False) -> Grammar | None:
-    """Return what a request asks to keep to (RequestError where it asks for two things, or to close nothing)."""
+    """Return the grammar that a request's options name, None for none.
+
+    Args:
+        grammar: The option of that name.
+        json_schema: The option of that name.
+        close: The option json_close.
+
+    Raises:
+        RequestError: Both a grammar and a schema are given, or close without either, or a value of a wrong type.
+    """
     if not isinstance(close, bool):
         raise OptionError("json_close", close, "it must be True or False")
     if close and grammar is None and json_schema is None:
-        raise RequestError(f"{argument('json_close')} needs a JSON schema or a grammar beside it")
+        raise RequestError(
+            f"{argument('json_close')} needs a JSON schema or a grammar, found neither; give one, or leave "
+            f"{argument('json_close')} out"
+        )
     if grammar is not None and not isinstance(grammar, Grammar):
         raise RequestError(
             f"{argument('grammar')} is a {type(grammar).__name__}; it must be a Grammar: make one by "
@@ -112,33 +132,40 @@ def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None, *, c
         return grammar
     if grammar is not None:
         raise RequestError(
-            f"{argument('grammar')} and {argument('json_schema')} are both given; a text keeps to one of them"
+            f"both {argument('grammar')} and {argument('json_schema')} are given; a text keeps to one grammar: leave one "
+            "of them out"
         )
     return Grammar.json_schema(json_schema)
 
 
 class GrammarCompiler(Protocol):
-    """Compiles grammars for the vocabulary of one model. May be called from one thread at a time."""
+    """Compiles grammars for the vocabulary of one model; called from one thread at a time."""
 
     def compile(self, grammar: Grammar) -> GrammarState:
-        """Return the place before the first token.
+        """Return the grammar's state before the first token.
 
         Raises:
-            RequestError: The grammar is invalid, uses what is not supported, or is too large.
+            RequestError: The grammar is invalid, too large, or uses something that is not supported.
         """
 
 
 class GrammarCompilerFactory(Protocol):
-    """What an entry point of `edgedec.grammars` names; RuntimeUnavailableError where its library is missing.
+    """What an entry point of `edgedec.grammars` names."""
 
-    `n_bytes` is the most memory that compiled grammars may take, and as much again each text that keeps to one.
-    """
+    def __call__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> GrammarCompiler:
+        """Return a compiler for a tokenizer's vocabulary.
 
-    def __call__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> GrammarCompiler: ...
+        Args:
+            tokenizer: The model's.
+            n_bytes: The most memory of the compiled grammars; each text that keeps to one may take as much again.
+
+        Raises:
+            RuntimeUnavailableError: The plug-in's library is missing.
+        """
 
 
 class Grammars:
-    """Opens grammars for one model; what that takes of the vocabulary is built for the first one, and kept."""
+    """Opens grammars for one model; tables of the vocabulary are built for the first grammar and kept."""
 
     def __init__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> None:
         self._tokenizer = tokenizer
@@ -151,14 +178,14 @@ class Grammars:
         """Compile a grammar for one generation.
 
         Args:
-            grammar: What the text keeps to.
+            grammar: The grammar that the text keeps to.
             bias: The request's logit bias; no text is closed by a token that it rules out.
-            close: Whether the text is to be whole when its tokens are used up.
+            close: Whether the text must be whole when its tokens are used up.
 
         Raises:
             RequestError: As GrammarCompiler.compile.
-            RuntimeUnavailableError: The library that does it is missing.
-            PluginError: No plug-in does it.
+            RuntimeUnavailableError: The plug-in's library is missing.
+            PluginError: The plug-in does not import.
         """
         state = self._compiled(grammar)
         if not close:
@@ -169,6 +196,7 @@ class Grammars:
             return ClosingConstraint(state, self._closing_tokens, bias)
 
     def _compiled(self, grammar: Grammar) -> GrammarState:
+        """Return a compiled grammar's state before the first token."""
         with self._lock:
             if self._compiler is None:
                 name = next(iter(plugins.plugins(plugins.GRAMMARS)))

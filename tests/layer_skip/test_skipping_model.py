@@ -212,7 +212,7 @@ def test_wishes_that_are_refused(path: Path, tmp_path: Path) -> None:
     ):
         edgedec.load(path, runtime="cpu", layer_skip=SKIP, cache_dir=tmp_path)
     for draft in ("skip", "suffix+exit"):
-        with pytest.raises(RequestError, match="drafts with a part of the layers"):
+        with pytest.raises(RequestError, match="runs a part of the layers"):
             opened(path, tmp_path, draft=draft)
     run_here("run", path, "x", "--runtime", "cpu", "--layer-skip", "1.4").failed(40, "never measured")
 
