@@ -5,7 +5,7 @@
     with edgedec.load("model.gguf") as model:
         print(model.generate("The capital of France is", max_tokens=20).text)
 
-Importing this package is cheap: everything below is imported when it is first used.
+Importing this package is cheap: each name below is imported when it is first used.
 """
 
 from importlib import import_module

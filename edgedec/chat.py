@@ -1,4 +1,4 @@
-"""Chats: messages to a prompt by the model's own template, and what to leave out when they no longer fit."""
+"""Chats: the contract of a chat template, and which messages to leave out when a chat no longer fits the context."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate(Protocol):
-    """Renders messages to the text a model was trained on. Made by a factory (`edgedec.templates`)."""
+    """Renders messages to the form of prompt that a model was trained on; made by a factory (`edgedec.templates`)."""
 
     def render(
         self,
@@ -21,10 +21,16 @@ class ChatTemplate(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         cancel: CancelToken | None = None,
     ) -> str:
-        """Return the prompt text; `tools` are what the model may call, in OpenAI's form; `cancel` ends the rendering.
+        """Return the text of the prompt.
+
+        Args:
+            messages: The chat, oldest message first.
+            add_generation_prompt: Whether the prompt ends with the beginning of the assistant's next message.
+            tools: The functions that the model may call, in OpenAI's form; None for no tools.
+            cancel: Ends the rendering.
 
         Raises:
-            CancelledError: It was cancelled.
+            CancelledError: The rendering was cancelled.
             TemplateError: The template fails, runs without end or reaches outside its sandbox.
             RequestError: A message or a tool is malformed.
         """
@@ -33,7 +39,8 @@ class ChatTemplate(Protocol):
 class ChatTemplateFactory(Protocol):
     """What an entry point of `edgedec.templates` names."""
 
-    def __call__(self, source: str, *, bos_token: str, eos_token: str) -> ChatTemplate: ...
+    def __call__(self, source: str, *, bos_token: str, eos_token: str) -> ChatTemplate:
+        """Return the template of a model: `source` is its text, and the tokens' texts are what it may insert."""
 
 
 def drop_oldest_turns(
@@ -41,13 +48,18 @@ def drop_oldest_turns(
 ) -> tuple[list[Message], int]:
     """Leave out the oldest turns until the chat fits in `n_max` tokens.
 
-    System messages stay, and so does the last message; what is left begins with a user's message.
+    System messages and the last message stay. Behind the system messages, the chat then begins with a user's message.
+
+    Args:
+        messages: The chat, oldest message first.
+        n_tokens: Returns how many tokens the prompt of some messages has.
+        n_max: Most tokens of the prompt.
 
     Returns:
-        The messages left, and how many were left out.
+        The messages that stay, and how many were left out.
 
     Raises:
-        PromptTooLongError: The last message alone does not fit.
+        PromptTooLongError: The last message with the system messages does not fit.
 
     >>> chat = [{"role": r, "content": r} for r in ("system", "user", "assistant", "user")]
     >>> drop_oldest_turns(chat, len, 3)
@@ -58,8 +70,8 @@ def drop_oldest_turns(
         droppable = [i for i, message in enumerate(kept[:-1]) if message.get("role") != "system"]
         if not droppable:
             raise PromptTooLongError(
-                f"the last message takes at least {counted(n, 'token')} where the context leaves room for {n_max}; "
-                f"shorten it, or load the model with a longer context"
+                f"the last message takes at least {counted(n, 'token')}, but the context has room for {n_max}; "
+                "shorten it, or load the model with a longer context"
             )
         start = droppable[0]
         del kept[start]

@@ -141,8 +141,8 @@ class ClosingConstraint(Constraint):
             longer = self._found(_WIDE, (), n_tokens + _N_BEYOND)
             least = f"found takes {len(longer)}" if longer is not None else f"takes over {n_tokens + _N_BEYOND}"
             raise RequestError(
-                f"{argument('json_close')} must have room for a whole text: the shortest text {least} tokens, found room "
-                f"for {n_tokens}; allow more with {argument('max_tokens')}, or a longer context"
+                f"{argument('json_close')} must have room for a whole text: the shortest text {least} tokens, found "
+                f"room for {n_tokens}; allow more with {argument('max_tokens')}, or a longer context"
             )
         self._end = end
 

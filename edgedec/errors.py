@@ -1,31 +1,31 @@
-"""Every error edgedec raises on purpose.
+"""Every error that edgedec raises on purpose.
 
 EdgedecError
-├── ModelError                 the model file or directory cannot be used
-│   ├── ModelNotFoundError     nothing answers to that name or path
-│   ├── ModelFormatError       the file is damaged, truncated or not what its name says
+├── ModelError                 the model file or folder cannot be used
+│   ├── ModelNotFoundError     there is no model of that name or path
+│   ├── ModelFormatError       the file is damaged, truncated or of another format than expected
 │   └── UnsupportedModelError  a sound file that this runtime, or edgedec, does not run
 ├── PullError                  a model could not be fetched, checked or stored
-│   └── OfflineError           it would have needed the network, which was ruled out
+│   └── OfflineError           the network would have been needed, but was ruled out
 ├── RuntimeUnavailableError    a runtime, device or library is absent or the wrong version
 ├── PluginError                a plug-in is missing, does not import or breaks its contract
-├── RequestError               the caller asked for something that cannot be done
+├── RequestError               the request itself cannot be served
 │   ├── OptionError            an option has a value that is out of range or not known
 │   ├── PromptTooLongError     the prompt does not fit the context
-│   ├── ContextFullError       the context is full in the middle of a generation
+│   ├── ContextFullError       the context is full before the generation is finished
 │   ├── TemplateError          the chat template fails, loops or reaches outside its sandbox
-│   ├── BusyError              this thread is already in the middle of a generation
-│   └── CutTextError           a text that keeps to a grammar was cut before it was whole (the command line's)
+│   ├── BusyError              this thread is in the middle of another generation on the model
+│   └── CutTextError           a text that keeps to a grammar was cut before it was whole (on the command line)
 ├── MemoryCapError             the plan is over the memory allowed, or the system refused memory
-├── CapabilityError            the runtime says it cannot do this (trees, layers, fork, ...)
-├── SessionError               a session is used after close, out of order, or after a fork()
+├── CapabilityError            the runtime declares that it cannot do this (trees, layers, fork, ...)
+├── SessionError               a session is used after close, out of order, or in a forked child process
 ├── CancelledError             the caller cancelled
 ├── ConformanceError           a runtime or drafter breaks a contract of the conformance suite
 └── StorageError               no space, no permission, or another failure of the disk
 
-The message says what was found, what was expected and what to do. `exit_code` is what the command
-line returns for it: stable, listed in docs/cli.md. It is at most 125, but for CancelledError's,
-which is the one that shells know for Ctrl-C.
+An error's message says what was found, what was expected and what to do. `exit_code` is the exit status of the command
+line after the error; the codes are stable and listed in docs/cli.md. They are at most 125, except CancelledError's,
+which is the shells' own for Ctrl-C.
 """
 
 from collections.abc import Mapping
@@ -62,19 +62,19 @@ class EdgedecError(Exception):
 
 
 class ModelError(EdgedecError):
-    """The model file or directory cannot be used."""
+    """The model file or folder cannot be used."""
 
     exit_code = 10
 
 
 class ModelNotFoundError(ModelError):
-    """No path, catalogue entry or cached file answers to the name given."""
+    """No path, catalogue entry or cached file has the given name."""
 
     exit_code = 11
 
 
 class ModelFormatError(ModelError):
-    """The file is damaged, truncated or not of the format expected."""
+    """The file is damaged, truncated or of another format than expected."""
 
     exit_code = 12
 
@@ -92,7 +92,7 @@ class PullError(EdgedecError):
 
 
 class OfflineError(PullError):
-    """The network would have been needed, and was ruled out."""
+    """The network would have been needed, but was ruled out."""
 
     exit_code = 21
 
@@ -162,13 +162,13 @@ class CutTextError(RequestError):
 
 
 class MemoryCapError(EdgedecError):
-    """The plan is over the memory allowed, or the system refused the memory."""
+    """The plan is over the memory allowed, or the system refused memory."""
 
     exit_code = 50
 
 
 class CapabilityError(EdgedecError):
-    """The runtime declares that it cannot do what was asked."""
+    """The runtime declares that it cannot do what was requested."""
 
     exit_code = 51
 

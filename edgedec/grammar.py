@@ -132,8 +132,8 @@ def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None, *, c
         return grammar
     if grammar is not None:
         raise RequestError(
-            f"both {argument('grammar')} and {argument('json_schema')} are given; a text keeps to one grammar: leave one "
-            "of them out"
+            f"both {argument('grammar')} and {argument('json_schema')} are given; a text keeps to one grammar: leave "
+            "one of them out"
         )
     return Grammar.json_schema(json_schema)
 

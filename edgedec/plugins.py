@@ -1,7 +1,8 @@
-"""Plug-ins by entry point: runtimes, drafters, resolvers, templates, grammars; ours by the same door as all others.
+"""Plug-ins by entry point: runtimes, drafters, resolvers, templates, folders, grammars; edgedec's own like all others.
 
-Ours are listed here too, so that they are found where package metadata is absent (frozen applications, a checkout
-on the path). A plug-in that fails to import is a line in `edgedec doctor`, never fatal.
+edgedec's own plug-ins are listed here too, so that they are found where package metadata is absent (in frozen
+applications, or with a checkout on the path). A plug-in that does not import is a line in `edgedec doctor`; others go
+on working.
 """
 
 import importlib
@@ -47,13 +48,13 @@ _BUILT_IN = {
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plug-in that may or may not import.
+    """An installed plug-in, which may or may not import.
 
     Attributes:
         group: One of RUNTIMES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS.
-        name: What users call it.
-        target: "module:attribute".
-        package: The distribution it comes from, with its version; DISTRIBUTION for ours.
+        name: The name by which users choose the plug-in.
+        target: The object that it is, as "module:attribute".
+        package: The distribution that it comes from, with its version; DISTRIBUTION for edgedec's own.
     """
 
     group: str
@@ -62,7 +63,7 @@ class Plugin:
     package: str
 
     def load(self) -> Any:
-        """Import it and return the object named.
+        """Import the target's module and return the target.
 
         Raises:
             PluginError: The import fails, for whatever reason.
@@ -84,7 +85,7 @@ GROUPS = tuple(_BUILT_IN)
 
 
 def plugins(group: str) -> dict[str, Plugin]:
-    """Return the plug-ins of a group by name, ours first; a name of ours can't be taken over."""
+    """Return the installed plug-ins of a group by name, edgedec's own first; no other package can take their names."""
     found = {name: Plugin(group, name, target, DISTRIBUTION) for name, target in _BUILT_IN[group].items()}
     for entry in metadata.entry_points(group=group):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown package"
@@ -93,15 +94,15 @@ def plugins(group: str) -> dict[str, Plugin]:
 
 
 def is_own(group: str, name: str) -> bool:
-    """Return whether the plug-in of that name is ours; no other package's can take the name."""
+    """Return whether the plug-in of that name is edgedec's own."""
     return name in _BUILT_IN[group]
 
 
 def load_plugin(group: str, name: str) -> Any:
-    """Return the object that the named plug-in of a group is.
+    """Import the plug-in of that name and return the object that it names.
 
     Raises:
-        PluginError: There is none of that name, or it does not import.
+        PluginError: The group has no plug-in of that name, or the plug-in does not import.
     """
     found = plugins(group)
     if name not in found:

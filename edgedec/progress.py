@@ -1,7 +1,7 @@
-"""Progress of long work and the means to stop it.
+"""The progress of long work, and a way to stop it.
 
-Both are plain: progress is a callback that gets a value, cancellation is a flag that long work looks at
-between two pieces. Neither prints, and neither installs a signal handler.
+Progress is a callback that gets a value; cancellation is a flag that long work looks at between two pieces. Neither
+prints anything, and neither installs a signal handler.
 """
 
 import threading
@@ -17,11 +17,11 @@ class Progress:
     """One report of a long piece of work.
 
     Attributes:
-        phase: What is being done, for a person ("download", "verify", "load", "measuring", "prefill").
+        phase: The kind of work, for a person ("download", "verify", "load", "measuring", "prefill").
         done: Units finished.
-        total: Units in all, or None where it is not known. The last report of a phase has done == total.
+        total: Units in all, or None where that is not known. The last report of a phase has done == total.
         unit: What is counted: "bytes", "tokens" or "%"; empty where nothing can be counted.
-        detail: The thing worked on, such as a file name; may be empty.
+        detail: What is worked on, such as a file name; may be empty.
     """
 
     phase: str
@@ -44,7 +44,7 @@ def report_progress(
 
 @contextmanager
 def stage(on_progress: OnProgress | None, phase: str, detail: str = "") -> Iterator[None]:
-    """Report that the work of the block begins, and that it is over: for work in which nothing can be counted."""
+    """Report the beginning and the end of the block, whose work can't be counted."""
     report_progress(on_progress, phase, 0, None, "", detail)
     try:
         yield
@@ -53,16 +53,16 @@ def stage(on_progress: OnProgress | None, phase: str, detail: str = "") -> Itera
 
 
 class CancelToken:
-    """A flag that one thread sets and long work in another looks at."""
+    """A flag that one thread sets and that long work in another thread looks at."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may cancel, in the thread that holds it
+        self._lock = threading.RLock()  # reentrant, as a signal handler may cancel in the thread that holds the lock
         self._cancelled = False
         self._callbacks: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
         """Ask the work to stop at the next opportunity, from any thread, any number of times."""
-        with self._lock:  # so that no block of calling() ends, and something else begins, before its callback has
+        with self._lock:  # so that no block of calling() ends before its callback returns
             self._cancelled = True
             for callback in list(self._callbacks):
                 callback()
@@ -73,13 +73,13 @@ class CancelToken:
         return self._cancelled
 
     def check(self, what: str) -> None:
-        """Raise CancelledError when cancel() was called; `what` names the work for the message."""
+        """Raise CancelledError if cancel() was called; `what` names the work in the message."""
         if self._cancelled:
             raise CancelledError(f"{what}: cancelled")
 
     @contextmanager
     def calling(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Also call `callback` when cancel() is called inside the block (it wakes work that does not look)."""
+        """Call `callback` if cancel() is called inside the block; it wakes work that does not look at the flag."""
         with self._lock:
             self._callbacks.append(callback)
         try:

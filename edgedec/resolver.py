@@ -1,7 +1,7 @@
-"""From what a user types (a path, a catalogue name, hf:owner/repo, ollama:name) to a file on disk.
+"""The contract of a resolver: from what a user types (a catalogue name, hf:owner/repo, ollama:name) to a file on disk.
 
-Resolvers are plug-ins (entry point group `edgedec.resolvers`); ours lives in edgedec_models. An existing path
-always wins and needs no resolver.
+Resolvers are plug-ins (entry point group `edgedec.resolvers`); edgedec's own is in edgedec_models. An existing path is
+used as it is, without a resolver.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from edgedec.progress import CancelToken, OnProgress
 
 @dataclass(frozen=True, slots=True)
 class ResolveOptions:
-    """How a model may be looked up and fetched.
+    """How a resolver may look a model up and fetch it.
 
     Attributes:
         cache_dir: Root of edgedec's cache; None for the platform's default.
         offline: Never touch the network; raise OfflineError where it would be needed.
-        on_progress: Called with the progress of downloads; from the calling thread.
-        cancel: Stops a download; what was fetched so far is kept for resuming.
+        on_progress: Called with the progress of downloads, from the calling thread.
+        cancel: Stops a download; the part that was fetched is kept for resuming.
     """
 
     cache_dir: Path | None = None
@@ -29,12 +29,12 @@ class ResolveOptions:
 
 
 class Resolver(Protocol):
-    """Turn a model name into the path of a local file, fetching it where allowed."""
+    """Turns a model name into the path of a local file, and fetches the file where that is allowed."""
 
     def __call__(self, name: str, options: ResolveOptions) -> Path | None:
-        """Return the file for `name`, or None when the name is not of a kind this resolver knows.
+        """Return the file of `name`, or None where the name is of no kind that this resolver knows.
 
         Raises:
-            ModelNotFoundError: The name is of this resolver's kind, but nothing answers to it.
-            PullError, OfflineError, StorageError, CancelledError: Fetching it failed.
+            ModelNotFoundError: The name is of this resolver's kind, but there is no model of that name.
+            PullError, OfflineError, StorageError, CancelledError: Fetching the file failed.
         """

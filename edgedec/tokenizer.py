@@ -1,11 +1,11 @@
-"""What a tokenizer is. Implementations belong to the runtimes and are the model's own."""
+"""The contract of a tokenizer; the runtimes implement it by the model's own vocabulary."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Pure: may be called from any thread while the model is loaded."""
+    """Turns text into token ids and back. Its methods may be called from any thread while the model is loaded."""
 
     @property
     def n_vocab(self) -> int:
@@ -13,32 +13,35 @@ class Tokenizer(Protocol):
 
     @property
     def bos_token(self) -> str:
-        """Text of the token that begins a sequence, or an empty string; chat templates ask for it."""
+        """Text of the token that begins a sequence, for chat templates; empty where there is none."""
 
     @property
     def eos_token(self) -> str:
-        """Text of the token that ends a sequence, or an empty string; chat templates ask for it."""
+        """Text of the token that ends a sequence, for chat templates; empty where there is none."""
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
     ) -> list[int]:
         """Return the token ids of `text`.
 
-        `add_special` puts the tokens around it that the model expects (such as BOS); `parse_special` reads
-        spelled-out control tokens ("<|im_end|>") as such, which is for chat templates, not for users' text. With `most`
-        the rest of a text that takes more tokens need not be looked at: more than `most` ids are returned, of its
-        beginning.
+        Args:
+            text: The text.
+            add_special: Whether to add the tokens that the model expects around a text, such as BOS.
+            parse_special: Whether to read spelled-out control tokens ("<|im_end|>") as such: for chat templates, never
+                for users' text.
+            most: Where the text takes more tokens, return only those of its beginning, but more than `most`, so that
+                the rest need not be tokenized; None for all.
         """
 
     def least_tokens(self, text: str) -> int:
-        """Return a number of tokens that `text` takes at the least, found without tokenizing it; 0 says nothing.
+        """Return a lower bound of the tokens that `text` takes, found without tokenizing it; 0 is always right.
 
-        Prompts that can't fit are refused by it, as to tokenize a long text takes much time and memory. So it must
-        never be more than `encode` returns, whatever its flags.
+        Prompts that can't fit are refused by this bound, as tokenizing a long text takes much time and memory. So it
+        must never exceed the number of ids that `encode` returns, whatever its flags.
         """
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes a token adds to the text; control tokens add none. A character may span tokens."""
+        """Return the bytes that a token adds to the text, none for a control token; a character may span tokens."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of the ids, with U+FFFD where the bytes are not UTF-8."""

@@ -1,4 +1,4 @@
-"""Prompt lookup: propose what followed the last time that the text's last few tokens stood in it.
+"""Prompt lookup: propose the tokens behind the last earlier place where the text's last few tokens stand.
 
 Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding.
 """
@@ -12,7 +12,7 @@ LONGEST_MATCH = 4
 
 
 class Lookup:
-    """A drafter: made for one generation, told of every step."""
+    """A drafter, made for one generation: it proposes tokens, and learns the outcome of every step."""
 
     needs = DrafterNeeds()
 
