@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from edgedec.layer_skip.layer_sets import Half, left_out
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, ModelCard, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import ItemSession
+from edgedec.sessions.item_session import OuterSession
 from edgedec.tokenizer import Tokenizer
 
 
@@ -78,8 +78,8 @@ class LossyModel:
 
     def _inner_item(self, item: ForwardItem) -> ForwardItem:
         """Return the item for the whole model's session, through this set of layers."""
-        session = item.session
-        if not isinstance(session, LossySession) or session.model is not self:
+        session: Any = item.session
+        if session.model is not self:
             raise SessionError(
                 "a forward was given a session of another model; it takes sessions that this model opened"
             )
@@ -107,7 +107,7 @@ class LossyModel:
         self.close()
 
 
-class LossySession(ItemSession):
+class LossySession(OuterSession):
     """Implements edgedec.model.Session: the runtime's session, with the model's set of layers in every forward.
 
     Attributes:
@@ -115,31 +115,13 @@ class LossySession(ItemSession):
     """
 
     def __init__(self, model: LossyModel, inner: Session) -> None:
+        super().__init__(inner)
         self._model = model
-        self.inner = inner
 
     @property
     def model(self) -> LossyModel:
         """The model this session belongs to."""
         return self._model
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens that the session can hold."""
-        return self.inner.n_ctx
-
-    def exact_rows(self, n_past: int) -> int | None:
-        """Return what the whole model's session returns."""
-        return self.inner.exact_rows(n_past)
-
-    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
-        """Return what the whole model's session returns."""
-        return self.inner.has_exact_rows(n_past, n_rows)
-
-    @property
-    def n_cached(self) -> int:
-        """Tokens in the KV cache, counted along the prefix."""
-        return self.inner.n_cached
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate an item through the model's set of layers; see Session.forward."""
@@ -155,13 +137,13 @@ class LossySession(ItemSession):
             on_progress=on_progress,
         )
 
-    def keep(self, rows: NDArray[np.int32]) -> None:
-        """Keep the path `rows` of the last tree and drop its other rows."""
-        self.inner.keep(rows)
-
     def fork(self) -> "LossySession":
         """Open a second session that shares this one's cached prefix."""
         return LossySession(self._model, self.inner.fork())
+
+    def open(self, n_ctx: int) -> "LossySession":
+        """Open an empty session of the same model."""
+        return self._model.session(n_ctx)
 
     def save(self) -> bytes:
         """Return the cached KV as bytes, marked with the set of layers that made it."""
@@ -178,14 +160,6 @@ class LossySession(ItemSession):
     @property
     def _mark(self) -> bytes:
         return self._model.card.fingerprint.encode()
-
-    def cancel(self) -> None:
-        """Stop the forward that is running, from any thread; without one, nothing happens."""
-        self.inner.cancel()
-
-    def close(self) -> None:
-        """Free the KV cache; calling it again does nothing."""
-        self.inner.close()
 
 
 def variant(out: Sequence[Half]) -> str:
