@@ -1,1 +1,1 @@
-"""Catalogue of models, and how they are fetched, verified and cached."""
+"""Names of models, and how their files are fetched, verified and cached."""

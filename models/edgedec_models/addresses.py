@@ -1,4 +1,4 @@
-"""URLs: without their passwords, their checksum, and where the cache keeps what they name."""
+"""URLs: how to show them, the checksum in them, the local file or the file of the cache that they stand for."""
 
 import hashlib
 import re
@@ -20,7 +20,7 @@ def redact(url: str) -> str:
 
 
 def checksum_of(url: str) -> str | None:
-    """Return the SHA-256 in the fragment (#sha256=HEX) of a URL, None where there is none.
+    """Return the SHA-256 in the fragment (#sha256=HEX) of a URL, in lower case; None where there is none.
 
     >>> checksum_of("https://host/a.gguf#sha256=" + "AB" * 32) == "ab" * 32
     True
@@ -30,22 +30,24 @@ def checksum_of(url: str) -> str | None:
 
 
 def local_file(url: str) -> Path:
-    """Return the path that a file:// URL names.
+    """Return the path that a file:// URL stands for.
 
     Raises:
-        ModelNotFoundError: It names another host, or nothing is there.
+        ModelNotFoundError: The URL names another host, or a path that does not exist.
     """
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise ModelNotFoundError(f"{url} names the host {parts.netloc!r}; a local file is file:///, three slashes")
+        raise ModelNotFoundError(
+            f"{url} names the host {parts.netloc!r}, expected none; write a local file as file:///, with three slashes"
+        )
     path = Path(url2pathname(parts.path))
     if not path.is_absolute() or not path.exists():
-        raise ModelNotFoundError(f"{url} names {path}, which does not exist")
+        raise ModelNotFoundError(f"{url} stands for {path}, which does not exist; check the path")
     return path
 
 
 def url_path(url: str, models: Path) -> Path:
-    """Return where the cache holds the file of a URL, without its fragment."""
+    """Return the path of the cache's file for an http or https URL; the URL's fragment is ignored."""
     url = url.partition("#")[0]
     digest = hashlib.sha256(url.encode()).hexdigest()[:16]
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", urlsplit(url).path.rpartition("/")[2]).removesuffix(".gguf").strip("._")

@@ -1,7 +1,7 @@
-"""What is stored: listing models and removing them.
+"""List the models that are stored on this machine, and remove them.
 
-Nothing here turns a name into a path: remove_model deletes files that the listing of the cache found, so a name with
-separators, `..` or links cannot lead anywhere else.
+A name never becomes a path here: remove_model deletes files that it found by listing the cache, so a name with
+separators, `..` or links cannot make it delete other files.
 """
 
 import os
@@ -23,7 +23,7 @@ from edgedec_models.partial import partial_path
 from edgedec_models.record import read_json, read_record, sidecar
 from edgedec_models.storage import size_of, storage_errors
 
-# What else the cache keeps beside FILE.gguf: parts on their way, sidecars, locks, files being written.
+# FILE.gguf and what the cache keeps beside it: partial files, records, locks, files that are being written.
 _COMPANION = re.compile(
     r"(?P<file>.+\.gguf)(?:\.partial|\.part\d+\.whl(?:\.partial)?)?(?:\.json(?:\.[\w-]+\.tmp)?|\.lock)?", re.IGNORECASE
 )
@@ -34,11 +34,11 @@ class CachedModel:
     """A model on this machine.
 
     Attributes:
-        name: What resolves to it.
-        path: Its file, the first shard where it is split; absent while it is incomplete.
-        size_bytes: What it takes on the disk, all shards and parts.
-        origin: Whether the cache holds it or the user's own folder.
-        complete: False when only a part was fetched.
+        name: The name that resolves to it.
+        path: Its file, or its first shard where it is split; the file does not exist while the model is incomplete.
+        size_bytes: Space on the disk, with all shards and partial files.
+        origin: Whether it is in the cache or in the user's own folder.
+        complete: Whether all of it has been fetched.
     """
 
     name: str
@@ -49,7 +49,10 @@ class CachedModel:
 
 
 def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
-    """Return the models of the cache and of EDGEDEC_MODELS, by name; `cache_dir` is the cache's root.
+    """Return the models of the cache, sorted by name, and then those of EDGEDEC_MODELS.
+
+    Args:
+        cache_dir: Root of the cache; None for the default.
 
     Raises:
         StorageError: A folder cannot be read.
@@ -58,12 +61,15 @@ def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
 
 
 def remove_model(name: str, cache_dir: Path | None = None) -> int:
-    """Delete a model, complete or not, from the cache and return the bytes freed; hf:OWNER/REPO deletes all of it.
+    """Delete a model from the cache, complete or not, and return the freed bytes; hf:OWNER/REPO deletes all its models.
+
+    Args:
+        cache_dir: Root of the cache; None for the default.
 
     Raises:
-        ModelNotFoundError: The cache holds nothing of this name; near names are given.
-        PullError: It is being pulled at the moment.
-        StorageError: It cannot be deleted.
+        ModelNotFoundError: The cache holds nothing of this name; the message has similar names.
+        PullError: Another process is fetching it at the moment.
+        StorageError: A file cannot be deleted.
     """
     root = models_folder(cache_dir)
     stored = _stored(cache_dir)
@@ -83,7 +89,7 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
 
 
 def _stored(cache_dir: Path | None) -> list[tuple[CachedModel, list[Path]]]:
-    """Return the models of the cache, each with all its files, by name."""
+    """Return the models of the cache, sorted by name, each with all its files."""
     root = models_folder(cache_dir)
     groups: dict[Path, list[Path]] = {}
     for path in _walk(root):
@@ -118,7 +124,7 @@ def _name_of(path: Path, root: Path) -> str:
 def _matching(
     name: str, stored: list[tuple[CachedModel, list[Path]]], root: Path
 ) -> list[tuple[CachedModel, list[Path]]]:
-    """Return what `name` means among what is stored: a name as listed, a URL, or an hf: name."""
+    """Return the stored models that `name` stands for: a name of the list, a URL, or an hf: name."""
     if found := [pair for pair in stored if pair[0].name == name]:
         return found
     if name.startswith(("http://", "https://")):
@@ -160,7 +166,7 @@ def _own_models() -> list[CachedModel]:
 
 
 def _is_own(path: Path) -> bool:
-    """Tell whether a file of the cache is the user's own, because EDGEDEC_MODELS is a folder of the cache."""
+    """Tell whether a file of the cache is in EDGEDEC_MODELS, which may be a folder of the cache."""
     folder = own_folder()
     return folder is not None and path.parent.resolve() == folder.resolve()
 
@@ -168,13 +174,17 @@ def _is_own(path: Path) -> bool:
 def _not_stored(name: str, known: list[str]) -> str:
     own = next((model for model in _own_models() if model.name == name), None)
     if own is not None:
-        return f"{name!r} is {own.path}, in your own folder (EDGEDEC_MODELS), where edgedec deletes nothing"
+        return (
+            f"{name!r} is {own.path}, in your own folder (EDGEDEC_MODELS), where edgedec deletes nothing; delete the "
+            "file yourself"
+        )
+
     hint = did_you_mean(name, known)
     return f"the cache holds no model {name!r}{hint or '; `edgedec list` shows what it holds'}"
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yield the files below `root`, not following links to folders."""
+    """Yield the files below `root`; links to folders are not followed."""
 
     def fail(error: OSError) -> None:
         raise StorageError(f"cannot list {error.filename}: {error.strerror}") from error
@@ -186,7 +196,9 @@ def _walk(root: Path) -> Iterator[Path]:
 
 def _refuse_outside(path: Path, root: Path) -> None:
     if not path.parent.resolve().is_relative_to(root.resolve()):
-        raise StorageError(f"{path} leads outside the cache {root}; nothing was deleted")
+        raise StorageError(
+            f"{path} leads outside the cache {root} through a link, and nothing was deleted; remove the link"
+        )
 
 
 def _delete(path: Path) -> int:
@@ -197,7 +209,7 @@ def _delete(path: Path) -> int:
 
 
 def _prune(folder: Path, root: Path) -> None:
-    """Remove folders of the cache that hold nothing but a listing of their repository any more."""
+    """Remove `folder` and the folders above it, up to the root, that hold at most a listing of their repository."""
     while folder != root and folder.is_relative_to(root):
         with storage_errors("delete", folder):
             if any(child.name != ".files.json" for child in folder.iterdir()):

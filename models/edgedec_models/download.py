@@ -1,4 +1,4 @@
-"""Fetch one file over HTTP, resuming what an earlier try left, checked before it gets its name."""
+"""Fetch one file over HTTP: resume what an earlier attempt left, and verify the file before it gets its name."""
 
 import re
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ class Remote:
     """A file on a server.
 
     Attributes:
-        url: Where.
-        headers: Sent with each request; Authorization not to another host.
-        advice: What to do when access is refused.
-        magic: The file's first bytes; for a server that sends a page of its own instead.
+        url: The file's URL.
+        headers: Sent with each request; Authorization is not sent to another host after a redirect.
+        advice: What to do when the server refuses access, for the message.
+        magic: The bytes that the file must begin with, since some servers send a page in place of a file.
     """
 
     url: str
@@ -35,30 +35,33 @@ class Remote:
 def download_gguf(
     url: str, wanted: Wanted, options: ResolveOptions, *, headers: Mapping[str, str] | None = None, advice: str = ""
 ) -> str:
-    """Fetch the GGUF at a URL as `wanted` and return its SHA-256; the caller holds the lock of the path.
+    """Fetch the GGUF at a URL as `wanted` and return its SHA-256 (hex); the caller holds the lock of the path.
+
+    Args:
+        headers, advice: As in `Remote`.
 
     Raises:
-        ModelNotFoundError, PullError, StorageError, CancelledError: As download().
+        ModelNotFoundError, PullError, StorageError, CancelledError: As `download`.
     """
     with open_client() as client:
         return download(client, Remote(url, headers or {}, advice, magic=b"GGUF"), wanted, options)
 
 
 def download(client: httpx.Client, remote: Remote, wanted: Wanted, options: ResolveOptions) -> str:
-    """Fetch `remote` as `wanted` and return its SHA-256; the caller holds the lock of the path.
+    """Fetch `remote` as `wanted` and return its SHA-256 (hex); the caller holds the lock of the path.
 
     Raises:
-        ModelNotFoundError: Nothing is there.
+        ModelNotFoundError: The server has no such file.
         PullError: The network or the server fails, or the file is not the one wanted.
-        StorageError: It does not fit or cannot be written.
-        CancelledError: Cancelled; what was fetched stays for resuming.
+        StorageError: The disk has too little room, or cannot be written.
+        CancelledError: `options.cancel` was cancelled; what was fetched is kept for resuming.
     """
     what = f"pull {wanted.name}"
     with Partial(wanted, options) as partial:
         resumed = partial.size_bytes > 0
         retry(lambda: _receive(client, remote, wanted, partial, options), what, options, lambda: partial.size_bytes)
         if resumed and wanted.sha256 not in (None, partial.sha256()):
-            partial.restart()  # what an earlier try left was damaged
+            partial.restart()  # what an earlier attempt left was damaged
             retry(lambda: _receive(client, remote, wanted, partial, options), what, options, lambda: partial.size_bytes)
         head = partial.head(len(remote.magic))
         if head != remote.magic:
@@ -73,24 +76,25 @@ def download(client: httpx.Client, remote: Remote, wanted: Wanted, options: Reso
 def _receive(client: httpx.Client, remote: Remote, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
     """Make one request and append what comes; return when the file is complete."""
     if not (wanted.sha256 or partial.validator) and partial.size_bytes:
-        partial.restart()  # nothing would tell whether the remote file is still the same
+        partial.restart()  # nothing shows whether the remote file is still the same
     if wanted.size_bytes is not None and wanted.size_bytes == partial.size_bytes:
         return
     headers = dict(remote.headers)
     if partial.size_bytes:
         headers["Range"] = f"bytes={partial.size_bytes}-"
-        if partial.validator and not wanted.sha256:  # mirrors have their own; the checksum decides there
+        if partial.validator and not wanted.sha256:  # each mirror has its own validator; the checksum is better
             headers["If-Range"] = partial.validator
     with client.stream("GET", remote.url, headers=headers) as response:
         if response.status_code == 416 and partial.size_bytes:
             if _total_bytes(response, 0) == partial.size_bytes:
                 return
             partial.restart()
-            raise TransientError("the remote file is shorter than what was fetched of it before")
+            raise TransientError("the remote file is shorter than the part that was fetched before")
         check_status(response, f"pull {wanted.name}", remote.advice)
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise PullError(
-                f"pull {wanted.name}: {redact(remote.url)} sends the file compressed, which was not asked for"
+                f"pull {wanted.name}: {redact(remote.url)} sends the file compressed, expected it as it is; try "
+                "another address"
             )
         if response.status_code == 206:
             _check_range(response, partial)
@@ -118,7 +122,9 @@ def _append(response: httpx.Response, wanted: Wanted, partial: Partial, options:
         partial.write(block)
         if total is not None and partial.size_bytes > total:
             partial.restart()
-            raise PullError(f"pull {wanted.name}: more than the {total} bytes announced came; nothing was kept")
+            raise PullError(
+                f"pull {wanted.name}: the server announced {total} bytes and sent more; nothing was kept, try again"
+            )
         report_progress(options.on_progress, "download", partial.size_bytes, total, "bytes", wanted.name)
     if total is not None and partial.size_bytes < total:
         raise TransientError(f"the connection ended after {partial.size_bytes} of {total} bytes")
@@ -128,11 +134,11 @@ def _check_range(response: httpx.Response, partial: Partial) -> None:
     match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     if match is None or int(match[1]) != partial.size_bytes:
         partial.restart()
-        raise TransientError("the server sends another range than was asked for")
+        raise TransientError("the server sends another range than the requested one")
 
 
 def _total_bytes(response: httpx.Response, begin: int) -> int | None:
-    """Return the size of the whole remote file, from Content-Range or Content-Length."""
+    """Return the size of the whole remote file by Content-Range or Content-Length; None where neither says it."""
     if match := re.search(r"/(\d+)$", response.headers.get("Content-Range", "")):
         return int(match[1])
     length = response.headers.get("Content-Length", "")
@@ -140,7 +146,7 @@ def _total_bytes(response: httpx.Response, begin: int) -> int | None:
 
 
 def _validator(response: httpx.Response) -> str:
-    """Return what If-Range may carry: a strong ETag, else the date; "" where there is neither."""
+    """Return what If-Range may carry: a strong ETag, else the date; "" where the response has neither."""
     etag: str = response.headers.get("ETag", "")
     if etag and not etag.startswith("W/"):
         return etag

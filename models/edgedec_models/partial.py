@@ -1,6 +1,6 @@
-"""A file on its way: FILE.partial, which a later try takes up, and FILE.partial.json, which says what it is.
+"""A file that is being fetched: FILE.partial, which a later attempt resumes, and FILE.partial.json, which describes it.
 
-The SHA-256 is computed while writing. FILE itself appears only complete, checked and synced.
+The SHA-256 is computed while writing. FILE itself appears only when it is complete, verified and synced to the disk.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from edgedec_models.storage import (
 )
 from edgedec_models.verify import digest_of
 
-MOST_UNKNOWN_BYTES = 100_000_000_000  # of a file whose size the server does not say
+MOST_UNKNOWN_BYTES = 100_000_000_000  # the most to fetch of a file whose size the server does not give
 ROOM_BYTES = 16 << 20
 
 
@@ -33,16 +33,16 @@ def partial_path(path: Path) -> Path:
 
 
 class Partial:
-    """What has been fetched of a file; a context manager that leaves it for resuming whenever it is left early.
+    """The part of a file that has been fetched; a context manager that keeps it for resuming if the block ends early.
 
     Attributes:
         size_bytes: Bytes that are there.
-        validator: ETag or date of the remote file they belong to; "" when it gave none.
-        n_parts: Complete parts, for a file that comes in parts.
+        validator: ETag or date of the remote file that the bytes belong to; "" where the server gave none.
+        n_parts: Number of complete parts, for a file that comes in parts.
     """
 
     def __init__(self, wanted: Wanted, options: ResolveOptions, *, in_parts: bool = False) -> None:
-        """Prepare; with `in_parts` only complete parts (see checkpoint) are taken up."""
+        """Prepare. With `in_parts` only complete parts (see checkpoint) are resumed."""
         self._wanted = wanted
         self._options = options
         self._identity = wanted.sha256 or wanted.source
@@ -56,10 +56,11 @@ class Partial:
         self.n_parts = 0
 
     def __enter__(self) -> Self:
-        """Open the file and take up what an earlier try left.
+        """Open the file, and resume what an earlier attempt left.
 
         Raises:
-            StorageError, CancelledError.
+            StorageError: The file cannot be opened or read.
+            CancelledError: `options.cancel` was cancelled.
         """
         make_folder(self._path.parent)
         with storage_errors("write", self._path):
@@ -74,13 +75,13 @@ class Partial:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file; what is there stays, unless nothing is."""
+        """Close the file. What is there stays; an empty file is deleted."""
         self._file.close()
         if not self.size_bytes:
             self.discard()
 
     def restart(self, validator: str = "") -> None:
-        """Drop what is there and begin anew with a remote file of this validator."""
+        """Discard what is there, and begin again with a remote file that has this validator."""
         with storage_errors("write", self._path):
             self._file.truncate(0)
         self._digest = hashlib.sha256()
@@ -89,20 +90,20 @@ class Partial:
         self._write_state()
 
     def expect(self, total_bytes: int) -> None:
-        """Check that a file of this size can be completed.
+        """Check that the disk has room for a file of this size.
 
         Raises:
-            StorageError: There is too little space.
+            StorageError: The disk has too little room.
         """
         self._total_bytes = total_bytes
         self._require_space(total_bytes - self.size_bytes)
 
     def make_room(self, n_bytes: int) -> None:
-        """Check that `n_bytes` more of a file of unknown size may come; looked at every ROOM_BYTES.
+        """Check that n_bytes more may come of a file whose size is unknown; the disk is looked at every ROOM_BYTES.
 
         Raises:
-            PullError: It would be larger than any model.
-            StorageError: There is too little space to go on.
+            PullError: The file would be larger than any model.
+            StorageError: The disk has too little room to go on.
         """
         size_bytes = self.size_bytes + n_bytes
         if size_bytes > MOST_UNKNOWN_BYTES:
@@ -119,7 +120,7 @@ class Partial:
         """Append a block.
 
         Raises:
-            StorageError: The disk is full or fails; what was written before stays.
+            StorageError: The disk is full, or fails; what was written before stays.
         """
         rest = memoryview(block)
         with storage_errors("write", self._path):
@@ -134,27 +135,27 @@ class Partial:
         self.size_bytes += len(block)
 
     def checkpoint(self) -> None:
-        """Note that one more part is complete."""
+        """Record that one more part is complete."""
         with storage_errors("write", self._path):
             os.fsync(self._file.fileno())
         self.n_parts += 1
         self._write_state()
 
     def sha256(self) -> str:
-        """Return the SHA-256 of what is there."""
+        """Return the SHA-256 (hex) of what is there."""
         return self._digest.hexdigest()
 
     def head(self, n_bytes: int) -> bytes:
-        """Return the first bytes of what is there."""
+        """Return the first n_bytes of what is there."""
         with storage_errors("read", self._path):
             self._file.seek(0)
             return self._file.read(n_bytes) or b""
 
     def publish(self) -> str:
-        """Give the file its final name and return its SHA-256.
+        """Give the file its final name and return its SHA-256 (hex).
 
         Raises:
-            PullError: It is not the file wanted; it is deleted.
+            PullError: It is not the file wanted, and was deleted.
             StorageError: It cannot be stored.
         """
         wanted, sha256 = self._wanted, self.sha256()
@@ -166,8 +167,8 @@ class Partial:
         if fault:
             self.restart()
             raise PullError(
-                f"{wanted.name} from {wanted.source} is not the file wanted: {fault}; nothing was kept. It was "
-                "damaged on the way (then try again) or changed at its source"
+                f"{wanted.name} from {wanted.source} is not the file wanted: {fault}; nothing was kept. Try "
+                "again if it was damaged on the way; it may also have changed at its source"
             )
         with storage_errors("write", self._path):
             os.fsync(self._file.fileno())

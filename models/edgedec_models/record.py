@@ -1,6 +1,6 @@
-"""What the cache remembers of a file: a sidecar FILE.json, and whether the file is still what it says.
+"""The cache's record of a file: FILE.json beside it, and whether the file still is what its record says.
 
-A file is hashed once; afterwards its size and modification time stand for the hash, so that a start costs nothing.
+A file is hashed once. Afterwards its size and modification time stand for the hash, so that opening it costs nothing.
 """
 
 import json
@@ -13,12 +13,12 @@ class Wanted:
     """A file that should be in the cache.
 
     Attributes:
-        name: What the user calls it, for messages and progress.
-        path: Where it belongs.
+        name: The user's name for it, for messages and progress.
+        path: Its place.
         source: Where it comes from, without credentials.
-        size_bytes: Its size, where known.
-        sha256: Its SHA-256 in lower case hex, where known.
-        licence: Where known.
+        size_bytes: Its size, or None where that is unknown.
+        sha256: Its SHA-256 in lower case hex, or None where that is unknown.
+        licence: Its licence, or "".
     """
 
     name: str
@@ -31,7 +31,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """The sidecar's content; `checked` is when it was written, ISO 8601 in UTC."""
+    """The content of a record; `checked` is when it was written, ISO 8601 in UTC."""
 
     source: str
     sha256: str
@@ -42,12 +42,12 @@ class FileRecord:
 
 
 def sidecar(path: Path) -> Path:
-    """Return where the record of a file is kept."""
+    """Return the path of a file's record."""
     return path.with_name(path.name + ".json")
 
 
 def read_record(path: Path) -> FileRecord | None:
-    """Return what is remembered of a file; None when nothing usable is."""
+    """Return the record of a file; None where there is no valid one."""
     value = read_json(sidecar(path))
     types = {name: int if name in ("size_bytes", "mtime_ns") else str for name in FileRecord.__slots__}
     if any(type(value.get(name)) is not kind for name, kind in types.items()):
@@ -56,7 +56,7 @@ def read_record(path: Path) -> FileRecord | None:
 
 
 def is_recorded(wanted: Wanted) -> bool:
-    """Tell from the sidecar alone whether the file is there, unchanged, and the one wanted."""
+    """Tell by the record alone whether the file is there, unchanged, and the one wanted."""
     try:
         stat = wanted.path.stat()
     except OSError:
@@ -71,7 +71,7 @@ def is_recorded(wanted: Wanted) -> bool:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a small JSON object; empty when the file is absent or is not one, because it only saves work."""
+    """Return the JSON object in a small file; an empty one where the file is missing or invalid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""From a name to a file on this machine: edgedec's resolver, and pull.
+"""From the name of a model to its file on this machine: edgedec's resolver, and pull.
 
-In this order: an existing path; NAME.gguf in EDGEDEC_MODELS; a name of the catalogue or of a file in the cache;
-hf:, ollama:, http://, https:// and file://. This module is imported at each start, so everything that a model that is
-there does not need is imported where it is needed.
+A name is looked up as, in this order: an existing path; NAME.gguf in EDGEDEC_MODELS; a name of the catalogue or of a
+file in the cache; an address with hf:, ollama:, http://, https:// or file://. Every start imports this file, so it
+imports at its top only what a model needs that is in the cache already.
 """
 
 import os
@@ -19,18 +19,18 @@ from edgedec_models.record import Wanted, is_recorded
 if TYPE_CHECKING:
     from edgedec_models.catalogue import Entry
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two characters at least: C: is a drive
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # at least two characters, as C: is a drive
 
 
 def resolve(name: str, options: ResolveOptions) -> Path | None:
-    """Return the file that `name` stands for, fetching it where allowed; None for a kind of name not known here.
+    """Return the file that `name` stands for, and fetch it where that is allowed; None for an unknown kind of name.
 
-    A model that is in the cache is taken as it was when it was stored, whatever the catalogue says by now.
+    A model in the cache is used as it was stored, whatever the catalogue says by now.
 
     Raises:
-        ModelNotFoundError: Nothing answers to the name; the message has near names.
-        ModelFormatError: A file that was put into the cache is not the one the catalogue describes.
-        PullError, OfflineError, StorageError, CancelledError: Fetching it failed.
+        ModelNotFoundError: No model has this name; the message has similar names.
+        ModelFormatError: A file that the user put into the cache is not the one that the catalogue describes.
+        PullError, OfflineError, StorageError, CancelledError: The model could not be fetched.
     """
     if not os.path.exists(name) and is_plain(name):
         own = own_folder()
@@ -41,15 +41,18 @@ def resolve(name: str, options: ResolveOptions) -> Path | None:
 
 
 def pull(name: str, options: ResolveOptions, force: bool = False) -> Path:
-    """Fetch a model unless it is there; with `force` check what is there again, and replace what is not right.
+    """Fetch a model unless it is there, and return its file.
+
+    Args:
+        force: Verify again what is there, and replace what is wrong.
 
     Raises:
-        ModelNotFoundError, ModelFormatError, PullError, OfflineError, StorageError, CancelledError: As resolve().
+        ModelNotFoundError, ModelFormatError, PullError, OfflineError, StorageError, CancelledError: As `resolve`.
     """
     path = _find(name, options, force=force)
     if path is None:
         raise ModelNotFoundError(
-            f"{name!r} is not a kind of name that can be pulled: give a name of the catalogue, hf:OWNER/REPO, "
+            f"{name!r} is not a kind of name that can be pulled; give a name of the catalogue, hf:OWNER/REPO, "
             "ollama:NAME or an https:// address"
         )
     return path
@@ -103,7 +106,7 @@ def _hub(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Pa
     if not force and (path := find_cached(spec, folder)):
         return path
     if reason := offline_reason(options):
-        state = "checking it again needs" if force else f"it is not in the cache {folder} and would have come from"
+        state = "verifying it again needs" if force else f"it is not in the cache {folder}, and comes from"
         raise OfflineError(f"{reason}; {name}: {state} {endpoint()}/{spec.repo_id}")
     return fetch_hub(spec, folder, options, rehash=force)
 
@@ -118,7 +121,7 @@ def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Pat
     if not force and is_recorded(wanted):
         return path
     if reason := offline_reason(options):
-        state = f"the file is not in the cache {path.parent} as it should be and would have been fetched from"
+        state = f"the cache {path.parent} does not hold the right file, which would have been fetched from"
         raise OfflineError(f"{reason}, and {state} {source}")
     from edgedec_models.download import download_gguf
     from edgedec_models.lock import locked
@@ -132,7 +135,7 @@ def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Pat
 def _no_path(name: str) -> str:
     repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) and not name.lower().endswith(".gguf")
     hint = f"; for a repository of the Hugging Face hub write hf:{name}" if repository else ""
-    return f"the path {name!r} does not exist (from {os.getcwd()}){hint}"
+    return f"the path {name!r} does not exist (in {os.getcwd()}){hint}"
 
 
 def _unknown(name: str, catalogue: "dict[str, Entry]", options: ResolveOptions) -> str:
@@ -142,5 +145,5 @@ def _unknown(name: str, catalogue: "dict[str, Entry]", options: ResolveOptions) 
     hint = did_you_mean(name, {*catalogue, *(model.name for model in list_models(options.cache_dir))})
     return (
         f"no model is called {name!r}{hint}{'' if hint else ';'} `edgedec list` shows the names, and a path, "
-        "hf:OWNER/REPO, ollama:NAME or an https:// address work as well"
+        "hf:OWNER/REPO, ollama:NAME or an https:// address work, too"
     )

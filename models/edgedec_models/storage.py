@@ -1,4 +1,4 @@
-"""The disk: free space, atomic writes, and its failures as StorageError."""
+"""The disk: free space, atomic writes, and errors of the system as StorageError."""
 
 import errno
 import json
@@ -11,14 +11,14 @@ from edgedec.errors import StorageError
 from edgedec.storage.whole_file import publish, write_atomically
 
 BLOCK_BYTES = 1 << 20
-MARGIN_BYTES = 16 << 20  # left free, so that a pull does not fill the disk to the last byte
+MARGIN_BYTES = 16 << 20  # stays free, so that a pull does not fill the disk to the last byte
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
 _NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def human_bytes(n_bytes: int) -> str:
-    """Write a size for a person, in powers of ten.
+    """Return a size as a text, in powers of ten.
 
     >>> human_bytes(98_362_432)
     '98.4 MB'
@@ -33,7 +33,7 @@ def human_bytes(n_bytes: int) -> str:
 
 @contextmanager
 def storage_errors(doing: str, path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a StorageError that says what was done to which path and what to do."""
+    """Turn an OSError of the block into a StorageError that says what was done to which path, and what to do."""
     try:
         yield
     except OSError as error:
@@ -41,12 +41,12 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the space that is free to this user on the disk of `folder`."""
+    """Return the space that this user may use on the disk of `folder`."""
     return shutil.disk_usage(folder).free
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, links not followed; 0 where it is gone, as when a pull has just renamed it."""
+    """Return the size of a file in bytes, links not followed; 0 where a pull has just renamed it."""
     try:
         return path.lstat().st_size
     except FileNotFoundError:
@@ -54,16 +54,21 @@ def size_of(path: Path) -> int:
 
 
 def require_space(folder: Path, n_bytes: int, what: str, kept: str = "") -> None:
-    """Check that `n_bytes` more fit into `folder`; `kept` says what stays for a later try.
+    """Check that n_bytes more fit into `folder`.
+
+    Args:
+        what: The work, which begins the message.
+        kept: What stays for a later attempt, which ends the message.
 
     Raises:
-        StorageError: They do not, with what is needed and what is free.
+        StorageError: They do not fit; the message has both sizes.
     """
     with storage_errors("look at the free space of", folder):
         free = free_bytes(folder)
     if free < n_bytes + MARGIN_BYTES:
         raise StorageError(
-            f"{what}: {human_bytes(n_bytes)} more are needed in {folder}, {human_bytes(free)} are free; make room, or "
+            f"{what}: {human_bytes(n_bytes)} more are needed in {folder}, but {human_bytes(free)} are free; make "
+            "room, or "
             f"set EDGEDEC_CACHE to a folder on a larger disk{kept}"
         )
 
@@ -74,30 +79,30 @@ def is_full(error: OSError) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder of the cache and those above it.
+    """Create a folder and those above it.
 
     Raises:
-        StorageError: It cannot be created.
+        StorageError: The folder cannot be created.
     """
     with storage_errors("create the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write a small JSON file so that readers see the old or the new one, never half.
+    """Write a small JSON file so that readers see the old file or the new one, never half of it.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: The file cannot be written.
     """
     with storage_errors("write", path):
         write_atomically(path, json.dumps(value, indent=1).encode())
 
 
 def move_into_place(source: Path, target: Path) -> None:
-    """Give a file that was written and synced its final name, and make the name last.
+    """Give a file that was written and synced its final name, and sync the name.
 
     Raises:
-        StorageError: It cannot be renamed.
+        StorageError: The file cannot be renamed.
     """
     with storage_errors("rename", source):
         publish(source, target)

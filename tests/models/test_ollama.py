@@ -111,5 +111,5 @@ def test_missing_or_truncated_weights_are_reported(folder: Path) -> None:
     with pytest.raises(ModelFormatError, match="have 4 bytes where 5000 were expected"):
         resolve("ollama:x", ResolveOptions())
     blob.unlink()
-    with pytest.raises(ModelNotFoundError, match="are not there"):
+    with pytest.raises(ModelNotFoundError, match="are missing"):
         resolve("ollama:x", ResolveOptions())

@@ -218,7 +218,7 @@ def test_offline_by_environment(monkeypatch: pytest.MonkeyPatch, catalogue: Writ
     with pytest.raises(OfflineError, match=f"{variable} is set"):
         resolve("tiny", ResolveOptions())
     monkeypatch.setenv(variable, "0")
-    with pytest.raises(OfflineError, match="offline was asked for"):
+    with pytest.raises(OfflineError, match="the option offline is set"):
         resolve("tiny", ResolveOptions(offline=True))
 
 

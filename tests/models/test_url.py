@@ -134,7 +134,11 @@ def test_page_instead_of_a_model_is_refused(server: StubServer, root: Path) -> N
 
 @pytest.mark.parametrize(
     ("status", "kind", "words"),
-    [(401, PullError, "access is refused"), (403, PullError, "access"), (404, ModelNotFoundError, "nothing is there")],
+    [
+        (401, PullError, "access is refused"),
+        (403, PullError, "access"),
+        (404, ModelNotFoundError, "the server has no such file"),
+    ],
 )
 def test_refusals_say_what_they_mean(
     server: StubServer, root: Path, status: int, kind: type[Exception], words: str

@@ -120,7 +120,7 @@ def test_a_page_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with (
         client_of({"https://a/x": httpx.Response(200, stream=Endless())}) as client,
-        pytest.raises(PullError, match="https://a/x sends more than 1 MiB of a page"),
+        pytest.raises(PullError, match="https://a/x sends more than 1 MiB, expected a page"),
     ):
         web.get(client, "https://a/x", {}, "look up a", ResolveOptions())
     assert n_sent == 17
