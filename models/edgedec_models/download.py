@@ -68,7 +68,7 @@ def download(client: httpx.Client, remote: Remote, wanted: Wanted, options: Reso
             partial.restart()
             raise PullError(
                 f"{what}: what {redact(remote.url)} sends is not a model: it begins with {head!r} where "
-                f"{remote.magic!r} was expected; nothing was kept. Is this the address of the file itself?"
+                f"{remote.magic!r} was expected; nothing was kept. Give the address of the file itself"
             )
         return partial.publish()
 

@@ -110,8 +110,8 @@ class Partial:
             self.restart()
             raise PullError(
                 f"pull {self._wanted.name}: more than {human_bytes(MOST_UNKNOWN_BYTES)} came, and the server does not "
-                f"say how large the file is; nothing was kept. Is this the address of a model? Where it is, fetch the "
-                f"file by another program and give its path"
+                "say how large the file is; nothing was kept. If this is the address of a model, fetch it with another "
+                "program and pass the path of its file"
             )
         if size_bytes > self._total_bytes:
             self.expect(size_bytes + ROOM_BYTES)

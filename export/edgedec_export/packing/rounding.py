@@ -11,10 +11,8 @@ from edgedec_export.packing.levels import F32
 from edgedec_export.packing.weights import Packed, pack_bits
 
 _LEAST = np.finfo(np.float32).tiny
-_PARTS = {
-    4: np.array([1.0, 0.9], np.float32),
-    8: np.ones(1, np.float32),
-}  # of the distance that spans the range
+# The distances of levels to try, as parts of the distance at which they span a block's range.
+_PARTS = {4: np.array([1.0, 0.9], np.float32), 8: np.ones(1, np.float32)}
 
 
 def round_rows(weights: F32, bits: int, block: int) -> Packed:
