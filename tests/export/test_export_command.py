@@ -1,4 +1,4 @@
-"""The exported folder, what is refused, and that nothing half-written stays; from Python and from the command line."""
+"""Exports to ONNX, from Python and from the command line: the folder, refusals, and that no half-written file stays."""
 
 import errno
 import hashlib
@@ -42,17 +42,17 @@ FILES = ["edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny llama."""
+    """Return a tiny llama."""
     return tiny_llama(tmp_path_factory.mktemp("model") / "Tiny Model.gguf", n_layer=1)
 
 
 def names(folder: Path) -> list[str]:
-    """Return what a folder holds, hidden files as well."""
+    """Return the names in a folder, those of hidden files included."""
     return sorted(path.name for path in folder.iterdir())
 
 
 def test_the_folder_and_its_manifest(model: Path, tmp_path: Path) -> None:
-    """Four files; sizes and hashes are true, and so is what it says of the model."""
+    """An export has four files; the manifest's sizes, hashes and facts of the model are true."""
     folder = export_onnx(model, tmp_path / "out")
     assert names(tmp_path) == ["out"]
     assert names(folder) == FILES
@@ -80,7 +80,7 @@ def test_the_folder_and_its_manifest(model: Path, tmp_path: Path) -> None:
 
 
 def test_two_exports_have_the_same_bytes(tmp_path: Path) -> None:
-    """Every file of them, for a model with matrices of several types."""
+    """Two exports of a model with matrices of several types are equal in every file."""
     path = write_tiny(tmp_path / "m.gguf", Tiny(types=("Q4_K", "Q6_K", "Q8_0"), tied=True))
     first, second = (export_onnx(path, tmp_path / name, quant="balanced") for name in ("first", "second"))
     for name in FILES:
@@ -88,7 +88,7 @@ def test_two_exports_have_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_has_all_metadata_and_no_tensors(tmp_path: Path) -> None:
-    """Every key with its type and value, but those of a split."""
+    """It has every key with its type and value, except keys of a split."""
     metadata = tiny_metadata(Tiny()) | {"split.count": 1, "general.alignment": 64, "general.languages": ["en", "fr"]}
     path = write_gguf(tmp_path / "m.gguf", metadata, tiny_tensors(Tiny()))
     source, found = read_gguf(path), read_gguf(export_onnx(path, tmp_path / "out") / "vocabulary.gguf")
@@ -97,7 +97,7 @@ def test_the_vocabulary_has_all_metadata_and_no_tensors(tmp_path: Path) -> None:
 
 
 def test_arrays_lie_aligned_one_behind_the_other(tmp_path: Path) -> None:
-    """Each at the next multiple of 4,096; a tied head has no bytes of its own."""
+    """Each array begins at the next multiple of 4,096; a tied head takes no bytes of its own."""
     path = write_tiny(tmp_path / "m.gguf", Tiny(types=("Q4_K",), tied=True, n_layer=1))
     folder = export_onnx(path, tmp_path / "out")
     graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
@@ -117,7 +117,10 @@ def test_arrays_lie_aligned_one_behind_the_other(tmp_path: Path) -> None:
 
 
 def test_a_data_file_writes_any_array(tmp_path: Path) -> None:
-    """Little endian, in C order, whatever order and strides it has in memory; the hash is that of the file."""
+    """An array is written little endian and in C order, whatever its byte order and strides in memory are.
+
+    The hash is that of the file.
+    """
     array = np.arange(6, dtype=">i4").reshape(2, 3).T
     with DataFile(tmp_path / "data") as data:
         assert data.append(np.zeros(3, np.uint8)).offset == 0
@@ -129,7 +132,7 @@ def test_a_data_file_writes_any_array(tmp_path: Path) -> None:
 
 
 def test_progress_ends_with_all_bytes(model: Path, tmp_path: Path) -> None:
-    """It grows, and its last report is that of the whole model."""
+    """Progress grows, and the last report counts the whole model."""
     seen: list[Progress] = []
     export_onnx(model, tmp_path / "out", on_progress=seen.append)
     done = [progress.done for progress in seen]
@@ -138,7 +141,7 @@ def test_progress_ends_with_all_bytes(model: Path, tmp_path: Path) -> None:
 
 
 def test_cancelling_leaves_nothing(model: Path, tmp_path: Path) -> None:
-    """In the middle of it, and an earlier export stays as it is."""
+    """An export that is cancelled leaves no files, and an earlier export as it is."""
     kept = export_onnx(model, tmp_path / "out")
     before = {name: (kept / name).read_bytes() for name in FILES}
     cancel = CancelToken()
@@ -160,7 +163,7 @@ def test_cancelling_leaves_nothing(model: Path, tmp_path: Path) -> None:
 def test_a_failing_disk_leaves_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str
 ) -> None:
-    """Whatever the system says when the third array is written."""
+    """An error of the system while the third array is written leaves no files."""
     append, calls = DataFile.append, []
 
     def failing(self: DataFile, array: Any) -> Any:
@@ -177,7 +180,7 @@ def test_a_failing_disk_leaves_nothing(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions of folders are a matter of POSIX")
 def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
-    """It is named, and what to do."""
+    """The error names the folder and says what to do."""
     closed = tmp_path / "closed"
     closed.mkdir(0o555)
     with (
@@ -189,7 +192,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
 
 
 def test_what_is_there_stays(model: Path, tmp_path: Path) -> None:
-    """A file, a folder of something else, and an export without force; a link to an export is none."""
+    """A file, another folder, an export without force and a link to an export are not replaced."""
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     export_onnx(model, tmp_path / "export")
@@ -203,7 +206,7 @@ def test_what_is_there_stays(model: Path, tmp_path: Path) -> None:
 
 
 def test_force_replaces_an_export(model: Path, tmp_path: Path) -> None:
-    """All of it, with whatever else lay in the folder."""
+    """With force an export is replaced, and so are other files in its folder."""
     out = export_onnx(model, tmp_path / "out")
     (out / "report.md").write_text("old")
     export_onnx(model, out, quant="small", force=True)
@@ -214,7 +217,7 @@ def test_force_replaces_an_export(model: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
-    """Architectures, keys, tensors and types that it does not know; nothing is made."""
+    """Architectures, keys, tensors and types that the cpu runtime does not know are refused; nothing is written."""
     tensors, metadata = tiny_tensors(Tiny()), tiny_metadata(Tiny())
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("the architecture is 'mamba'", {"general.architecture": "mamba"}, {}),
@@ -231,7 +234,7 @@ def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
-    """No file, no GGUF, a missing tensor, a vector that holds NaN."""
+    """A missing file, a text, a missing tensor and a vector with NaN are refused."""
     with pytest.raises(ModelNotFoundError, match="there is no such file"):
         export_onnx(tmp_path / "none.gguf", tmp_path / "out")
     (tmp_path / "text.gguf").write_text("hello")
@@ -249,7 +252,7 @@ def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_onnx_the_extra_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is read or made."""
+    """Without the package onnx, the error names the extra before anything is read or written."""
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(RuntimeUnavailableError, match=r'pip install "onnx>=1.17"'):
         export_onnx(model, tmp_path / "out")
@@ -257,7 +260,7 @@ def test_without_onnx_the_extra_is_named(model: Path, tmp_path: Path, monkeypatc
 
 
 def test_the_command_says_where_the_export_is(model: Path, tmp_path: Path) -> None:
-    """On standard error; standard output is empty."""
+    """The command prints the folder on standard error, and nothing on standard output."""
     result = run_here("export", model, "--out", tmp_path / "out", "--no-report")
     assert (result.code, result.out) == (0, b""), result
     assert result.err.splitlines()[-1].startswith(f"{tmp_path / 'out'}: ")
@@ -265,7 +268,7 @@ def test_the_command_says_where_the_export_is(model: Path, tmp_path: Path) -> No
 
 
 def test_the_commands_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The manifest, and where the folder is: without --out it is named after the model, and lies here."""
+    """--json prints the manifest and the folder; without --out that is named after the model, in the current folder."""
     path = write_tiny(tmp_path / "gemma.gguf", ARCHITECTURES["gemma3"])
     monkeypatch.chdir(tmp_path)
     result = run_here("export", path, "--quant", "balanced", "--no-report", "--json", "--quiet")
@@ -276,7 +279,7 @@ def test_the_commands_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_report(tmp_path: Path) -> None:
-    """Figures against the source; exact weights differ by roundings of activations only."""
+    """The report compares with the source; exact weights differ only by the rounding of activations."""
     path = write_tiny(tmp_path / "m.gguf", Tiny(types=("Q4_0",)))
     result = run_here("export", path, "-o", tmp_path / "out")
     assert (result.code, result.out) == (0, b""), result
@@ -298,7 +301,7 @@ def test_the_report(tmp_path: Path) -> None:
 def test_an_export_that_can_not_be_measured_is_complete(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What failed in the other process is said; the export stays, without a report."""
+    """If measuring fails in its process, the error is printed, and the export stays without a report."""
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     result = run_here("export", model, "-o", tmp_path / "out")
     assert result.code == 0
@@ -308,7 +311,7 @@ def test_an_export_that_can_not_be_measured_is_complete(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_an_interrupt_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle of the weights."""
+    """Ctrl-C while the weights are written leaves no files."""
     append, cancel, seen = DataFile.append, CancelToken.cancel, threading.Event()
 
     def note(token: CancelToken) -> None:
@@ -332,7 +335,7 @@ def test_an_interrupt_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_the_command_refuses(model: Path, tmp_path: Path) -> None:
-    """Values that it does not know, with the exit codes of their errors."""
+    """Unknown values of options end with the exit codes of their errors."""
     run_here("export", model, "--to", "tflite").failed(RequestError.exit_code, "--to is 'tflite'", "onnx")
     out = str(tmp_path / "out")
     run_here("export", model, "-o", out, "--quant", "best").failed(
@@ -342,7 +345,7 @@ def test_the_command_refuses(model: Path, tmp_path: Path) -> None:
 
 
 def test_info_of_an_export(model: Path, tmp_path: Path) -> None:
-    """The source's facts, the folder's own size and kind; a manifest that is none is refused by name."""
+    """`edgedec info` shows the source's facts, the folder's size and its kind; it refuses a wrong manifest by name."""
     folder = export_onnx(model, tmp_path / "out")
     result = run_here("info", folder, "--json")
     assert (result.code, result.err) == (0, "")
@@ -357,7 +360,7 @@ def test_info_of_an_export(model: Path, tmp_path: Path) -> None:
 
 
 def test_options_of_another_kind_of_export_are_refused(model: Path, tmp_path: Path) -> None:
-    """--target npu has no --quant, a GGUF no --target; an unknown target is named."""
+    """--quant with --target npu, --target with a GGUF, and an unknown target are refused."""
     for args, words in (
         (("--target", "gpu"), "must be cpu or npu"),
         (("--target", "npu", "--quant", "small"), "are for --target cpu"),

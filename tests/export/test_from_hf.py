@@ -1,8 +1,8 @@
-"""Checkpoints of Hugging Face become GGUFs that compute what transformers defines, with the same tokens.
+"""Hugging Face checkpoints become GGUFs that compute what transformers defines, with the same tokens.
 
-Bounds are on the root mean square of the differences over the spread of the logits: the cpu runtime keeps keys and
-values as float16, llama.cpp computes attention in it and multiplies BF16 matrices in BF16. A wrong order of rows or a
-forgotten norm is of the size 1.
+Bounds are on the root mean square of the differences divided by the spread of the logits: the cpu runtime keeps keys
+and values in float16, llama.cpp computes attention in it and multiplies BF16 matrices in BF16. A wrong order of rows or
+a missing norm gives differences of about 1.
 """
 
 import json
@@ -63,7 +63,7 @@ def logits(runtime: Runtime, path: Path) -> NDArray[np.float64]:
 
 
 def distance(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
-    """Return the root mean square of the differences over that of the expected values around their mean."""
+    """Return the root mean square of the differences divided by the spread of the expected values."""
     return float(np.sqrt(np.square(found - expected).mean() / expected.var()))
 
 
@@ -81,7 +81,7 @@ def changed(folder: Path, file: str, change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_logits_are_those_of_transformers_definition(tmp_path: Path, name: str) -> None:
-    """On the cpu runtime and on llama.cpp, for every architecture, dtype and form of the names."""
+    """The cpu runtime and llama.cpp give them for every architecture, dtype and form of the names."""
     tiny = CHECKPOINTS[name]
     weights = write_checkpoint(tmp_path / "hf", tiny)
     path = convert(tmp_path / "hf", tmp_path / "m.gguf")
@@ -91,7 +91,10 @@ def test_logits_are_those_of_transformers_definition(tmp_path: Path, name: str) 
 
 
 def test_newer_configurations_mean_the_same(tmp_path: Path) -> None:
-    """transformers 5 writes rope_parameters, per kind of layer for gemma3, and layer_types; the file is the same."""
+    """The form that transformers 5 writes gives the same file.
+
+    It has rope_parameters, for gemma3 one per kind of layer, and layer_types.
+    """
     for name in ("llama3", "gemma3"):
         tiny, folder = CHECKPOINTS[name], tmp_path / name
         write_checkpoint(folder, tiny)
@@ -110,7 +113,7 @@ def test_newer_configurations_mean_the_same(tmp_path: Path) -> None:
 
 
 def test_types_are_kept_or_asked_for(tmp_path: Path) -> None:
-    """Matrices have the checkpoint's type or the one asked for, vectors F32; Q8_0 is within its rounding."""
+    """Matrices keep their type or get the given one, vectors become F32; Q8_0 stays within its rounding."""
     write_checkpoint(tmp_path / "hf", CHECKPOINTS["llama-bf16"])
     expected = {"KEEP": "BF16", "f32": "F32", "F16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
     file_types = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7}
@@ -123,7 +126,7 @@ def test_types_are_kept_or_asked_for(tmp_path: Path) -> None:
 
 
 def test_numbers_are_rounded_as_gguf_rounds_them() -> None:
-    """Bytes of Q8_0, F16 and BF16 equal those of the gguf package, for blocks of zeros, ties and all sizes."""
+    """Q8_0, F16 and BF16 equal the gguf package's bytes, for zeros, ties and numbers of all sizes."""
     gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(0)
     values = rng.standard_normal((64, 96)).astype(np.float32) * np.logspace(-6, 4, 64, dtype=np.float32)[:, None]
@@ -139,7 +142,7 @@ def test_numbers_are_rounded_as_gguf_rounds_them() -> None:
 
 
 def test_names_are_those_of_gguf(tmp_path: Path) -> None:
-    """The table of names agrees with the gguf package's, for every tensor of every architecture."""
+    """The names of tensors agree with the gguf package's, for every tensor of every architecture."""
     gguf = pytest.importorskip("gguf")
     for architecture, names in LAYER_NAMES.items():
         model = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -150,7 +153,7 @@ def test_names_are_those_of_gguf(tmp_path: Path) -> None:
 
 
 def test_byte_level_tokens(tmp_path: Path) -> None:
-    """Merges, added tokens and BOS are as in tokenizer.json, and llama.cpp's tokenizer of the file agrees with ours."""
+    """Merges, added tokens and BOS are those of tokenizer.json; llama.cpp's tokenizer of the file agrees with ours."""
     gguf = converted(tmp_path)
     tokenizer = open_tokenizer(gguf)
     o, r, d = (ord(letter) for letter in "ord")
@@ -168,7 +171,7 @@ def test_byte_level_tokens(tmp_path: Path) -> None:
 
 
 def test_sentencepiece_tokens(tmp_path: Path) -> None:
-    """Merges become scores: the same pairs are joined first, unknown characters fall back to bytes."""
+    """Merges become scores: the same pairs are merged first, and unknown characters become bytes."""
     write_sentencepiece(tmp_path / "hf", sentencepiece_tokenizer())
     gguf = read_gguf(convert(tmp_path / "hf", tmp_path / "m.gguf"))
     tokenizer = open_tokenizer(gguf)
@@ -180,7 +183,7 @@ def test_sentencepiece_tokens(tmp_path: Path) -> None:
 
 
 def test_merges_that_are_no_sentencepiece_are_refused(tmp_path: Path) -> None:
-    """A missing pair, or pairs of one token apart from each other, would be joined in another order."""
+    """Merges with a missing pair, or with pairs of one token apart, would be applied in another order."""
     tokenizer = sentencepiece_tokenizer()
     merges = tokenizer["model"]["merges"]
     for wrong, reason in (
@@ -194,7 +197,7 @@ def test_merges_that_are_no_sentencepiece_are_refused(tmp_path: Path) -> None:
 
 
 def write_sentencepiece(folder: Path, tokenizer: dict[str, Any]) -> None:
-    """Write a checkpoint with such a tokenizer."""
+    """Write a checkpoint with a SentencePiece tokenizer that has these merges."""
     write_checkpoint(folder, replace(CHECKPOINTS["gemma3"], n_layer=1, n_vocab=269))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>"}))
@@ -212,7 +215,7 @@ def write_sentencepiece(folder: Path, tokenizer: dict[str, Any]) -> None:
     ],
 )
 def test_what_a_gguf_could_not_say_is_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
-    """By the name of the switch and its value; nothing is written."""
+    """The error names the setting and its value, and nothing is written."""
     with pytest.raises(UnsupportedModelError, match=reason):
         converted(tmp_path, **config)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
@@ -228,7 +231,7 @@ def test_what_a_gguf_could_not_say_is_refused(tmp_path: Path, config: dict[str, 
     ],
 )
 def test_other_gemmas_are_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
-    """Those whose layers, scale of attention or logits llama.cpp would take for gemma 3's."""
+    """A gemma whose layers, attention scale or logits differ from what llama.cpp assumes is refused."""
     with pytest.raises(UnsupportedModelError, match=reason):
         converted(tmp_path, CHECKPOINTS["gemma3"], **config)
 
@@ -247,7 +250,7 @@ def test_other_gemmas_are_refused(tmp_path: Path, config: dict[str, Any], reason
 def test_rules_of_tokenizers_that_llamacpp_lacks_are_refused(
     tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
-    """By name."""
+    """The error names the rule."""
     write_checkpoint(tmp_path / "hf", TinyHF())
     changed(tmp_path / "hf", "tokenizer.json", change)
     with pytest.raises(UnsupportedModelError, match=reason):
@@ -255,7 +258,7 @@ def test_rules_of_tokenizers_that_llamacpp_lacks_are_refused(
 
 
 def test_pre_tokenizers_of_known_models_have_their_names() -> None:
-    """Steps in a sequence or alone; a digit more in an expression is another expression."""
+    """Steps may be in a sequence or alone; one digit more makes an expression unknown."""
     words = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     digits = {"type": "Digits", "individual_digits": True}
     assert pre_tokenizer_name(words) == "gpt-2"
@@ -271,7 +274,7 @@ def test_pre_tokenizers_of_known_models_have_their_names() -> None:
 
 
 def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    """An existing name is refused unless forced; an unknown type, a missing or torn file leave nothing behind."""
+    """An existing file, an unknown type, a missing or a truncated file are errors that leave no files."""
     write_checkpoint(tmp_path / "hf", TinyHF())
     out = tmp_path / "m.gguf"
     convert(tmp_path / "hf", out)
@@ -302,7 +305,7 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 def test_fuzzed_settings_are_converted_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Any value in any place of the JSON files: a GGUF, or an error of ours."""
+    """Any value at any place of the JSON files gives a GGUF or an EdgedecError."""
     folder = tmp_path_factory.getbasetemp() / "fuzzed"
     if data.draw(st.booleans()):
         write_sentencepiece(folder, sentencepiece_tokenizer())

@@ -1,4 +1,4 @@
-"""The environment of optimum is made once, whole or not at all, and programs that run in it can be ended."""
+"""optimum's environment is made once, completely or not at all, and programs that run in it can be ended."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from edgedec_export.optimum.environment import (
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip looks for packages in, and nowhere else; it holds two tiny ones, which are wanted."""
+    """Return the only folder in which pip looks for packages; it holds the two tiny packages to install."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for variable, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(folder)), ("CONFIG_FILE", os.devnull)):
@@ -39,7 +39,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_wheel(folder: Path, name: str, version: str) -> None:
-    """Write a package of one module, which knows its version."""
+    """Write a package with one module, which knows its version."""
     about = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"version = {version!r}\n",
@@ -53,7 +53,7 @@ def write_wheel(folder: Path, name: str, version: str) -> None:
 
 
 def test_it_is_made_once_and_listed(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The packages are in it; the second time nothing is fetched; `edgedec cache` lists and deletes it."""
+    """The environment has the packages; nothing is fetched twice; `edgedec cache` lists and deletes it."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("EDGEDEC_CACHE", str(cache))
     folder, seen, log = environment_folder(cache), list[Progress](), tmp_path / "log"
@@ -81,7 +81,7 @@ def test_it_is_made_once_and_listed(wheels: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_what_another_release_left_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what was not finished."""
+    """Environments of other releases, and incomplete ones, are deleted."""
     monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path))
     old = environments_folder(tmp_path) / "0123"
     old.mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_what_another_release_left_is_pruned(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_can_not_be_fetched_leaves_nothing(wheels: Path, tmp_path: Path) -> None:
-    """pip's last words are said, and the next time it begins anew."""
+    """The error has pip's last line, and the next attempt starts from nothing."""
     (wheels / "tinyoptimum-2.0-py3-none-any.whl").unlink()
     folder = tmp_path / "cache" / "environment"
     with pytest.raises(RuntimeUnavailableError, match=r"No matching distribution found for tinyoptimum==2.0"):
@@ -102,7 +102,7 @@ def test_what_can_not_be_fetched_leaves_nothing(wheels: Path, tmp_path: Path) ->
 
 
 def test_making_it_can_be_cancelled(wheels: Path, tmp_path: Path) -> None:
-    """Nothing stays."""
+    """Cancelling leaves no files."""
     folder, token = tmp_path / "cache" / "environment", CancelToken()
     with pytest.raises(CancelledError, match="making the environment of optimum: cancelled"):
         ensure_environment(folder, on_progress=lambda _: token.cancel(), cancel=token)
@@ -110,14 +110,14 @@ def test_making_it_can_be_cancelled(wheels: Path, tmp_path: Path) -> None:
 
 
 def test_a_frozen_application_says_that_it_can_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no interpreter to make an environment with."""
+    """A frozen application has no interpreter to make an environment with, and says so."""
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     with pytest.raises(RuntimeUnavailableError, match="a frozen application"):
         ensure_environment(tmp_path / "environment")
 
 
 def test_a_program_runs_to_its_end(tmp_path: Path) -> None:
-    """Its status comes back, and its output is in the log, behind what was there."""
+    """Its exit status is returned, and its output is appended to the log."""
     log = tmp_path / "log"
     log.write_text("before\n")
     code = "import sys; print('out'); print('last', file=sys.stderr); print(); sys.exit(3)"
@@ -130,13 +130,13 @@ def test_a_program_runs_to_its_end(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="select() takes sockets only there")
 def test_a_program_sees_that_its_parent_is_there(tmp_path: Path) -> None:
-    """Its standard input is open as long as it runs, and no terminal."""
+    """A program's standard input is a pipe that is open as long as its parent runs."""
     code = "import sys, select; print(select.select([sys.stdin], [], [], 0.2)[0], sys.stdin.isatty())"
     assert run_child([sys.executable, "-c", code], tmp_path / "log", what="it") == 0
     assert last_line(tmp_path / "log") == "[] False"
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """By its name."""
+    """The error names a program that does not exist."""
     with pytest.raises(StorageError, match="no-such-program: the program cannot be started"):
         run_child([tmp_path / "no-such-program"], tmp_path / "log", what="it")

@@ -1,4 +1,4 @@
-"""A foreign graph gets the form of our exports: one file of data, every value as it was, and none from elsewhere."""
+"""A graph of optimum gets the form of our exports: one data file, every value unchanged, no data from elsewhere."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ rewrite_graph = pytest.importorskip("edgedec_export.optimum.graph", reason=_WITH
 
 
 def saved(folder: Path, model: Any, **options: Any) -> Path:
-    """Save a graph, and return where."""
+    """Save a graph and return its path."""
     (folder / "source").mkdir()
     path = folder / "source" / "model.onnx"
     onnx.save(model, path, **options)
@@ -28,7 +28,7 @@ def saved(folder: Path, model: Any, **options: Any) -> Path:
 
 
 def with_a_constant(values: Any) -> Any:
-    """Return a counting graph with a Constant of these values in a branch of an If."""
+    """Return a counting graph that has a Constant with these values in a branch of an If."""
     model = counting_graph()
     constant = onnx.helper.make_node("Constant", [], ["c"], value=onnx.numpy_helper.from_array(values, "c"))
     out = onnx.helper.make_tensor_value_info("c", onnx.TensorProto.FLOAT, None)
@@ -40,7 +40,7 @@ def with_a_constant(values: Any) -> Any:
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_every_value_stays(tmp_path: Path, outside: bool) -> None:
-    """Weights inside the graph or in files beside it; the large ones lie in the one file, constants in the graph."""
+    """Weights in the graph or in files beside it keep their values; large ones go to the data file."""
     values = np.arange(1000, dtype=np.float32)
     options = {"save_as_external_data": True, "size_threshold": 100, "convert_attribute": True} if outside else {}
     source = saved(tmp_path, with_a_constant(values), **options)
@@ -65,7 +65,7 @@ def test_every_value_stays(tmp_path: Path, outside: bool) -> None:
 
 
 def test_what_can_not_be_kept_is_refused(tmp_path: Path) -> None:
-    """A graph without a KV cache, text among the weights, no graph at all, and data from another folder."""
+    """A graph without a KV cache, text weights, a missing graph and data from another folder are refused."""
     (tmp_path / "out").mkdir()
     model = counting_graph()
     del model.graph.input[2:]
@@ -84,7 +84,7 @@ def test_what_can_not_be_kept_is_refused(tmp_path: Path) -> None:
 
 
 def test_it_can_be_cancelled(tmp_path: Path) -> None:
-    """Between two tensors."""
+    """Rewriting can be cancelled between two tensors."""
     (tmp_path / "out").mkdir()
     token = CancelToken()
     with pytest.raises(CancelledError, match="writing the weights"):

@@ -1,9 +1,9 @@
-"""optimum and torch themselves: tiny checkpoints of architectures that we have no code for, exported and run.
+"""Tiny checkpoints of architectures without code of ours are exported by the real optimum and torch, and run.
 
     EDGEDEC_OPTIMUM=1 pytest tests/export/test_optimum_itself.py
 
-The packages are installed into the user's cache, where `edgedec export --via optimum` finds them again. Without the
-variable nothing here is run.
+The packages are installed into the user's cache, where `edgedec export --via optimum` finds them. Without the variable
+these tests are skipped.
 """
 
 import json
@@ -53,7 +53,7 @@ numpy.save(logits, found.numpy())
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folder of a checkpoint, and torch's logits."""
+    """Return the folder of a checkpoint, and torch's logits."""
     folder = tmp_path_factory.mktemp("optimum")
     checkpoint = folder / f"tiny-{request.param}"
     spread = {"initializer_range": 0.2, "init_std": 0.2}  # weights that make texts differ
@@ -66,13 +66,13 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def exported(made: tuple[Path, Path]) -> Path:
-    """The export of that checkpoint."""
+    """Return the export of that checkpoint."""
     checkpoint, _ = made
     return export_via_optimum(checkpoint, checkpoint.with_name("exported"), environment=ENVIRONMENT)
 
 
 def test_logits_are_torchs(made: tuple[Path, Path], exported: Path) -> None:
-    """In a prefill, in chains and in steps, to a thousandth."""
+    """Logits of a prefill, of chains and of single steps agree with torch to a thousandth."""
     expected = np.load(made[1])
     with load(exported, n_ctx=400) as model:
         session = model.session(400)
@@ -86,12 +86,12 @@ def test_logits_are_torchs(made: tuple[Path, Path], exported: Path) -> None:
 
 
 def test_it_conforms(exported: Path) -> None:
-    """Rows have the bits of single steps as far as is claimed, among the other checks."""
+    """The export passes the conformance checks, among them equal bits of rows as far as claimed."""
     raise_failures(check_runtime(lambda: load(exported)))
 
 
 def test_drafts_leave_the_text_as_it_is(exported: Path) -> None:
-    """In strict numerics the tokens are plain decoding's, and chains are drafted."""
+    """In strict numerics chains are drafted, and the tokens are those of plain decoding."""
     for temperature in (0.0, 0.9):
         texts = []
         for drafter in ("off", "suffix", "recycling+trigram"):
@@ -104,7 +104,7 @@ def test_drafts_leave_the_text_as_it_is(exported: Path) -> None:
 
 
 def test_rows_have_the_bits_of_steps(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """So that drafting is of use; what was found is printed."""
+    """Rows of a forward have the bits of single steps, without which drafting is of no use."""
     with load(exported, n_ctx=400) as model:
         assert isinstance(model, ForeignModel)
         found = model.batch_invariant
@@ -116,7 +116,7 @@ def test_rows_have_the_bits_of_steps(exported: Path, capsys: pytest.CaptureFixtu
 def test_weights_in_files_of_their_own(
     made: tuple[Path, Path], exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What optimum writes beside a large graph comes to the same export."""
+    """A large graph, whose weights optimum writes to files beside it, gives the same export."""
     monkeypatch.setenv("FORCE_ONNX_EXTERNAL_DATA", "1")
     folder = export_via_optimum(made[0], tmp_path / "out", environment=ENVIRONMENT)
     assert (folder / DATA).read_bytes() == (exported / DATA).read_bytes()

@@ -1,4 +1,4 @@
-"""Packed matrices, and the graphs that compute with them, have the weights of the GGUF, each with ==."""
+"""Packed matrices, and the graphs that compute with them, have exactly the weights of the GGUF."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,12 +42,12 @@ def model(path: Path, kind: str, data: bytes) -> GGUF:
 
 
 def weights(matrix: Matrix) -> F32:
-    """Return what a matrix stands for."""
+    """Return the weights of a matrix, float32[n_out, n_in]."""
     return dequantize(matrix) if isinstance(matrix, Packed) else matrix
 
 
 def looked_up(gguf: GGUF) -> F32:
-    """Return the embedding matrix as the cpu runtime dequantizes it: a hidden state that no layer has touched."""
+    """Return the embedding matrix as the cpu runtime dequantizes it: hidden states that no layer has changed."""
     none = LayerSet.of(TINY.n_layer, [])
     with Cpu().load(gguf.paths[0], LoadOptions()) as loaded:
         session = loaded.session(N_OUT)
@@ -58,13 +58,13 @@ def looked_up(gguf: GGUF) -> F32:
 
 
 def half_bytes(values: NDArray[np.float64]) -> U8:
-    """Return numbers in half precision, uint8[n, 2]."""
+    """Return numbers in half precision as uint8[n, 2]."""
     with np.errstate(over="ignore"):
         return values.astype("<f2").view(np.uint8).reshape(-1, 2)
 
 
 def extreme_blocks(kind: str, rng: np.random.Generator) -> bytes:
-    """Return random blocks whose scales and minimums are of any size, in any proportion, and sometimes 0."""
+    """Return random blocks whose scales and minimums have any size and proportion, and are sometimes 0."""
     layout = GGMLType[kind]
     blocks = rng.integers(0, 256, (N_IN * N_OUT // layout.block_size, layout.block_bytes), dtype=np.uint8)
     for at in HALVES.get(kind, (0,)):
@@ -75,14 +75,14 @@ def extreme_blocks(kind: str, rng: np.random.Generator) -> bytes:
 
 @pytest.mark.parametrize("kind", TILE_TYPES)
 def test_packed_weights_are_the_files(kind: str, tmp_path: Path) -> None:
-    """The weights of random blocks are those that the cpu runtime reads from them."""
+    """The weights of random blocks are those that the cpu runtime reads."""
     gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(1)))
     np.testing.assert_array_equal(weights(pack_exact(gguf, EMBEDDING)), looked_up(gguf))
 
 
 @pytest.mark.parametrize("kind", TILE_TYPES)
 def test_random_bytes_keep_their_values(kind: str, tmp_path: Path) -> None:
-    """So do blocks of random bytes, where some scales are infinite or no number."""
+    """Blocks of random bytes, in which some scales are infinite or NaN, keep their weights."""
     data = np.random.default_rng(2).integers(0, 256, N_OUT * N_IN * 4, dtype=np.uint8)
     layout = GGMLType[kind]
     gguf = model(tmp_path, kind, data[: N_OUT * N_IN // layout.block_size * layout.block_bytes].tobytes())
@@ -91,7 +91,7 @@ def test_random_bytes_keep_their_values(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [name for name in TILE_TYPES if name.startswith("Q")])
 def test_scales_and_minimums_of_any_size_keep_their_values(kind: str, tmp_path: Path) -> None:
-    """So do blocks whose minimums are far smaller or larger than their scales, where no zero point is near."""
+    """Weights stay equal where minimums are far from scales, and no zero point is near."""
     gguf = model(tmp_path, kind, extreme_blocks(kind, np.random.default_rng(3)))
     np.testing.assert_array_equal(weights(pack_exact(gguf, EMBEDDING)), looked_up(gguf))
 
@@ -104,7 +104,7 @@ def test_scales_and_minimums_of_any_size_keep_their_values(kind: str, tmp_path: 
     ],
 )
 def test_layouts(kind: str, bits: int, block: int, n_zero_points: int, bits_per_weight: float, tmp_path: Path) -> None:
-    """Every type has the shapes that the operators' documentation gives, and the bytes that are reckoned with."""
+    """Every type has the shapes of the operators' documentation, and the bits per weight that we state."""
     gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(1)))
     packed = pack_exact(gguf, EMBEDDING)
     assert isinstance(packed, Packed)
@@ -118,7 +118,7 @@ def test_layouts(kind: str, bits: int, block: int, n_zero_points: int, bits_per_
 
 @pytest.mark.parametrize("kind", WITH_MINIMUMS)
 def test_what_is_left_of_minimums_is_less_than_a_scale(kind: str, tmp_path: Path) -> None:
-    """Zero points take what they can of the minimums of a usual matrix, so that rounded inputs meet centred weights."""
+    """Zero points absorb what they can of usual minimums, so that rounded inputs meet centred weights."""
     gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(1)))
     packed = pack_exact(gguf, EMBEDDING)
     assert isinstance(packed, Packed)
@@ -128,7 +128,7 @@ def test_what_is_left_of_minimums_is_less_than_a_scale(kind: str, tmp_path: Path
 
 
 def test_pieces_make_the_matrix_that_one_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix in pieces of 7 rows is the one packed at once."""
+    """A matrix that is packed in pieces of 7 rows equals one that is packed at once."""
     for kind in ("Q4_K", "Q6_K", "F16"):
         gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(1)))
         whole = weights(pack_exact(gguf, EMBEDDING))
@@ -139,7 +139,7 @@ def test_pieces_make_the_matrix_that_one_makes(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_bits_come_back(bits: int) -> None:
-    """Unpacked is what was packed, and zeros to the end of the last byte."""
+    """Unpacking gives what was packed, and zeros to the end of the last byte."""
     values = np.random.default_rng(0).integers(0, 2**bits, (3, 7), dtype=np.uint8)
     unpacked = unpack_bits(pack_bits(values, bits), bits)
     np.testing.assert_array_equal(unpacked[:, :7], values)
@@ -186,7 +186,7 @@ def random_inputs() -> F32:
 
 @pytest.mark.parametrize("kind", TILE_TYPES)
 def test_graphs_compute_with_the_files_weights(nodes: Any, kind: str, tmp_path: Path) -> None:
-    """Looked-up rows are the weights with ==; products, in float32, are numpy's up to the order of additions."""
+    """Looked-up rows equal the weights; products in float32 are numpy's up to the order of additions."""
     gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(5)))
     matrix, x, ids = pack_exact(gguf, EMBEDDING), random_inputs(), np.array([[0, N_OUT - 1, 7, 7]])
     emitted = [nodes.linear_nodes("t", "x", matrix, accuracy_level=1), nodes.gather_nodes("t", "ids", matrix)]
@@ -200,7 +200,7 @@ def test_graphs_compute_with_the_files_weights(nodes: Any, kind: str, tmp_path: 
 
 @pytest.mark.parametrize("n_in", [256, 512, 576])
 def test_graphs_take_minimums_that_are_quantized_themselves(nodes: Any, n_in: int) -> None:
-    """Their blocks need not be full: 8, 16 and 18 minimums of a row in blocks of 16."""
+    """Blocks of minimums may be partly filled: 8, 16 and 18 minimums of a row in blocks of 16."""
     rng = np.random.default_rng(6)
     packed = round_rows(rng.standard_normal((40, n_in)).astype(np.float32), 4, 32)
     minimums = round_rows(rng.standard_normal((40, n_in // 32)).astype(np.float32), 8, 16)
@@ -217,7 +217,7 @@ def test_graphs_take_minimums_that_are_quantized_themselves(nodes: Any, n_in: in
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0"])
 def test_rounded_inputs_cost_one_percent(nodes: Any, kind: str, tmp_path: Path) -> None:
-    """With inputs in 8 bits (the default) products differ by about 0.5 % of their spread, whatever the type."""
+    """With inputs in 8 bits, the default, products differ by about 0.5 % of their spread in every type."""
     gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(5)))
     matrix, x = pack_exact(gguf, EMBEDDING), random_inputs()
     (y,) = run([nodes.linear_nodes("t", "x", matrix)], {"x": x})
@@ -226,7 +226,7 @@ def test_rounded_inputs_cost_one_percent(nodes: Any, kind: str, tmp_path: Path) 
 
 
 def test_two_views_share_one_array(nodes: Any, tmp_path: Path) -> None:
-    """The look-up's numbers are those of the product in another shape, at the same address."""
+    """The numbers for the look-up are those for the product in another shape, at the same address."""
     gguf = model(tmp_path, "Q6_K", random_blocks("Q6_K", N_OUT, N_IN, np.random.default_rng(5)))
     matrix = pack_exact(gguf, EMBEDDING)
     _, for_product, _ = nodes.linear_nodes("t", "x", matrix)
@@ -237,7 +237,7 @@ def test_two_views_share_one_array(nodes: Any, tmp_path: Path) -> None:
 
 
 def test_sums_of_blocks_are_computed_once(nodes: Any, tmp_path: Path) -> None:
-    """Matrices that share a dict share the sums of their input's blocks, and give what they give alone."""
+    """Matrices with a common dict share the sums of their input's blocks, and their results do not change."""
     gguf = model(tmp_path, "Q4_K", random_blocks("Q4_K", N_OUT, N_IN, np.random.default_rng(5)))
     matrix, x = pack_exact(gguf, EMBEDDING), random_inputs()
     sums: dict[tuple[str, int], str] = {}
@@ -254,14 +254,14 @@ def test_sums_of_blocks_are_computed_once(nodes: Any, tmp_path: Path) -> None:
 
 
 def test_types_without_a_layout_are_refused(tmp_path: Path) -> None:
-    """The message names the tensor, its type and those that can be packed."""
+    """The message names the tensor, its type and the types that can be packed."""
     path = write_gguf(tmp_path / "m.gguf", {}, {"a": RawTensor(GGMLType.Q2_K, (256, 2), bytes(168))})
     with pytest.raises(UnsupportedModelError, match=r"tensor 'a' is Q2_K, .*Q4_K.*; export another quantization"):
         pack_exact(read_gguf(path), "a")
 
 
 def test_what_is_no_matrix_is_refused(tmp_path: Path) -> None:
-    """Neither an absent tensor nor a vector is packed."""
+    """A missing tensor and a vector are refused."""
     gguf = read_gguf(write_gguf(tmp_path / "m.gguf", {}, {"a": np.zeros(32, np.float32)}))
     with pytest.raises(ModelFormatError, match="expected a matrix 'b', found no such tensor"):
         pack_exact(gguf, "b")
@@ -270,14 +270,14 @@ def test_what_is_no_matrix_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_matrix_larger_than_memory_is_refused() -> None:
-    """The message says how much there is no room for."""
+    """The message says how much memory was needed."""
     piece = round_rows(np.zeros((1, 32), np.float32), 8, 32)
     with pytest.raises(MemoryCapError, match=r"the system has no .* for a packed matrix; close programs"):
         assemble(2**50, iter([(0, piece)]))
 
 
 def test_files_that_change_are_noticed(tmp_path: Path) -> None:
-    """A file that got shorter since its header was read is refused, and so is one that is gone."""
+    """A file that has become shorter since it was opened is refused, and so is a deleted one."""
     path = write_gguf(tmp_path / "m.gguf", {}, {"a": np.zeros((64, 64), np.float32)})
     gguf = read_gguf(path)
     path.write_bytes(path.read_bytes()[:-100])

@@ -1,4 +1,4 @@
-"""The method chosen for a matrix is the cheapest within its bound, and its error is what is measured."""
+"""The method that is chosen for a matrix is the cheapest within its bound, and its error is measured."""
 
 from pathlib import Path
 from typing import Literal
@@ -23,14 +23,14 @@ UP, DOWN = "blk.0.ffn_up.weight", "blk.0.ffn_down.weight"
 
 
 def model(path: Path, **tensors: RawTensor | F32) -> GGUF:
-    """Write a file of these tensors, as blk.0.NAME.weight, and open it."""
+    """Write a file with these tensors, as blk.0.NAME.weight, and open it."""
     return read_gguf(
         write_gguf(path / "m.gguf", {}, {f"blk.0.{name}.weight": tensor for name, tensor in tensors.items()})
     )
 
 
 def normal(n_out: int, n_in: int, seed: int = 0) -> F32:
-    """Return a matrix of normal numbers."""
+    """Return a matrix of normally distributed numbers."""
     return np.random.default_rng(seed).standard_normal((n_out, n_in)).astype(np.float32)
 
 
@@ -40,12 +40,12 @@ def blocks(kind: str, n_out: int = 64, n_in: int = 512) -> RawTensor:
 
 
 def weights_of(matrix: Matrix) -> F32:
-    """Return what a matrix stands for."""
+    """Return the weights of a matrix, float32[n_out, n_in]."""
     return dequantize(matrix) if isinstance(matrix, Packed) else matrix
 
 
 def plainly_rounded(weights: F32, bits: int, block: int) -> F32:
-    """Round to the levels that divide each block's range, and do nothing else."""
+    """Round to levels that span each block's range, without fitting."""
     rows = weights.reshape(-1, block)
     if bits == 8:
         step = np.abs(rows).max(axis=1, keepdims=True) / 127
@@ -60,7 +60,7 @@ def plainly_rounded(weights: F32, bits: int, block: int) -> F32:
 
 @pytest.mark.parametrize(("bits", "block"), ROUNDINGS)
 def test_fitted_scales_are_closer_than_plain_rounding(bits: int, block: int) -> None:
-    """The error is below that of rounding to the levels of the block's range."""
+    """The error is below that of rounding to levels that span the range."""
     weights = normal(64, 512)
     fitted = relative_error(dequantize(round_rows(weights, bits, block)), weights)
     assert fitted < 0.99 * relative_error(plainly_rounded(weights, bits, block), weights)
@@ -80,7 +80,7 @@ def test_layouts(bits: int, block: int, bits_per_weight: float) -> None:
 
 @pytest.mark.parametrize(("bits", "block"), ROUNDINGS)
 def test_weights_on_levels_are_kept(bits: int, block: int) -> None:
-    """A matrix whose blocks are whole numbers that use all levels comes back as it is."""
+    """A matrix whose blocks are integers that use all levels is unchanged."""
     lowest, highest = int(bits == 8), 2**bits - 1
     levels = np.random.default_rng(0).integers(lowest, highest + 1, (8, 4, block))
     levels[..., 0], levels[..., 1] = lowest, highest
@@ -91,7 +91,7 @@ def test_weights_on_levels_are_kept(bits: int, block: int) -> None:
 
 @pytest.mark.parametrize(("bits", "block"), ROUNDINGS)
 def test_blocks_without_a_range(bits: int, block: int) -> None:
-    """Zeros stay zeros, a constant and a single weight keep their value."""
+    """Zeros stay zeros; a constant and a single weight keep their value."""
     weights = np.zeros((4, block), np.float32)
     weights[1], weights[2], weights[3, 5] = 0.3, -0.3, 1e-30
     np.testing.assert_allclose(dequantize(round_rows(weights, bits, block)), weights, rtol=1e-6, atol=0)
@@ -99,7 +99,7 @@ def test_blocks_without_a_range(bits: int, block: int) -> None:
 
 
 def test_a_last_block_is_filled_up() -> None:
-    """Rows of 18 in blocks of 16: the second has 14 zeros that are no weights."""
+    """Rows of 18 in blocks of 16 have 14 zeros at the end of the second block, which are no weights."""
     weights = normal(5, 18)
     packed = round_rows(weights, 8, 16)
     assert (packed.shape, packed.n_unused, packed.data.shape) == ((5, 18), 14, (5, 2, 16))
@@ -108,7 +108,7 @@ def test_a_last_block_is_filled_up() -> None:
 
 
 def test_zero_points_are_whole_levels() -> None:
-    """A block of positive weights has the zero point 0, one of negative weights 15, a symmetric one 8 or 7."""
+    """A block of positive weights has the zero point 0, of negative weights 15, a symmetric one 8 or 7."""
     positive = np.linspace(0, 1, 32, dtype=np.float32)
     packed = round_rows(np.stack((positive, -positive, positive - 0.5)), 4, 32)
     assert packed.zero_points is not None
@@ -119,7 +119,7 @@ def test_zero_points_are_whole_levels() -> None:
 
 @pytest.mark.parametrize("quant", ["balanced", "small"])
 def test_the_bound_of_a_tensor_follows_its_name(quant: Choice) -> None:
-    """Head, embedding, values and the second matrix of a feed-forward block are held closer."""
+    """Head, embedding, attn_v and ffn_down have smaller bounds."""
     rule = RULES[quant]
     assert rule.sensitive < rule.usual
     for name in ("token_embd.weight", "output.weight", "blk.11.attn_v.weight", "blk.0.ffn_down.weight"):
@@ -145,14 +145,14 @@ def test_the_bound_of_a_tensor_follows_its_name(quant: Choice) -> None:
     ],
 )
 def test_what_is_chosen(kind: str, name: str, balanced: str, small: str, tmp_path: Path) -> None:
-    """For random matrices of a type, in a place that is sensitive or not."""
+    """The expected method is chosen for random matrices of each type, in sensitive places and others."""
     gguf = model(tmp_path, **{name: blocks(kind)})
     tensor = gguf.tensors[f"blk.0.{name}.weight"]
     assert (choose(gguf, tensor, "balanced")[0], choose(gguf, tensor, "small")[0]) == (balanced, small)
 
 
 def test_the_lowest_price_within_the_bound_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of normal numbers: 4 bits in long blocks, in short ones, 8 bits, exact, as bound or price get stricter."""
+    """As bound or price get stricter: 4 bits in long blocks, in short ones, 8 bits, exact."""
     gguf = model(tmp_path, ffn_up=normal(64, 512))
     found = []
     for rule in (
@@ -167,7 +167,7 @@ def test_the_lowest_price_within_the_bound_is_chosen(tmp_path: Path, monkeypatch
 
 
 def test_blocks_must_divide_a_row(tmp_path: Path) -> None:
-    """A row of 576 is no multiple of 128: short blocks are the smallest choice."""
+    """576 is no multiple of 128, so for rows of 576 short blocks are the smallest choice."""
     assert list(methods(normal(8, 576))) == ["int4 by 32", "int8 by 32"]
     assert list(methods(normal(8, 512))) == ["int4 by 128", "int4 by 32", "int8 by 32"]
 
@@ -175,7 +175,7 @@ def test_blocks_must_divide_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quant", ["balanced", "small"])
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q4_K", "Q5_1", "Q6_K", "Q8_0"])
 def test_the_error_of_the_whole_is_within_the_bound(kind: str, quant: Choice, tmp_path: Path) -> None:
-    """What is stored has about the error that was measured on some rows, and no more bytes than exact storage."""
+    """The stored matrix has about the error of the sample, and is no larger than exact storage."""
     gguf = model(tmp_path, ffn_up=blocks(kind), ffn_down=blocks(kind))
     for name in (UP, DOWN):
         exact, stored = quantize(gguf, name, "exact"), quantize(gguf, name, quant)
@@ -188,7 +188,7 @@ def test_the_error_of_the_whole_is_within_the_bound(kind: str, quant: Choice, tm
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q4_K"])
 def test_rounded_minimums_are_nearly_exact(kind: str, tmp_path: Path) -> None:
-    """Levels and scales stay, only what is left of the minimums is rounded: errors stay below 1e-5."""
+    """Levels and scales stay and only rests of minimums are rounded, so errors are below 1e-5."""
     gguf = model(tmp_path, ffn_up=blocks(kind))
     stored, exact = quantize(gguf, UP, "balanced"), pack_exact(gguf, UP)
     assert stored.method == "rounded minimums"
@@ -203,7 +203,7 @@ def test_rounded_minimums_are_nearly_exact(kind: str, tmp_path: Path) -> None:
 
 
 def test_exact_is_exact(tmp_path: Path) -> None:
-    """`exact` is pack_exact, whatever the matrix."""
+    """`exact` gives what pack_exact gives, for every matrix."""
     gguf = model(tmp_path, ffn_up=blocks("Q4_K"))
     stored, packed = quantize(gguf, UP, "exact"), pack_exact(gguf, UP)
     assert (stored.method, stored.error, stored.bits_per_weight) == ("exact", 0.0, 6.125)
@@ -213,7 +213,7 @@ def test_exact_is_exact(tmp_path: Path) -> None:
 
 
 def test_pieces_make_the_matrix_that_one_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix quantized in pieces of 3 rows is the one quantized at once."""
+    """A matrix that is quantized in pieces of 3 rows equals one that is quantized at once."""
     gguf = model(tmp_path, ffn_up=normal(64, 512))
     whole = quantize(gguf, UP, "small").matrix
     monkeypatch.setattr(quantizing, "_PIECE_WEIGHTS", 3 * 512)
@@ -225,7 +225,7 @@ def test_pieces_make_the_matrix_that_one_makes(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_no_number_is_refused(value: float, tmp_path: Path) -> None:
-    """A damaged matrix has no error that could be measured; it can be kept as it is."""
+    """A matrix with NaN is refused, as its error cannot be measured; exact storage takes it."""
     weights = normal(4, 128)
     weights[1, 7] = value
     gguf = model(tmp_path, ffn_up=weights)
@@ -237,7 +237,7 @@ def test_what_is_no_number_is_refused(value: float, tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    """A type without levels, and an absent matrix."""
+    """A type without levels, and a missing matrix, are refused."""
     gguf = model(tmp_path, ffn_up=RawTensor(GGMLType.Q2_K, (256, 2), bytes(168)))
     with pytest.raises(UnsupportedModelError, match="is Q2_K"):
         quantize(gguf, UP, "small")

@@ -1,4 +1,4 @@
-"""Safetensors files are read within their bounds: every claim of a header or an index is checked before it is used."""
+"""Safetensors files are read within their bounds: every claim of a header or an index is checked before its use."""
 
 import json
 import struct
@@ -14,7 +14,7 @@ from edgedec_export.hf.safetensors import open_checkpoint, read_header
 
 
 def test_an_index_names_files_beside_it(tmp_path: Path) -> None:
-    """A path that leads elsewhere, a missing shard and a wrong one are refused."""
+    """A path to another folder, a missing shard and a wrong one are refused."""
     write_checkpoint(tmp_path, TinyHF(n_files=2))
     index = tmp_path / "model.safetensors.index.json"
     weight_map = json.loads(index.read_text())["weight_map"]
@@ -48,7 +48,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     ],
 )
 def test_safetensors_headers_are_checked(tmp_path: Path, header: bytes, reason: str) -> None:
-    """Every claim against the file's size, and the claims against each other."""
+    """Claims are checked against the file's size and against each other."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     with pytest.raises(ModelFormatError, match=reason):
@@ -56,7 +56,7 @@ def test_safetensors_headers_are_checked(tmp_path: Path, header: bytes, reason: 
 
 
 def test_a_header_longer_than_the_file_is_refused(tmp_path: Path) -> None:
-    """Before that much is read; so is a file that ends within the length."""
+    """It is refused before that much is read; so is a file that ends within the length."""
     path = tmp_path / "m.safetensors"
     for raw in (struct.pack("<Q", 2**60) + b"{}", struct.pack("<Q", 3) + b"{}", b"abc", b""):
         path.write_bytes(raw)
@@ -70,7 +70,7 @@ SOUND = safetensors_bytes({"a": ("F32", [2, 2], bytes(16)), "b": ("BF16", [3], b
 @settings(deadline=None)
 @given(st.data())
 def test_fuzzed_headers_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Bytes replaced, cut out and put in: an error of ours, or tensors within the file."""
+    """Changed, deleted and inserted bytes give an EdgedecError, or tensors within the file."""
     raw = bytearray(SOUND)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(raw)))

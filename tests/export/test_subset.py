@@ -1,4 +1,4 @@
-"""A GGUF with some of the layers of another computes what the whole one does with the others left out."""
+"""A GGUF with some of a model's layers computes what the whole model computes without the others."""
 
 import threading
 from dataclasses import replace
@@ -36,7 +36,7 @@ def logits(runtime: Runtime, path: Path, layers: LayerSet | None = None) -> Bits
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_equal_those_with_the_layers_left_out(tmp_path: Path, name: str) -> None:
-    """Bit for bit, on the cpu runtime, for every architecture, with matrices of several types; llama.cpp agrees."""
+    """Logits are equal bit for bit on the cpu runtime, for every architecture and several types; llama.cpp agrees."""
     tiny = replace(ARCHITECTURES[name], types=("Q4_K", "F16", "Q8_0"))
     n_layer, kept = (12, tuple(range(6, 12))) if tiny.architecture == "gemma3" else (5, (0, 2, 3))
     whole = write_tiny(tmp_path / "whole.gguf", replace(tiny, n_layer=n_layer))
@@ -50,7 +50,7 @@ def test_logits_equal_those_with_the_layers_left_out(tmp_path: Path, name: str) 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_logits_equal_those_of_the_reference(tmp_path: Path, architecture: Any) -> None:
-    """The same on the reference runtime, and for a subset of a subset."""
+    """The same holds on the reference runtime, and for a subset of a subset."""
     whole = tiny_llama(tmp_path / "whole.gguf", architecture=architecture, n_layer=6)
     first = keep_layers(whole, tmp_path / "first.gguf", (0, 1, 3, 5))
     second = keep_layers(first, tmp_path / "second.gguf", (0, 2, 3))
@@ -61,14 +61,14 @@ def test_logits_equal_those_of_the_reference(tmp_path: Path, architecture: Any) 
 
 
 def kept_of(path: Path) -> list[int]:
-    """Return the numbers that the layers of a subset had in the whole model."""
+    """Return the numbers of a subset's layers in the whole model."""
     array = read_gguf(path).metadata[KEPT_KEY]
     assert isinstance(array, GGUFArray)
     return array.tolist()
 
 
 def test_all_but_the_layers_is_copied(tmp_path: Path) -> None:
-    """Metadata with their types, the bytes of tensors, and the alignment; the name says which layers these are."""
+    """Typed metadata, bytes of tensors and alignment are copied; the name lists the layers."""
     extra = {
         "general.alignment": 128,
         "a.u64": Typed(ValueType.UINT64, 7),
@@ -95,7 +95,7 @@ def test_all_but_the_layers_is_copied(tmp_path: Path) -> None:
 
 
 def test_all_layers_give_the_same_file(tmp_path: Path) -> None:
-    """But for the name and the list of layers: every tensor has its bytes in its place."""
+    """Keeping all layers changes only the name and the list of layers; tensors keep bytes and places."""
     path = write_tiny(tmp_path / "whole.gguf", Tiny())
     subset, whole = read_gguf(keep_layers(path, tmp_path / "subset.gguf", 2)), read_gguf(path)
     assert [(t.name, t.shape, t.type) for t in subset.tensors.values()] == [
@@ -105,7 +105,7 @@ def test_all_layers_give_the_same_file(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_split_model_become_one_file(tmp_path: Path) -> None:
-    """Tensors come from wherever they are; nothing is left of the split."""
+    """Tensors of all parts are copied, and no key of the split is left."""
     tiny = Tiny(n_layer=3)
     metadata, tensors = tiny_metadata(tiny), tiny_tensors(tiny)
     names = list(tensors)
@@ -121,7 +121,7 @@ def test_the_parts_of_a_split_model_become_one_file(tmp_path: Path) -> None:
 
 
 def test_arrays_with_an_entry_for_each_layer_are_cut(tmp_path: Path) -> None:
-    """Those that are known to be such; others of that length are refused, as is one of another length."""
+    """Known per-layer arrays are cut; unknown ones of that length, and wrong lengths, are refused."""
     heads = Typed(ValueType.ARRAY, [1, 2, 3, 4], ValueType.UINT32)
     path = header_only(tmp_path, {"llama.attention.head_count_kv": heads, "llama.rope.dimension_sections": [8, 8, 8]})
     subset = read_gguf(keep_layers(path, tmp_path / "subset.gguf", (0, 3)))
@@ -137,14 +137,14 @@ def test_arrays_with_an_entry_for_each_layer_are_cut(tmp_path: Path) -> None:
 
 
 def header_only(tmp_path: Path, metadata: dict[str, Any], n_layer: int = 4) -> Path:
-    """Write a file with a name for each layer and no more."""
+    """Write a file with one small tensor per layer."""
     tensors = {f"blk.{i}.attn_norm.weight": RawTensor(GGMLType.F32, (1,), bytes(4)) for i in range(n_layer)}
     keys = {"general.architecture": "llama", "llama.block_count": n_layer}
     return write_gguf(tmp_path / "header.gguf", keys | metadata, tensors)
 
 
 def test_gemmas_pattern_is_kept_or_refused(tmp_path: Path) -> None:
-    """Every sixth layer sees everything: what follows a gap must keep its place in its group of six."""
+    """Every sixth layer sees all tokens: layers behind a gap must keep their place in their group of six."""
     gemma = {"general.architecture": "gemma3", "gemma3.block_count": 14, "gemma3.attention.sliding_window": 8}
     path = header_only(tmp_path, gemma, n_layer=14)
     for wrong in ((5,), (0, 1, 2, 3, 5), (*range(6), *range(7, 13))):
@@ -157,7 +157,7 @@ def test_gemmas_pattern_is_kept_or_refused(tmp_path: Path) -> None:
 
 
 def test_layers_whose_number_matters_are_refused(tmp_path: Path) -> None:
-    """Of architectures that are not known, of layers counted in the metadata, of tensors beyond the last layer."""
+    """Unknown architectures, metadata that counts layers, and tensors beyond the last layer are refused."""
     with pytest.raises(UnsupportedModelError, match="the architecture is 'mamba'"):
         keep_layers(tiny_mamba(tmp_path / "mamba.gguf"), tmp_path / "subset.gguf", 1)
     with pytest.raises(UnsupportedModelError, match=r"llama\.nextn_predict_layers counts layers"):
@@ -167,7 +167,7 @@ def test_layers_whose_number_matters_are_refused(tmp_path: Path) -> None:
 
 
 def test_layers_are_read_as_written() -> None:
-    """A count, or numbers and ranges in increasing order."""
+    """A count, and numbers and ranges in increasing order, are read."""
     assert parse_layers("14") == 14
     assert parse_layers(" 0-2, 5,7-7") == (0, 1, 2, 5, 7)
     for wrong in ("", "a", "3-1", "0-2,2", "5,1", "-1", "0--2", "0-99999"):
@@ -176,7 +176,7 @@ def test_layers_are_read_as_written() -> None:
 
 
 def test_a_count_is_spread_evenly() -> None:
-    """First and last are among them, and none twice, for all counts."""
+    """For all counts, the first and the last layer are among them, and none occurs twice."""
     assert spread_layers(30, 4) == (0, 10, 19, 29)
     for n_layer in range(1, 40):
         for count in range(1, n_layer + 1):
@@ -190,7 +190,7 @@ def test_a_count_is_spread_evenly() -> None:
 
 
 def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers out of range, a name that is taken, a full disk and a cancelled copy leave the folder as it was."""
+    """Wrong layers, a taken name, a full disk and cancelling leave the folder as it was."""
     path = write_tiny(tmp_path / "whole.gguf", Tiny())
     (tmp_path / "taken.gguf").write_bytes(b"mine")
     cancel = CancelToken()
@@ -217,7 +217,7 @@ def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
 
 def test_cancelling_from_another_thread_ends_the_copy(tmp_path: Path) -> None:
-    """Between two pieces, and without the file."""
+    """It ends between two pieces and leaves no file."""
     path = write_tiny(tmp_path / "whole.gguf", Tiny(n_layer=4))
     cancel = CancelToken()
 
@@ -233,7 +233,7 @@ def test_cancelling_from_another_thread_ends_the_copy(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_a_real_models_subset_equals_skipping(tmp_path: Path) -> None:
-    """20 of the 30 layers of the 135M model: the logits of 24 rows have the same bits."""
+    """With 20 of the 30 layers of the 135M model, the logits of 24 rows have the same bits."""
     whole = real_model("smollm2-135m.gguf")
     subset = keep_layers(whole, tmp_path / "subset.gguf", 20)
     kept = spread_layers(30, 20)

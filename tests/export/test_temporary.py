@@ -1,4 +1,4 @@
-"""What a killed export leaves goes with the next one to the same place, and nothing of anybody else's does."""
+"""The next export to the same place deletes what a killed export left there, and touches nothing else."""
 
 import logging
 import subprocess
@@ -29,7 +29,7 @@ FILE = _AT_WORK.format(module="gguf_writer", make="new_file", options="")
 
 @contextmanager
 def at_work(code: str, out: Path) -> Iterator[Path]:
-    """Let another process make `out`, and kill it; yields where it is at work."""
+    """Let another process make `out`, and kill it at the end; yield the path it writes to."""
     with subprocess.Popen([sys.executable, "-c", code, str(out)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -39,7 +39,7 @@ def at_work(code: str, out: Path) -> Iterator[Path]:
 
 
 def names(folder: Path) -> list[str]:
-    """Return what a folder holds, hidden files as well."""
+    """Return the names in a folder, those of hidden files included."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -59,7 +59,7 @@ def make_file(out: Path) -> None:
 def test_what_a_killed_one_left_goes_with_the_next(
     code: str, make: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said; of one that is at work, of another name, and of other programs nothing is touched."""
+    """It is logged; running exports, other names and other programs' files are not touched."""
     assert callable(make)
     out, other = tmp_path / "a [1]", tmp_path / "b"
     strangers = [".a [1]-0123456.part", ".a 1-01234567.part", ".a [1]-01234567.party", ".a [1]-steps-01234567.part"]
@@ -85,7 +85,7 @@ def test_what_a_killed_one_left_goes_with_the_next(
 
 
 def test_an_earlier_export_aside_stays_until_there_is_one_in_its_place(tmp_path: Path) -> None:
-    """A kill between the two renames leaves the earlier one under another name; it goes only when it was replaced."""
+    """A kill between two renames leaves the earlier export under another name; it stays until it is replaced."""
     aside = tmp_path / ".out-01234567.old"
     aside.mkdir()
     (tmp_path / ".out-01234567.part").mkdir()
@@ -97,7 +97,7 @@ def test_an_earlier_export_aside_stays_until_there_is_one_in_its_place(tmp_path:
 
 
 def test_the_command_says_it(tmp_path: Path) -> None:
-    """In one line; the export is made."""
+    """The command prints it in one line, and makes the export."""
     model, out = tiny_llama(tmp_path / "m.gguf", n_layer=1), tmp_path / "small.gguf"
     with at_work(FILE, out) as left:
         pass

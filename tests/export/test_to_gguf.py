@@ -1,4 +1,4 @@
-"""Export to GGUF of another type, through llama.cpp's quantizer in a process of its own, and in several steps."""
+"""Export to GGUF of another type, with llama.cpp's quantizer in its own process, and in several steps."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def types_of(path: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of F32."""
+    """Return a tiny model in F32."""
     return write_tiny(tmp_path_factory.mktemp("floats") / "floats.gguf", Tiny())
 
 
@@ -56,7 +56,7 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_types_are_named_as_users_know_them(
     tmp_path: Path, floats: Path, name: str, expected: set[str], bound: float
 ) -> None:
-    """The result has llama.cpp's mix of types, says so, and computes nearly the same; progress ends at the whole."""
+    """The result has llama.cpp's mix of types, names it, and computes nearly the same; progress ends at the whole."""
     seen: list[Progress] = []
     out = requantize(floats, tmp_path / "m.gguf", name, on_progress=seen.append)
     assert types_of(out) == expected
@@ -70,7 +70,7 @@ def test_types_are_named_as_users_know_them(
 
 
 def test_quantized_matrices_are_quantized_again_only_when_allowed(tmp_path: Path) -> None:
-    """The refusal names a tensor and its type; allowed, the quantizer takes them."""
+    """The refusal names a tensor and its type; if allowed, the quantizer takes them."""
     path = write_tiny(tmp_path / "q.gguf", Tiny(types=("Q8_0",)))
     with pytest.raises(RequestError, match=r"'token_embd.weight' is Q8_0 already.*--allow-requantize"):
         requantize(path, tmp_path / "m.gguf", "Q4_0")
@@ -80,7 +80,7 @@ def test_quantized_matrices_are_quantized_again_only_when_allowed(tmp_path: Path
 def test_what_cannot_be_is_refused_before_anything_runs(
     tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unknown types (those that need an importance matrix, too), a name that is taken, a missing library."""
+    """Unknown types, types that need an importance matrix, a taken name and a missing library are refused."""
     monkeypatch.setattr(module, "_run", lambda *_: pytest.fail("the quantizer ran"))
     for name in ("Q4", "IQ1_S", "Q2_K_S"):
         with pytest.raises(RequestError, match=f"type '{name}': expected one of F32"):
@@ -94,7 +94,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(
 
 
 def test_what_the_quantizer_says_is_in_the_error(tmp_path: Path, floats: Path) -> None:
-    """A model that it does not know fails with its reason, and leaves nothing behind."""
+    """An unknown model fails with the quantizer's reason and leaves no files."""
     damaged = tmp_path / "m.gguf"
     damaged.write_bytes(floats.read_bytes().replace(b"llama", b"lxama"))
     with pytest.raises(ModelFormatError, match=r"cannot quantize it \(unknown model architecture: 'lxama'\)"):
@@ -103,7 +103,7 @@ def test_what_the_quantizer_says_is_in_the_error(tmp_path: Path, floats: Path) -
 
 
 def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
-    """Let other code run in place of the quantizer, with the same arguments in sys.argv."""
+    """Let this code run in place of the quantizer, with the same arguments in sys.argv."""
     script = tmp_path / "child.py"
     script.write_text("import os, sys, time\nsource, target = sys.argv[1:3]\n" + code)
     (tmp_path / "python").write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {script} "$@"\n')
@@ -126,7 +126,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="a shell script stands for
 def test_an_end_of_the_quantizer_is_an_error_here(
     tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch, code: str, error: type[EdgedecError], reason: str
 ) -> None:
-    """An abort, with what it printed, and a result that cannot be read: an error, and no file."""
+    """An abort with its output, and an unreadable result, are errors that leave no file."""
     child(monkeypatch, tmp_path, code)
     with pytest.raises(error, match=reason):
         requantize(floats, tmp_path / "m.gguf", "Q8_0")
@@ -135,7 +135,7 @@ def test_an_end_of_the_quantizer_is_an_error_here(
 
 @posix
 def test_a_full_disk_is_named(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the quantizer fails and next to nothing is free, the disk is the reason."""
+    """If the quantizer fails and almost no space is free, the error names the disk."""
     child(monkeypatch, tmp_path, "print('failed to quantize: basic_ios::clear: iostream error'); sys.exit(1)")
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     with pytest.raises(StorageError, match="the disk is full"):
@@ -144,7 +144,7 @@ def test_a_full_disk_is_named(tmp_path: Path, floats: Path, monkeypatch: pytest.
 
 @posix
 def test_cancelling_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quantizer at work is gone when the error is raised, and so is what it wrote."""
+    """When the error is raised, the quantizer has ended and its file is gone."""
     child(monkeypatch, tmp_path, "open(target, 'wb').write(b'x')\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
     cancel = CancelToken()
 
@@ -163,7 +163,7 @@ def test_cancelling_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: 
 
 @posix
 def test_ctrl_c_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal comes to this process only, which ends the other and cleans up."""
+    """Ctrl-C reaches this process only, which ends the quantizer and cleans up."""
     child(monkeypatch, tmp_path, "open(target, 'wb').write(b'x')\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
     pids: list[int] = []
 
@@ -181,7 +181,7 @@ def test_ctrl_c_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: pyte
 
 
 def test_steps_follow_each_other(tmp_path: Path) -> None:
-    """A checkpoint, some of its layers, and a type of llama.cpp's, in one call; nothing between them is left."""
+    """One call takes a checkpoint, keeps layers and converts to a type of llama.cpp; no files between are left."""
     write_checkpoint(tmp_path / "hf", TinyHF(n_layer=4, n_embd=256, n_ff=256, head_dim=64, dtype="BF16"))
     out = export_gguf(tmp_path / "hf", tmp_path / "m.gguf", type_name="q4_k_m", layers="0,2-3")
     assert types_of(out) <= {"Q4_K", "Q6_K"}
@@ -191,7 +191,7 @@ def test_steps_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_alone_keeps_its_types(tmp_path: Path) -> None:
-    """Without a type or layers a folder is converted as it is; of a GGUF something must be asked for."""
+    """A checkpoint is converted without options; a GGUF needs a type or layers."""
     write_checkpoint(tmp_path / "hf", TinyHF(dtype="F16"))
     assert types_of(export_gguf(tmp_path / "hf", tmp_path / "m.gguf")) == {"F16"}
     assert types_of(export_gguf(tmp_path / "hf", tmp_path / "q.gguf", type_name="Q8_0")) == {"Q8_0"}
@@ -204,7 +204,7 @@ def test_a_checkpoint_alone_keeps_its_types(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Named after the model and what was asked for; with --json the facts of the file."""
+    """The file is named after the model and the options; --json prints its facts."""
     write_checkpoint(tmp_path / "Tiny-0.1B", TinyHF(n_layer=3, dtype="F16"))
     monkeypatch.chdir(tmp_path)
     result = run_here("export", "Tiny-0.1B", "--to", "gguf", "--layers", "0, 2", "--type", "q8_0", "--json", "--quiet")
@@ -218,7 +218,7 @@ def test_the_command_says_what_it_made(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_command_refuses_options_of_the_other_format(floats: Path) -> None:
-    """--quant and --kv are of ONNX, --type, --layers and --allow-requantize of GGUF; another format is none."""
+    """--quant and --kv belong to ONNX, --type, --layers and --allow-requantize to GGUF; other formats are refused."""
     code = RequestError.exit_code
     run_here("export", floats, "--to", "gguf", "--kv", "int8").failed(
         code, "--quant, --kv and --target are for --to onnx"

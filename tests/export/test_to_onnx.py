@@ -1,4 +1,4 @@
-"""The exported graph computes what the source computes, run by plain onnxruntime."""
+"""The exported graph, run by plain onnxruntime, computes what the source computes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ EXACT, HALVES, INT8 = 1e-5, 1.5e-3, 0.03
 
 
 def distance(found: F32, expected: F32) -> float:
-    """Return the root mean square of the differences over that of the expected values around their mean."""
+    """Return the root mean square of the differences divided by the spread of the expected values."""
     return float(np.sqrt(np.square(found - expected, dtype=np.float64).mean() / expected.var()))
 
 
@@ -44,19 +44,19 @@ def logits(runtime: Runtime, path: Path, kv_type: str = "f16") -> F32:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny llama of 3 layers that the reference runtime reads."""
+    """Return a tiny llama of 3 layers that the reference runtime reads."""
     return tiny_llama(tmp_path_factory.mktemp("llama") / "m.gguf", n_layer=3)
 
 
 @pytest.fixture(scope="module")
 def exported(llama: Path) -> Path:
-    """Its export."""
+    """Return its export."""
     return export_onnx(llama, llama.with_name("onnx"))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_floats_are_the_references(tmp_path: Path, architecture: Literal["llama", "qwen2"]) -> None:
-    """To float32's rounding, with weights, keys and values in float32 on both sides."""
+    """With float32 weights, keys and values, logits equal the reference's up to float32's rounding."""
     path = tiny_llama(tmp_path / "m.gguf", architecture=architecture, tied=True)
     graph = ExportedGraph(export_onnx(path, tmp_path / "onnx"))
     assert distance(graph.forward(TOKENS, 0)[0], logits(Reference(), path, "f32")) < EXACT
@@ -64,7 +64,10 @@ def test_floats_are_the_references(tmp_path: Path, architecture: Literal["llama"
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_is_the_cpu_runtimes(tmp_path: Path, name: str) -> None:
-    """Rotary scalings, norms of heads, biases, GELU, sliding windows, tied heads: all of them."""
+    """Logits are the cpu runtime's for every architecture.
+
+    Among them are rotary scalings, norms of heads, biases, GELU, sliding windows and tied heads.
+    """
     path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name])
     graph = ExportedGraph(export_onnx(path, tmp_path / "onnx"), window=8)
     assert distance(graph.forward(TOKENS, 0)[0], logits(Cpu(), path)) < HALVES
@@ -73,7 +76,7 @@ def test_every_architecture_is_the_cpu_runtimes(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "gemma3"])
 @pytest.mark.parametrize("types", [TILE_TYPES[:6], TILE_TYPES[6:]])
 def test_every_type_is_the_cpu_runtimes(tmp_path: Path, name: str, types: tuple[str, ...]) -> None:
-    """Matrices of all types side by side, in heads and embeddings, tied and not."""
+    """Logits are the cpu runtime's for matrices of all types, in heads and embeddings, tied and not."""
     path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES[name], types=types, seed=3))
     graph = ExportedGraph(export_onnx(path, tmp_path / "onnx"), window=8)
     assert distance(graph.forward(TOKENS, 0)[0], logits(Cpu(), path)) < INT8
@@ -81,7 +84,7 @@ def test_every_type_is_the_cpu_runtimes(tmp_path: Path, name: str, types: tuple[
 
 @pytest.mark.parametrize("quant", ["balanced", "small"])
 def test_rounded_weights_stay_close(tmp_path: Path, quant: str) -> None:
-    """Random weights are the hardest to round; the manifest names each matrix's method, and smaller is smaller."""
+    """Even random weights, the hardest to round, stay close; the manifest names each method; small is smaller."""
     path = write_tiny(tmp_path / "m.gguf", Tiny(types=("F16",)))
     folders = [export_onnx(path, tmp_path / name, quant=name) for name in ("exact", quant)]
     exact, rounded = (ExportedGraph(folder).forward(TOKENS, 0)[0] for folder in folders)
@@ -94,7 +97,7 @@ def test_rounded_weights_stay_close(tmp_path: Path, quant: str) -> None:
 
 
 def test_a_text_in_parts_is_the_text(exported: Path) -> None:
-    """Chunks and single tokens after what is cached give the logits of one forward."""
+    """Chunks and single tokens behind cached ones give the logits of one forward."""
     whole = ExportedGraph(exported).forward(TOKENS, 0)[0]
     graph = ExportedGraph(exported)
     parts = [graph.forward(TOKENS[a:b], a)[0] for a, b in ((0, 13), (13, 14), (14, 15), (15, 40))]
@@ -102,7 +105,7 @@ def test_a_text_in_parts_is_the_text(exported: Path) -> None:
 
 
 def test_what_was_rejected_leaves_no_trace(exported: Path) -> None:
-    """Going back is a smaller n_past: the bits are those of a cache that never held more."""
+    """After going back to a smaller n_past, bits are those of a cache that never held more."""
     graph, other = ExportedGraph(exported), ExportedGraph(exported)
     for one in (graph, other):
         one.forward(TOKENS[:10], 0)
@@ -112,7 +115,7 @@ def test_what_was_rejected_leaves_no_trace(exported: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_tree_is_its_chains(tmp_path: Path, name: str) -> None:
-    """Every row of a tree has the logits of the chain from the prefix to it; windows count positions, not slots."""
+    """Each row of a tree has the logits of its chain from the prefix; windows count positions, not slots."""
     path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES[name], types=("F32",), sliding_window=4))
     folder = export_onnx(path, tmp_path / "onnx")
     graph = ExportedGraph(folder, window=4)
@@ -126,7 +129,7 @@ def test_a_tree_is_its_chains(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("attn_on", [[True, False, True], [False, True, True]])
 def test_halves_of_layers_can_be_left_out(llama: Path, exported: Path, attn_on: list[bool]) -> None:
-    """As the reference leaves them out, attention and feed-forward halves by themselves."""
+    """Without attention or feed-forward halves, logits are those of the reference without them."""
     mlp_on, tokens = [False, True, True], np.array(TOKENS, np.int32)
     found = ExportedGraph(exported).forward(TOKENS, 0, attn_on=attn_on, mlp_on=mlp_on)[0]
     with Reference().load(llama, LoadOptions(n_ctx=64, max_rows=64, kv_type="f32")) as model:
@@ -136,7 +139,7 @@ def test_halves_of_layers_can_be_left_out(llama: Path, exported: Path, attn_on: 
 
 
 def test_a_pass_with_layers_left_out_changes_nothing_for_later_ones(exported: Path) -> None:
-    """A draft of such passes, and then whole passes over the same slots: the bits are those without the draft."""
+    """Whole forwards over the slots of a draft that skipped layers have the bits that they have without the draft."""
     graph, other = ExportedGraph(exported), ExportedGraph(exported)
     for one in (graph, other):
         one.forward(TOKENS[:10], 0)
@@ -150,7 +153,7 @@ def test_a_pass_with_layers_left_out_changes_nothing_for_later_ones(exported: Pa
 
 
 def test_taps_are_the_states_after_layers(llama: Path, exported: Path) -> None:
-    """As the reference taps them; the last layer's state is what the head gets."""
+    """Taps are the reference's hidden states; that of the last layer is the head's input."""
     _, states = ExportedGraph(exported).forward(TOKENS, 0, taps=(0, 2))
     with Reference().load(llama, LoadOptions(n_ctx=64, max_rows=64, kv_type="f32")) as model:
         expected = model.session(64).forward(np.array(TOKENS, np.int32), n_past=0, taps=(0, 2)).hidden
@@ -159,7 +162,7 @@ def test_taps_are_the_states_after_layers(llama: Path, exported: Path) -> None:
 
 
 def test_only_the_rows_asked_for_have_logits(exported: Path) -> None:
-    """In the order asked for; no rows are possible, too, and layers that are not tapped return none."""
+    """Logits come in the requested order, also for no rows; layers that are not tapped return no rows."""
     whole = ExportedGraph(exported).forward(TOKENS, 0)[0]
     some, states = ExportedGraph(exported).forward(TOKENS, 0, rows=[39, 3])
     assert distance(some, whole[[39, 3]]) < EXACT
@@ -169,7 +172,7 @@ def test_only_the_rows_asked_for_have_logits(exported: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_int8_keys_and_values_stay_close(tmp_path: Path, name: str) -> None:
-    """In one forward, in parts and behind halves that were left out; the buffers are a quarter as large."""
+    """It holds in one forward, in parts and behind skipped halves; buffers are a quarter as large."""
     tokens = byte_ids("The quick brown fox jumps over the dog.")
     path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name])
     exact, graph = (ExportedGraph(export_onnx(path, tmp_path / kv, kv=kv), window=8) for kv in ("f32", "int8"))
@@ -183,7 +186,7 @@ def test_int8_keys_and_values_stay_close(tmp_path: Path, name: str) -> None:
 
 
 def test_the_graph_says_what_the_contract_says(tmp_path: Path) -> None:
-    """Names, types and shapes of all inputs and outputs of a model with sliding windows."""
+    """Names, types and shapes of all inputs and outputs are checked, with sliding windows."""
     path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES["gemma3"], n_layer=1))
     session = ExportedGraph(export_onnx(path, tmp_path / "onnx")).session
     inputs = [(node.name, node.type, node.shape) for node in session.get_inputs()]

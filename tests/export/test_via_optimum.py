@@ -1,6 +1,6 @@
-"""Export by way of optimum, with a stand-in for the packages that writes a graph made by hand: all else is real.
+"""Export with optimum, where a stand-in for the packages writes a handmade graph; everything else is real.
 
-`test_optimum_itself.py` has the packages themselves.
+`test_optimum_itself.py` runs the real packages.
 """
 
 import json
@@ -90,7 +90,7 @@ def main_export(folder, *, output, task, trust_remote_code, **options):
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment as it would be made, with a stand-in for the packages."""
+    """Return a ready environment that has a stand-in for the packages."""
     folder = tmp_path_factory.mktemp("environments") / "stand-in"
     venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
     command = [str(python_of(folder)), "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
@@ -108,7 +108,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A folder that the stand-in exports."""
+    """Return a folder that the stand-in exports."""
     folder = tmp_path / "Tiny Counter"
     write_config(folder, "counter")
     onnx.save(counting_graph(n_vocab=N_VOCAB), folder / "model.onnx")
@@ -116,12 +116,12 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    """Return what a folder holds, hidden files as well."""
+    """Return the names in a folder, those of hidden files included."""
     return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_checkpoint_is_exported_and_runs(checkpoint: Path, stand_in: Path, tmp_path: Path) -> None:
-    """Four files; the manifest says whose they are; logits are the graph's, texts the tokenizer's."""
+    """There are four files; the manifest names the source; logits are the graph's, texts the tokenizer's."""
     seen: list[Progress] = []
     folder = export_via_optimum(checkpoint, tmp_path / "out", environment=stand_in, on_progress=seen.append)
     assert (names(folder), names(tmp_path)) == (FILES, ["Tiny Counter", "out"])
@@ -145,7 +145,7 @@ def test_a_checkpoint_is_exported_and_runs(checkpoint: Path, stand_in: Path, tmp
 def test_the_command_exports_and_runs(
     checkpoint: Path, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With --json the manifest; without --out the folder is named after the checkpoint."""
+    """--json prints the manifest; without --out the folder is named after the checkpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("edgedec_export.optimum.environment.environment_folder", lambda _: stand_in)
     result = run_here("export", checkpoint, "--via", "optimum", "--json", "--quiet")
@@ -169,7 +169,7 @@ def test_the_command_exports_and_runs(
 def test_what_fails_is_said_and_leaves_nothing(
     checkpoint: Path, stand_in: Path, tmp_path: Path, spoil: Any, error: type[EdgedecError], said: str
 ) -> None:
-    """The last words of the other process, in one line."""
+    """The error has the last line of the other process."""
     spoil(checkpoint)
     with pytest.raises(error, match=said):
         export_via_optimum(checkpoint, tmp_path / "out", environment=stand_in)
@@ -183,7 +183,7 @@ def test_what_fails_is_said_and_leaves_nothing(
 def test_a_configuration_that_does_not_fit_is_refused(
     stand_in: Path, tmp_path: Path, config: dict[str, Any], said: str
 ) -> None:
-    """Sizes that it lacks, or that its graph contradicts."""
+    """Missing sizes, and sizes that contradict the graph, are refused."""
     folder = tmp_path / "checkpoint"
     write_config(folder, "counter", **config)
     onnx.save(counting_graph(n_vocab=N_VOCAB), folder / "model.onnx")
@@ -195,7 +195,7 @@ def test_a_configuration_that_does_not_fit_is_refused(
 def test_a_tokenizer_that_is_not_known_is_refused_before_the_export(
     checkpoint: Path, stand_in: Path, tmp_path: Path
 ) -> None:
-    """It is named by the checkpoint, not by where it was copied to."""
+    """The error names the checkpoint, not the folder that it was copied to."""
     (checkpoint / "model.onnx").unlink()  # the export would fail
     tokenizer = whole_tokenizer() | {"pre_tokenizer": {"type": "Whitespace"}}
     (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -204,7 +204,7 @@ def test_a_tokenizer_that_is_not_known_is_refused_before_the_export(
 
 
 def test_a_checkpoint_has_a_folder_or_a_name(tmp_path: Path) -> None:
-    """hf:OWNER/REPO, with a revision; files and names of files are refused."""
+    """A folder, or hf:OWNER/REPO with a revision, is taken; a file and a file of a repository are refused."""
     hub = find_checkpoint("hf:someone/some-model@v2")
     assert (hub.where, hub.revision, hub.is_folder) == ("someone/some-model", "v2", False)
     (tmp_path / "model.gguf").touch()
@@ -220,7 +220,7 @@ def test_a_checkpoint_has_a_folder_or_a_name(tmp_path: Path) -> None:
 
 
 def test_the_command_refuses(tmp_path: Path) -> None:
-    """Other ways, other kinds of export, and what would be fetched where that was ruled out."""
+    """Unknown ways, options of other exports, and fetching when offline are refused."""
     for args, words in (
         (("--via", "magic"), "--via is 'magic'; it must be optimum"),
         (("--via", "optimum", "--to", "gguf"), "leave out --to"),
@@ -235,7 +235,7 @@ def test_the_command_refuses(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and locks")
 def test_cancelling_ends_all_processes(checkpoint: Path, stand_in: Path, tmp_path: Path) -> None:
-    """The child, and what the child started, in the middle of the export; nothing stays behind."""
+    """Cancelling an export ends the child and what the child started, and leaves no files."""
     lock = checkpoint / "asleep"  # held by the grandchild
     lock.touch()
     cancel = CancelToken()
@@ -255,7 +255,7 @@ def test_cancelling_ends_all_processes(checkpoint: Path, stand_in: Path, tmp_pat
 
 
 def wait_for(happened: Callable[[], bool]) -> None:
-    """Wait for something that is about to happen."""
+    """Wait until a condition holds."""
     end = time.monotonic() + PATIENCE_S
     while not happened():
         assert time.monotonic() < end, "it did not happen"
