@@ -1,4 +1,4 @@
-"""Fixtures: a folder of our own for all that is stored, a stub server, and no other network."""
+"""Fixtures: a separate folder for all that is stored, a stub server, and no other network."""
 
 import socket
 import ssl
@@ -20,13 +20,13 @@ _UNSET = [
 
 @pytest.fixture(scope="session")
 def tls() -> ssl.SSLContext:
-    """Return a context that trusts nobody: loading certificates for each of so many clients takes most of the time."""
+    """Return a context that trusts nobody, because loading certificates for each client takes most of the time."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext) -> Path:
-    """Return the root of a cache of our own, with a space and an umlaut, used by everything in these tests."""
+    """Return the root of a cache for these tests alone, with a space and an umlaut in its path."""
     for variable in _UNSET:
         monkeypatch.delenv(variable, raising=False)
     cache = tmp_path / "ein Käsch"
@@ -77,7 +77,7 @@ def catalogue(tmp_path: Path) -> Callable[[str], None]:
 
 @pytest.fixture
 def cancel_after() -> Callable[[int], ResolveOptions]:
-    """Return a function that makes options which cancel once so many bytes were downloaded."""
+    """Return a function that makes options which cancel after a number of downloaded bytes."""
 
     def options(n_bytes: int) -> ResolveOptions:
         cancel = CancelToken()

@@ -1,4 +1,4 @@
-"""Listing and removing what is stored, and what removal refuses to touch."""
+"""Listing and removing stored models, and what removal refuses to touch."""
 
 import threading
 from collections.abc import Callable
@@ -18,14 +18,14 @@ CancelAfter = Callable[[int], ResolveOptions]
 
 
 def put(path: Path, data: bytes = DATA) -> Path:
-    """Write a file by hand."""
+    """Write a file as a user would."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
 
 
 def listed() -> list[tuple[str, int, str, bool]]:
-    """Return what is listed, without the paths."""
+    """Return the listed models, without their paths."""
     return [(model.name, model.size_bytes, model.origin, model.complete) for model in list_models()]
 
 
@@ -37,7 +37,7 @@ def test_nothing_is_listed_at_first() -> None:
 def test_all_kinds_are_listed(
     server: StubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancel_after: CancelAfter
 ) -> None:
-    """Flat files, hub files, URLs and one's own folder, complete or not, each under the name that resolves to it."""
+    """Flat files, hub files, URLs and the user's folder are listed under the names that resolve to them."""
     put(root / "models" / "flat.gguf")
     put(root / "models" / "readme.txt")
     monkeypatch.setenv("EDGEDEC_MODELS", str(put(tmp_path / "mine" / "own.gguf", b"GGUF").parent))
@@ -57,7 +57,7 @@ def test_all_kinds_are_listed(
 
 
 def test_split_model_is_listed_once(root: Path) -> None:
-    """Shards are one model, complete when all are there."""
+    """The shards of a model are listed as one model, which is complete when all are there."""
     folder = root / "models" / "hf" / "a" / "b" / "main" / "q8"
     put(folder / "x-00002-of-00002.gguf")
     name = "hf:a/b:q8/x-00001-of-00002.gguf"
@@ -69,7 +69,7 @@ def test_split_model_is_listed_once(root: Path) -> None:
 
 
 def test_parts_of_a_pull_from_wheels_are_counted(root: Path) -> None:
-    """What a cancelled pull from wheels left is one incomplete model, and is removed together."""
+    """The files of a cancelled pull from wheels are one incomplete model, and are removed together."""
     for suffix in (".partial", ".partial.json", ".part2.whl.partial", ".part2.whl.partial.json"):
         put(root / "models" / f"tiny.gguf{suffix}", b"12345")
     assert listed() == [("tiny", 10, "cache", False)]
@@ -78,7 +78,7 @@ def test_parts_of_a_pull_from_wheels_are_counted(root: Path) -> None:
 
 
 def test_removed_model_frees_its_bytes(root: Path) -> None:
-    """Removing deletes the file and its sidecar and nothing beside them."""
+    """Removing a model deletes its file and its record, and nothing beside them."""
     put(root / "models" / "a.gguf")
     put(root / "models" / "a.gguf.json", b"{}")
     other = put(root / "models" / "ab.gguf")
@@ -87,7 +87,10 @@ def test_removed_model_frees_its_bytes(root: Path) -> None:
 
 
 def test_removed_by_any_hub_name(server: StubServer, root: Path) -> None:
-    """A hub model goes by file, by quantization or with all of its repository; empty folders go with it."""
+    """A hub model can be removed by file, by quantization, or with its whole repository.
+
+    Folders that become empty are removed, too.
+    """
     add_repository(server, "someone/tiny", {"tiny-Q4_0.gguf": DATA, "tiny-Q8_0.gguf": DATA})
     for name in ("hf:someone/tiny:Q4_0", "hf:someone/tiny:Q8_0"):
         pull(name, ResolveOptions())
@@ -110,7 +113,7 @@ def test_removed_by_url(server: StubServer, root: Path) -> None:
 
 
 def test_unknown_name_gets_near_ones(root: Path) -> None:
-    """A name that is not stored is answered with those that are like it."""
+    """The error for a name that is not stored has similar names."""
     put(root / "models" / "smollm2-135m.gguf")
     with pytest.raises(ModelNotFoundError, match="did you mean smollm2-135m"):
         remove_model("smollm-135m")
@@ -120,7 +123,7 @@ def test_unknown_name_gets_near_ones(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../out", "..", "", "/etc/passwd", "hf/../../out", "a\\..\\out", "models/a", "*"])
 def test_names_never_become_paths(root: Path, name: str) -> None:
-    """Names with separators or dots reach nothing outside the cache."""
+    """Names with separators or dots reach no file outside the cache."""
     outside = put(root / "out.gguf")
     put(root / "models" / "a.gguf")
     with pytest.raises(ModelNotFoundError):
@@ -130,7 +133,7 @@ def test_names_never_become_paths(root: Path, name: str) -> None:
 
 
 def test_absolute_path_is_refused(root: Path) -> None:
-    """Not even the path of a stored file removes it; its name does."""
+    """A path removes nothing, not even that of a stored file."""
     path = put(root / "models" / "a.gguf")
     with pytest.raises(ModelNotFoundError):
         remove_model(str(path))
@@ -138,7 +141,7 @@ def test_absolute_path_is_refused(root: Path) -> None:
 
 
 def test_own_folder_is_never_touched(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in EDGEDEC_MODELS is not removed, also where that folder is the cache's own."""
+    """Models in EDGEDEC_MODELS are not removed, even if that folder is in the cache."""
     own = put(tmp_path / "mine" / "own.gguf")
     monkeypatch.setenv("EDGEDEC_MODELS", str(own.parent))
     with pytest.raises(ModelNotFoundError, match="in your own folder"):
@@ -153,7 +156,7 @@ def test_own_folder_is_never_touched(tmp_path: Path, root: Path, monkeypatch: py
 
 
 def test_same_name_in_both_removes_the_cache(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model that is in both folders only the cache's file is removed."""
+    """Of a name in both folders only the cache's file is removed."""
     own = put(tmp_path / "mine" / "a.gguf")
     cached = put(root / "models" / "a.gguf")
     monkeypatch.setenv("EDGEDEC_MODELS", str(own.parent))
@@ -163,7 +166,7 @@ def test_same_name_in_both_removes_the_cache(tmp_path: Path, root: Path, monkeyp
 
 
 def test_link_is_removed_not_its_target(root: Path, tmp_path: Path) -> None:
-    """A link in the cache loses only the link; a linked folder is not entered."""
+    """Of a link in the cache only the link is removed; a linked folder is not entered."""
     target = put(tmp_path / "precious.gguf")
     (root / "models" / "hf").mkdir(parents=True)
     try:
@@ -203,7 +206,7 @@ def test_model_being_pulled_is_not_removed(root: Path) -> None:
 
 
 def test_file_that_cannot_be_deleted_is_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that refuses is a StorageError with the path."""
+    """If the system refuses to delete a file, the StorageError has the path."""
     path = put(root / "models" / "a.gguf")
     unlink = Path.unlink
 

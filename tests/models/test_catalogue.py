@@ -1,4 +1,4 @@
-"""The catalogue: edgedec's own entries, the user's beside them, and what malformed ones say."""
+"""edgedec's catalogue, the user's catalogue beside it, and the errors of malformed ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def text(fields: dict[str, str] = GOOD, source: dict[str, str] = SOURCE) -> str:
 
 
 def test_own_entries_are_complete() -> None:
-    """The catalogue that comes with edgedec has its models, and recommends drafters that it has."""
+    """edgedec's catalogue has its models, and recommends only drafters that it has."""
     entries = load_catalogue()
     assert list(entries) == ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gemma3-270m"]
     assert entries["qwen2.5-coder-1.5b"].drafters == ("qwen2.5-coder-0.5b",)
@@ -40,7 +40,7 @@ def test_own_entries_are_complete() -> None:
 
 
 def test_user_adds_and_wins(catalogue: WriteCatalogue) -> None:
-    """Entries of the user's catalogue come beside edgedec's, and instead of those of the same name."""
+    """The user's catalogue adds entries, and replaces those of the same name."""
     catalogue(text() + text(GOOD | {"name": '"gemma3-270m"'}))
     entries = load_catalogue()
     assert (entries["mine"].sha256, entries["mine"].drafters) == ("a" * 64, ("smollm2-135m",))
@@ -72,7 +72,7 @@ def test_user_adds_and_wins(catalogue: WriteCatalogue) -> None:
     ],
 )
 def test_malformed_entries_are_named(catalogue: WriteCatalogue, tmp_path: Path, content: str, words: str) -> None:
-    """The error has the file, the entry and the field."""
+    """The error names the file, the entry and the field."""
     catalogue(content)
     with pytest.raises(RequestError, match=words) as caught:
         load_catalogue()

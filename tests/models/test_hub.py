@@ -1,4 +1,4 @@
-"""hf: names against a stub hub: choosing a file, tokens, shards, resuming, refusals, and doing without the network."""
+"""hf: names against a stub hub: choice of a file, tokens, shards, resuming, refusals, and no network."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -35,13 +35,13 @@ def _close_hub_session() -> Iterator[None]:
     ],
 )
 def test_hub_names_are_taken_apart(name: str, spec: HubSpec) -> None:
-    """Owner, repository, quantization or file, and revision."""
+    """A name is parsed into owner, repository, quantization or file, and revision."""
     assert parse_hub(name) == spec
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:a", "hf:../b", "hf:a/..", "hf:a/b@..", "hf:a/b/c", "hf:a/b:", "hf:a /b"])
 def test_other_hub_names_are_refused(name: str) -> None:
-    """What is not of the form is refused with the form, and never becomes a path."""
+    """A name of another form is refused, the error says the form, and it never becomes a path."""
     with pytest.raises(ModelNotFoundError, match="write hf:OWNER/REPO"):
         resolve(name, ResolveOptions())
 
@@ -64,7 +64,10 @@ def test_other_hub_names_are_refused(name: str) -> None:
     ],
 )  # fmt: skip
 def test_choice_of_a_file(files: list[str], what: str, chosen: list[str]) -> None:
-    """The quantization asked for, in any case; else Q4_K_M, Q4_0, Q8_0; else the only file; never a projector."""
+    """The given quantization is chosen, in any case; without one Q4_K_M, Q4_0 or Q8_0, else the only file.
+
+    A projector is never chosen.
+    """
     assert choose(files, HubSpec("a", "b", what)) == tuple(chosen)
 
 
@@ -80,19 +83,19 @@ def test_choice_of_a_file(files: list[str], what: str, chosen: list[str]) -> Non
     ],
 )
 def test_no_choice_lists_what_there_is(files: list[str], what: str, words: str) -> None:
-    """When nothing or too much fits, the error lists the names that would work."""
+    """If no file or several files fit, the error lists names that would work."""
     with pytest.raises(ModelNotFoundError, match=words):
         choose(files, HubSpec("a", "b", what))
 
 
 @pytest.mark.parametrize("file", ["../x.gguf", "/x.gguf", "a/../../x.gguf", "a\\x.gguf", "C:x.gguf", "a//x.gguf"])
 def test_file_names_that_lead_elsewhere_are_ignored(file: str) -> None:
-    """A hub cannot make us write outside its folder of the cache."""
+    """File names of a hub cannot lead out of its folder in the cache."""
     assert not is_safe(file)
 
 
 def test_default_is_fetched_and_kept(server: StubServer, root: Path) -> None:
-    """The default quantization is stored below hf/ with its sidecar, with the token sent, and needs the hub once."""
+    """The default quantization is stored below hf/ with its record; the token is sent, and the hub is asked once."""
     add_repository(server, "someone/tiny-GGUF", REPO)
     path = resolve("hf:someone/tiny-GGUF", ResolveOptions())
     assert path == root / "models" / "hf" / "someone" / "tiny-GGUF" / "main" / "tiny-Q4_K_M.gguf"
@@ -107,7 +110,7 @@ def test_default_is_fetched_and_kept(server: StubServer, root: Path) -> None:
 
 
 def test_other_quantization_is_another_file(server: StubServer) -> None:
-    """Having one quantization never answers for another."""
+    """A stored quantization does not stand for another one."""
     add_repository(server, "someone/tiny-GGUF", REPO)
     assert pull("hf:someone/tiny-GGUF:Q8_0", ResolveOptions()).read_bytes() == Q8
     with pytest.raises(OfflineError, match=r"hf:someone/tiny-GGUF: it is not in the cache .* http://127\.0\.0\.1"):
@@ -126,7 +129,7 @@ def test_revision_is_kept_apart(server: StubServer) -> None:
 
 
 def test_all_shards_are_fetched(server: StubServer) -> None:
-    """Of a split model every shard is fetched, and the first one's path returned."""
+    """All shards of a split model are fetched, and the path of the first one is returned."""
     shards = {f"q8/big-Q8_0-0000{i}-of-00003.gguf": model_bytes(10_000, seed=i) for i in (1, 2, 3)}
     add_repository(server, "someone/big", shards)
     path = pull("hf:someone/big:Q8_0", ResolveOptions())
@@ -138,7 +141,7 @@ def test_all_shards_are_fetched(server: StubServer) -> None:
 
 
 def test_broken_download_is_resumed(server: StubServer, cancel_after: CancelAfter) -> None:
-    """A cancelled download goes on where it was, checked against the SHA-256 that the hub gives."""
+    """A cancelled download is resumed, and the file checked against the hub's SHA-256."""
     add_repository(server, "someone/tiny-GGUF", REPO)
     with pytest.raises(CancelledError):
         pull("hf:someone/tiny-GGUF", cancel_after(10_000))
@@ -147,7 +150,7 @@ def test_broken_download_is_resumed(server: StubServer, cancel_after: CancelAfte
 
 
 def test_wrong_bytes_are_refused(server: StubServer, root: Path) -> None:
-    """A file that is not the one the hub lists is deleted."""
+    """A file that differs from what the hub lists is deleted."""
     add_repository(server, "someone/tiny-GGUF", REPO)
     for served in server.served.values():
         if served.data == Q4:
@@ -158,14 +161,14 @@ def test_wrong_bytes_are_refused(server: StubServer, root: Path) -> None:
 
 
 def test_file_without_checksum_is_fetched(server: StubServer) -> None:
-    """A small file, of which the hub gives no SHA-256, is fetched and its own remembered."""
+    """A small file, without a SHA-256 on the hub, is fetched, and its own SHA-256 recorded."""
     add_repository(server, "someone/tiny-GGUF", REPO, lfs=False)
     path = pull("hf:someone/tiny-GGUF", ResolveOptions())
     assert json.loads(path.with_name(path.name + ".json").read_text())["sha256"] == sha256(Q4)
 
 
 def test_force_follows_the_repository(server: StubServer) -> None:
-    """A file that changed at the hub stays as it is until it is pulled with force."""
+    """A file that changed on the hub is kept until it is pulled with force."""
     add_repository(server, "someone/tiny-GGUF", REPO)
     path = pull("hf:someone/tiny-GGUF", ResolveOptions())
     add_repository(server, "someone/tiny-GGUF", {"tiny-Q4_K_M.gguf": Q8})
@@ -189,7 +192,7 @@ def test_force_follows_the_repository(server: StubServer) -> None:
 def test_refusals_of_the_hub_are_explained(
     server: StubServer, status: int, code: str, kind: type[Exception], words: str
 ) -> None:
-    """Absent, hidden, gated and refused repositories are told apart, with the token as the way out."""
+    """Absent, hidden, gated and refused repositories have different errors, which mention the token."""
     served = server.add(
         "/api/models/someone/tiny-GGUF/revision/main", b"{}", **({"X_Error_Code": code} if code else {})
     )
@@ -200,7 +203,7 @@ def test_refusals_of_the_hub_are_explained(
 
 
 def test_gated_file_mentions_the_token(server: StubServer) -> None:
-    """A file that is refused although its repository is listed says the same."""
+    """The error for a refused file of a listed repository mentions the token, too."""
     add_repository(server, "someone/tiny-GGUF", REPO)
     for served in server.served.values():
         if served.data == Q4:
@@ -210,7 +213,7 @@ def test_gated_file_mentions_the_token(server: StubServer) -> None:
 
 
 def test_token_stays_with_the_hub(server: StubServer) -> None:
-    """A redirect to another host does not carry the token there."""
+    """The token is not sent to another host after a redirect."""
     add_repository(server, "someone/tiny-GGUF", REPO)
     with StubServer() as storage:
         storage.add("/blob", Q4)
@@ -222,14 +225,14 @@ def test_token_stays_with_the_hub(server: StubServer) -> None:
 
 
 def test_unreachable_hub_is_a_pull_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that does not answer is tried a few times, then reported."""
+    """A hub that does not answer is tried a few times, and then reported."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(PullError, match=r"http://127\.0\.0\.1:9 cannot be reached: .*tried 4 times"):
         pull("hf:someone/tiny-GGUF", ResolveOptions())
 
 
 def test_catalogue_entry_from_a_hub(server: StubServer, catalogue: Callable[[str], None], root: Path) -> None:
-    """A catalogue entry may come from one file of a hub, and is stored under its own name."""
+    """A catalogue entry may name a file of a hub, which is stored under the entry's name."""
     add_repository(server, "someone/tiny-GGUF", REPO)
     entry = f"""
         [[model]]

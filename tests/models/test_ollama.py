@@ -1,4 +1,4 @@
-"""Models of Ollama, read where it keeps them."""
+"""Models of Ollama, used where Ollama keeps them."""
 
 import json
 from pathlib import Path
@@ -50,13 +50,13 @@ def add_model(folder: Path, path: str) -> Path:
     ],
 )
 def test_weights_are_found_in_place(folder: Path, path: str, name: str) -> None:
-    """Names are looked up as Ollama does: its registry and `library` unless others are given."""
+    """Names are looked up as Ollama does: in its registry and `library`, unless the name has others."""
     blob = add_model(folder, path)
     assert resolve(name, ResolveOptions(offline=True)) == blob
 
 
 def test_home_folder_is_used_without_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without OLLAMA_MODELS the models are in the home folder."""
+    """Without OLLAMA_MODELS the models in the home folder are used."""
     blob = add_model(tmp_path / ".ollama" / "models", "registry.ollama.ai/library/tiny/latest")
     monkeypatch.delenv("OLLAMA_MODELS")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
@@ -64,7 +64,7 @@ def test_home_folder_is_used_without_variable(tmp_path: Path, monkeypatch: pytes
 
 
 def test_unknown_model_gets_near_ones(folder: Path) -> None:
-    """A model that Ollama does not have is answered with those it has, and how to get it."""
+    """The error for a missing model has similar names, and says how to get it."""
     add_model(folder, "registry.ollama.ai/library/qwen3/0.6b")
     with pytest.raises(ModelNotFoundError, match=r"did you mean ollama:qwen3:0\.6b\?; get it with `ollama pull qwen3`"):
         resolve("ollama:qwen3", ResolveOptions())
@@ -72,7 +72,7 @@ def test_unknown_model_gets_near_ones(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ollama:", "ollama:../x", "ollama:a/../b", "ollama:a:..", "ollama:a/b/c/d"])
 def test_names_that_lead_elsewhere_are_refused(folder: Path, name: str) -> None:
-    """A name is not a path."""
+    """A name with `..` is refused."""
     with pytest.raises(ModelNotFoundError, match="write ollama:NAME"):
         resolve(name, ResolveOptions())
 
@@ -81,7 +81,7 @@ def test_names_that_lead_elsewhere_are_refused(folder: Path, name: str) -> None:
     "digest", ["sha256:../../../etc/passwd", "sha256:abc", "sha256-" + "a" * 64, f"md5:{'a' * 64}"]
 )
 def test_digests_that_lead_elsewhere_are_refused(folder: Path, digest: str) -> None:
-    """A digest of another form is not turned into a path."""
+    """A digest of another form is refused and does not become a path."""
     add_manifest(folder, "registry.ollama.ai/library/x/latest", [{"mediaType": MODEL_LAYER, "digest": digest}])
     with pytest.raises(ModelFormatError, match="names the digest"):
         resolve("ollama:x", ResolveOptions())
@@ -98,14 +98,14 @@ def test_digests_that_lead_elsewhere_are_refused(folder: Path, digest: str) -> N
     ],
 )
 def test_odd_manifests_are_reported(folder: Path, layers: object, words: str) -> None:
-    """A manifest without exactly one file of weights says what it has."""
+    """The error for a manifest without exactly one file of weights says what it has."""
     add_manifest(folder, "registry.ollama.ai/library/x/latest", layers)
     with pytest.raises(ModelFormatError, match=words):
         resolve("ollama:x", ResolveOptions())
 
 
 def test_missing_or_truncated_weights_are_reported(folder: Path) -> None:
-    """Weights that are gone or too short point back to `ollama pull`."""
+    """The error for missing or truncated weights mentions `ollama pull`."""
     blob = add_model(folder, "registry.ollama.ai/library/x/latest")
     blob.write_bytes(b"GGUF")
     with pytest.raises(ModelFormatError, match="have 4 bytes where 5000 were expected"):

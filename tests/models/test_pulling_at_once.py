@@ -1,4 +1,4 @@
-"""Several pulls of the same file at once: threads, processes, and giving up the wait."""
+"""Several pulls of one file at the same time: threads, processes, and cancelling the wait."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def files_in(root: Path) -> list[str]:
 
 
 def test_two_threads_fetch_once(server: StubServer) -> None:
-    """Of several pulls at once one fetches; the others wait, say so, and then use what it has fetched."""
+    """One of several pulls fetches; the others report that they wait, and then use its file."""
     gate = server.add("/a.gguf", DATA).gate = threading.Event()
     waiting: set[int] = set()
     paths: list[Path] = []
@@ -50,7 +50,7 @@ def test_two_threads_fetch_once(server: StubServer) -> None:
 
 
 def test_two_processes_fetch_once(server: StubServer, root: Path, tmp_path: Path) -> None:
-    """The same between processes; no lock file stays."""
+    """The same holds between processes, and no lock file stays."""
     gate = server.add("/a.gguf", DATA).gate = threading.Event()
     code = (
         "import sys; from edgedec.resolver import ResolveOptions; from edgedec_models.resolve import pull; "

