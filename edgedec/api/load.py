@@ -1,20 +1,20 @@
 """From a model's name to an Engine: find the file, choose a runtime, plan the memory, load, open the sessions."""
 
-import inspect
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import update_wrapper
-from typing import Concatenate, ParamSpec
 from weakref import WeakSet
 
 from edgedec import plugins
 from edgedec.api.engine import Engine
 from edgedec.api.open_drafters import open_drafters
-from edgedec.api.options import LIBRARY, Application, EngineOptions, ModelName
+from edgedec.api.options import LIBRARY, Application, EngineOptions, ModelName, Numerics
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.decoding.generate import SessionSlot
+from edgedec.defaults import N_DRAFT_MAX
+from edgedec.draft import DrafterFactory
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out
@@ -25,12 +25,10 @@ from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LoadOptions, Model, Session, default_n_ctx
-from edgedec.progress import stage
+from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.model_switching import SwitchingSession
 from edgedec.sessions.sliding_window import SlidingSession
-
-P = ParamSpec("P")
 
 # The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
 _ENGINES: WeakSet[Engine] = WeakSet()
@@ -39,43 +37,56 @@ logger = logging.getLogger("edgedec.api.load")
 logger.addHandler(logging.NullHandler())  # without a handler, `logging` would print warnings itself
 
 
-def _with_keywords_of(
-    options: Callable[P, EngineOptions],
-) -> Callable[[Callable[[ModelName, EngineOptions], Engine]], Callable[Concatenate[ModelName, P], Engine]]:
-    """Return a decorator that lets a function of a model and EngineOptions take the options' fields as its keywords.
-
-    The fields, their types, defaults and docs are written once; type checkers, editors and help() show them.
-    """
-
-    def decorate(
-        function: Callable[[ModelName, EngineOptions], Engine],
-    ) -> Callable[Concatenate[ModelName, P], Engine]:
-        def called(model: ModelName, *args: P.args, **keywords: P.kwargs) -> Engine:
-            return function(model, options(*args, **keywords))
-
-        update_wrapper(called, function)
-        called.__doc__ = f"{function.__doc__}\n{options.__doc__}"
-        parameters = [inspect.signature(called).parameters["model"], *inspect.signature(options).parameters.values()]
-        called.__signature__ = inspect.Signature(parameters, return_annotation=Engine)  # type: ignore[attr-defined]
-        return called  # type: ignore[return-value]  # `model` may be a keyword, too
-
-    return decorate
-
-
-@_with_keywords_of(EngineOptions)
-def load(model: ModelName, options: EngineOptions) -> Engine:
-    """Load a model; the keywords are the fields of edgedec.api.options.EngineOptions, which explains each.
+# 32 parameters, so that every editor and type checker completes them; a test holds them equal to the fields.
+def load(
+    model: ModelName,
+    *,
+    runtime: str = "auto",
+    n_ctx: int | None = None,
+    slide: bool = False,
+    layer_skip: float | None = None,
+    layer_skip_force: bool = False,
+    memory: int | str | None = None,
+    draft: str | DrafterFactory | None = "auto",
+    draft_model: ModelName | None = None,
+    draft_overlap: bool = False,
+    n_draft_max: int = N_DRAFT_MAX,
+    draft_numerics: Numerics = "strict",
+    draft_store: str | os.PathLike[str] | None = None,
+    small_model: ModelName | None = None,
+    entropy: float | None = None,
+    entropy_force: bool = False,
+    chat_template: str | None = None,
+    grammars: bool = False,
+    n_parallel: int = 1,
+    max_rows: int | None = None,
+    n_threads: int | None = None,
+    kv_type: str = "f16",
+    flash_attention: bool | None = None,
+    mmap: bool = True,
+    repack: bool = True,
+    tile_cache: bool = True,
+    n_gpu_layers: int | None = None,
+    device: str | None = None,
+    offline: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> Engine:
+    """Load a model; edgedec.api.options.EngineOptions explains each of the keywords, which are its fields.
 
     Args:
         model: A path, a catalogue name, hf:owner/repo[:quantization or file][@revision], or ollama:name. A model that
             is not on this machine is downloaded first, unless `offline`.
-        options: Given as keywords: load("model.gguf", n_ctx=2048, memory="2GB").
 
     Raises:
-        TypeError: A keyword is unknown.
         EdgedecError: The model can't be loaded; edgedec/errors.py draws the tree of reasons.
     """
-    return open_engine(model, options)
+    keywords = dict(locals())
+    return open_engine(keywords.pop("model"), EngineOptions(**keywords))
+
+
+load.__doc__ = f"{load.__doc__}\n{EngineOptions.__doc__}"  # for help()
 
 
 def open_engine(model: ModelName, options: EngineOptions, application: Application = LIBRARY) -> Engine:

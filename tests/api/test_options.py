@@ -28,4 +28,4 @@ def test_an_unknown_keyword_is_refused(tmp_path: Path) -> None:
         edgedec.load("m.gguf", n_contexts=4)  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="draft_numerics is 'exact'; it must be strict or loose"):
         EngineOptions(draft_numerics="exact")  # type: ignore[arg-type]
-    edgedec.load(model=tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu").close()  # type: ignore[call-arg]
+    edgedec.load(model=tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu").close()
