@@ -1,1 +1,1 @@
-"""The public API: loading a model, the engine, its async counterparts, prompt caches."""
+"""The public API: edgedec.load and its options, the engine, generations for an event loop, prompt cache files."""

@@ -1,1 +1,1 @@
-"""What is chosen and loaded before a model is ready: its runtime, a draft model, a small model."""
+"""What precedes a load: finding the file, choosing the runtime, deciding on a draft model or a small model beside it."""

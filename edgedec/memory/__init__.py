@@ -1,1 +1,1 @@
-"""Keeping to a memory cap: planning before loading, watching while running, letting go."""
+"""Keeping to a memory cap: a plan before loading, a watch while text is generated, and what is shed then."""
