@@ -276,6 +276,9 @@ const Kernels *const *all_kernels() {
   static const Kernels *const kernels[] = {portable_kernels(),
 #if defined(EDGEDEC_HAS_X86)
                                            avx2_kernels(), avx512_kernels(),
+#if defined(EDGEDEC_HAS_AVXVNNI)
+                                           avxvnni_kernels(),
+#endif
 #endif
 #if defined(EDGEDEC_HAS_NEON)
                                            neon_kernels(),

@@ -41,7 +41,11 @@ void require(bool holds, const char *message) {
 const Kernels *const *all_kernels() {
   static const Kernels *const kernels[] = {
 #if defined(EDGEDEC_HAS_X86)
-      avx512_kernels(), avx2_kernels(),
+      avx512_kernels(),
+#if defined(EDGEDEC_HAS_AVXVNNI)
+      avxvnni_kernels(),
+#endif
+      avx2_kernels(),
 #endif
 #if defined(EDGEDEC_HAS_NEON)
       neon_kernels(),

@@ -13,9 +13,16 @@
 #define UNROLL
 #endif
 
+#if defined(_MSC_VER)
+#define EDGEDEC_INLINE __forceinline
+#else
+#define EDGEDEC_INLINE __attribute__((always_inline)) inline
+#endif
+
+// EDGEDEC_SIMD: 0 portable, 1 NEON, 2 AVX2, 3 AVX-512 with VNNI, 4 AVX2 with AVX-VNNI
 #if EDGEDEC_SIMD == 3
 #include "simd_avx512.h"
-#elif EDGEDEC_SIMD == 2
+#elif EDGEDEC_SIMD == 2 || EDGEDEC_SIMD == 4
 #include "simd_avx2.h"
 #elif EDGEDEC_SIMD == 1
 #include "simd_neon.h"
@@ -25,6 +32,8 @@
 
 #if EDGEDEC_SIMD == 1 && defined(__linux__)
 #include <sys/auxv.h>
+#elif EDGEDEC_SIMD == 4
+#include <cpuid.h>
 #endif
 
 namespace {
@@ -42,12 +51,22 @@ using edgedec::MAX_QUERIES;
 #include "attention.inl"
 #include "row.inl"
 
+#if EDGEDEC_SIMD == 4
+// Bit 4 of EAX in CPUID's leaf 7.1; not every compiler's __builtin_cpu_supports knows AVX-VNNI.
+bool has_dpbusd() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 4)) != 0;
+}
+#else
+[[maybe_unused]] bool has_dpbusd() { return true; }
+#endif
+
 bool supported() {
 #if EDGEDEC_SIMD == 3
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
-#elif EDGEDEC_SIMD == 2
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#elif EDGEDEC_SIMD == 2 || EDGEDEC_SIMD == 4
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") && has_dpbusd();
 #elif EDGEDEC_SIMD == 1 && defined(__linux__)
   return (getauxval(AT_HWCAP) & (1ul << 20)) != 0;  // HWCAP_ASIMDDP
 #else
@@ -62,6 +81,9 @@ namespace edgedec {
 #if EDGEDEC_SIMD == 3
 #define EDGEDEC_NAME "avx512vnni"
 const Kernels *avx512_kernels() {
+#elif EDGEDEC_SIMD == 4
+#define EDGEDEC_NAME "avxvnni"
+const Kernels *avxvnni_kernels() {
 #elif EDGEDEC_SIMD == 2
 #define EDGEDEC_NAME "avx2"
 const Kernels *avx2_kernels() {

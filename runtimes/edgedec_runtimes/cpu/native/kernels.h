@@ -134,6 +134,7 @@ struct Kernels {
 
 const Kernels *portable_kernels();
 const Kernels *avx2_kernels();
+const Kernels *avxvnni_kernels();
 const Kernels *avx512_kernels();
 const Kernels *neon_kernels();
 

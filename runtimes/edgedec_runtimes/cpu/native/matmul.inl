@@ -6,13 +6,13 @@
 constexpr int PARTS = edgedec::TILE_ROWS / LANES;  // vectors for the 16 rows of a tile
 constexpr int PART_BYTES = 4 * LANES;              // of the 64 bytes that hold a group of 4 columns
 
-// How many cache lines to fetch ahead of the one in use.
-inline void prefetch_ahead(const uint8_t *p, int n_bytes) {
-  if constexpr (PARTS == 1) {
-    for (int i = 0; i < n_bytes; i += 64) prefetch(p + 4608 + i);
-  } else {
-    (void)p, (void)n_bytes;
-  }
+// Fetch n_bytes of a tile that are needed soon: so far ahead that they are there in time, and near enough that the L1 cache
+// still holds them. The first pass over a unit fetches for the passes of all its parts. The function is always inlined:
+// GCC drops calls of a function that does nothing but prefetch.
+constexpr int AHEAD_BYTES = 9216;
+EDGEDEC_INLINE void prefetch_ahead(const uint8_t *p, int n_bytes, int part) {
+  if (part == 0)
+    for (int i = 0; i < n_bytes; i += 64) prefetch(p + AHEAD_BYTES + i);
 }
 
 inline void load_nibbles(const uint8_t *p, Bytes *w) {
@@ -81,7 +81,7 @@ struct Simple {  // Q4_0, Q4_1, Q5_0, Q5_1
     if constexpr (MIN) minimum = load_halves(scales + 32);
   }
   inline void unpack(const uint8_t *unit, int, int part, Bytes *w) {
-    prefetch_ahead(unit, BYTES);
+    prefetch_ahead(unit, BYTES, part);
     load_nibbles(unit + PART_BYTES * part, w);
     if constexpr (FIFTH) add_fifth_bits(unit + 256 + PART_BYTES * part, w);
   }
@@ -106,7 +106,7 @@ struct Eight {  // Q8_0
 
   Eight(const uint8_t *unit, int part) { d = load_halves(unit + 512 + 2 * LANES * part); }
   inline void unpack(const uint8_t *unit, int, int part, Bytes *w) {
-    prefetch_ahead(unit, BYTES);
+    prefetch_ahead(unit, BYTES, part);
     for (int g = 0; g < 8; ++g) w[g] = load_bytes(unit + 64 * g + PART_BYTES * part);
   }
   template <int N>
@@ -142,7 +142,7 @@ struct K45 {  // Q4_K, Q5_K
   static inline void keep(uint8_t *to, Bytes x) { memcpy(to, &x, sizeof x); }
   inline void unpack(const uint8_t *unit, int sub, int part, Bytes *w) {
     const uint8_t *p = unit + STEP * sub;
-    prefetch_ahead(p, sub == 0 ? STEP + 64 : STEP + 32);
+    prefetch_ahead(p, sub == 0 ? STEP + 64 : STEP + 32, part);
     load_nibbles(p + PART_BYTES * part, w);
     if constexpr (FIFTH) add_fifth_bits(p + 256 + PART_BYTES * part, w);
     scale = mul(d, load_u8(scales + 16 * sub + LANES * part));
@@ -167,7 +167,7 @@ struct K6 {  // Q6_K
   K6(const uint8_t *unit, int part) { d = load_halves(unit + 3328 + 2 * LANES * part); }
   inline void unpack(const uint8_t *unit, int sub, int part, Bytes *w) {
     const uint8_t *p = unit + 384 * sub;
-    prefetch_ahead(p, 384 + 36);
+    prefetch_ahead(p, 384 + 36, part);
     load_nibbles(p + PART_BYTES * part, w);
     add_two_bits(p + 256 + PART_BYTES * part, w);
     first = mul(d, load_s8(unit + 3072 + 32 * sub + LANES * part));

@@ -1,4 +1,4 @@
-// AVX2 with FMA and F16C: 8 lanes.
+// AVX2 with FMA and F16C, and AVX-VNNI where EDGEDEC_SIMD is 4: 8 lanes.
 #pragma once
 #include <immintrin.h>
 #include <stdint.h>
@@ -7,7 +7,7 @@
 namespace {
 
 constexpr int LANES = 8;
-constexpr int MAX_ROWS = 4;
+constexpr int MAX_ROWS = 8;  // activations that a kernel takes at once
 using Bytes = __m256i;
 using Ints = __m256i;
 using Floats = __m256;
@@ -31,6 +31,26 @@ inline Ints load_groups(const int8_t *a, int g) {
   return _mm256_set1_epi32(four);
 }
 
+#if EDGEDEC_SIMD == 4
+// sums[m] += the products of G groups of 4 columns with row m of the activations: weights unsigned, activations signed,
+// 32 bytes from row to row.
+template <int BITS, int G, int N>
+inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
+  UNROLL for (int g = 0; g < G; ++g)
+    UNROLL for (int m = 0; m < N; ++m) sums[m] = _mm256_dpbusd_avx_epi32(sums[m], w[g], load_groups(a + 32 * m, g));
+}
+
+// The same with signed weights of 8 bits, 8 groups; the caller starts from -128 times the sums of the activations.
+constexpr bool SIGNED_NEEDS_SUM = true;
+template <int N>
+inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
+  const Bytes sign = _mm256_set1_epi8((char)0x80);
+  UNROLL for (int g = 0; g < 8; ++g) {
+    const Bytes biased = _mm256_xor_si256(w[g], sign);
+    UNROLL for (int m = 0; m < N; ++m) sums[m] = _mm256_dpbusd_avx_epi32(sums[m], biased, load_groups(a + 32 * m, g));
+  }
+}
+#else
 // sums[m] += the products of G groups of 4 columns with row m of the activations (32 bytes from row to row). Products of
 // two columns are summed in 16 bits, over as many groups as can't overflow them, and then widened.
 template <int BITS, int G, int N>
@@ -58,6 +78,7 @@ inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
     }
   }
 }
+#endif
 
 inline Floats zero() { return _mm256_setzero_ps(); }
 inline Floats set(float x) { return _mm256_set1_ps(x); }
