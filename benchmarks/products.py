@@ -4,8 +4,9 @@
     python benchmarks/products.py --sets avx2 --threads 1 --only cache
 
 In the cache: nanoseconds a block (32 columns of 16 rows), and the part of the multiply-adds of bytes that one core
-makes a second when nothing is loaded. From memory: gigabytes of weights a second, n = 0 being a plain read of the same bytes,
-with pages of 4 kB and of 2 MB; the median of seven, plain reads and products in turn. Needs a C++ compiler and CMake.
+makes a second when nothing is loaded. From memory: gigabytes of weights a second, where n = 0 is a plain read of the
+same bytes, with pages of 4 kB and of 2 MB; the median of seven, plain reads and products in turn. Needs a C++ compiler
+and CMake.
 """
 
 import argparse
