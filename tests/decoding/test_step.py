@@ -23,7 +23,6 @@ from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
-from edgedec_runtimes.reference.model import ReferenceModel
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.shared.session_state import SessionState
 
@@ -347,7 +346,7 @@ def test_a_chain_of_a_tree_is_verified_where_the_runtime_cannot_do_trees(
     model: Model, plain: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drafter is not at fault: it stays, and the tokens stay."""
-    monkeypatch.setattr(ReferenceModel, "capabilities", Capabilities(trees=False))
+    monkeypatch.setattr(model, "capabilities", Capabilities(trees=False))
     for script in (oracle, late_siblings):
         drafter = Scripted(script(plain["greedy"]))
         found = run(model, GREEDY, drafter)
