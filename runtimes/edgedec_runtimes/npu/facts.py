@@ -6,7 +6,6 @@ The manifest is `edgedec.json`, mainly its section "npu". A quantized value q st
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.formats import GRAPH, MANIFEST, VOCABULARY
-from edgedec_runtimes.onnx.exported import FileFacts
+from edgedec_runtimes.onnx.exported import FileFacts, read_files
 
 EMBEDDING = "embedding.f16"
 FORMAT, TARGET, KV = 1, "npu", "2 x u8"
@@ -216,7 +215,7 @@ def read_facts(path: Path) -> Facts:
         return _facts(found, section, hashlib.sha256(text).hexdigest())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelFormatError(
-            f"{manifest}: {type(error).__name__} in what it says of the graph: {error}; export the model again"
+            f"{manifest}: its facts of the graph are damaged ({type(error).__name__}: {error}); export the model again"
         ) from error
 
 
@@ -248,24 +247,10 @@ def _facts(found: Mapping[str, Any], section: Mapping[str, Any], sha256: str) ->
         frequencies=frequencies,
         quantizers={name: _quantizer(section["quantizers"][name]) for name in QUANTIZERS},
         zeros=zeros,
-        files=_files(found["files"]),
+        files=read_files(found["files"], {GRAPH, VOCABULARY, EMBEDDING}),
         sha256=sha256,
         **counts,
     )
-
-
-def _files(listed: Mapping[str, Mapping[str, Any]]) -> dict[str, FileFacts]:
-    files = {}
-    for name, entry in listed.items():
-        n_bytes, sha256 = entry["bytes"], entry["sha256"]
-        plain = name == os.path.basename(name) and name not in ("", ".", "..") and "\\" not in name
-        if not plain or type(n_bytes) is not int or n_bytes < 0 or type(sha256) is not str or len(sha256) != 64:
-            raise ValueError(f"files has {name[:80]!r}: {str(entry)[:80]}")
-        files[name] = FileFacts(n_bytes, sha256)
-    missing = {GRAPH, VOCABULARY, EMBEDDING} - files.keys()
-    if missing:
-        raise ValueError(f"files has no {min(missing)!r}")
-    return files
 
 
 def _whole(value: Any, name: str) -> int:

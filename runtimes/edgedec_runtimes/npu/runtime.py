@@ -23,11 +23,11 @@ from edgedec.gguf.metadata import get_text
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
-from edgedec_runtimes.npu.facts import EMBEDDING, KV, ROWS, Facts, folder_of, read_facts
+from edgedec_runtimes.npu.facts import EMBEDDING, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
 from edgedec_runtimes.npu.memory import memory_terms
 from edgedec_runtimes.npu.model import NpuModel
-from edgedec_runtimes.onnx.exported import Export, verify_files
+from edgedec_runtimes.onnx.exported import verify_files
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
@@ -64,7 +64,7 @@ class Npu:
         gguf = read_gguf(folder / VOCABULARY)
         _check_vocabulary(gguf, facts)
         tokenizer = open_tokenizer(gguf)
-        verify_files(_export(folder, facts, gguf), options)
+        verify_files(folder, facts.files, options)
         ort, device = load_library(), device_of(options.device)
         compiled = None
         if device == NPU and options.tile_cache and options.cache_dir is not None:
@@ -124,28 +124,6 @@ def _check_vocabulary(gguf: GGUF, facts: Facts) -> None:
             f"{gguf.paths[0]}: the architecture is {architecture!r}, in the manifest it is {facts.architecture!r}; "
             "export the model again"
         )
-
-
-def _export(folder: Path, facts: Facts, gguf: GGUF) -> Export:
-    """Return the facts in the form that verify_files takes."""
-    return Export(
-        folder=folder,
-        gguf=gguf,
-        architecture=facts.architecture,
-        quant="balanced",
-        kv=KV,
-        n_layer=facts.n_layer,
-        n_vocab=facts.n_vocab,
-        n_embd=facts.n_embd,
-        n_head_kv=facts.n_head_kv,
-        head_dim=facts.head_dim,
-        n_ff=0,
-        n_ctx_train=facts.n_ctx_train,
-        local_layers=(),
-        window=facts.sliding_window,
-        files=facts.files,
-        sha256=facts.sha256,
-    )
 
 
 def _embedding(folder: Path, facts: Facts) -> NDArray[np.float16]:

@@ -1,7 +1,7 @@
 """Reads the folder that `edgedec export --to onnx` writes, and checks its files against its manifest.
 
-export = read_export(Path("folder"))          # or the .onnx file in it; reads headers only
-verify_files(export, options)                 # sizes always; contents where they are not known to be sound
+export = read_export(Path("folder"))                # or the .onnx file in it; reads headers only
+verify_files(export.folder, export.files, options)  # sizes always; contents where they are not known to be sound
 """
 
 import hashlib
@@ -101,7 +101,10 @@ def read_export(path: Path) -> Export:
             f"{folder}: exported for the target {_shown(facts.get('target'))}; the onnx runtime runs exports "
             "for 'cpu': take the runtime of that target, or export the model again with --target cpu"
         )
-    files = _files(folder, facts)
+    try:
+        files = read_files(facts.get("files"), {GRAPH, VOCABULARY})
+    except ValueError as error:
+        raise ModelFormatError(f"{folder / MANIFEST}: {error}; it is damaged: export the model again") from error
     gguf = read_gguf(folder / VOCABULARY)
     info = describe(gguf)
     n_layer = _count(folder, facts, "n_layer", 4096)
@@ -132,7 +135,7 @@ def read_export(path: Path) -> Export:
     )
 
 
-def verify_files(export: Export, options: LoadOptions) -> None:
+def verify_files(folder: Path, files: Mapping[str, FileFacts], options: LoadOptions) -> None:
     """Refuse an export whose files have changed since the export, or whose graph reads any other file.
 
     Sizes are compared at every load. Contents are read once: files that were found sound are remembered in the options'
@@ -144,19 +147,19 @@ def verify_files(export: Export, options: LoadOptions) -> None:
         CancelledError: options.cancel was set.
     """
     known: list[Any] = [_CHECKS]
-    for name, facts in export.files.items():
-        found = _own_file(export.folder, name)
+    for name, facts in files.items():
+        found = _own_file(folder, name)
         if found.st_size != facts.n_bytes:
-            raise _changed(export.folder / name, f"{found.st_size} bytes, expected {facts.n_bytes}")
-        known.append([str((export.folder / name).absolute()), found.st_size, found.st_mtime_ns, facts.sha256])
+            raise _changed(folder / name, f"{found.st_size} bytes, expected {facts.n_bytes}")
+        known.append([str((folder / name).absolute()), found.st_size, found.st_mtime_ns, facts.sha256])
     key = json.dumps(known)
     if probe_cache.get(options.cache_dir, "onnx", key) is True:
         return
-    _check_graph(export)
-    done, total = 0, sum(facts.n_bytes for facts in export.files.values())
-    for name, facts in export.files.items():
-        if _sha256(export.folder / name, options, done, total) != facts.sha256:
-            raise _changed(export.folder / name, f"other contents than were exported (SHA-256 {facts.sha256})")
+    _check_graph(folder, files)
+    done, total = 0, sum(facts.n_bytes for facts in files.values())
+    for name, facts in files.items():
+        if _sha256(folder / name, options, done, total) != facts.sha256:
+            raise _changed(folder / name, f"other contents than were exported (SHA-256 {facts.sha256})")
         done += facts.n_bytes
     probe_cache.put(options.cache_dir, "onnx", key, True)
 
@@ -200,17 +203,25 @@ def _parsed(folder: Path, text: bytes) -> dict[str, Any]:
     return facts
 
 
-def _files(folder: Path, facts: dict[str, Any]) -> dict[str, FileFacts]:
-    listed = facts.get("files")
+def read_files(listed: Any, needed: set[str]) -> dict[str, FileFacts]:
+    """Return the files that a manifest lists, by name.
+
+    Args:
+        listed: The manifest's "files", which may be anything.
+        needed: Names that must be among them.
+
+    Raises:
+        ValueError: A name is no plain file name, a size or a SHA-256 is none, or a needed file is missing.
+    """
     files: dict[str, FileFacts] = {}
     for name, entry in listed.items() if isinstance(listed, dict) else ():
         n_bytes, sha256 = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
         is_plain = name == os.path.basename(name) and name not in ("", ".", "..") and "\\" not in name
         if not is_plain or type(n_bytes) is not int or n_bytes < 0 or not isinstance(sha256, str) or len(sha256) != 64:
-            raise _contradiction(folder, f"files[{name[:80]!r}]", entry)
+            raise ValueError(f"files[{name[:80]!r}] is {_shown(entry)}")
         files[name] = FileFacts(n_bytes, sha256)
-    if not {GRAPH, VOCABULARY} <= files.keys():
-        raise _contradiction(folder, "files", sorted(files))
+    if not needed <= files.keys():
+        raise ValueError(f"files is {_shown(sorted(files))}, without {min(needed - files.keys())!r}")
     return files
 
 
@@ -260,16 +271,17 @@ def _changed(path: Path, what: str) -> ModelFormatError:
     return ModelFormatError(f"{path}: {what}; it was cut short or changed: export the model again, or copy it anew")
 
 
-def _check_graph(export: Export) -> None:
-    if export.files[GRAPH].n_bytes > MOST_GRAPH_BYTES:
-        raise _changed(export.graph, f"a graph of over {MOST_GRAPH_BYTES} bytes")
-    sizes = {DATA: export.files[DATA].n_bytes} if DATA in export.files else {}
+def _check_graph(folder: Path, files: Mapping[str, FileFacts]) -> None:
+    path = folder / GRAPH
+    if files[GRAPH].n_bytes > MOST_GRAPH_BYTES:
+        raise _changed(path, f"a graph of over {MOST_GRAPH_BYTES} bytes")
+    sizes = {DATA: files[DATA].n_bytes} if DATA in files else {}
     try:
-        check_graph(export.graph.read_bytes(), sizes)
+        check_graph(path.read_bytes(), sizes)
     except OSError as error:
-        raise storage_error(export.graph, error) from error
+        raise storage_error(path, error) from error
     except ModelFormatError as error:
-        raise ModelFormatError(f"{export.graph}: {error}") from error
+        raise ModelFormatError(f"{path}: {error}") from error
 
 
 def _sha256(path: Path, options: LoadOptions, done: int, total: int) -> str:

@@ -60,7 +60,7 @@ class Onnx:
         ort = load_library()
         chosen = choose_provider(ort, options.device)
         tokenizer = open_tokenizer(export.gguf)  # before the weights: it may refuse
-        verify_files(export, options)
+        verify_files(export.folder, export.files, options)
         if options.cancel is not None:
             options.cancel.check(f"loading {path.name}")
         n_threads = options.n_threads or usable_cores()

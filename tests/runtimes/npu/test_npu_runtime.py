@@ -216,7 +216,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
         (lambda folder: rewrite(folder, lambda m: m.update(n_embd=10**9)), ModelFormatError, "n_embd"),
         (lambda folder: rewrite(folder, lambda m: m.update(n_embd=32)), ModelFormatError, "260 rows of 32"),
         (lambda folder: rewrite(folder, lambda m: m.update(architecture="qwen2")), ModelFormatError, "in the manifest"),
-        (lambda folder: rewrite(folder, lambda m: m["files"].update({"../x": {}})), ModelFormatError, "bytes"),
+        (lambda folder: rewrite(folder, lambda m: m["files"].update({"../x": {}})), ModelFormatError, "../x"),
         (lambda folder: (folder / "edgedec.json").write_text("{"), ModelFormatError, "no JSON"),
     ],
 )

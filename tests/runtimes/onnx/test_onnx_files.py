@@ -56,7 +56,8 @@ def test_contents_are_read_once(exported: Exporter, tmp_path: Path) -> None:
     for times in (1, 1, 2):
         if times == 2:
             (folder / DATA).touch()
-        verify_files(read_export(folder), options)
+        export = read_export(folder)
+        verify_files(export.folder, export.files, options)
         assert read.count(DATA) == times
 
 
