@@ -120,7 +120,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         _warn(slots, _context_notes(planned, slots[0].session.n_ctx))
         planned = open_drafters(model, slots, planned, wishes, options, undo)
         for slot in slots:
-            slot.max_rows = load_options.max_rows if is_planned else None
+            slot.forward_rows = load_options.max_rows if is_planned else None
             slot.watch = memory_watch(slot.drafting, planned.plan.process_cap_bytes)
         grammar_bytes = planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES)
         template = _template(model, options.chat_template)

@@ -154,7 +154,7 @@ class DrafterSubject(HeldSessions):
         for n_max in cycle(lengths):
             if sequence.n_generated >= self.n_tokens:
                 break
-            decoder.max_rows = 1 + n_max
+            decoder.forward_rows = 1 + n_max
             step(sequence, decoder)
             require(policy is None or bool(policy.drafters.all), "; ".join(sequence.stats.reasons))
         return sequence.token_ids[len(prompt) :][: self.n_tokens]

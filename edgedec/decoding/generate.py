@@ -41,7 +41,7 @@ class SessionSlot:
         stream: The stream that holds the slot, also while the stream is paused; None while the slot is free.
         runtime_reason: What a comparison of runtimes found; may be empty.
         watch: Sheds memory when memory runs short, or None.
-        max_rows: Most rows of a forward that verifies, where memory is planned, or None.
+        forward_rows: Most rows of a forward that verifies, where memory is planned, or None.
         notes: Sentences for the statistics of every text.
     """
 
@@ -55,7 +55,7 @@ class SessionSlot:
     stream: "weakref.ref[TokenStream] | None" = None
     runtime_reason: str = ""
     watch: Watch | None = None
-    max_rows: int | None = None
+    forward_rows: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -339,7 +339,7 @@ def _decoder(
         ending=TextEnd.of(request, target.session, constraint),
         on_progress=on_progress,
         constraint=constraint,
-        max_rows=target.max_rows,
+        forward_rows=target.forward_rows,
     )
     if request.rule != COUPLED:
         sequence.stats.add_reason(

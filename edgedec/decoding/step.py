@@ -54,7 +54,7 @@ class Decoder:
         on_progress: Called during the prefill.
         constraint: The grammar that the text keeps to, or None.
         forced: Puts the tokens that the grammar forces into drafts, or None.
-        max_rows: Most rows of a forward that verifies, where memory is planned; None for all that the model can.
+        forward_rows: Most rows of a forward that verifies, where memory is planned; None for all that the model can.
         strict: Whether to verify only where the rows of one forward have the bits of single steps.
         logprobs: One entry for each token of the latest step, where the request asks for them.
     """
@@ -67,7 +67,7 @@ class Decoder:
     on_progress: OnProgress | None = None
     constraint: Constraint | None = None
     forced: ForcedDrafts | None = None
-    max_rows: int | None = None
+    forward_rows: int | None = None
     strict: bool = True
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
 
@@ -107,8 +107,8 @@ def _propose(sequence: Sequence, decoder: Decoder, n_generated: int) -> Draft:
     if policy is None:
         return EMPTY_DRAFT
     room = min(session.room(n_past + 1), session.model.capabilities.max_rows - 1)
-    if decoder.max_rows is not None:
-        room = min(room, decoder.max_rows - 1)
+    if decoder.forward_rows is not None:
+        room = min(room, decoder.forward_rows - 1)
     max_tokens = sequence.request.sampling.max_tokens
     if max_tokens is not None:
         room = min(room, max_tokens - n_generated - 1)
