@@ -20,6 +20,21 @@ _GAIN = 0.05  # of a step: a smaller gain counts as none
 _STALE = 64  # observations of other row counts after which the seconds of a row count are base * pace again
 
 
+@dataclass(frozen=True, slots=True)
+class SharedForward:
+    """A forward that several sessions may have had rows in.
+
+    Attributes:
+        seconds: Time of the forward.
+        n_rows: Rows of all sessions in it.
+        n_items: How many sessions had rows in it.
+    """
+
+    seconds: float = 0.0
+    n_rows: int = 0
+    n_items: int = 1
+
+
 @dataclass(slots=True)
 class _Bucket:
     """What is known of forwards in contexts of about one length.

@@ -1,7 +1,6 @@
 """What a runtime implements: `Runtime` loads weights (`Model`), which open sessions with a KV cache each (`Session`).
 
-A runtime is found by its entry point (group `edgedec.runtimes`). `n_past` is the number of tokens in a session's KV
-cache that a forward builds on; a *row* is one new token of a forward.
+`n_past` is the number of tokens in a session's KV cache that a forward builds on; a *row* is one new token of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, RequestError
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
@@ -54,8 +54,8 @@ class Capabilities:
         rollback: `n_past` may be any number up to n_cached. False for most recurrent models, whose `n_past` is either
             n_cached or 0.
         trees: `parents` may describe a tree.
-        exact_trees: Rows of a tree are bit-equal to their chains as far as `batch_invariant` says. Where this is False,
-            strict numerics verify chains only.
+        exact_trees: Rows of a tree are bit-equal to their chains as far as `batch_invariant` says; else strict numerics
+            verify chains only.
         fork: A session can be forked and shares its prefix with the fork.
         layers: `layers` may be a subset of the layers.
         taps: Hidden states after given layers can be returned.
@@ -161,26 +161,10 @@ class ForwardItem:
     taps: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SharedForward:
-    """A forward that several sessions may have had rows in.
-
-    Attributes:
-        seconds: Its time.
-        n_rows: Rows of all sessions in it.
-        n_items: How many sessions had rows in it.
-    """
-
-    seconds: float = 0.0
-    n_rows: int = 0
-    n_items: int = 1
-
-
 class Session(Protocol):
     """One sequence's KV cache. One thread at a time uses a session; any thread may call cancel().
 
-    A class that derives from Session inherits `n_text_max`, `shared`, `room`, `generating`, `count_text` and `open`,
-    with what holds for a runtime's own session: a text is at most as long as the KV cache, and no forward is shared.
+    A class that derives from it inherits `n_text_max`, `shared`, `room`, `generating`, `count_text` and `open`.
     """
 
     @property
@@ -237,8 +221,7 @@ class Session(Protocol):
         """Evaluate new rows after the first `n_past` cached tokens; Model.forward with one item.
 
         The parameters are the attributes of ForwardItem; `on_progress` is called with the tokens of a long prefill.
-        After a forward with `parents` the session is branched: call keep(), or go back to this forward's n_past or
-        below.
+        After a forward with `parents` the session is branched: call keep(), or go back to its n_past or below.
 
         Raises:
             ContextFullError: n_past and the rows together are over n_ctx; nothing was evaluated.
@@ -249,30 +232,24 @@ class Session(Protocol):
         """
 
     def exact_rows(self, n_past: int) -> int | None:
-        """Return how many rows of a forward at `n_past` may have the bits of single steps; evaluates nothing.
+        """Return how many rows of a forward at `n_past` may have the bits of single steps, as far as is known.
 
-        Returns:
-            The number as far as it is known without measuring; None where no two rows have the bits of single steps,
-            neither at `n_past` nor in a longer context.
+        None where no two rows have them, neither at `n_past` nor in a longer context. Evaluates nothing.
         """
 
     def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
-        """Return whether `n_rows` rows of a forward at `n_past` have the bits of single steps.
+        """Return whether `n_rows` rows of a forward at `n_past`, and steps after them, have the bits of single steps.
 
-        The steps after such rows have the bits that they have after single steps. A runtime that has to measure this
-        measures it here, once for contexts of about this length, with forwards of its own at `n_past` (raises what they
-        raise).
+        A runtime that has to measure this measures it here, once for contexts of about this length, with forwards of
+        its own at `n_past` (raises what they raise).
         """
 
     def keep(self, rows: NDArray[np.int32]) -> None:
-        """Keep one path of the last tree, and drop the tree's other rows.
-
-        Args:
-            rows: int32[n], the rows of the path: the first is a root, and each is the parent of the next.
+        """Keep the path `rows` of the last tree (a root first, each row the parent of the next); drop its other rows.
 
         Raises:
             SessionError: The session is not branched.
-            RequestError: `rows` is no path from the root.
+            RequestError: `rows` is no path from a root.
         """
 
     def fork(self) -> "Session":
@@ -323,10 +300,7 @@ class Model(Protocol):
         """Open an empty session of that many tokens (MemoryCapError when the system refuses the memory)."""
 
     def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
-        """Evaluate rows of several sessions together; return one result for each item, in their order.
-
-        Raises what Session.forward raises; nothing was evaluated where an item is refused.
-        """
+        """Evaluate rows of several sessions; return a result for each item (raises what Session.forward raises)."""
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
@@ -413,9 +387,7 @@ class Runtime(Protocol):
         """Load the weights.
 
         Raises:
-            ModelError: The file can't be used.
-            RuntimeUnavailableError: The runtime, or the device, is not there.
-            MemoryCapError: The system has no memory for the model.
+            ModelError, RuntimeUnavailableError, MemoryCapError: The file, the runtime or the memory can't be used.
             CancelledError: options.cancel was set.
         """
 

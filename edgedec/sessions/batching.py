@@ -15,8 +15,9 @@ from time import monotonic, perf_counter
 
 import numpy as np
 
+from edgedec.cost_curve import SharedForward
 from edgedec.errors import CancelledError, SessionError
-from edgedec.model import Forward, ForwardItem, Model, Session, SharedForward
+from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sessions.item_session import OuterSession
 

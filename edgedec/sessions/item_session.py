@@ -7,8 +7,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, argument
-from edgedec.model import Forward, ForwardItem, LayerSet, Model, Rows, Session, SharedForward
+from edgedec.model import Forward, ForwardItem, LayerSet, Model, Rows, Session
 from edgedec.progress import OnProgress
 from edgedec.stats import DecodeStats
 

@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 from support.simulation import Clock, Oracle, Run, a_text, decode, policy_of
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, DrafterNeeds, Floor, Verification
-from edgedec.model import SharedForward
 from edgedec.sampling import Distribution
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.recorder import Recorder

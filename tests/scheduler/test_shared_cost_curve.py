@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from support.simulation import Oracle, a_text, member, policy_of
 
-from edgedec.cost_curve import CostCurve
-from edgedec.model import SharedForward
+from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
