@@ -30,11 +30,10 @@ from edgedec_export.gguf_writer import (
     whole_number,
     write_gguf,
 )
+from edgedec_export.hf.config import GEMMA_27B_LAYERS, GEMMA_PERIOD
 
 # In these architectures a layer's number does not decide what it does, in llama.cpp and here.
 _UNIFORM = frozenset({"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe"})
-_GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
-_GEMMA_27B_LAYERS = 62  # by which llama.cpp recognizes the 27B, whose attention is scaled in another way
 # Metadata arrays with one entry per layer.
 _PER_LAYER = frozenset(
     {
@@ -165,7 +164,7 @@ def _period(gguf: GGUF, architecture: str) -> int:
     window = get_int(gguf, "gemma3.attention.sliding_window", at_most=2**31 - 1)
     if not window or isinstance(gguf.metadata.get(key), GGUFArray):
         return 1
-    return get_int(gguf, key, at_most=_MOST_LAYERS, at_least=1) or _GEMMA_PERIOD
+    return get_int(gguf, key, at_most=_MOST_LAYERS, at_least=1) or GEMMA_PERIOD
 
 
 def _check_positions(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[int, ...], period: int) -> None:
@@ -184,7 +183,7 @@ def _check_positions(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[in
                 f"whole text and the others a window: keep the first ones (0-{len(kept) - 1}), or leave out whole "
                 f"groups of {period} such as 0-{period - 1}"
             )
-    if architecture == "gemma3" and n_layer == _GEMMA_27B_LAYERS and len(kept) != n_layer:
+    if architecture == "gemma3" and n_layer == GEMMA_27B_LAYERS and len(kept) != n_layer:
         raise UnsupportedModelError(
             f"{path}: gemma 3 with {n_layer} layers scales its attention in a way that llama.cpp knows by this "
             "number; keep all layers"

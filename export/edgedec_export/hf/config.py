@@ -35,8 +35,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 _ACTIVATIONS = {"gemma3": ("gelu_pytorch_tanh",)}
-_GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
-_GEMMA_27B_LAYERS = 62  # whose attention llama.cpp scales by the width of the states
+GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
+GEMMA_27B_LAYERS = 62  # by which llama.cpp recognizes the 27B; it scales that model's attention in another way
 # Settings that must have this value, or be absent.
 _EXPECTED: dict[str, Any] = {
     "attn_logit_softcapping": None,
@@ -165,14 +165,14 @@ def _check_switches(values: "_Values") -> None:
 
 def _check_gemma(values: "_Values", config: Config) -> None:
     """Refuse a gemma3 whose layer types or attention scale differ from what llama.cpp assumes."""
-    period = values.values.get("sliding_window_pattern", values.values.get("_sliding_window_pattern", _GEMMA_PERIOD))
+    period = values.values.get("sliding_window_pattern", values.values.get("_sliding_window_pattern", GEMMA_PERIOD))
     kinds = values.values.get("layer_types")
-    full = [i % _GEMMA_PERIOD == _GEMMA_PERIOD - 1 for i in range(config.n_layer)]
-    if period != _GEMMA_PERIOD:
-        values.refuse("sliding_window_pattern", f"expected {_GEMMA_PERIOD}")
+    full = [i % GEMMA_PERIOD == GEMMA_PERIOD - 1 for i in range(config.n_layer)]
+    if period != GEMMA_PERIOD:
+        values.refuse("sliding_window_pattern", f"expected {GEMMA_PERIOD}")
     if kinds is not None and kinds != ["full_attention" if every else "sliding_attention" for every in full]:
-        values.refuse("layer_types", f"expected every {_GEMMA_PERIOD}th layer to have full attention")
-    large = config.n_layer == _GEMMA_27B_LAYERS
+        values.refuse("layer_types", f"expected every {GEMMA_PERIOD}th layer to have full attention")
+    large = config.n_layer == GEMMA_27B_LAYERS
     scalar = config.n_embd // config.n_head if large else config.head_dim
     if values.number("query_pre_attn_scalar") != scalar:
         values.refuse("query_pre_attn_scalar", f"expected {scalar}")
