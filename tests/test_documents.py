@@ -25,6 +25,7 @@ MODULE = re.compile(r"(?<![\w./-])(edgedec(?:_runtimes|_apps|_export|_models)?(?
 SNIPPET = re.compile(r"```\w*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+PLACEHOLDER = re.compile(r"[A-Z]{3,}")  # models/NAME.gguf
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 # Names of other projects' files, and of files that a command makes.
@@ -65,7 +66,7 @@ def exists(name: str, document: Path) -> bool:
 def is_ours(name: str) -> bool:
     """Tell whether a path claims to be one of this checkout: it has no folder, or begins with a folder of ours."""
     first = name.split("/")[0]
-    if name in ELSEWHERE or name.endswith(".gguf"):
+    if name in ELSEWHERE or (PLACEHOLDER.search(name) and not name.endswith(".md")):
         return False
     return "/" not in name or first in FOLDERS or first.startswith("edgedec_") or name.endswith(".py")
 
