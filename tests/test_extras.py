@@ -68,7 +68,7 @@ def test_doctor_names_another_project_in_our_package(elsewhere: Path, monkeypatc
     found = run_here("doctor")
     assert found.code == 0
     clash = next(line for line in found.text.splitlines() if line.startswith("clash"))
-    assert "another project, edgedec 0.4, has files in the same folder edgedec" in clash
+    assert "another project, edgedec 0.4, has files in the folder edgedec" in clash
     assert "pip uninstall edgedec edgedec-llm" in clash
 
 

@@ -1,1 +1,1 @@
-"""What people use: the command line now; server, desktop and board demos on the same engine."""
+"""Applications of the engine: the command line, the server, benchmarks and evaluation."""

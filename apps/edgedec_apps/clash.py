@@ -1,7 +1,7 @@
-"""Whether another distribution has files in our top-level package `edgedec`.
+"""Finds another distribution with files in the folder `edgedec`.
 
-On the package index, `edgedec` is another project, whose files lie in a folder of the same name. This file imports
-nothing of `edgedec`, which may be that project's by now.
+On the package index, `edgedec` is another project, which installs into a folder of the same name. This file imports
+nothing of `edgedec`, as those files may be that project's.
 """
 
 from importlib import metadata
@@ -10,7 +10,7 @@ _COMMAND = "edgedec_apps.cli:main"
 
 
 def clash() -> str:
-    """Return a sentence that names the other distributions and says what to do; empty where there is none."""
+    """Return a sentence that names the other distributions and what to do; an empty text where there is none."""
     commands = metadata.entry_points(group="console_scripts")
     ours = {command.dist.name for command in commands if command.value == _COMMAND and command.dist is not None}
     foreign = sorted(set(metadata.packages_distributions().get("edgedec", ())) - ours)
@@ -18,6 +18,6 @@ def clash() -> str:
         return ""
     named = " and ".join(f"{name} {metadata.version(name)}" for name in foreign)
     return (
-        f"another project, {named}, has files in the same folder edgedec as this program, and each may replace files "
-        f"of the other; remove both (pip uninstall {' '.join([*foreign, *sorted(ours)])}), and install this one again"
+        f"another project, {named}, has files in the folder edgedec, as this program does, and may have replaced "
+        f"some; remove both (pip uninstall {' '.join([*foreign, *sorted(ours)])}), and install this one again"
     )

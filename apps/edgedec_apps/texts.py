@@ -1,19 +1,19 @@
-"""Texts from outside: read within bounds, as UTF-8."""
+"""Reads texts in UTF-8, up to a limit of size."""
 
 from pathlib import Path
 
 from edgedec.errors import RequestError, StorageError
 
 MOST_BYTES = 64_000_000
-"""Of one text, more than any context takes; a device or an endless pipe would fill the memory."""
+"""The most bytes of a text: more than any context holds, and a limit for devices and pipes without an end."""
 
 
 def read_text(path: Path, most_bytes: int | None = None) -> str:
-    """Return a text file's content, of so many bytes at the most.
+    """Return the content of a text file of at most `most_bytes` bytes.
 
     Raises:
-        StorageError: It can't be read.
-        RequestError: It is not UTF-8, or has no end in sight.
+        StorageError: The file can't be read.
+        RequestError: The file is not UTF-8, or too long.
     """
     try:
         with path.open("rb") as file:
@@ -24,13 +24,13 @@ def read_text(path: Path, most_bytes: int | None = None) -> str:
 
 
 def decoded(data: bytes, name: str, most_bytes: int | None = None) -> str:
-    """Return bytes as a text, without a mark of UTF-8 at the start (RequestError where it is none, or too long)."""
+    """Return UTF-8 bytes as a text, without a byte order mark (RequestError where they are not UTF-8 or too many)."""
     if len(data) > (most := most_bytes or MOST_BYTES):
         more = "" if most == MOST_BYTES else ", or allow more memory (--memory)"
         raise RequestError(f"{name} holds more than {most} bytes; give a shorter text{more}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1  # its object has no mark at the start
+        line = error.object.count(b"\n", 0, error.start) + 1  # error.object has no byte order mark
         found = f"byte {error.start}, in line {line}, is {error.object[error.start]:#04x}"
         raise RequestError(f"{name} is not UTF-8: {found}") from error

@@ -45,11 +45,11 @@ Parsed = tuple[str, list[ToolCall]]
 def parse_tool_calls(text: str, names: Set[str] | None = None) -> Parsed:
     """Return a reply's text without its tool calls, and the calls.
 
-    White space around calls is left out. A reply without a call is returned as it is.
+    White space around calls is dropped. A reply without a call is returned unchanged.
 
     Args:
         text: The reply.
-        names: The tools that there are: JSON without a tag around it is a call only if it names one of them.
+        names: The names of the tools: JSON without a tag around it is a call only if it names one of them.
 
     >>> parse_tool_calls('Let me look.\\n<tool_call>\\n{"name": "time", "arguments": {"zone": "UTC"}}\\n</tool_call>')
     ('Let me look.', [ToolCall(name='time', arguments='{"zone": "UTC"}')])
@@ -61,24 +61,24 @@ def parse_tool_calls(text: str, names: Set[str] | None = None) -> Parsed:
 
 
 class ToolCallStream:
-    """The same for a reply that comes in pieces: however it is cut, the pieces' results add up to the whole's.
+    """Parses a reply that arrives in pieces: the results of the pieces add up to parse_tool_calls of the whole.
 
-    Text is given out as soon as it can't become part of a call, and a call when it is complete. A reply that begins as
-    JSON is held back until it is seen to be no call, at its end at the latest.
+    Text is returned as soon as it can't become part of a call, and a call when it is complete. A reply that begins like
+    JSON is held back until it is certain that it is no call, at its end at the latest.
 
     Args:
         names: As for parse_tool_calls.
 
     Attributes:
-        n_calls: Calls given out so far.
+        n_calls: Number of calls returned so far.
     """
 
     def __init__(self, names: Set[str] | None = None) -> None:
         self._names = names
-        self._held = ""  # of an open call, or what may become something else than text
-        self._spaces = ""  # before a call or the end these are left out
+        self._held = ""  # text of an open call, or text that may become a call
+        self._spaces = ""  # white space, which is dropped before a call or the end
         self._in_call = False
-        self._begins = True  # nothing was given out yet
+        self._begins = True  # nothing was returned yet
         self.n_calls = 0
 
     def feed(self, text: str) -> Parsed:
@@ -113,7 +113,7 @@ class ToolCallStream:
         return content, calls
 
     def finish(self) -> Parsed:
-        """Return what was held back; the reply is over."""
+        """Return the rest of the reply, which has ended."""
         held, self._held = self._held, ""
         if self._begins:
             calls = _plain(held, self._names)
@@ -124,7 +124,7 @@ class ToolCallStream:
             content, calls = self.feed(held)
             rest, more = self.finish()
             return content + rest, calls + more
-        if self._in_call:  # the end came before the tag that closes it
+        if self._in_call:  # the closing tag is missing
             call = _tagged(held)
             if call is not None:
                 self.n_calls += 1
@@ -134,7 +134,7 @@ class ToolCallStream:
         return content if self.n_calls else content + self._spaces, []
 
     def _shown(self, text: str) -> str:
-        """Return a text with the white space that was held back before it, and hold back that at its end."""
+        """Return a text with the white space that was held back before it; hold back the white space at its end."""
         bare = text.rstrip()
         if not bare:
             self._spaces += text
@@ -167,7 +167,7 @@ def tool_call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _may_be_calls(text: str) -> bool:
-    """Tell whether a reply that begins so may turn out to be nothing but calls in JSON."""
+    """Return whether a reply that begins like this may consist of calls in JSON only."""
     text = text.lstrip()
     if _PYTHON_TAG.startswith(text) or "```json".startswith(text):
         return True
@@ -179,7 +179,7 @@ def _may_be_calls(text: str) -> bool:
 
 
 def _plain(text: str, names: Set[str] | None) -> list[ToolCall]:
-    """Return the calls that a reply consists of; none where it is something else."""
+    """Return the calls that a reply consists of; an empty list where it has anything else."""
     text = text.strip().removeprefix(_PYTHON_TAG).strip()
     fenced = _FENCE.fullmatch(text)
     found = _values(fenced[1] if fenced else text)
@@ -191,7 +191,7 @@ def _plain(text: str, names: Set[str] | None) -> list[ToolCall]:
 
 
 def _values(text: str) -> list[Any]:
-    """Return the JSON values of a text, semicolons or white space between them; none where there is something else."""
+    """Return the JSON values of a text, with semicolons or white space between; an empty list for any other text."""
     decoder, values, at = json.JSONDecoder(), [], 0
     while at < len(text):
         try:
@@ -210,7 +210,7 @@ def _tagged(text: str) -> ToolCall | None:
 
 
 def _call(value: Any, *, whole: bool) -> ToolCall | None:
-    """Return the call that a JSON value is; without a tag it must have arguments, or any object would be one."""
+    """Return the call of a JSON value, or None; without a tag a call needs arguments, as many objects have a name."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
@@ -231,5 +231,5 @@ def _call(value: Any, *, whole: bool) -> ToolCall | None:
 
 
 def _n_overlap(text: str, tag: str) -> int:
-    """Return the length of the longest end of `text` that begins `tag`."""
+    """Return the length of the longest end of `text` that is a beginning of `tag`."""
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)

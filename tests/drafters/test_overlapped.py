@@ -165,7 +165,7 @@ def test_what_was_drafted_ahead_is_used(target: Path, equal: Model, name: str) -
     assert 0 < n_first <= 8
     assert (counts["ahead"], counts["used"]) == (n_ahead, 39 - n_first)
     session.assert_evaluated_once([BOS, *byte_ids(TEXT), *found.token_ids])
-    line = f"custom: {n_ahead} tokens drafted while the target verified, {39 - n_first} of them used"
+    line = f"custom: {n_ahead} tokens drafted while the target verified, {39 - n_first} used"
     assert line in explanation(found.stats)
 
 

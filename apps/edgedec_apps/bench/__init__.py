@@ -1,1 +1,1 @@
-"""Speed measured: plain and drafted decoding in turn, summed up in rows and a table."""
+"""Benchmarks: decoding with drafts and without in turn, recordings of drafts, and their replay for other devices."""

@@ -1,10 +1,10 @@
-"""Makes the table of edgedec/loading/draft_yields.py from recorded drafts.
+"""Computes the table of edgedec/loading/draft_yields.py from recorded drafts.
 
     edgedec bench MODEL --runtime cpu --rows ROWS.jsonl
     python -m edgedec_apps.bench.draft_yields ROWS.jsonl
 
-It depends on the model, the prompts and the drafters, and on no time: the drafts at every position of a plain text are
-compared with that text.
+The table depends on the model, the prompts and the drafters, not on times: the drafts at every position of a text that
+was decoded without drafts are compared with the text.
 """
 
 import sys
@@ -17,13 +17,13 @@ from edgedec.loading.draft_yields import ROWS, Kind
 from edgedec.scheduler.recorder import n_accepted
 from edgedec_apps.bench.rows import Recorded, Recording, read_recording
 
-_PROMISES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # tokens that the best nodes promise: where one kind of position ends
+_PROMISES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # expected tokens of the best nodes, which separate the kinds of positions
 
 
 def kinds_of(texts: Sequence[Recorded]) -> tuple[Kind, ...]:
-    """Return what drafts of each number of rows brought, by what the drafters promised before it.
+    """Return the tokens that drafts of each number of rows brought, by the number of tokens that drafters expected.
 
-    The scheduler knows the promise when it decides, so a kind is what it can tell apart.
+    The scheduler knows that expectation when it decides, so it can tell these kinds of positions apart.
     """
     n_seen = [0] * (len(_PROMISES) + 1)
     n_tokens = [[0] * len(ROWS) for _ in n_seen]
@@ -45,7 +45,7 @@ def kinds_of(texts: Sequence[Recorded]) -> tuple[Kind, ...]:
 
 
 def prompt_tokens(texts: Sequence[Recorded]) -> float:
-    """Return the tokens of the prompts to each token of the answers."""
+    """Return the number of prompt tokens for each token of the answers."""
     return sum(text.n_prompt_tokens for text in texts) / sum(len(text.token_ids) for text in texts)
 
 
@@ -53,11 +53,11 @@ def source_of(recording: Recording) -> str:
     """Return the table as Python source.
 
     Raises:
-        RequestError: The recording does not say how long the prompts were.
+        RequestError: The recording lacks the lengths of the prompts.
     """
     texts = recording.texts
     if not all(text.n_prompt_tokens for text in texts):
-        raise RequestError("the recording does not say how long its prompts are; record it again: edgedec bench --rows")
+        raise RequestError("the recording lacks the lengths of its prompts; record it again with edgedec bench --rows")
     rows = [
         f"    Kind({kind.share:.4f}, {{{', '.join(f'{n}: {found:.3f}' for n, found in kind.tokens.items())}}}),"
         for kind in kinds_of(texts)

@@ -1,11 +1,10 @@
-"""llama.cpp to measure against: the llamacpp runtime, decoding plainly, and llama-cpp-python's own prompt lookup.
+"""llama.cpp to compare with: the llamacpp runtime without drafts, and llama-cpp-python's own prompt lookup.
 
 Prompt lookup is Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding), in the binding as
 LlamaPromptLookupDecoding with its defaults: n-grams of up to 2 tokens, drafts of up to 10.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,26 +20,13 @@ _CONTEXT_STEP = 256
 _MOST_ROW_BYTES = 2 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """The binding's prompt lookup, opened.
-
-    Attributes:
-        run: The way it runs a prompt.
-        close: Frees it.
-    """
-
-    run: Runner
-    close: Any
-
-
 def open_lookup(
     path: Path, requests: Sequence[BenchRequest], tokenizer: Tokenizer, *, max_tokens: int, n_threads: int, n_vocab: int
-) -> Lookup | str:
-    """Open a GGUF file for greedy decoding with the binding's prompt lookup, or return why that can't be.
+) -> tuple[Runner, Callable[[], None]] | str:
+    """Open a GGUF for greedy decoding with the binding's prompt lookup; return its runner and what closes it.
 
-    Its context holds the longest request and no more: the binding keeps a row of logits, f32[n_vocab], for every
-    token of it.
+    Where that fails, the reason is returned as a text. The context has the length of the longest request, as the
+    binding keeps a row of logits, f32[n_vocab], for each of its tokens.
     """
     longest = max(len(request.token_ids) for request in requests)
     n_ctx = -(-(longest + max_tokens + 16) // _CONTEXT_STEP) * _CONTEXT_STEP
@@ -48,7 +34,7 @@ def open_lookup(
     if n_bytes > _MOST_ROW_BYTES:
         return f"llama-cpp-python would keep {n_bytes / 1e6:.0f} MB of logits for {n_ctx} tokens of context"
     try:
-        llama()  # our checks, and its log where it belongs
+        llama()  # checks the library's version, and redirects its log
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -61,14 +47,14 @@ def open_lookup(
             draft_model=LlamaPromptLookupDecoding(),
             verbose=False,
         )
-    except Exception as error:  # an optional library's own errors, of any kind
+    except Exception as error:  # an optional library may raise any error
         return f"llama-cpp-python's prompt lookup does not open the model ({type(error).__name__}: {error})"
-    return Lookup(_lookup_runner(model, tokenizer, max_tokens), model.close)
+    return _lookup_runner(model, tokenizer, max_tokens), model.close
 
 
 def _lookup_runner(model: Any, tokenizer: Tokenizer, max_tokens: int) -> Runner:
     def run(request: BenchRequest, cancel: CancelToken) -> Run | None:
-        model.reset()  # no prefix of the run before is reused
+        model.reset()  # so that no prefix of the run before is reused
         token_ids: list[int] = []
         first_token_s = 0.0
         started = perf_counter()

@@ -1,4 +1,4 @@
-"""What a benchmark says of the machine: memory bandwidth, peak of resident memory, versions."""
+"""Facts about the machine for a benchmark: memory bandwidth, peak of resident memory, versions."""
 
 import platform
 from importlib import metadata
@@ -16,10 +16,10 @@ _PACKAGES = ("numpy", "llama-cpp-python")
 
 
 def bandwidths(n_threads: int, cap_bytes: int | None = None) -> list[float]:
-    """Measure a few times how many GB per second `n_threads` read from memory.
+    """Measure the bandwidth of memory a few times; return GB per second that `n_threads` read.
 
-    Nothing where the cpu runtime's library is absent. It takes a buffer of 512 MiB for a moment, at most half of
-    `cap_bytes`.
+    The list is empty where the cpu runtime's library is absent. A buffer of 512 MiB, or half of `cap_bytes`, is used
+    for a moment.
     """
     n_bytes = _READ_BYTES if cap_bytes is None else min(_READ_BYTES, cap_bytes // 2)
     try:
@@ -30,7 +30,7 @@ def bandwidths(n_threads: int, cap_bytes: int | None = None) -> list[float]:
 
 
 def forget_peak() -> bool:
-    """Let the system count the process's peak of resident memory from now on; return whether it can (Linux)."""
+    """Reset the process's peak of resident memory; return whether the system can do that (Linux)."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -39,7 +39,7 @@ def forget_peak() -> bool:
 
 
 def versions() -> dict[str, Any]:
-    """Return edgedec's version, those of Python and of packages where they are installed, and the machine."""
+    """Return the versions of edgedec, Python and installed packages, the machine and its usable cores."""
     found: dict[str, Any] = {"edgedec": edgedec.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

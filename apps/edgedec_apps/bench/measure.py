@@ -1,7 +1,7 @@
-"""Measuring: every prompt is run in several ways in turn, so that what slows the machine down slows all of them.
+"""Measures speed: every prompt is decoded in several ways in turn, so that a slow moment of the machine slows all ways.
 
-A way is a function (`Runner`), so that the figures don't depend on what it is that generates. Our own are three: the
-speculative one, the plain one, and the plain one again, whose difference from the first is noise.
+A way is a function (`Runner`), so that anything that generates can be measured. edgedec has three: speculative, plain,
+and plain again; the difference of the two plain ways is noise.
 """
 
 from collections import Counter
@@ -24,10 +24,11 @@ class Run:
 
     Attributes:
         token_ids: The generated tokens.
-        first_token_s: From the request to the first token.
-        total_s: From the request to the end.
-        n_steps: Forwards after the prefill; n_accepted: drafted tokens they accepted.
-        reasons: Why drafting was off, if it was.
+        first_token_s: Seconds from the request to the first token.
+        total_s: Seconds from the request to the end.
+        n_steps: Forwards after the prefill.
+        n_accepted: Draft tokens that were accepted.
+        reasons: Why drafting was off, where it was.
     """
 
     token_ids: tuple[int, ...]
@@ -54,7 +55,7 @@ class Trial:
 
     Attributes:
         request: The prompt.
-        round: Which repetition, from 0.
+        round: Number of the repetition, from 0.
         runs: The run of every way.
     """
 
@@ -64,16 +65,16 @@ class Trial:
 
 
 Runner = Callable[[BenchRequest, CancelToken], Run | None]
-"""Runs a prompt; None where it was cancelled."""
+"""Runs a prompt; returns None where the run was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """When a task has been measured enough: whichever comes first, but never before each prompt was run once.
+    """How long a task is measured: until either limit is reached, but at least one round.
 
     Attributes:
-        n_rounds: Repetitions of all its prompts.
-        n_tokens: Tokens generated plainly, over all its prompts and repetitions.
+        n_rounds: Repetitions of all prompts of the task.
+        n_tokens: Tokens generated without drafts, over all prompts and repetitions of the task.
     """
 
     n_rounds: int = 5
@@ -82,12 +83,12 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How the engine's runs generate.
+    """The options of every run.
 
     Attributes:
         max_tokens: Most tokens of a run.
-        temperature: 0 takes the most probable token; above, every prompt has its own seed.
-        top_p: Probability that is kept; None for the model's own.
+        temperature: 0 takes the most probable token; above 0, every prompt has its own seed.
+        top_p: Probability that is kept; None for the model's default.
         warm_store: Whether drafters keep what they learned in earlier runs.
     """
 
@@ -97,7 +98,7 @@ class RunOptions:
     warm_store: bool = False
 
     def sampling(self, seed: int) -> SamplingOptions:
-        """Return the options of Engine.generate for a prompt with that seed."""
+        """Return the options of Engine.generate for a prompt with a seed."""
         found: SamplingOptions = {"max_tokens": self.max_tokens, "temperature": self.temperature, "seed": seed}
         if self.top_p is not None:
             found["top_p"] = self.top_p
@@ -105,14 +106,14 @@ class RunOptions:
 
 
 def engine_runner(engine: Engine, options: RunOptions, *, draft: bool) -> Runner:
-    """Return the way of an engine, drafting or plain.
+    """Return a runner of an engine, with or without drafts.
 
-    Before every run the KV cache loses the prompt, and, unless the stores are to stay warm, the drafters all they
-    learned: a run finds nothing of those before it.
+    Before every run the KV cache is emptied and, unless the stores stay warm, so are the drafters' stores: a run has no
+    advantage from earlier runs.
     """
 
     def run(request: BenchRequest, cancel: CancelToken) -> Run | None:
-        other = int(request.token_ids[0] == 0)  # another first token: no prefix is shared
+        other = int(request.token_ids[0] == 0)  # a text with another first token empties the KV cache
         engine.generate([other], max_tokens=1, temperature=0.0, draft=False, cancel=cancel)
         if not options.warm_store:
             engine.forget()
@@ -133,13 +134,13 @@ def engine_runner(engine: Engine, options: RunOptions, *, draft: bool) -> Runner
 
 
 def engine_runners(engine: Engine, options: RunOptions) -> dict[str, Runner]:
-    """Return our own three ways."""
+    """Return edgedec's three ways: speculative, plain, and plain again."""
     plain = engine_runner(engine, options, draft=False)
     return {SPECULATIVE: engine_runner(engine, options, draft=True), PLAIN: plain, AGAIN: plain}
 
 
 def order(ways: Sequence[str], turn: int) -> list[str]:
-    """Return the ways in the order of a turn: rotated, every other time round backwards.
+    """Return the ways in the order of a turn: rotated, and reversed in every other cycle.
 
     >>> [" ".join(order("abc", turn)) for turn in range(6)]
     ['a b c', 'b c a', 'c a b', 'c b a', 'a c b', 'b a c']
@@ -157,10 +158,10 @@ def warm_up(
     *,
     on_progress: OnProgress | None = None,
 ) -> bool:
-    """Run the longest prompt in every way, not measured; return False where that was cancelled."""
+    """Run the longest prompt in every way without measuring; return False where that was cancelled."""
     longest = max(requests, key=lambda request: len(request.token_ids))
     ways = list(dict.fromkeys(runners.values()))
-    tell = _told(on_progress, "warming up", len(ways))
+    tell = _counter(on_progress, "warming up", len(ways))
     for runner in ways:
         if runner(longest, cancel) is None:
             return False
@@ -176,19 +177,19 @@ def measure(
     rounds: Rounds | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[Trial]:
-    """Return the trials of all prompts; where it is cancelled, those that are whole.
+    """Return the trials of all prompts; after a cancel, those that are complete.
 
-    A round goes over all tasks that need it, so that a task's repetitions lie apart in time. The first round tells how
-    many each task needs, so progress has two phases, each with an end that stays.
+    A round covers all tasks that need it, so that the repetitions of a task are apart in time. Only the first round
+    shows how many rounds each task needs, so progress has two phases.
     """
     rounds = rounds or Rounds()
     trials: list[Trial] = []
-    tell = _told(on_progress, "measuring, the first round", len(requests) * len(runners))
+    tell = _counter(on_progress, "measuring, the first round", len(requests) * len(runners))
     for number in range(rounds.n_rounds):
         due = _due(trials, requests, rounds)
         if number == 1:
             n_more = sum(due[request.task] - 1 for request in requests)
-            tell = _told(on_progress, f"measuring, up to {max(due.values())} rounds", n_more * len(runners))
+            tell = _counter(on_progress, f"measuring, up to {max(due.values())} rounds", n_more * len(runners))
         for place, request in enumerate(requests):
             if number >= due[request.task]:
                 continue
@@ -199,8 +200,8 @@ def measure(
     return trials
 
 
-def _told(on_progress: OnProgress | None, phase: str, n_runs: int) -> Callable[[], None]:
-    """Report a phase of some runs, and return what reports each of them that is over."""
+def _counter(on_progress: OnProgress | None, phase: str, n_runs: int) -> Callable[[], None]:
+    """Report the beginning of a phase of runs; return a function that reports that one more run has ended."""
     done = count(1)
     if on_progress is None or not n_runs:
         return lambda: None
@@ -209,9 +210,9 @@ def _told(on_progress: OnProgress | None, phase: str, n_runs: int) -> Callable[[
 
 
 def n_due(trials: Sequence[Trial], n_prompts: int, rounds: Rounds) -> int:
-    """Return how many rounds a task of `n_prompts` needs, by its trials so far: 1 before it has run.
+    """Return the number of rounds that a task of `n_prompts` needs, from its trials so far; 1 before its first round.
 
-    A first round over three prompts, 160 tokens each, is followed by a second one:
+    A first round of three prompts with 160 tokens each needs a second round:
 
     >>> runs = {PLAIN: Run(tuple(range(160)), 0.1, 1.0)}
     >>> trials = [Trial(BenchRequest(name, "chat", (1,), 0), 0, runs) for name in "abc"]
@@ -226,7 +227,7 @@ def n_due(trials: Sequence[Trial], n_prompts: int, rounds: Rounds) -> int:
 
 
 def _due(trials: Sequence[Trial], requests: Sequence[BenchRequest], rounds: Rounds) -> dict[str, int]:
-    """Return how many rounds every task needs."""
+    """Return the number of rounds that every task needs."""
     sizes = Counter(request.task for request in requests)
     return {
         task: n_due([trial for trial in trials if trial.request.task == task], size, rounds)

@@ -1,29 +1,33 @@
-"""The prompts of a benchmark: one JSON object a line with "id", "task" and "turns", the first turn being used.
+"""The prompts of a benchmark: one JSON object a line with "id", "task" and "turns", of which the first turn is used.
 
-A set of our own lies beside this file: five tasks with four prompts each.
+The default set, beside this file, has five tasks with four prompts each.
 """
 
 import json
 import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgedec.api.engine import Engine
 from edgedec.counted import counted
 from edgedec.errors import PromptTooLongError, RequestError
 from edgedec_apps.texts import read_text
 
+T = TypeVar("T")
+K = TypeVar("K")
+
 DEFAULT_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """A prompt as the file has it.
+    """A prompt of the file.
 
     Attributes:
-        id: Its name, unlike all others of the file.
-        task: What kind of prompt it is; figures are given per task.
+        id: The name of the prompt, unique in the file.
+        task: The kind of prompt; figures are reported per task.
         text: The user's message.
     """
 
@@ -34,11 +38,11 @@ class BenchPrompt:
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A prompt as a model gets it.
+    """A prompt for a model.
 
     Attributes:
         id, task: As in BenchPrompt.
-        token_ids: Token ids, those of the chat template included where the model has one.
+        token_ids: Token ids of the prompt, with the chat template where the model has one.
         seed: The seed of every run of this prompt.
     """
 
@@ -49,11 +53,12 @@ class BenchRequest:
 
 
 def read_prompts(path: Path = DEFAULT_PROMPTS, per_task: int | None = None) -> list[BenchPrompt]:
-    """Return the prompts of a file, the first `per_task` of every task, the tasks in the order they appear in.
+    """Return the first `per_task` prompts of every task in a file; tasks come in the order of the file.
 
     Raises:
-        StorageError: It can't be read.
-        RequestError: It is not UTF-8, has no end in sight, a line (named) is no prompt, or there is none.
+        StorageError: The file can't be read.
+        RequestError: The file is not UTF-8 or too long, has no prompt, or has a line that is no prompt; the message
+            names the line.
     """
     prompts: dict[str, BenchPrompt] = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -65,17 +70,27 @@ def read_prompts(path: Path = DEFAULT_PROMPTS, per_task: int | None = None) -> l
             prompts[prompt.id] = prompt
     if not prompts:
         raise RequestError(f'{path} holds no prompt; write one JSON object a line, with "id", "task" and "turns"')
-    tasks: dict[str, list[BenchPrompt]] = {}
-    for prompt in prompts.values():
-        tasks.setdefault(prompt.task, []).append(prompt)
+    tasks = grouped(prompts.values(), lambda prompt: prompt.task)
     return [prompt for group in tasks.values() for prompt in group[:per_task]]
 
 
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items with each key, in their order, by key.
+
+    >>> grouped(["a", "bc", "d"], len)
+    {1: ['a', 'd'], 2: ['bc']}
+    """
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def prepare(engine: Engine, prompts: list[BenchPrompt], max_tokens: int) -> list[BenchRequest]:
-    """Return the prompts as the model gets them: through its chat template, or as they are where it has none.
+    """Return the prompts as token ids: through the chat template, or unchanged where the model has none.
 
     Raises:
-        PromptTooLongError: A prompt and its answer don't fit the context.
+        PromptTooLongError: A prompt with its answer does not fit the context.
     """
     requests = []
     for prompt in prompts:
@@ -100,7 +115,7 @@ def _parse(line: str, where: str) -> BenchPrompt:
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where}: no JSON ({error}); write one object a line") from error
+        raise RequestError(f"{where}: not JSON ({error}); write one object a line") from error
     if not isinstance(entry, dict):
         raise RequestError(f'{where}: expected a JSON object with "id", "task" and "turns"')
     for key in ("id", "task"):

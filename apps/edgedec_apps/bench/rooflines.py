@@ -1,9 +1,9 @@
-"""Modelled cost curves of devices that were not measured: a roofline, and nothing finer.
+"""Modelled cost curves of devices that were not measured, each a simple roofline.
 
 T(n) = bytes of the weights / read bandwidth + n * parameters / rate of int8 multiply-adds + a fixed cost. The two times
-are added, as if nothing overlapped. Bandwidths are what memory of that kind gives CPU cores in published tests, rates
-half of what the cores' dot-product units could do: both are guesses to plan with. `edgedec bench --curve-out` on the
-device itself records a real one.
+are added, as if nothing overlapped. Bandwidths are those that CPU cores get from such memory in published tests; rates
+are half of the peak of the cores' dot-product units. Both are guesses to plan with: `edgedec bench --curve-out`
+measures a real curve on the device.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the model needs of a device.
+    """The figures of a device that its cost curve needs.
 
     Attributes:
-        bandwidth: Bytes read from memory a second, by all cores that are used.
-        rate: Multiply-adds of 8-bit numbers a second.
-        fixed_s: Seconds that any forward takes besides.
-        basis: Where the figures come from.
+        bandwidth: Bytes per second that all used cores read from memory.
+        rate: Multiply-adds of 8-bit numbers per second.
+        fixed_s: Further seconds of every forward.
+        basis: The hardware that the figures are for.
     """
 
     bandwidth: float
@@ -38,6 +38,6 @@ DEVICES = {
 
 
 def modelled(device: Device, n_bytes: int, n_params: int) -> Callable[[int], float]:
-    """Return T(n) in seconds of a model of that many bytes and parameters."""
+    """Return T(n) in seconds for a model with so many bytes and parameters."""
     read_s = n_bytes / device.bandwidth + device.fixed_s
     return lambda n: read_s + n * n_params / device.rate

@@ -1,4 +1,4 @@
-"""Recorded drafts as a file: a head, then one JSON object a prompt."""
+"""Files of recorded drafts: a head, then one JSON object for each prompt."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,11 +24,11 @@ _MOST_HEAD_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What a forward of a model reads and computes.
+    """The size of a model: what a forward reads and computes.
 
     Attributes:
-        n_bytes: Bytes of its weights.
-        n_params: Its parameters.
+        n_bytes: Bytes of the weights.
+        n_params: Number of parameters.
     """
 
     n_bytes: int
@@ -40,10 +40,10 @@ class Recorded:
     """A text, and what drafters proposed after each of its tokens.
 
     Attributes:
-        id, task: The prompt's.
+        id, task: The id and the task of the prompt.
         token_ids: The generated tokens.
-        proposals: One entry for every token but the last few.
-        n_prompt_tokens: Tokens of the prompt; 0 in older files, which do not say it.
+        proposals: The proposals after every token except the last few.
+        n_prompt_tokens: Tokens of the prompt; 0 in older files, which lack it.
     """
 
     id: str
@@ -55,14 +55,14 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a file of recorded drafts holds.
+    """The content of a file of recorded drafts.
 
     Attributes:
-        model: As it was named.
-        size: The model's.
-        draft_model: The draft model's size, where there was one.
-        charged: Whether the forwards that drafting made are noted; older files have none.
-        texts: A text each prompt.
+        model: The model's name.
+        size: The size of the model.
+        draft_model: The size of the draft model; None without one.
+        charged: Whether the file has the forwards that drafting made; older files lack them.
+        texts: A text for each prompt.
     """
 
     model: str
@@ -73,7 +73,7 @@ class Recording:
 
 
 def head_of(model: str, path: Path, draft_model: Path | None = None) -> dict[str, Any]:
-    """Return the first line of a file of rows."""
+    """Return the first line of a file of recorded drafts, for the files of the model and the draft model."""
     drafts = None if draft_model is None else asdict(_size(draft_model))
     return {"kind": _KIND, "model": model, **asdict(_size(path)), "draft_model": drafts}
 
@@ -91,15 +91,16 @@ def record(
     *,
     on_progress: OnProgress | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Decode every prompt plainly, and yield what drafters would propose; each starts with nothing learned or cached.
+    """Decode every prompt without drafts, and yield what the drafters propose after each token.
 
-    `path` is the model's, for the bytes of its layers.
+    Before each prompt the KV cache and the drafters' stores are emptied. `path` is the model's file, for the bytes of
+    its layers.
     """
     share = _shares(path)
     for i, request in enumerate(requests):
         if on_progress is not None:
             on_progress(Progress("recording drafts", i, len(requests), "prompts"))
-        other = int(request.token_ids[0] == 0)  # another first token: nothing is proposed before the text's first
+        other = int(request.token_ids[0] == 0)  # a text with another first token empties the KV cache
         engine.generate([other], max_tokens=1, temperature=0.0, draft=False)
         engine.forget()
         found = engine.record(request.token_ids, share=share, **options.sampling(request.seed))
@@ -115,30 +116,30 @@ def record(
 
 
 def _shares(path: Path) -> Callable[[LayerSet], float]:
-    """Return what gives the share of a token's bytes that half-layers read; the file is read when it is asked."""
+    """Return a function for the share of a token's bytes that a set reads; its first call reads the file."""
     sizes = cache(partial(layer_bytes, path))
     return lambda layers: sizes().share(layers)
 
 
 def read_recording(path: Path) -> Recording:
-    """Return what a file of rows holds.
+    """Return the content of a file of recorded drafts.
 
     Raises:
-        StorageError: It can't be read.
-        RequestError: It is no such file, or a line (named) is damaged.
+        StorageError: The file can't be read.
+        RequestError: The file is not one of recorded drafts, or a line is damaged; the message names the line.
     """
     try:
         with path.open("rb") as file:
-            first = file.readline(_MOST_HEAD_BYTES)  # a device has no end; then this is no head
+            first = file.readline(_MOST_HEAD_BYTES)  # a device has no end, and its bytes are not a head
             rest = file.read() if first.endswith(b"\n") else b""
         lines = (first + rest).decode().splitlines()
     except OSError as error:
         raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is no file of recorded drafts; make one with edgedec bench --rows") from error
+        raise RequestError(f"{path} is not a file of recorded drafts; make one with edgedec bench --rows") from error
     head = _parsed(lines[0], f"{path}, line 1") if lines else {}
     if head.get("kind") != _KIND:
-        raise RequestError(f"{path} is no file of recorded drafts; make one with edgedec bench --rows")
+        raise RequestError(f"{path} is not a file of recorded drafts; make one with edgedec bench --rows")
     rows = [_parsed(line, f"{path}, line {i}") for i, line in enumerate(lines[1:], 2)]
     texts = tuple(_text(row, f"{path}, line {i}") for i, row in enumerate(rows, 2))
     if not texts:

@@ -168,8 +168,9 @@ def _open_others(
     )
     if isinstance(lookup, str):
         return runners, lookup
-    stack.callback(lookup.close)
-    return runners | {LOOKUP: lookup.run}, None
+    run, close = lookup
+    stack.callback(close)
+    return runners | {LOOKUP: run}, None
 
 
 def _document(job: BenchJob, outcome: Outcome) -> dict[str, Any]:

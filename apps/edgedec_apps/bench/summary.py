@@ -1,4 +1,4 @@
-"""From trials to figures. Times are medians over the repetitions of a prompt, added up over the prompts."""
+"""The figures of trials. A time is the sum over the prompts of the median over a prompt's repetitions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,14 @@ from statistics import median
 from typing import Any
 
 from edgedec_apps.bench.measure import AGAIN, PLAIN, SPECULATIVE, Trial
+from edgedec_apps.bench.prompts import grouped
 
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What one way took for a set of prompts, each counted once.
+    """The totals of one way to decode over a set of prompts, each counted once.
 
     Attributes:
         n_decoded: Tokens after the first of each prompt.
@@ -31,7 +32,7 @@ class Totals:
 
 
 def ratio(a: float, b: float) -> float | None:
-    """Return a / b, or None where there is nothing to divide or to divide by.
+    """Return a / b; None unless both are above 0.
 
     >>> ratio(3.0, 2.0), ratio(3.0, 0.0), ratio(0.0, 1.0)
     (1.5, None, None)
@@ -41,14 +42,11 @@ def ratio(a: float, b: float) -> float | None:
 
 def by_prompt(trials: Sequence[Trial]) -> list[list[Trial]]:
     """Return the trials of each prompt."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(trial.request.id, []).append(trial)
-    return list(groups.values())
+    return list(grouped(trials, lambda trial: trial.request.id).values())
 
 
 def totals(trials: Sequence[Trial], way: str) -> Totals:
-    """Return what a way took: for each prompt the median of its repetitions, summed."""
+    """Return the totals of a way: for each prompt the median of its repetitions, summed."""
     n_decoded = decode_s = request_s = 0.0
     for group in by_prompt(trials):
         runs = [trial.runs[way] for trial in group]
@@ -61,8 +59,8 @@ def totals(trials: Sequence[Trial], way: str) -> Totals:
 def figures(trials: Sequence[Trial]) -> Figures:
     """Return the figures of a set of trials, one task's or all.
 
-    "speedup" compares the time after the first tokens, "request_speedup" that of whole requests, what a drafter does
-    with the prompt included. "accepted_per_step" is drafted tokens accepted per forward after the prefill.
+    "speedup" compares the times after the first tokens, "request_speedup" those of whole requests, which include a
+    drafter's work on the prompt. "accepted_per_step" counts accepted draft tokens per forward after the prefill.
     """
     ours, plain = totals(trials, SPECULATIVE), totals(trials, PLAIN)
     runs = [trial.runs[SPECULATIVE] for trial in trials]
@@ -82,20 +80,18 @@ def figures(trials: Sequence[Trial]) -> Figures:
 
 
 def differing(trials: Sequence[Trial]) -> list[str]:
-    """Return the ids of the prompts of which a speculative run had other tokens than the plain one of its trial."""
+    """Return the ids of the prompts where a speculative run has other tokens than the plain run of its trial."""
     wrong = (trial for trial in trials if trial.runs[SPECULATIVE].token_ids != trial.runs[PLAIN].token_ids)
     return list(dict.fromkeys(trial.request.id for trial in wrong))
 
 
 def noise(trials: Sequence[Trial]) -> Figures:
-    """Return what plain against plain says: the ratio over all prompts, and its spread.
+    """Return the noise: the ratio of the two plain runs over all prompts, and its spread.
 
-    The spread is the largest less the smallest of the ratios of one round of one task, as a task's speedup is
-    measured; "lowest" and "highest" are the two.
+    "lowest" and "highest" are the extreme ratios of one round of one task, in which a task's speedup is measured;
+    "spread" is their difference.
     """
-    rounds: dict[tuple[str, int], list[Trial]] = {}
-    for trial in trials:
-        rounds.setdefault((trial.request.task, trial.round), []).append(trial)
+    rounds = grouped(trials, lambda trial: (trial.request.task, trial.round))
     ratios = [found for group in rounds.values() if (found := _plain_ratio(group)) is not None]
     lowest, highest = (min(ratios), max(ratios)) if ratios else (None, None)
     spread = highest - lowest if highest is not None and lowest is not None else None
@@ -107,7 +103,7 @@ def _plain_ratio(trials: Sequence[Trial]) -> float | None:
 
 
 def worst_prompt(trials: Sequence[Trial]) -> tuple[str | None, float | None]:
-    """Return the prompt with the least speedup, and that speedup; of prompts with one token there is none."""
+    """Return the prompt with the least speedup, and that speedup; None for both without a text of two tokens."""
     found: list[tuple[float, str]] = []
     for group in by_prompt(trials):
         plain = totals(group, PLAIN)
@@ -125,9 +121,7 @@ def reasons(trials: Sequence[Trial]) -> list[str]:
 
 def summarize(trials: Sequence[Trial]) -> Figures:
     """Return the figures over all prompts and by task."""
-    tasks: dict[str, list[Trial]] = {}
-    for trial in trials:
-        tasks.setdefault(trial.request.task, []).append(trial)
+    tasks = grouped(trials, lambda trial: trial.request.task)
     name, speedup = worst_prompt(trials)
     return {
         "all": figures(trials),

@@ -1,4 +1,4 @@
-"""The figures of a benchmark as lines for a person."""
+"""The report of a benchmark for a person, and tables in general."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +10,14 @@ _HEADINGS = ("task", "tok/s", "plain", "speedup", "same text", "accepted/step", 
 
 
 def lines(document: Figures) -> list[str]:
-    """Return the report of a benchmark's JSON object: what was measured, a table, and what to know about it."""
+    """Return the report of a benchmark's JSON object: a heading, a table of tasks, and notes."""
     rows = [_HEADINGS, *(_row(task, found) for task, found in document["tasks"].items())]
     rows.append(_row("all", document["all"]))
     return [_heading(document), "", *columns(rows), "", *_notes(document)]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of columns, the first flush left and the others flush right.
+    """Return rows as lines of aligned columns, the first flush left and the others flush right.
 
     >>> columns([("task", "tok/s"), ("chat", "9.0")])
     ['task  tok/s', 'chat    9.0']
@@ -32,7 +32,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def shown(value: float | None, form: str = ".2f", unit: str = "") -> str:
-    """Return a figure for a person, a dash where there is none.
+    """Return a figure as text; a dash for None.
 
     >>> shown(1.234), shown(None), shown(12.34, ".1f", " tok/s")
     ('1.23', '-', '12.3 tok/s')
@@ -53,7 +53,7 @@ def _heading(document: Figures) -> str:
         f"at most {document['max_tokens']} tokens",
     ]
     if document["warm_store"]:
-        parts.append("WARM STORES: drafters know the earlier runs")
+        parts.append("WARM STORES: drafters have learned from earlier runs")
     if document["interrupted"]:
         parts.append("INTERRUPTED")
     return " · ".join(parts)
@@ -76,21 +76,21 @@ def _notes(document: Figures) -> list[str]:
     noise = document["noise"]
     notes = [
         f"plain against plain: {shown(noise['ratio'], '.3f')}, in a round of a task {shown(noise['lowest'])} to "
-        f"{shown(noise['highest'])}; what lies within is noise",
-        f"the worst prompt: {shown(document['worst_prompt_speedup'])} ({document['worst_prompt'] or '-'})",
+        f"{shown(noise['highest'])}; a difference within that range is noise",
+        f"least speedup of a prompt: {shown(document['worst_prompt_speedup'])} ({document['worst_prompt'] or '-'})",
     ]
     notes += [_against(name, found) for name, found in document["against"].items()]
     if document["curve"]:
         points = ", ".join(f"T({n}) {ms:.1f}" for n, ms in document["curve"].items())
         notes.append(f"a forward of n tokens in ms: {points}")
     notes.append(
-        f"memory is read at {shown(document['bandwidth_gb_s'], '.1f', ' GB/s')}; at the peak the process held "
+        f"memory is read at {shown(document['bandwidth_gb_s'], '.1f', ' GB/s')}; the process held at most "
         f"{shown(_mb(document['peak_rss_bytes']), '.0f', ' MB')}"
     )
     notes += document["reasons"]
     if document["differing_prompts"]:
-        advice = "please report it" if document["draft_numerics"] == "strict" else "loose numerics allow it"
-        notes.append(f"OTHER TEXT than plain decoding's: {', '.join(document['differing_prompts'])}; {advice}")
+        advice = "please report this" if document["draft_numerics"] == "strict" else "loose numerics allow this"
+        notes.append(f"OTHER TEXT than plain decoding: {', '.join(document['differing_prompts'])}; {advice}")
     return notes
 
 

@@ -1,8 +1,8 @@
 """The command line: `edgedec`.
 
-Generated text goes to standard output, all else to standard error; exit codes are those of edgedec.errors and of
-exit_codes.py. What takes time to import is imported where Ctrl-C is caught, and so is all of `edgedec`, which another
-distribution's files may have replaced (edgedec_apps.clash).
+Generated text goes to standard output, everything else to standard error; the exit codes are in edgedec.errors and
+exit_codes.py. Slow modules are imported where Ctrl-C is caught. So is everything of `edgedec`, as the files of another
+distribution may have replaced it (edgedec_apps.clash).
 """
 
 import os
@@ -13,12 +13,12 @@ from edgedec_apps.cli import exit_codes
 
 
 def main() -> None:
-    """Run the command line; never lets a traceback out, unless EDGEDEC_DEBUG is set."""
+    """Run the command line, and exit. Every error is one line of text, unless EDGEDEC_DEBUG is set."""
     sys.exit(_run())
 
 
 def _run() -> int:
-    """Run and return the exit code."""
+    """Run the command and return its exit code."""
     try:
         from edgedec_apps.cli.terminal import prepare_streams
 
@@ -31,23 +31,23 @@ def _run() -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _failed("interrupted", exit_codes.of_signal(2))
-    except BrokenPipeError:  # the reader has had enough
+    except BrokenPipeError:  # the reader of standard output has closed it
         _abandon_output()
         return 0
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # typer saw it first
+        if isinstance(error.__context__, BrokenPipeError):  # typer turned it into an exit
             _abandon_output()
             return 0
         return error.code if isinstance(error.code, int) else 0
     except Exception as error:
         if os.environ.get("EDGEDEC_DEBUG"):
             raise
-        return _explained(error)
+        return _explain(error)
     return code
 
 
-def _explained(error: Exception) -> int:
-    """Say what went wrong in one line, and return its exit code."""
+def _explain(error: Exception) -> int:
+    """Print an error as one line, and return its exit code."""
     try:
         from edgedec.errors import EdgedecError, MemoryCapError, StorageError
         from edgedec_apps.cli.wording import in_options
@@ -55,7 +55,7 @@ def _explained(error: Exception) -> int:
         return _internal(error)
     if isinstance(error, EdgedecError):
         return _failed(in_options(error), error.exit_code)
-    if hasattr(error, "format_message"):  # typer's usage errors
+    if hasattr(error, "format_message"):  # usage errors of typer
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "edgedec"
         return _failed(f"{error.format_message().rstrip('.')} (see {command} --help)", exit_codes.USAGE)
@@ -63,25 +63,25 @@ def _explained(error: Exception) -> int:
         where = f"{error.filename}: " if error.filename else "standard output: "
         return _failed(f"{where}{error.strerror or error}", StorageError.exit_code)
     if isinstance(error, MemoryError):
-        return _failed("out of memory; try a shorter context or a smaller model", MemoryCapError.exit_code)
+        return _failed("out of memory; use a shorter context or a smaller model", MemoryCapError.exit_code)
     return _internal(error)
 
 
 def _internal(error: Exception) -> int:
-    """Say that there is a bug, or that the installation is damaged by another distribution, where there is one."""
+    """Print that there is a bug, or that another distribution has damaged the installation."""
     from edgedec_apps.clash import clash
 
     what = f"{type(error).__name__}: {error}"
-    told = clash()
-    if told:
-        return _failed(f"{what}; {told}", exit_codes.INTERNAL)
+    intruder = clash()
+    if intruder:
+        return _failed(f"{what}; {intruder}", exit_codes.INTERNAL)
     return _failed(f"internal error: {what} (EDGEDEC_DEBUG=1 shows where)", exit_codes.INTERNAL)
 
 
 def _failed(message: str, code: int) -> int:
     try:
         sys.stdout.flush()
-    except (OSError, ValueError):  # what can't be written can't be written at exit either
+    except (OSError, ValueError):  # else writing it would fail again at exit
         _abandon_output()
     try:
         from edgedec_apps.cli.terminal import say

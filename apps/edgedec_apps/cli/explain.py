@@ -1,11 +1,11 @@
-"""What a generation's statistics say about drafting, for a person."""
+"""The explanation that --explain prints: what was drafted, verified and accepted, and why."""
 
 from edgedec.counted import counted
 from edgedec.stats import DecodeStats
 
 
 def explanation(stats: DecodeStats) -> list[str]:
-    """Return who drafted what, what was accepted, where the time went and why, a line each."""
+    """Return the lines of the explanation: times, the cost of forwards, each drafter, the drafts, and the reasons."""
     lines = [stats.lossy, _phases(stats)] if stats.lossy else [_phases(stats)]
     if stats.curve:
         base = stats.curve.get(1)
@@ -13,15 +13,13 @@ def explanation(stats: DecodeStats) -> list[str]:
         lines.append(f"a forward of n tokens: {', '.join(points)}")
     for name, counts in stats.drafters.items():
         right, tried = counts["right"], counts["tried"]
-        share = f"{right / tried:.0%} of the {tried:.0f} that could be judged were right" if tried else "none judged"
+        share = f"{right / tried:.0%} of the {tried:.0f} compared were right" if tried else "none compared"
         lines.append(
             f"{name}: {counted(round(counts['nodes']), 'token')} proposed in {counts['draft_s']:.3f} s, {share}"
         )
         if "ahead" in counts:
             ahead, used = counts["ahead"], counts["used"]
-            lines.append(
-                f"{name}: {counted(round(ahead), 'token')} drafted while the target verified, {used:.0f} of them used"
-            )
+            lines.append(f"{name}: {counted(round(ahead), 'token')} drafted while the target verified, {used:.0f} used")
     if stats.n_drafts:
         lines.append(
             f"verified: {counted(stats.n_drafts, 'draft')} of {stats.n_draft_tokens / stats.n_drafts:.1f} tokens, "

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: work is cancelled and what it had so far is kept; nothing is left half-written."""
+"""Ctrl-C and SIGTERM: they cancel the work, which keeps its results so far and leaves no half-written file."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ _TERMINATE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGB
 
 
 class TerminatedError(CancelledError):
-    """The process was asked to end, by SIGTERM or its like, and the work was cancelled."""
+    """SIGTERM or a similar signal ended the process, and the work was cancelled."""
 
     def __init__(self, number: int) -> None:
         super().__init__("terminated")
@@ -33,7 +33,7 @@ class TerminatedError(CancelledError):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM end the block as an exception would, so that files are cleaned up and the terminal is restored."""
+    """Let SIGTERM end the block with an exception, so that files are cleaned up and the terminal is restored."""
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(of_signal(number))
@@ -43,12 +43,13 @@ def terminable() -> Iterator[None]:
 
 
 def interruptible(work: Callable[[CancelToken], T]) -> T:
-    """Run `work` in a thread, so that Ctrl-C is seen while native code runs.
+    """Return the result of `work`, which runs in a thread, so that Ctrl-C has an effect while native code runs.
 
-    The first Ctrl-C cancels, and `work` returns what it has; a second one ends the process at once.
+    The first Ctrl-C cancels the token, and `work` returns what it has; a second one ends the process at once.
 
     Raises:
-        TerminatedError: The process was asked to end (SIGTERM); the work was cancelled.
+        TerminatedError: SIGTERM or a similar signal cancelled the work.
+        BaseException: As `work`.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -56,7 +57,7 @@ def interruptible(work: Callable[[CancelToken], T]) -> T:
     def run() -> None:
         try:
             results.append(work(cancel))
-        except BaseException as error:  # carried over to the main thread
+        except BaseException as error:  # raised again in the main thread
             errors.append(error)
 
     cancel = CancelToken()
@@ -65,7 +66,7 @@ def interruptible(work: Callable[[CancelToken], T]) -> T:
     with _handling(_INTERRUPT + _TERMINATE, watch.on_signal):
         thread.start()
         while thread.is_alive():
-            thread.join(0.2)  # a limit, so that Windows sees Ctrl-C too
+            thread.join(0.2)  # a time limit, as Windows needs it to see Ctrl-C
             watch.insist()
     if errors and not isinstance(errors[0], CancelledError):
         raise errors[0]
@@ -77,16 +78,16 @@ def interruptible(work: Callable[[CancelToken], T]) -> T:
 
 
 class _Watch:
-    """What signals did since the work began."""
+    """The signals since the work began."""
 
     def __init__(self, cancel: CancelToken) -> None:
         self._cancel = cancel
         self._since: float | None = None
-        self._told = False
+        self._said = False
         self.terminated: int | None = None
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Cancel the work; the second time, end the process."""
+        """Cancel the work at the first signal, and end the process at the second."""
         if self._since is not None:
             if sys.stderr.isatty():
                 os.write(2, _SHOW_CURSOR)  # a progress bar may have hidden it
@@ -96,18 +97,18 @@ class _Watch:
         self._cancel.cancel()
 
     def insist(self) -> None:
-        """Cancel again while the work goes on, and say what is going on when it takes its time to stop."""
+        """Cancel again while the work goes on; where it takes long to stop, say so."""
         if self._since is None:
             return
-        self._cancel.cancel()  # what came between two forwards of a prefill stopped neither
-        if not self._told and time.monotonic() - self._since > _PATIENCE_S:
-            self._told = True
+        self._cancel.cancel()  # a cancel between two forwards of a prefill has no effect on either
+        if not self._said and time.monotonic() - self._since > _PATIENCE_S:
+            self._said = True
             say("edgedec: stopping; Ctrl-C again ends at once")
 
 
 @contextmanager
 def _handling(numbers: tuple[int, ...], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle signals inside the block; those that are ignored (nohup, background jobs) stay ignored."""
+    """Handle signals inside the block; signals that are ignored (nohup, background jobs) stay ignored."""
     old: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in numbers:

@@ -1,4 +1,4 @@
-"""What a person types in a chat."""
+"""The messages that a person types in a chat."""
 
 import sys
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ _QUOTES = '"""'
 
 
 def typed_messages() -> Iterator[str]:
-    """Yield what the person types; three quotation marks hold lines together. Ctrl-D ends it."""
-    with suppress(ImportError):  # absent on Windows
+    """Yield the messages that a person types, until Ctrl-D; three quotation marks enclose one of several lines."""
+    with suppress(ImportError):  # not on Windows
         import readline  # noqa: F401  # gives input() editing and history
     while True:
         try:
@@ -36,7 +36,7 @@ def _more_lines(first: str) -> str:
 
 
 def _ask(prompt: str) -> str:
-    """Return a line without its end; the prompt never goes to standard output when that is not the terminal."""
+    """Return a typed line without its end; the prompt goes to standard error where standard output is no terminal."""
     if sys.stdout.isatty():
         return input(prompt)
     sys.stderr.write(prompt)

@@ -1,4 +1,4 @@
-"""The library's log, as far as a person sees it: all of it with --verbose, else what a person should know."""
+"""What a person sees of the library's log: all of it with --verbose, else the warnings of some loggers."""
 
 import logging
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from edgedec_apps.cli.terminal import say
 
 
 class _SayingHandler(logging.Handler):
-    """Passes log records on to the person; a model's metadata among them can't reach the terminal as it is."""
+    """Prints log records on standard error; control characters in them, from a model's metadata, are made visible."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
@@ -16,11 +16,11 @@ class _SayingHandler(logging.Handler):
 
 
 class _KeepingHandler(logging.Handler):
-    """Keeps the messages of warnings, and of records with a true attribute `tell`, each once."""
+    """Keeps the message of each warning, and of each record with a true attribute `tell`, once."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.messages: dict[str, None] = {}  # in order
+        self.messages: dict[str, None] = {}  # in their order
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one message."""
@@ -38,7 +38,7 @@ def show_log() -> None:
 
 @contextmanager
 def warnings_of(*names: str) -> Iterator[list[str]]:
-    """Yield a list that holds, after the block, what loggers warned of or told a person in it, each message once."""
+    """Yield a list; after the block it has the warnings, and other messages for a person, of some loggers."""
     handler, found = _KeepingHandler(), list[str]()
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar at a terminal, lines elsewhere; work that reports nothing is shown by the clock."""
+"""Progress on standard error: a bar at a terminal, lines elsewhere. Work without reports is shown with its time."""
 
 import sys
 import threading
@@ -11,9 +11,9 @@ from typing import Any
 from edgedec.progress import OnProgress, Progress, stage
 from edgedec_apps.cli.terminal import neutral, one_line, say
 
-_PATIENCE_S = 0.5  # of a person at a terminal, before work is shown
-_LINE_PATIENCE_S = 1.0  # elsewhere
-_LINE_EVERY_S = 10.0  # between two lines on work that tells nothing new
+_PATIENCE_S = 0.5  # before work is shown at a terminal
+_LINE_PATIENCE_S = 1.0  # before work is shown elsewhere
+_LINE_EVERY_S = 10.0  # between two lines on work without progress
 _TICK_S = 0.25
 
 Key = tuple[str, str]
@@ -21,7 +21,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Work:
-    """Work that has begun: its latest report, when it began, and what of it was shown."""
+    """Work that is going on: its latest report, when it began, and what was shown of it."""
 
     latest: Progress
     started: float
@@ -31,7 +31,7 @@ class _Work:
 
     @property
     def label(self) -> str:
-        """What it is, on one line."""
+        """The name of the work, on one line."""
         return one_line(f"{self.latest.phase} {self.latest.detail}".strip())
 
 
@@ -42,7 +42,7 @@ class ProgressLine:
         self._quiet = quiet
         self._bar: Any = None
         self._works: dict[Key, _Work] = {}
-        self._lock = threading.Lock()  # reports, and the clock's thread
+        self._lock = threading.Lock()  # between reports and the thread of _watch
         self._ended: threading.Event | None = None
 
     def __enter__(self) -> OnProgress:
@@ -52,15 +52,15 @@ class ProgressLine:
         self.stop()
 
     def stop(self) -> None:
-        """Take the bar away; calling it again does nothing."""
+        """Remove the bar; a second call does nothing."""
         with self._lock:
             if self._ended is not None:
                 self._ended.set()
                 self._ended = None
-            self._take_bar_away()
+            self._remove_bar()
             self._works.clear()
 
-    def _take_bar_away(self) -> None:
+    def _remove_bar(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -78,13 +78,13 @@ class ProgressLine:
                 if work.task is not None:
                     self._bar.update(work.task, visible=False)
                 if not self._works:
-                    self._take_bar_away()  # another line's may come
+                    self._remove_bar()  # another ProgressLine may show one
             if self._ended is None and self._works:
                 self._ended = threading.Event()
                 threading.Thread(target=self._watch, args=(self._ended,), name="edgedec-progress", daemon=True).start()
 
     def _watch(self, ended: threading.Event) -> None:
-        """Show what goes on without a report, until the end."""
+        """Show work without new reports, until the end."""
         while not ended.wait(_TICK_S):
             with self._lock:
                 for work in () if ended.is_set() else self._works.values():
@@ -93,7 +93,7 @@ class ProgressLine:
     def _show(self, work: _Work, now: float) -> None:
         if sys.stderr.isatty():
             self._draw(work, now)
-        elif work.latest.unit == "bytes" and work.latest.total:  # long enough to be worth lines in a log
+        elif work.latest.unit == "bytes" and work.latest.total:  # a download is long enough for lines in a log
             self._say_bytes(work)
         elif now - work.started >= _LINE_PATIENCE_S:
             self._say(work, now)
@@ -110,7 +110,7 @@ class ProgressLine:
             work.task = self._bar.add_task(label, completed=latest.done, total=latest.total, unit=latest.unit)
 
     def _say_bytes(self, work: _Work) -> None:
-        """Say each tenth of a download."""
+        """Print a line for each tenth of a download."""
         latest, total = work.latest, work.latest.total or 0
         tenth = latest.done * 10 // total
         if tenth > work.tenth:
@@ -118,7 +118,7 @@ class ProgressLine:
             say(f"{work.label}: {tenth * 10} % of {total / 1e6:.0f} MB")
 
     def _say(self, work: _Work, now: float) -> None:
-        """Say that work goes on, each tenth of what can be counted and at times, and then how long it took."""
+        """Print a line for each tenth of countable work and every few seconds, and one with the duration at the end."""
         latest, said_at, seconds = work.latest, work.said_at, now - work.started
         if _is_over(latest):
             if said_at is not None:
@@ -133,7 +133,7 @@ class ProgressLine:
 
 @contextmanager
 def shown_at_a_terminal(what: str) -> Iterator[None]:
-    """Show that a report is being made; elsewhere than at a terminal it is quick enough to say nothing."""
+    """Show at a terminal that the block is at work; elsewhere nothing is shown."""
     with ProgressLine(quiet=not sys.stderr.isatty()) as on_progress, stage(on_progress, what):
         yield
 
@@ -143,7 +143,7 @@ def _is_over(progress: Progress) -> bool:
 
 
 def _amount(progress: Progress) -> str:
-    """Return how much is done, in what is counted.
+    """Return the amount of work that is done, with its unit.
 
     >>> _amount(Progress("measuring", 3, 20, "runs")), _amount(Progress("searching", 3, None, "sets"))
     ('3 of 20 runs', '3 sets')
@@ -157,7 +157,7 @@ def _amount(progress: Progress) -> str:
 
 
 def _bar() -> Any:
-    """Return a bar of rich's, which takes a while to import."""
+    """Return a progress bar of rich, which is imported only here, as that takes time."""
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -165,7 +165,7 @@ def _bar() -> Any:
     from rich.text import Text
 
     class Amount(ProgressColumn):
-        """How much is done: MB and speed of a download, tokens of a prefill, seconds of what can't be counted."""
+        """The amount of work: MB and speed of a download, tokens of a prefill, seconds of uncountable work."""
 
         def render(self, task: Any) -> Text:
             unit, total = task.fields["unit"], None if task.total is None else round(task.total)
@@ -177,7 +177,7 @@ def _bar() -> Any:
             seconds = f"{task.elapsed or 0:.0f} s"
             return Text(_amount(Progress("", round(task.completed), total, unit)) or seconds)
 
-    # The label gives way where the terminal is narrow, as a line that wraps could not be drawn over.
+    # In a narrow terminal the label is shortened, as a line that wraps could not be overwritten.
     text = TextColumn(
         "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
     )

@@ -14,18 +14,18 @@ _STANDARD_INPUT = "standard input"
 
 
 def find_prompt(prompt: str | None, file: Path | None, memory: str | None = None) -> str | None:
-    """Return the prompt, or None where a chat is meant.
+    """Return the prompt; None for a chat, at a terminal without a prompt.
 
-    Of a file or a pipe, a mark of UTF-8 at the start and one line end at the end don't count. `memory` is what the
-    process may hold: a 64th of it is the most that is read, as there are several copies of up to four bytes a
-    character while a text becomes a prompt.
+    A file or a pipe loses a byte order mark at the start and one line end at the end. `memory` is the most memory of
+    the process: at most a 64th of it is read, as encoding a prompt takes several copies of up to four bytes a
+    character.
 
     Raises:
-        RequestError: Both were given, or it is not UTF-8, or has no end in sight.
+        RequestError: Both an argument and a file are given, or the text is not UTF-8 or too long.
         StorageError: The file can't be read.
     """
     if prompt is not None:
-        if file is not None and os.environ.get("EDGEDEC_FILE") != str(file):  # the argument wins over the environment
+        if file is not None and os.environ.get("EDGEDEC_FILE") != str(file):  # an argument overrides it
             raise RequestError("give the prompt as an argument or with --file, not both")
         return argument_text(prompt, "the prompt")
     most_bytes = _most_bytes(None if memory is None else parse_size(memory))
@@ -37,7 +37,7 @@ def find_prompt(prompt: str | None, file: Path | None, memory: str | None = None
 
 
 def piped_lines(cap_bytes: int | None = None) -> Iterator[str]:
-    """Yield the lines of standard input that say something; `cap_bytes` is what the process may hold."""
+    """Yield the lines of standard input that are not blank; `cap_bytes` is the most memory of the process."""
     most_bytes = _most_bytes(cap_bytes)
     lines = iter(lambda: sys.stdin.buffer.readline(most_bytes + 1), b"")
     for number, line in enumerate(lines, start=1):
@@ -46,12 +46,12 @@ def piped_lines(cap_bytes: int | None = None) -> Iterator[str]:
 
 
 def _most_bytes(cap_bytes: int | None) -> int:
-    """Return the most bytes of a text that becomes a prompt, which has several copies of it on its way."""
+    """Return the most bytes of a prompt's text, of which encoding makes several copies."""
     return texts.MOST_BYTES if cap_bytes is None else min(texts.MOST_BYTES, cap_bytes // 64)
 
 
 def argument_text(text: str | None, name: str) -> str | None:
-    """Return a text from the command line, decoded again where the locale could not (RequestError unless UTF-8)."""
+    """Return a text of the command line, decoded again where the locale failed (RequestError where it is not UTF-8)."""
     if text is None or not any("\ud800" <= character <= "\udfff" for character in text):
         return text
     try:

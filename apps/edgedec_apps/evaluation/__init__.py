@@ -1,1 +1,1 @@
-"""Settings compared by what they cost and how good their answers are."""
+"""Evaluation of models: what a setting costs in quality and brings in speed, and the search for half-layers to skip."""

@@ -1,13 +1,13 @@
-"""What a setting costs in quality and brings in speed: perplexity and distance from a baseline on a given text.
+"""Evaluates settings of a model on a text: perplexity, distance from a baseline, and speed.
 
-A text is cut into windows, and each is evaluated teacher-forced: every token is predicted from the true tokens before
-it. The baseline and the settings go through a window together, a few rows at a time, so that neither a long text nor a
-large vocabulary takes much memory. The last rows of a window are evaluated one at a time, as decoding does it: their
-times are the speed, their logits count like the others.
+A text is cut into windows, and each window is evaluated teacher-forced: every token is predicted from the true tokens
+before it. All settings evaluate a few rows of a window in turn, so that neither a long text nor a large vocabulary
+takes much memory. The last rows of a window are evaluated one at a time, as in decoding: their times give the speed,
+and their logits count like all others.
 
-All sums are in f64, also where a runtime's own row operations use less: a divergence is a small difference of large
-sums. Close to the baseline these figures say how much differs, not which of two settings answers better
-(Nikolić et al. 2026, arXiv:2606.19558).
+All sums are in f64, even where a runtime sums in less: a divergence is a small difference of large sums. Close to the
+baseline the figures say how much the distributions differ, not which setting answers better (Nikolić et al. 2026,
+arXiv:2606.19558).
 """
 
 import math
@@ -29,20 +29,20 @@ from edgedec.tokenizer import Tokenizer
 DEFAULT_TEXT = Path(__file__).with_name("text.txt")
 """A text to evaluate on where none is given: 2,200 tokens of English."""
 N_ROWS = 32
-"""Most rows of logits held at a time of the baseline, and as many of a setting."""
+"""Most rows of logits in memory of the baseline, and as many of another setting."""
 N_STEPS = 17
-"""Rows at the end of a window that are evaluated one at a time; all but the first are timed."""
+"""Rows at the end of a window that are evaluated one at a time; all except the first are timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A setting to evaluate.
+    """A setting to evaluate, with its session.
 
     Attributes:
-        name: What errors call it.
-        session: Holds at least a window's tokens; what it has cached is dropped.
+        name: The name of the setting in errors.
+        session: A session for at least the tokens of a window; its cached tokens are dropped.
         layers: The layers to run; None for all.
-        share: Of a whole token's bytes of weights that a token reads.
+        share: Share of the bytes of the weights that a token reads.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Lane:
 
 @dataclass(slots=True)
 class Samples:
-    """What was found at each position, over all windows so far.
+    """What was found at each position of a window.
 
     Attributes:
-        nll: f64, minus the log-probability of the text's token, in nats.
-        kl: f64, KL(baseline || setting) of the two distributions, in nats.
-        same: Whether both take the same token for the most probable one (the lowest id on a tie).
-        step_s: Seconds of forwards of one token.
+        nll: f64, the negative log-probability of the text's token, in nats.
+        kl: f64, KL(baseline || setting), in nats.
+        same: Whether both have the same most probable token (the lowest id on a tie).
+        step_s: Seconds of each forward of one token.
     """
 
     nll: list[float] = field(default_factory=list)
@@ -67,26 +67,19 @@ class Samples:
     same: list[bool] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
 
-    def extend(self, other: "Samples") -> None:
-        """Add what another one holds."""
-        self.nll += other.nll
-        self.kl += other.kl
-        self.same += other.same
-        self.step_s += other.step_s
-
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A setting in figures.
+    """The figures of a setting.
 
     Attributes:
         ppl: Perplexity, exp of the mean negative log-probability of the text's tokens.
         kl_mean: Mean over the positions of KL(baseline || setting), in nats.
-        kl_p99: Its 99th percentile, interpolated linearly between two positions.
-        top1: Share of positions where both take the same token for the most probable one.
-        n_positions: How many tokens were predicted.
-        tok_s: Forwards of one token per second (of their median time), at the ends of the windows; no drafts, no
-            sampling. None where the windows are too short to time one.
+        kl_p99: The 99th percentile of KL(baseline || setting), interpolated linearly between two positions.
+        top1: Share of positions where both have the same most probable token.
+        n_positions: Number of tokens that were predicted.
+        tok_s: Tokens per second, from the median time of forwards of one token at the ends of the windows, without
+            drafts or sampling; None where the windows are too short to time a forward.
     """
 
     ppl: float
@@ -99,11 +92,11 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What evaluate() found.
+    """The result of evaluate().
 
     Attributes:
-        figures: Those of each setting, the baseline's first; empty where no window was finished.
-        n_windows: How many windows were finished: fewer than there are when it was cancelled.
+        figures: The figures of each setting, the baseline first; empty where no window was finished.
+        n_windows: Number of windows that were finished; a cancelled evaluation has not finished all.
     """
 
     figures: tuple[Figures, ...]
@@ -112,7 +105,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The distribution that a row of logits stands for.
+    """The distribution of a row of logits.
 
     Attributes:
         logs: f64[n_vocab], natural logarithms of the probabilities.
@@ -126,7 +119,7 @@ class Distribution:
 
 
 def leading_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return the special tokens that the model expects before a text (its BOS token, or none)."""
+    """Return the special tokens, such as BOS, that the tokenizer puts before a text; maybe none."""
     bare, whole = tokenizer.encode("a", add_special=False), tokenizer.encode("a")
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:
@@ -137,25 +130,25 @@ def leading_tokens(tokenizer: Tokenizer) -> list[int]:
 def cut_windows(token_ids: Sequence[int], leading: Sequence[int], n_window: int) -> list[NDArray[np.int32]]:
     """Cut a text into windows int32[2 to n_window], each with the leading tokens before its part of the text.
 
-    A last window of one token is left out, as it predicts nothing.
+    A last window of one token is dropped, as it predicts nothing.
 
     >>> [window.tolist() for window in cut_windows([5, 6, 7, 8, 9], [1], 3)]
     [[1, 5, 6], [1, 7, 8], [1, 9]]
 
     Raises:
-        RequestError: The windows are too small, or the text is too short for one.
+        RequestError: The windows are too small, or the text is too short for a window.
     """
     n_own = n_window - len(leading)
     if n_own < 1 or n_window < 2:
         raise RequestError(
-            f"a window of {counted(n_window, 'token')} predicts nothing; it must hold at least {len(leading) + 2}"
+            f"a window of {counted(n_window, 'token')} predicts nothing; it must have at least {len(leading) + 2}"
         )
     parts = [[*leading, *token_ids[start : start + n_own]] for start in range(0, len(token_ids), n_own)]
     windows = [np.array(part, dtype=np.int32) for part in parts if len(part) >= 2]
     if not windows:
         raise RequestError(
             f"the text is too short: it has {counted(len(token_ids), 'token')}, and a "
-            "prediction takes at least 2; give a longer text (some thousand tokens make sound figures)"
+            "prediction takes at least 2; give a longer text (some thousand tokens give reliable figures)"
         )
     return windows
 
@@ -164,7 +157,7 @@ def read_row(row: NDArray[np.float32]) -> Distribution | None:
     """Return the distribution of f32[n_vocab] logits, or None where a logit is not finite."""
     logs = row.astype(np.float64)
     logs -= logs.max()
-    if not np.isfinite(logs.min()):  # not a number is the least of all to numpy
+    if not np.isfinite(logs.min()):  # the minimum is NaN where a logit is NaN
         return None
     probs = np.exp(logs)
     total = float(probs.sum())
@@ -174,7 +167,7 @@ def read_row(row: NDArray[np.float32]) -> Distribution | None:
 
 
 def divergence(p: Distribution, q: Distribution) -> float:
-    """Return KL(p || q) in nats: exactly 0 for equal logits, and never the small negative number of a rounded sum."""
+    """Return KL(p || q) in nats: exactly 0 for equal logits, and never negative by rounding."""
     terms = p.logs - q.logs
     terms *= p.probs
     return max(0.0, float(terms.sum()))
@@ -191,33 +184,35 @@ def evaluate(
 ) -> Reading:
     """Evaluate windows in every lane; the first lane is the baseline.
 
-    Cancelling ends it after the last window that all lanes had finished. It holds 2 × max(n_rows, n_steps) rows of
-    logits, f32.
+    A cancel ends the evaluation, and the windows that all lanes finished count. It has 2 × max(n_rows, n_steps) rows of
+    f32 logits in memory.
 
     Args:
-        lanes: Settings of one vocabulary; their sessions must not be in use.
-        windows: int32[2 or more] each, the leading tokens included; the first token of each is not predicted.
-        cancel: Stops it.
-        n_rows: Most rows of a forward, where the runtime takes as many.
+        lanes: Settings with the same vocabulary; their sessions must not be in use.
+        windows: int32[2 or more] each, with the leading tokens; the first token of a window is not predicted.
+        cancel: Ends the evaluation.
+        n_rows: Most rows of a forward, where the runtime takes so many.
         n_steps: Rows at the end of each window that are evaluated one at a time.
-        on_progress: Told how far all lanes are.
+        on_progress: Gets the number of tokens that all lanes have evaluated.
 
     Raises:
         RequestError: A lane's logits are not finite.
         EdgedecError: As Session.forward.
     """
-    samples = [Samples() for _ in lanes]
-    done, total, n_windows = 0, sum(len(window) - 1 for window in windows), 0
+    finished: list[list[Samples]] = []
+    done, total = 0, sum(len(window) - 1 for window in windows)
+    n_rows = min(n_rows, *(lane.session.model.capabilities.max_rows for lane in lanes))
+    shape = (2, max(n_rows, n_steps), lanes[0].session.model.card.n_vocab)
+    rows = np.empty(shape, np.float32)
     with ExitStack() as stack:
         for lane in lanes:
             stack.enter_context(cancel.calling(lane.session.cancel))
-        evaluation = _Evaluation(lanes, n_rows, n_steps)
         if on_progress is not None:
             on_progress(Progress("evaluating", 0, total, "tokens"))
         for window in windows:
             found = [Samples() for _ in lanes]
             try:
-                for n in evaluation.window(window, found, cancel):
+                for n in _evaluate_window(lanes, rows, window, found, n_rows, n_steps, cancel):
                     done += n
                     if on_progress is not None:
                         on_progress(Progress("evaluating", done, total, "tokens"))
@@ -225,55 +220,56 @@ def evaluate(
                 if not cancel.cancelled:
                     raise
                 break
-            for all_of_them, new in zip(samples, found, strict=True):
-                all_of_them.extend(new)
-            n_windows += 1
-    return Reading(tuple(map(summarize, samples)) if n_windows else (), n_windows)
+            finished.append(found)
+    return Reading(tuple(map(summarize, zip(*finished, strict=True))), len(finished))
 
 
-def summarize(samples: Samples) -> Figures:
-    """Return the figures of at least one position."""
-    step_s = float(np.median(samples.step_s)) if samples.step_s else 0.0
+def summarize(windows: Sequence[Samples]) -> Figures:
+    """Return the figures of a setting from its samples of at least one window."""
+    kl = [value for samples in windows for value in samples.kl]
+    times = [seconds for samples in windows for seconds in samples.step_s]
+    step_s = float(np.median(times)) if times else 0.0
     return Figures(
-        ppl=math.exp(math.fsum(samples.nll) / len(samples.nll)),
-        kl_mean=math.fsum(samples.kl) / len(samples.kl),
-        kl_p99=float(np.percentile(samples.kl, 99)),
-        top1=sum(samples.same) / len(samples.same),
-        n_positions=len(samples.nll),
+        ppl=math.exp(math.fsum(value for samples in windows for value in samples.nll) / len(kl)),
+        kl_mean=math.fsum(kl) / len(kl),
+        kl_p99=float(np.percentile(kl, 99)),
+        top1=sum(same for samples in windows for same in samples.same) / len(kl),
+        n_positions=len(kl),
         tok_s=1 / step_s if step_s > 0 else None,
     )
 
 
-class _Evaluation:
-    """The buffers and sizes of an evaluation."""
+def _evaluate_window(
+    lanes: Sequence[Lane],
+    buffers: NDArray[np.float32],
+    tokens: NDArray[np.int32],
+    found: Sequence[Samples],
+    n_rows: int,
+    n_steps: int,
+    cancel: CancelToken,
+) -> Iterator[int]:
+    """Evaluate a window in every lane, add to `found`, and yield the number of rows after each part (CancelledError).
 
-    def __init__(self, lanes: Sequence[Lane], n_rows: int, n_steps: int) -> None:
-        self._lanes = lanes
-        self._n_rows = min(n_rows, *(lane.session.model.capabilities.max_rows for lane in lanes))
-        self._n_steps = n_steps
-        shape = (max(self._n_rows, n_steps), lanes[0].session.model.card.n_vocab)
-        self._base, self._other = np.empty(shape, np.float32), np.empty(shape, np.float32)
-
-    def window(self, tokens: NDArray[np.int32], found: Sequence[Samples], cancel: CancelToken) -> Iterator[int]:
-        """Add to `found` what each lane makes of a window; yield how many rows were done (CancelledError)."""
-        n = len(tokens) - 1  # the last token is only predicted
-        n_together = max(0, n - self._n_steps)
-        for start in (*range(0, n_together, self._n_rows), n_together):
-            single = start == n_together
-            stop = n if single else min(start + self._n_rows, n_together)
-            base_rows = self._base[: stop - start]
-            for index, (lane, samples) in enumerate(zip(self._lanes, found, strict=True)):
-                cancel.check("evaluating")
-                rows = self._other[: stop - start] if index else base_rows
-                samples.step_s += _fill(rows, lane, tokens[start:stop], start, single=single)
-                _compare(base_rows, rows, tokens[start + 1 : stop + 1], lane.name, samples)
-            yield stop - start
+    `buffers` is f32[2, rows, n_vocab]: the logits of the baseline, and those of the lane that is compared with it.
+    """
+    n = len(tokens) - 1  # the last token is only predicted
+    n_together = max(0, n - n_steps)
+    for start in (*range(0, n_together, n_rows), n_together):
+        single = start == n_together
+        stop = n if single else min(start + n_rows, n_together)
+        base_rows, other_rows = buffers[:, : stop - start]
+        for index, (lane, samples) in enumerate(zip(lanes, found, strict=True)):
+            cancel.check("evaluating")
+            rows = other_rows if index else base_rows
+            samples.step_s += _fill(rows, lane, tokens[start:stop], start, single=single)
+            _compare(base_rows, rows, tokens[start + 1 : stop + 1], lane.name, samples)
+        yield stop - start
 
 
 def _compare(
     base_rows: NDArray[np.float32], rows: NDArray[np.float32], following: NDArray[np.int32], name: str, into: Samples
 ) -> None:
-    """Note for each row how probable the token that follows is, and how far it is from the baseline's row."""
+    """Add to `into`, for each row, the log-probability of the following token and the distance from the baseline."""
     for base_row, row, token in zip(base_rows, rows, following.tolist(), strict=True):
         base = read_row(base_row)
         here = base if rows is base_rows else read_row(row)

@@ -1,6 +1,6 @@
-"""Measure an export against its source, in a process of its own: `python -m edgedec_apps.evaluation.export_measure`.
+"""Measures an export against its source, in a process of its own: `python -m edgedec_apps.evaluation.export_measure`.
 
-The process prints one JSON object, so that neither its memory nor a crash of a library is the caller's.
+The process prints one JSON object; its memory, and a crash of a library in it, do not affect the caller.
 """
 
 import json
@@ -29,11 +29,11 @@ _POLL_S = 0.2
 
 
 def measure(source: Path, folder: Path, cancel: CancelToken) -> dict[str, Any]:
-    """Return quality and times of an export, in this process.
+    """Return the quality and the times of an export, measured in this process.
 
     Raises:
-        EdgedecError: As of loading and evaluating the two.
-        CancelledError: It was cancelled.
+        CancelledError: The measurement was cancelled.
+        EdgedecError: As loading and evaluating the two models.
     """
     with ExitStack() as stack:
         options = LoadOptions(max_rows=N_ROWS, tile_cache=True, cache_dir=cache_folder(), cancel=cancel)
@@ -55,11 +55,11 @@ def measure(source: Path, folder: Path, cancel: CancelToken) -> dict[str, Any]:
 
 
 def measured_apart(source: Path, folder: Path, cancel: CancelToken) -> dict[str, Any]:
-    """Return the same from a process of its own (a frozen application has no interpreter to start, and uses this one).
+    """Return the result of `measure`, from a process of its own; a frozen application measures in this process.
 
     Raises:
-        RuntimeUnavailableError: It failed; the message is its last line.
-        CancelledError: It was cancelled; the process is ended.
+        RuntimeUnavailableError: The measurement failed; the message has the last line of the process.
+        CancelledError: The measurement was cancelled; the process is ended.
     """
     if getattr(sys, "frozen", False):
         return measure(source, folder, cancel)
@@ -81,13 +81,13 @@ def measured_apart(source: Path, folder: Path, cancel: CancelToken) -> dict[str,
         cancel.check("measuring the export")
         if process.returncode:
             last = (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-            raise RuntimeUnavailableError(f"the export could not be measured: {last}; it is complete all the same")
+            raise RuntimeUnavailableError(f"the export is complete, but could not be measured: {last}")
         found: dict[str, Any] = json.loads(out.splitlines()[-1])
         return found
 
 
 def main() -> None:
-    """Measure the export that the command line names after its source."""
+    """Measure an export; the command line has the paths of its source and its folder."""
     source, folder = map(Path, sys.argv[1:3])
     print(json.dumps(measure(source, folder, CancelToken())))
 

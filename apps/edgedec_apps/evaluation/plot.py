@@ -1,4 +1,4 @@
-"""Quality against speed as a picture: at a terminal in plain text, as a PNG with matplotlib (the extra `plot`)."""
+"""Quality against speed as a picture: in plain text, or as a PNG with matplotlib (the extra `plot`)."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ class Point:
     """A setting in the picture.
 
     Attributes:
-        mark: A letter.
-        name: What the setting is.
+        mark: The letter of the point.
+        name: The name of the setting.
         tok_s: Tokens per second.
         top1: Share of positions with the baseline's most probable token.
         kl_mean: Mean KL divergence from the baseline, in nats.
@@ -38,7 +38,7 @@ class Point:
 
 
 def points(rows: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """Return the settings of an evaluation whose speed was timed, the baseline's first; see evaluate.as_document."""
+    """Return a point for each row of an evaluation's JSON object that has a speed, the baseline first."""
     found = []
     for mark, (index, row) in zip(_marks(len(rows)), enumerate(rows), strict=True):
         settings = row["settings"]
@@ -50,7 +50,7 @@ def points(rows: Sequence[Mapping[str, Any]]) -> list[Point]:
 
 
 def _marks(n: int) -> list[str]:
-    """Return a letter for each of n points; those behind the alphabet share one.
+    """Return a letter for each of n points; those after z share a mark.
 
     >>> _marks(3), _marks(28)[-3:]
     (['a', 'b', 'c'], ['z', '+', '+'])
@@ -59,9 +59,9 @@ def _marks(n: int) -> list[str]:
 
 
 def text_plot(found: Sequence[Point]) -> list[str]:
-    """Return the picture in lines: same top-1 upwards, tokens per second to the right, and what each letter is."""
+    """Return the picture as lines: same top-1 upwards, tokens per second to the right, and the name of each letter."""
     if not found:
-        return ["no speed was timed, so there is no picture; take a longer text or window"]
+        return ["no speed was measured, so there is no picture; give a longer text or window"]
     low, high = _range([point.tok_s for point in found])
     bottom, top = _range([100 * point.top1 for point in found])
     grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
@@ -83,13 +83,13 @@ def text_plot(found: Sequence[Point]) -> list[str]:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return what an axis shows: the values, and something around where they are all the same."""
+    """Return the ends of an axis: those of the values, or half a unit around values that are all the same."""
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _place(value: float, low: float, high: float, n: int) -> int:
-    """Return which of n places a value has.
+    """Return the place of a value among n places from `low` to `high`.
 
     >>> _place(1.0, 1.0, 2.0, 10), _place(1.5, 1.0, 2.0, 11), _place(2.0, 1.0, 2.0, 10)
     (0, 5, 9)
@@ -98,18 +98,18 @@ def _place(value: float, low: float, high: float, n: int) -> int:
 
 
 def require_png(path: Path) -> None:
-    """Find out before the work whether a picture can be drawn.
+    """Raise an error where no picture could be drawn, so that no work is done in vain.
 
     Raises:
-        RequestError: It has another ending.
+        RequestError: The file does not end in .png.
         RuntimeUnavailableError: matplotlib is not installed.
     """
     if path.suffix.lower() != ".png":
         raise RequestError(f"--plot-out {path}: pictures are PNGs; name a file that ends in .png")
     if find_spec("matplotlib") is None:
         raise RuntimeUnavailableError(
-            "--plot-out needs the package 'matplotlib', which is not installed; get it with: "
-            f"{install_command('plot')} (--plot draws without it)"
+            "--plot-out needs the package 'matplotlib', which is not installed; install it with: "
+            f"{install_command('plot')} (--plot needs no package)"
         )
 
 
@@ -117,7 +117,7 @@ def write_png(path: Path, found: Sequence[Point], title: str) -> None:
     """Draw the settings as a PNG of 1350 × 675: same top-1 and mean KL divergence, each against tokens per second.
 
     Raises:
-        StorageError: It can't be written; an earlier file is as it was.
+        StorageError: The file can't be written; an earlier file is unchanged.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The settings that an evaluation compares, and from them the lanes that evaluate."""
+"""The settings that an evaluation compares, and the lanes that evaluate them."""
 
 import re
 from collections import Counter
@@ -27,12 +27,12 @@ class Setting:
     """A way to run a model.
 
     Attributes:
-        model: The model's name, as it was given.
-        path: Its file.
+        model: The model's name, as on the command line.
+        path: The model's file.
         runtime: The name of the runtime.
         kv_type: Element type of the KV cache.
         layers: The layers to run, as ranges (first, last) in order; None for all.
-        layer_skip: The speed-up to leave out layers for, as `--layer-skip` does; None for none.
+        layer_skip: The speed-up of `--layer-skip`, for which layers are left out; None for no such option.
     """
 
     model: str
@@ -44,12 +44,12 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What differs from setting to setting."""
+        """The name of the setting: what differs from setting to setting."""
         return setting_name(self.kv_type, layers_text(self.layers), self.layer_skip)
 
 
 def setting_name(kv_type: str, layers: str, layer_skip: float | None) -> str:
-    """Name what differs from setting to setting.
+    """Return the name of a setting: what differs from setting to setting.
 
     >>> setting_name("f16", "all", None), setting_name("q8_0", "0-9,11", None), setting_name("f16", "all", 1.2)
     ('f16', 'q8_0, layers 0-9,11', 'f16, skip 1.2')
@@ -59,13 +59,13 @@ def setting_name(kv_type: str, layers: str, layer_skip: float | None) -> str:
 
 
 def parse_layers(text: str) -> Ranges | None:
-    """Return the ranges of layers that a text names, in order and joined where they touch; None for "all".
+    """Return the ranges of layers in a text, in order, with adjacent ones joined; None for "all".
 
     >>> parse_layers("14-29,0-11,12"), parse_layers("all")
     (((0, 12), (14, 29)), None)
 
     Raises:
-        RequestError: It names none.
+        RequestError: The text is no list of layers and ranges.
     """
     if text.strip() == ALL_LAYERS:
         return None
@@ -86,7 +86,7 @@ def parse_layers(text: str) -> Ranges | None:
 
 
 def layers_text(layers: Ranges | None) -> str:
-    """Return layers as parse_layers reads them.
+    """Return ranges of layers as a text for parse_layers.
 
     >>> layers_text(((0, 12), (14, 14))), layers_text(None)
     ('0-12,14', 'all')
@@ -99,7 +99,7 @@ def layers_text(layers: Ranges | None) -> str:
 def combine(
     base: Setting, kv_types: Sequence[str], layers: Sequence[Ranges | None], layer_skips: Sequence[float] = ()
 ) -> list[Setting]:
-    """Return each KV type with each set of layers, once; `base` gives what neither names."""
+    """Return `base` with each KV type and each set of layers or layer skip, without duplicates."""
     sets = [replace(base, layers=one) for one in layers] + [replace(base, layer_skip=one) for one in layer_skips]
     found = [replace(one, kv_type=kv_type) for kv_type, one in product(kv_types, sets)]
     return list(dict.fromkeys(found))
@@ -108,13 +108,13 @@ def combine(
 def open_lanes(
     settings: Sequence[Setting], options: LoadOptions, n_window: int, stack: ExitStack
 ) -> tuple[list[Lane], Model]:
-    """Load what the settings need, each model file once per runtime and KV type; `stack` closes it.
+    """Load the models of settings, each file once per runtime and KV type; `stack` closes them.
 
     Returns:
-        A lane of `n_window` tokens for each setting, and the model of the last.
+        A lane of `n_window` tokens for each setting, and the model of the last setting.
 
     Raises:
-        RequestError: The models' vocabularies differ, a layer or the window is beyond the model.
+        RequestError: The vocabularies differ, or the model has no such layer or is not trained for the window.
         CapabilityError: The runtime can't leave out layers.
         EdgedecError: As Runtime.load.
     """
@@ -138,11 +138,11 @@ def open_lanes(
 def _require_window(model: Model, n_window: int) -> None:
     trained = model.card.n_ctx_train
     if 0 < trained < n_window:
-        raise RequestError(f"--window is {n_window}; the model was trained for {trained} tokens, so use at most that")
+        raise RequestError(f"--window is {n_window}; the model was trained for {trained} tokens, use at most that")
 
 
 def _chosen(setting: Setting, model: Model, options: LoadOptions) -> tuple[LayerSet | None, float]:
-    """Return the mask of a setting's layers, None for all, and the share of the bytes that a token reads."""
+    """Return the layers of a setting, None for all, and the share of the bytes that a token reads."""
     if setting.layers is None and setting.layer_skip is None:
         return None, 1.0
     model.capabilities.require("layers", setting.runtime)
@@ -155,7 +155,7 @@ def _chosen(setting: Setting, model: Model, options: LoadOptions) -> tuple[Layer
 
 
 def _named_layers(setting: Setting, ranges: Ranges, model: Model) -> LayerSet:
-    """Return the mask of the layers that are named (RequestError)."""
+    """Return the set of the layers in some ranges (RequestError where the model has no such layer)."""
     n_layer = model.card.n_layer
     if ranges[-1][1] >= n_layer:
         raise RequestError(f"--layers {layers_text(ranges)}: {setting.model} has {n_layer} layers, 0 to {n_layer - 1}")

@@ -1,8 +1,8 @@
-"""Hooks that PyInstaller finds by entry point, so that frozen applications hold our plug-ins and llama.cpp."""
+"""Hooks for PyInstaller, found by entry point, so that frozen applications contain the plug-ins and llama.cpp."""
 
 from pathlib import Path
 
 
 def hook_dirs() -> list[str]:
-    """Return the folders of our hooks."""
+    """Return the folders of the hooks."""
     return [str(Path(__file__).parent)]

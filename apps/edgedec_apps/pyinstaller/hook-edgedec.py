@@ -1,4 +1,4 @@
-"""What `import edgedec` needs beside what PyInstaller sees: everything below it is imported by name."""
+"""The modules and data that edgedec imports by name, which PyInstaller does not see."""
 
 from importlib.util import find_spec
 

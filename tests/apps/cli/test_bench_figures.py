@@ -113,21 +113,21 @@ def test_the_report_can_be_read_off() -> None:
     found = lines(document_of([trial("a", (1.0, 2.0, 2.5))], against=other, warm_store=True))
     assert found == [
         "m.gguf · cpu · draft auto · 2 threads · greedy · at most 9 tokens · "
-        "WARM STORES: drafters know the earlier runs",
+        "WARM STORES: drafters have learned from earlier runs",
         "",
         "task  tok/s  plain  speedup  same text  accepted/step  first token  rounds",
         "chat    8.0    4.0     2.00        yes              -       1.00 s       1",
         "all     8.0    4.0     2.00        yes              -       1.00 s       1",
         "",
-        "plain against plain: 0.800, in a round of a task 0.80 to 0.80; what lies within is noise",
-        "the worst prompt: 2.00 (a)",
+        "plain against plain: 0.800, in a round of a task 0.80 to 0.80; a difference within that range is noise",
+        "least speedup of a prompt: 2.00 (a)",
         "llamacpp: 2.0 tok/s; with its prompt lookup not measured: no",
         "a forward of n tokens in ms: T(1) 10.0, T(2) 12.5",
-        "memory is read at 9.5 GB/s; at the peak the process held 167 MB",
+        "memory is read at 9.5 GB/s; the process held at most 167 MB",
     ]
     other_text = document_of([trial("a", (1.0, 2.0, 2.5))]) | {"differing_prompts": ["a", "b"]}
-    assert lines(other_text)[-1] == "OTHER TEXT than plain decoding's: a, b; please report it"
-    assert lines(other_text | {"draft_numerics": "loose"})[-1].endswith("a, b; loose numerics allow it")
+    assert lines(other_text)[-1] == "OTHER TEXT than plain decoding: a, b; please report this"
+    assert lines(other_text | {"draft_numerics": "loose"})[-1].endswith("a, b; loose numerics allow this")
     assert columns([("a", "b"), ("cc", "ddd")]) == ["a     b", "cc  ddd"]
 
 
@@ -167,8 +167,8 @@ GOOD = '{"id": "a", "task": "x", "turns": ["Hello"]}'
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("7", "JSON object"),
         (GOOD, "used before"),
         ('{"task": "x", "turns": ["Hello"]}', '"id" is None'),

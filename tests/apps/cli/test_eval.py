@@ -437,7 +437,7 @@ def test_places_in_the_picture() -> None:
     assert drawn[16] == "         10.0" + " " * 46 + "20.0 tok/s"
     assert text_plot([slow, fast, Point("c", "as slow", 10.0, 1.0, 0.0)])[1] == "100.0 % |*"
     assert text_plot([slow])[8].endswith("|" + " " * 30 + "a")
-    assert text_plot([]) == ["no speed was timed, so there is no picture; take a longer text or window"]
+    assert text_plot([]) == ["no speed was measured, so there is no picture; give a longer text or window"]
 
 
 def test_points_are_the_rows_that_were_timed() -> None:
@@ -475,7 +475,7 @@ def test_without_matplotlib_the_extra_is_named(
     monkeypatch.setattr("edgedec_apps.evaluation.plot.find_spec", lambda name: None)
     out = tmp_path / "a.png"
     run_here("eval", model, "--text", text, "--plot-out", out).failed(
-        30, 'pip install "matplotlib>=3.8"', "--plot draws"
+        30, 'pip install "matplotlib>=3.8"', "--plot needs no package"
     )
     assert run_here("eval", model, "--text", text, "--plot").code == 0
 

@@ -332,8 +332,8 @@ def test_what_bench_records_is_charged(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([], "no file of recorded drafts"),
-        ([{"kind": "other"}], "no file of recorded drafts"),
+        ([], "not a file of recorded drafts"),
+        ([{"kind": "other"}], "not a file of recorded drafts"),
         ([HEAD], "no prompt"),
         ([HEAD, {"id": "a"}], "line 2"),
         ([HEAD, TEXT | {"proposals": []}], "line 2: 5 tokens with proposals for 0"),

@@ -87,7 +87,7 @@ def test_a_share_that_is_too_large_or_too_late_is_refused() -> None:
     async def scene() -> None:
         room = Room(1600)
         first, second = Share(room, PATIENCE_S), Share(room, 0.01)
-        with pytest.raises(ApiError, match=r"needs about 1\.4 kB of memory .* one request may use 1\.4 kB") as refused:
+        with pytest.raises(ApiError, match=r"needs about 1\.4 kB of memory, .* one request may use 1\.4 kB") as refused:
             await first.grow(1401)
         assert refused.value.status == 413
         await first.grow(1400)
