@@ -23,7 +23,7 @@ def explanation(stats: DecodeStats) -> list[str]:
     if stats.n_drafts:
         lines.append(
             f"verified: {counted(stats.n_drafts, 'draft')} of {stats.n_draft_tokens / stats.n_drafts:.1f} tokens, "
-            f"{stats.mean_accepted:.2f} accepted of each; by position {stats.accepted_by_position}"
+            f"{stats.mean_accepted:.2f} accepted of each{_positions(stats)}"
         )
     lines += stats.explanation
     if stats.runtime_reason:
@@ -34,6 +34,12 @@ def explanation(stats: DecodeStats) -> list[str]:
 def _phases(stats: DecodeStats) -> str:
     phases = {"prefill": stats.prefill_s, "forwards": stats.forward_s, "verify": stats.verify_s, "draft": stats.draft_s}
     return "time: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in phases.items())
+
+
+def _positions(stats: DecodeStats) -> str:
+    """Return how many tokens were accepted at the first, second, ... position of drafts; nothing without any."""
+    counts = ", ".join(map(str, stats.accepted_by_position))
+    return f"; at the positions from the first: {counts}" if counts else ""
 
 
 def _steps(seconds: float, base: float | None) -> str:

@@ -7,7 +7,7 @@ from edgedec.memory_plan import MemoryPlan, format_bytes
 
 
 def plan_document(plan: MemoryPlan) -> dict[str, Any]:
-    """Return a plan as plain types."""
+    """Return the JSON object of a plan."""
     return {
         "fits": plan.fits,
         "partial": plan.partial,
@@ -39,4 +39,4 @@ def planned_range(plan: MemoryPlan) -> str:
     most = format_bytes(plan.total_bytes)
     if plan.start_bytes == plan.total_bytes:
         return most
-    return f"{format_bytes(plan.start_bytes)} with a short text, {most} where all is full"
+    return f"{format_bytes(plan.start_bytes)} with a short text, {most} with a full context"

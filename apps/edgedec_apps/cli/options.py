@@ -6,6 +6,7 @@ Each option can also be given by an environment variable: EDGEDEC_ and its name.
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -28,34 +29,15 @@ def option(*flags: str, help: str, panel: str, metavar: str | None = None) -> An
         envvar=f"EDGEDEC_{name}",
         show_envvar=False,
         metavar=metavar,
-        readable=False,  # of a path: that it can't be read is told where it is read, as a StorageError
+        readable=False,  # a path that can't be read is a StorageError where it is read, not a usage error
     )
 
 
-def model_option(*flags: str, help: str, metavar: str | None = None) -> Any:
-    """Declare an option on how the model is loaded."""
-    return option(*flags, help=help, metavar=metavar, panel=_MODEL)
-
-
-def prompt_option(*flags: str, help: str, metavar: str | None = None) -> Any:
-    """Declare an option on what the model is given."""
-    return option(*flags, help=help, metavar=metavar, panel=_PROMPT)
-
-
-def sampling_option(*flags: str, help: str, metavar: str | None = None) -> Any:
-    """Declare an option on how tokens are drawn."""
-    return option(*flags, help=help, metavar=metavar, panel=_SAMPLING)
-
-
-def output_option(*flags: str, help: str, metavar: str | None = None) -> Any:
-    """Declare an option on what is printed."""
-    return option(*flags, help=help, metavar=metavar, panel=_OUTPUT)
-
-
-def tiles_option(*flags: str, help: str) -> Any:
-    """Declare an option on the tile files."""
-    return option(*flags, help=help, panel=_TILES)
-
+model_option = partial(option, panel=_MODEL)
+prompt_option = partial(option, panel=_PROMPT)
+sampling_option = partial(option, panel=_SAMPLING)
+output_option = partial(option, panel=_OUTPUT)
+tiles_option = partial(option, panel=_TILES)
 
 ModelName = Annotated[
     str,
@@ -66,19 +48,21 @@ ModelName = Annotated[
     ),
 ]
 AsJson = Annotated[bool, output_option("--json", help="Print one JSON object to standard output.")]
-Offline = Annotated[bool, model_option("--offline", help="Never touch the network.")]
+Offline = Annotated[bool, model_option("--offline", help="Never use the network.")]
 JsonOut = Annotated[
     Path | None, output_option("--json-out", help="Also write the JSON object to this file.", metavar="FILE")
 ]
-Quiet = Annotated[bool, output_option("--quiet", "-q", help="No progress and no summary.")]
-RuntimeName = Annotated[str, model_option("--runtime", help="Runtime, or auto.", metavar="NAME")]
-Threads = Annotated[int | None, model_option("--threads", help="Threads (default: the cores usable).", metavar="N")]
-System = Annotated[str | None, prompt_option("--system", help="System message.", metavar="TEXT")]
+Quiet = Annotated[bool, output_option("--quiet", "-q", help="Print no progress and no summary.")]
+RuntimeName = Annotated[str, model_option("--runtime", help="The runtime, or auto for the fastest.", metavar="NAME")]
+Threads = Annotated[
+    int | None, model_option("--threads", help="Number of threads (default: the usable cores).", metavar="N")
+]
+System = Annotated[str | None, prompt_option("--system", help="The system message.", metavar="TEXT")]
 
 
 @dataclass(frozen=True)
 class LoadFlags:
-    """How the model is loaded."""
+    """The options of loading a model."""
 
     runtime: RuntimeName = "auto"
     context: Annotated[
@@ -87,41 +71,45 @@ class LoadFlags:
     ] = None
     slide: Annotated[
         bool,
-        model_option("--slide", help="Lossy: where the context is full, go on with its first and its newest tokens."),
+        model_option("--slide", help="LOSSY: continue a full context with its first and its newest tokens."),
     ] = False
     layer_skip: Annotated[
         float | None,
         model_option(
             "--layer-skip",
-            help="LOSSY: leave out layers until a token reads 1/X of the bytes, about X times as fast; another text.",
+            help="LOSSY: leave out layers until a token reads 1/X of the bytes; about X times as fast, another text.",
             metavar="X",
         ),
     ] = None
     layer_skip_force: Annotated[
-        bool, model_option("--layer-skip-force", help="Take a --layer-skip beyond what was measured for the model.")
+        bool, model_option("--layer-skip-force", help="Allow a --layer-skip beyond what was measured for the model.")
     ] = False
     memory: Annotated[
         str | None,
-        model_option("--memory", help="Most the process may hold, as 900MB or 1.5GiB; else refuse.", metavar="SIZE"),
+        model_option(
+            "--memory",
+            help="Most memory of the process, such as 900MB or 1.5GiB; what needs more is refused.",
+            metavar="SIZE",
+        ),
     ] = None
     threads: Threads = None
     draft: Annotated[
         str,
         model_option(
             "--draft",
-            help="auto drafts where it pays, off never, a drafter (edgedec doctor lists them; several with +) always.",
+            help="auto drafts where it pays, off never; drafters by name (edgedec doctor), joined by +, always.",
             metavar="NAME",
         ),
     ] = "auto"
     draft_model: Annotated[
         str | None,
-        model_option("--draft-model", help="Smaller model of the family to draft with.", metavar="MODEL"),
+        model_option("--draft-model", help="A smaller model of the same family to draft with.", metavar="MODEL"),
     ] = None
     draft_overlap: Annotated[
         bool,
         model_option(
             "--draft-overlap",
-            help="The draft model, on the CPU, goes on while the target verifies on another device (NPU, GPU).",
+            help="Let the draft model draft on the CPU while the target verifies on another device (NPU, GPU).",
         ),
     ] = False
     draft_max: Annotated[int, model_option("--draft-max", help="Most tokens of a draft.", metavar="N")] = N_DRAFT_MAX
@@ -129,32 +117,32 @@ class LoadFlags:
         str,
         model_option(
             "--draft-numerics",
-            help="strict: only drafts with the bits of single steps; loose: longer ones, the text may differ.",
+            help="strict: drafts only as long as they keep the text; loose: longer ones, and the text may differ.",
             metavar="MODE",
         ),
     ] = "strict"
     draft_store: Annotated[
         Path | None,
-        model_option(
-            "--draft-store", help="File in which earlier outputs are kept for the suffix drafter.", metavar="FILE"
-        ),
+        model_option("--draft-store", help="File that keeps earlier outputs for the suffix drafter.", metavar="FILE"),
     ] = None
     small_model: Annotated[
         str | None,
         model_option(
             "--small-model",
-            help="LOSSY: a smaller model of the same vocabulary writes where the text is easy; drafts nothing.",
+            help="LOSSY: a smaller model of the same vocabulary writes where the text is easy; without drafts.",
             metavar="MODEL",
         ),
     ] = None
     entropy: Annotated[
         float | None,
         model_option(
-            "--entropy", help="Where the small model writes: below X bits, the mean of the last tokens.", metavar="X"
+            "--entropy",
+            help="The small model writes while the mean entropy of the last tokens is below X bits.",
+            metavar="X",
         ),
     ] = None
     entropy_force: Annotated[
-        bool, model_option("--entropy-force", help="Take an --entropy beyond what was measured.")
+        bool, model_option("--entropy-force", help="Allow an --entropy beyond what was measured.")
     ] = False
     kv_type: Annotated[
         str,
@@ -168,44 +156,49 @@ class LoadFlags:
         bool | None,
         model_option("--flash-attention/--no-flash-attention", help="Fused attention (default: the runtime decides)."),
     ] = None
-    mmap: Annotated[bool, model_option("--mmap/--no-mmap", help="Map the weights from the file (default: yes).")] = True
+    mmap: Annotated[
+        bool, model_option("--mmap/--no-mmap", help="Map the weights from the file into memory (default: yes).")
+    ] = True
     repack: Annotated[
         bool,
-        model_option("--repack/--no-repack", help="Rearrange weights for speed, at a cost in memory (default: yes)."),
+        model_option(
+            "--repack/--no-repack", help="Rearrange the weights for speed, which takes memory (default: yes)."
+        ),
     ] = True
     tile_cache: Annotated[
         bool,
         model_option(
             "--tile-cache/--no-tile-cache",
-            help="Keep weights rearranged for the cpu runtime on the disk (default: yes).",
+            help="Keep rearranged weights of the cpu runtime on the disk (default: yes).",
         ),
     ] = True
     gpu_layers: Annotated[
-        int | None, model_option("--gpu-layers", help="Layers on the GPU, -1 for all.", metavar="N")
+        int | None, model_option("--gpu-layers", help="Number of layers on the GPU; -1 for all.", metavar="N")
     ] = None
     device: Annotated[
-        str | None, model_option("--device", help="Device (edgedec doctor lists them).", metavar="NAME")
+        str | None, model_option("--device", help="The device (edgedec doctor lists them).", metavar="NAME")
     ] = None
     chat_template: Annotated[
         Path | None,
-        model_option("--chat-template", help="Jinja file to use instead of the model's own.", metavar="FILE"),
+        model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),
     ] = None
     prompt_cache: Annotated[
         Path | None,
-        model_option("--prompt-cache", help="File to restore the KV cache from, and to save it to.", metavar="FILE"),
+        model_option("--prompt-cache", help="File to load the KV cache from and to save it to.", metavar="FILE"),
     ] = None
     offline: Offline = False
 
 
 @dataclass(frozen=True)
 class SamplingFlags:
-    """How tokens are drawn; what is not given is left to the model's own defaults."""
+    """The options of a generation; an option that is not given has the model's default."""
 
     max_tokens: Annotated[
         int | None, sampling_option("--max-tokens", "-n", help="Most tokens to generate.", metavar="N")
     ] = None
     temperature: Annotated[
-        float | None, sampling_option("--temperature", "-t", help="0 takes the most probable token.", metavar="X")
+        float | None,
+        sampling_option("--temperature", "-t", help="0 always takes the most probable token.", metavar="X"),
     ] = None
     top_k: Annotated[
         int | None, sampling_option("--top-k", help="Keep the N most probable tokens; 0 is off.", metavar="N")
@@ -215,7 +208,9 @@ class SamplingFlags:
     ] = None
     min_p: Annotated[
         float | None,
-        sampling_option("--min-p", help="Keep tokens this probable, relative to the best; 0 is off.", metavar="X"),
+        sampling_option(
+            "--min-p", help="Keep tokens with at least X times the probability of the best; 0 is off.", metavar="X"
+        ),
     ] = None
     repetition_penalty: Annotated[
         float | None, sampling_option("--repetition-penalty", help="1 is off.", metavar="X")
@@ -228,12 +223,14 @@ class SamplingFlags:
     )
     penalty_last_n: Annotated[
         int | None,
-        sampling_option("--penalty-last-n", help="Tokens that the penalties look at; -1 for all.", metavar="N"),
+        sampling_option(
+            "--penalty-last-n", help="Number of last tokens that the penalties count; -1 for all.", metavar="N"
+        ),
     ] = None
     logit_bias: Annotated[
         list[str] | None,
         sampling_option(
-            "--logit-bias", help="Add B to a token's logit; -inf rules it out. Repeatable.", metavar="ID=B"
+            "--logit-bias", help="Add B to the logit of token ID; -inf excludes it. Repeatable.", metavar="ID=B"
         ),
     ] = None
     seed: Annotated[int | None, sampling_option("--seed", help="Same seed, same text.", metavar="N")] = None
@@ -243,38 +240,45 @@ class SamplingFlags:
     ] = None
     logprobs: Annotated[
         int | None,
-        sampling_option("--logprobs", help="With --json: log-probabilities of the N best.", metavar="N"),
+        sampling_option(
+            "--logprobs", help="With --json: log-probabilities of the N most probable tokens.", metavar="N"
+        ),
     ] = None
     verify: Annotated[
         str | None,
         sampling_option(
             "--verify",
-            help="coupled keeps the text (default); tokenwise, block, recursive, kseq, multipath its distribution.",
+            help="coupled (default) keeps the text; tokenwise, block, recursive, kseq, multipath its distribution.",
             metavar="RULE",
         ),
     ] = None
-    ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Go on past end tokens.")] = False
+    ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Continue past end tokens.")] = False
     json_schema: Annotated[
         Path | None,
         sampling_option(
-            "--json-schema", help="Keep to JSON under the schema in this file; cut text exits with 45.", metavar="FILE"
+            "--json-schema",
+            help="Write JSON that fits the schema in this file; a cut text gives exit code 45.",
+            metavar="FILE",
         ),
     ] = None
     json_close: Annotated[
         bool,
         sampling_option(
-            "--json-close", help="Keep the last of --max-tokens to make the JSON, or any grammar's text, whole."
+            "--json-close", help="Reserve tokens to complete the JSON, or the text of any grammar, within --max-tokens."
         ),
     ] = False
     regex: Annotated[
-        str | None, sampling_option("--regex", help="Keep to what this matches as a whole.", metavar="REGEX")
+        str | None,
+        sampling_option(
+            "--regex", help="Write a text that this regular expression matches as a whole.", metavar="REGEX"
+        ),
     ] = None
     grammar: Annotated[
-        Path | None, sampling_option("--grammar", help="Keep to the Lark grammar in this file.", metavar="FILE")
+        Path | None, sampling_option("--grammar", help="Write a text of the Lark grammar in this file.", metavar="FILE")
     ] = None
 
     def as_options(self) -> dict[str, Any]:
-        """Return what was given, by the names of SamplingParams; of grammars, edgedec_apps.cli.grammar_options does."""
+        """Return the options that are given, by the names of SamplingParams; for grammars see grammar_options.py."""
         names = {field.name for field in fields(self)} - {"json_schema", "json_close", "regex", "grammar"}
         given = {name: getattr(self, name) for name in names}
         given["stop"] = tuple(self.stop) if self.stop else None
@@ -284,13 +288,13 @@ class SamplingFlags:
 
 @dataclass(frozen=True)
 class OutputFlags:
-    """What is printed where."""
+    """The options of the output."""
 
     as_json: AsJson = False
     json_out: JsonOut = None
     quiet: Quiet = False
     explain: Annotated[
-        bool, output_option("--explain", help="After the text, say what was drafted, accepted and why.")
+        bool, output_option("--explain", help="After the text, print what was drafted and accepted, and why.")
     ] = False
     verbose: Annotated[bool, output_option("--verbose", "-v", help="Show the runtimes' log.")] = False
 
@@ -300,7 +304,7 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(token_id), float(bias)
     except ValueError as error:
-        raise RequestError(f"--logit-bias {text!r}: write TOKEN_ID=BIAS, such as 50256=-inf") from error
+        raise RequestError(f"--logit-bias is {text!r}; write TOKEN_ID=BIAS, such as 50256=-inf") from error
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

@@ -38,7 +38,7 @@ def print_plan(model: str, wanted: Wanted, *, as_json: bool, quiet: bool) -> Non
 
     Raises:
         RequestError: The number of requests is out of range.
-        MemoryCapError: Even the smallest setting is over the cap; its plan is printed all the same.
+        MemoryCapError: Even the smallest setting is over the cap; its plan is printed anyway.
         EdgedecError: As edgedec.load.
     """
     if wanted.n_parallel is not None and wanted.n_parallel < 1:
@@ -139,10 +139,10 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
             ("runtime", setting["runtime"] + why),
             ("context", f"{counted(setting['context'], 'token')}, KV cache as {setting['kv_type']}"),
             ("drafting", drafters),
-            ("held", planned_range(plan)),
+            ("memory", planned_range(plan)),
             ("changed to fit", ", ".join(document["given_up"]) or "nothing"),
             *(("note", note) for note in document["notes"]),
-            ("free here", "unknown" if document["free_bytes"] is None else format_bytes(document["free_bytes"])),
+            ("free memory", "unknown" if document["free_bytes"] is None else format_bytes(document["free_bytes"])),
         ]
     )
     if plan.partial:
