@@ -24,15 +24,15 @@ SOURCE = Path(__file__).with_name("native")
 
 def build(folder: Path) -> Path:
     """Return the program, built with the options of a release."""
-    configure = ["cmake", "-S", SOURCE, "-B", folder, "-DCMAKE_BUILD_TYPE=Release"]
-    for command in (configure, ["cmake", "--build", folder, "--target", "products"]):
+    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release"]
+    for command in (configure, ["cmake", "--build", str(folder), "--target", "products"]):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return folder / "products"
 
 
 def lines(program: Path, *arguments: object) -> list[dict[str, Any]]:
     """Return what the program prints, one object a line."""
-    command = [program, *map(str, arguments)]
+    command = [str(program), *map(str, arguments)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [json.loads(line) for line in printed.splitlines()]
 

@@ -1,1 +1,1 @@
-"""What precedes a load: finding the file, choosing the runtime, deciding on a draft model or a small model beside it."""
+"""What precedes a load: finding the file, choosing the runtime, deciding on a draft model or a small model."""
