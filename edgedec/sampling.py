@@ -41,9 +41,9 @@ _NUMBERS: Mapping[str, tuple[type, bool, Callable[[Any], bool], str]] = {
     "frequency_penalty": (Real, False, lambda x: abs(x) <= 100, "between -100 and 100 (0 is off)"),
     "presence_penalty": (Real, False, lambda x: abs(x) <= 100, "between -100 and 100 (0 is off)"),
     "penalty_last_n": (Integral, False, lambda n: n >= -1, "from -1 (-1 is all)"),
-    "seed": (Integral, True, lambda seed: 0 <= seed < SEED_LIMIT, "0 to 2^64-1, or None"),
-    "max_tokens": (Integral, True, lambda n: n >= 1, "from 1, or None"),
-    "logprobs": (Integral, True, lambda n: 0 <= n <= 100, "0 to 100, or None"),
+    "seed": (Integral, True, lambda seed: 0 <= seed < SEED_LIMIT, "0 to 2^64-1"),
+    "max_tokens": (Integral, True, lambda n: n >= 1, "from 1"),
+    "logprobs": (Integral, True, lambda n: 0 <= n <= 100, "0 to 100"),
 }
 
 
@@ -98,7 +98,8 @@ class SamplingParams:
         known = isinstance(bias, Mapping) and all(_is_a(Integral, i) and _is_a(Real, b) for i, b in bias.items())
         _require("logit_bias", bias, known, "a mapping of token ids to numbers")
         if not all(abs(value) <= _LARGEST_BIAS or value == -np.inf for value in bias.values()):
-            raise RequestError("logit_bias must hold numbers from -1e30 to 1e30, or -inf (which rules a token out)")
+            name = argument("logit_bias")
+            raise RequestError(f"{name} must hold numbers from -1e30 to 1e30, or -inf (which rules a token out)")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -138,7 +139,7 @@ def _is_a(kind: type, value: object) -> bool:
 
 def _require(name: str, value: Any, holds: bool, expected: str) -> None:
     if not holds:
-        raise RequestError(f"{name} is {value!r:.200}; it must be {expected}")
+        raise OptionError(name, value, f"it must be {expected}")
 
 
 @dataclass(frozen=True, slots=True)
