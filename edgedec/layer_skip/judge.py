@@ -33,7 +33,7 @@ class Trace:
         layers: The set.
         score: How near the set is to the whole model.
         hidden: For each window f32[n_layer, n, n_embd], the hidden states after each layer (where sets are scored as
-            drafts: of the rows that are compared, and 0 elsewhere); nothing where the states were not asked for.
+            drafts: of the rows that are compared, and 0 elsewhere); nothing where the states were not requested.
     """
 
     layers: LayerSet
@@ -49,7 +49,7 @@ class _Way:
         layers: The set; None for the whole model.
         before: f32[n, n_embd], the hidden states before the first layer that is evaluated; None for the tokens.
         first: The first layer that is evaluated.
-        taps: Layers whose hidden states are asked for.
+        taps: Layers whose hidden states are requested.
     """
 
     layers: LayerSet | None = None

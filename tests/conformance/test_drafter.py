@@ -174,9 +174,13 @@ def test_what_the_model_cannot_do_for_a_drafter_is_skipped(
     """A drafter that needs taps is not to blame for a model without; nor for one without batch invariance."""
     tapped = variant(needs=DrafterNeeds(taps=(0,)))
     assert {result.status for result in check_drafter(tapped, load, n_tokens=6)} == {"passed"}
-    with monkeypatch.context() as patch:
-        patch.setattr(ReferenceModel, "capabilities", Capabilities())
-        results = check_drafter(tapped, load, n_tokens=6)
+
+    def without_capabilities() -> Model:
+        model = load()
+        monkeypatch.setattr(model, "capabilities", Capabilities())
+        return model
+
+    results = check_drafter(tapped, without_capabilities, n_tokens=6)
     assert {result.status for result in results} == {"skipped"}
     assert "needs 'taps'" in results[0].detail
     monkeypatch.setattr(ReferenceModel, "batch_invariant", 1)

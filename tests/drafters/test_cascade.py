@@ -1,6 +1,6 @@
 """A draft model that checks a cheap drafter's tokens: its own drafts, for fewer forwards."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -136,14 +136,10 @@ def test_a_draft_model_that_gives_one_row_is_asked_for_one(target: Path, monkeyp
     with loaded(target) as model:
         source = DraftModel(model)
         session = counted(source)
-        monkeypatch.setattr(type(model), "capabilities", property(_one_row_at(model)))
+        monkeypatch.setattr(model, "capabilities", Capabilities(trees=True, max_rows=1))
         found = generate(target, CascadeModel(source), temperature=0)
         assert found.token_ids == plain.token_ids
         assert session.rows == ["last"] * session.n_forwards
-
-
-def _one_row_at(model: Model) -> Callable[[Model], Capabilities]:
-    return lambda asked: Capabilities(trees=True, max_rows=1 if asked is model else 256)
 
 
 def test_the_cheap_drafter_is_told_of_its_own_nodes(target: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -175,7 +174,6 @@ def test_the_conformance_suite_passes(target: Path) -> None:
 
 def test_what_it_needs_is_required(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime that can't go on from hidden states is refused by the capability's name."""
-    given: Any = Capabilities(layers=True, taps=True)
-    monkeypatch.setattr(type(model), "capabilities", given)
+    monkeypatch.setattr(model, "capabilities", Capabilities(layers=True, taps=True))
     with pytest.raises(CapabilityError, match="'hidden_input'"):
         ExitDrafter(DraftContext(model.session(8), model.tokenizer, GREEDY, Noise(0)))

@@ -201,7 +201,7 @@ def test_the_conformance_suite_passes(target: Path) -> None:
 
 def test_a_runtime_that_runs_all_layers_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the capability's name."""
-    monkeypatch.setattr(type(model), "capabilities", Capabilities())
+    monkeypatch.setattr(model, "capabilities", Capabilities())
     with pytest.raises(CapabilityError, match="'layers'"):
         SkipDrafter(DraftContext(model.session(8), model.tokenizer, GREEDY, Noise(0)))
 

@@ -344,5 +344,5 @@ def test_the_command_takes_it_and_a_benchmark_does_not(model: Path, tmp_path: Pa
     assert (result.code, result.err) == (0, "")
     assert path.is_file()
     assert run_here("run", model, "Once", *args, "--draft-store", path).text == result.text
-    run_here("bench", model, "--draft-store", path).failed(40, "--draft-store means nothing to a benchmark")
+    run_here("bench", model, "--draft-store", path).failed(40, "leave --draft-store out")
     run_here("run", model, "Once", "--draft-store", tmp_path).failed(60, "is no regular file")

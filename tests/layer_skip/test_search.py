@@ -219,10 +219,10 @@ def test_a_forward_over_forks_can_be_stopped(model: Model, monkeypatch: pytest.M
 
 def test_a_runtime_that_runs_all_layers_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the capability's name; one that can't fork can't judge drafts."""
-    monkeypatch.setattr(type(model), "capabilities", Capabilities(taps=True, hidden_input=True))
+    monkeypatch.setattr(model, "capabilities", Capabilities(taps=True, hidden_input=True))
     with pytest.raises(CapabilityError, match="'layers'"):
         Judge(model.session(8), windows())
-    monkeypatch.setattr(type(model), "capabilities", Capabilities(layers=True, taps=True, hidden_input=True))
+    monkeypatch.setattr(model, "capabilities", Capabilities(layers=True, taps=True, hidden_input=True))
     with pytest.raises(CapabilityError, match="'fork'"):
         Judge(model.session(8), windows(), as_drafts=True)
 

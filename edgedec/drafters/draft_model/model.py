@@ -196,7 +196,7 @@ class ModelDrafter:
         self._begin = 0  # where the window begins
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Start a text with its prompt, which is read when the first draft is asked for."""
+        """Start a text with its prompt, which is read when the first draft is requested."""
         self._ids = list(token_ids)
         self._begin = self._source.first_begin(self._ids)
         self._levels.begin()
@@ -217,7 +217,7 @@ class ModelDrafter:
         return nodes.add_levels(levels, deadline_s=deadline_s, least_path=floor, least_leaf=max(_LEAST_LEAF, floor / 3))
 
     def _levels_behind(self, window: Sequence[int], nodes: DraftBuilder) -> Iterator[Level]:
-        """Yield the levels behind the text; each one after the first is evaluated when it is asked for."""
+        """Yield the levels behind the text; each one after the first is evaluated when it is needed."""
         drafted: list[int] = []
         ahead = self._ahead_of(drafted, nodes.n_left)
         forward, row = self._source.read(window, ahead), 0

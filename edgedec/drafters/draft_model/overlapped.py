@@ -3,7 +3,7 @@
 PEARL's "post-verify" (Liu et al. 2024, arXiv:2408.11850). Once a draft is handed out, a thread drafts on behind it:
 first the token that the draft model expects as the bonus token, then the next draft. The draft model draws with the
 target's own noise, so its own draw is the best guess of the bonus token. Where the text comes as expected, the next
-draft is there when it is asked for. Otherwise those tokens are dropped, and the draft model's session goes back by
+draft is there when it is requested. Otherwise those tokens are dropped, and the draft model's session goes back by
 n_past. Either way a draft is the draft model's own. PEARL's "pre-verify", where the target judges a draft's first token
 while the others are still to come, is left out: how long a draft is remains the policy's decision.
 
@@ -128,7 +128,7 @@ class OverlappedDrafter(ModelDrafter):
         self.report: Callable[[int, int], None] = lambda n_ahead, n_used: None
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Start a text with its prompt, which is read when the first draft is asked for."""
+        """Start a text with its prompt, which is read when the first draft is requested."""
         self._overlapped.settle()
         self._drafted.clear()
         self._came.clear()

@@ -63,7 +63,7 @@ class UniversalDrafter:
         self.begin([])
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Start a text with its prompt, which is encoded and read when the first draft is asked for."""
+        """Start a text with its prompt, which is encoded and read when the first draft is requested."""
         self._text = Aligned(self._source.model.tokenizer)
         self._new = bytearray()  # bytes that were not added to the text yet
         self._before: list[int] = []

@@ -6,8 +6,8 @@ probable next tokens in a table. Lossless, as it only proposes. It differs from 
 - The tree has no fixed template of 80 nodes: it grows along the most probable paths, by the probabilities that the
   table keeps beside the ids.
 - The rows of the accepted path are written last, so that of a token evaluated twice in a step the text's own row stays.
-- The prompt fills in tokens that were never evaluated with the tokens that followed them in the prompt. A target that
-  tells no candidates teaches the tokens of the text instead.
+- The prompt fills in tokens that were never evaluated with the tokens that followed them in the prompt. Where
+  the target gives no candidates, the tokens of the text are learned instead.
 - Above temperature 0 children are ranked with the noise that the target draws with.
 """
 

@@ -5,7 +5,7 @@ arXiv:2504.05598): the hidden state of each layer at a position of the text, tap
 given to the head. Whether the head's token is the text's is counted, older positions less and less. The layer and the
 length with the most expected tokens per second are drafted with. DEL gives the head every layer at every position,
 which is dear with a wide vocabulary. Here eight layers go through the head in one forward: of the first eight
-positions, then of one position in 16, and of fewer and fewer where no exit pays. Hidden states are asked for at these
+positions, then of one position in 16, and of fewer and fewer where no exit pays. Hidden states are requested at these
 positions only.
 
 Without the early-exit training of those papers a model's early layers rarely agree with its last: where no exit
@@ -134,7 +134,7 @@ class ExitDrafter(OwnLayersDrafter):
         return max(self._agreement.rates)
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Start a text with its prompt; the session holds it when the first draft is asked for."""
+        """Start a text with its prompt; the session holds it when the first draft is requested."""
         super().begin(token_ids)
         self._sample: NDArray[np.float32] | None = None
         self._n_steps = 0

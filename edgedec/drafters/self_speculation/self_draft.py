@@ -72,7 +72,7 @@ class OwnLayersDrafter:
         self.curve, self.corrected = curve, corrected
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Start a text with its prompt; the session holds it when the first draft is asked for."""
+        """Start a text with its prompt; the session holds it when the first draft is requested."""
         self.ids = list(token_ids)
         self._levels.begin()
 
@@ -120,7 +120,7 @@ class OwnLayersDrafter:
         return nodes.build()
 
     def _levels_behind(self, layers: LayerSet, share: float, n_levels: int) -> Iterator[Level]:
-        """Yield the levels behind the text, each one evaluated when it is asked for, until a forward is cancelled."""
+        """Yield the levels behind the text, each one evaluated when it is needed, until a forward is cancelled."""
         text = list(self.ids)
         for _ in range(n_levels):
             try:

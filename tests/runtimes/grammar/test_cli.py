@@ -50,7 +50,7 @@ def test_a_cut_text_is_told_by_the_exit_code(tiny_path: Path, tmp_path: Path) ->
     run = ("run", tiny_path, "x", *COMMON, "--json-schema", schema)
     cut = run_here(*run, "-n", "9")
     assert (cut.code, cut.text) == (45, '{"first":\n')
-    assert cut.err.startswith("edgedec: the text was cut after 9 tokens, before it was whole")
+    assert cut.err.startswith("edgedec: the text was cut after 9 tokens, before its grammar allowed an end")
     assert len(cut.err.splitlines()) == 1
     full = run_here("run", tiny_path, "x" * 100, *COMMON, "--json-schema", schema, "--raw")
     assert full.code == 0
@@ -60,7 +60,7 @@ def test_a_cut_text_is_told_by_the_exit_code(tiny_path: Path, tmp_path: Path) ->
     assert run_here("run", tiny_path, "x", *COMMON, "-n", "9").code == 0
     assert run_here("run", tiny_path, "x", *COMMON, "-n", "3", "--regex", "[ab]{1,9}").code == 0
     chat = run_here("chat", tiny_path, *COMMON, "--regex", "abc", "-n", "2", stdin=b"Hi\nAgain\n")
-    assert chat.err.count("before it was whole") == 2
+    assert chat.err.count("before its grammar allowed an end") == 2
 
 
 def test_a_text_is_closed_in_time(tiny_path: Path, tmp_path: Path) -> None:
@@ -73,4 +73,6 @@ def test_a_text_is_closed_in_time(tiny_path: Path, tmp_path: Path) -> None:
         assert result.code == 0
         assert len(json.loads(result.text)) >= 2
     run_here(*run, "-n", "5", "--json-close").failed(40, "--json-close must have room", "more with --max-tokens")
-    run_here("run", tiny_path, "x", *COMMON, "--json-close").failed(40, "--json-close needs --json-schema")
+    run_here("run", tiny_path, "x", *COMMON, "--json-close").failed(
+        40, "--json-close needs a grammar; give --json-schema"
+    )
