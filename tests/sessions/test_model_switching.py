@@ -407,9 +407,9 @@ def test_other_refusals(paths: tuple[Path, Path], models: Models, tmp_path: Path
     """A draft model, a prompt cache, another vocabulary, trees and layers, saving; half a pair on the command line."""
     choice = choose(paths[LARGE], "cpu", LoadOptions(), measure=False)
     options = EngineOptions(n_ctx=64, small_model=paths[SMALL], entropy=1.0)
-    with pytest.raises(RequestError, match="--draft-model"):
+    with pytest.raises(RequestError, match="draft_model"):
         open_choice(choice, replace(options, draft_model=paths[SMALL]))
-    with pytest.raises(RequestError, match="--prompt-cache"):
+    with pytest.raises(RequestError, match="prompt_cache"):
         open_choice(choice, options, Application(prompt_cache=True))
     other = tiny_llama(tmp_path / "other.gguf", n_vocab=300)
     with pytest.raises(UnsupportedModelError, match="its vocabulary of 300 tokens is not the large model's of 260"):
