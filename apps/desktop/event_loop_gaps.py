@@ -1,4 +1,4 @@
-"""Measure how long the window's event loop is kept waiting while two models load, answer, and go.
+"""Measure how long the window's event loop waits while two models load, answer and are freed.
 
     python event_loop_gaps.py [--offline] [MODEL [MODEL]]
 
@@ -25,7 +25,7 @@ QUESTION = "Why is the sky blue?"
 
 
 class Gaps:
-    """Seconds between two turns of the event loop, by what was going on."""
+    """Seconds between two turns of the event loop, by phase."""
 
     def __init__(self) -> None:
         self.by_phase: dict[str, list[float]] = {}
@@ -43,7 +43,7 @@ class Gaps:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Count the gaps inside the block as those of a phase, and print its line."""
+        """Record the gaps inside the block as those of a phase, and print the line of the phase."""
         self.by_phase[phase] = []
         self._phase = phase
         started = perf_counter()
@@ -55,7 +55,7 @@ class Gaps:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Run the event loop until something is so."""
+    """Run the event loop until a condition holds."""
     while not is_so():
         QApplication.processEvents(QEventLoop.ProcessEventsFlag.WaitForMoreEvents)
 
@@ -72,13 +72,13 @@ def for_seconds(seconds: float) -> None:
 
 
 def ask(pane: Pane) -> None:
-    """Type the question, and Return."""
+    """Type the question and press Return."""
     QTest.keyClicks(pane.prompt, QUESTION)
     QTest.keyClick(pane.prompt, Qt.Key.Key_Return)
 
 
 def main() -> int:
-    """Do what a person does and print how long the event loop had to wait."""
+    """Use the window like a person, and print how long the event loop had to wait."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=MODELS[:2])
     parser.add_argument("--offline", action="store_true")

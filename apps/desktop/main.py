@@ -18,22 +18,22 @@ Messages = list[dict[str, str]]
 
 
 class Worker(QObject):
-    """Hold a model and ask it, in the thread that this object was moved to; the window hears of it by signals."""
+    """Loads a model and generates answers, in the thread that this object is in; signals report to the window."""
 
-    progressed = Signal(str, int)  # phase, percent (-1: not known)
+    progressed = Signal(str, int)  # phase, percent (-1: unknown)
     said = Signal(str)  # a piece of the answer
     answered = Signal(str)  # the whole answer
-    ended = Signal(bool, str)  # whether there is a model now, and what to tell
+    ended = Signal(bool, str)  # whether a model is loaded now, and a message
 
     def __init__(self, offline: bool) -> None:
         super().__init__()
         self._offline = offline
         self._engine: edgedec.Engine | None = None
-        self._told = ("", 0)
+        self._reported = ("", 0)
 
     @Slot(str, str, object)
     def load(self, name: str, memory: str, cancel: edgedec.CancelToken) -> None:
-        """Free the model that is there, then load another."""
+        """Free the present model, then load another."""
         self.close()
         try:
             self._engine = edgedec.load(
@@ -52,7 +52,7 @@ class Worker(QObject):
         assert engine is not None, "the window sends only where a model is loaded"
         n_most = min(MAX_TOKENS, engine.n_ctx // 2)
         try:
-            kept, _ = engine.fit_messages(messages, n_most)  # leaves out the oldest turns once they don't fit
+            kept, _ = engine.fit_messages(messages, n_most)  # drops the oldest turns where they don't fit
             stream = engine.chat_stream(kept, max_tokens=n_most, cancel=cancel, on_progress=self._report)
             with closing(stream):
                 for token in stream:
@@ -78,13 +78,13 @@ class Worker(QObject):
 
     def _report(self, progress: edgedec.Progress) -> None:
         now = (progress.phase, progress.done * 100 // progress.total if progress.total else -1)
-        if now != self._told:  # a signal for every percent is enough
-            self._told = now
+        if now != self._reported:  # a signal for every percent is enough
+            self._reported = now
             self.progressed.emit(*now)
 
 
 class Pane(QtWidgets.QWidget):
-    """A model, what was said with it, and a line to write in."""
+    """One model with its conversation and an input line."""
 
     load_asked = Signal(str, str, object)
     answer_asked = Signal(list, object)
@@ -97,7 +97,7 @@ class Pane(QtWidgets.QWidget):
         self._cancel = edgedec.CancelToken()
         self._lay_out(name)
         self.worker, self.worker_thread = Worker(offline), QThread()
-        self.worker.moveToThread(self.worker_thread)  # from here on its slots run there, this pane's here
+        self.worker.moveToThread(self.worker_thread)  # where its slots run from now on
         self.load_asked.connect(self.worker.load)
         self.answer_asked.connect(self.worker.answer)
         self.leave_asked.connect(self.worker.leave)
@@ -134,14 +134,14 @@ class Pane(QtWidgets.QWidget):
         layout.addWidget(self.status, 4, 0, 1, 3)
 
     def load(self) -> None:
-        """Ask for the model that is named."""
+        """Order the worker to load the model that was entered."""
         self.messages = []
         self.transcript.clear()
         self._begin(f"loading {self.model.currentText()}")
         self.load_asked.emit(self.model.currentText(), self._memory.text().strip(), self._cancel)
 
     def send(self) -> None:
-        """Ask for an answer to what was written."""
+        """Order the worker to answer the message that was entered."""
         text = self.prompt.text().strip()
         if text and self.send_button.isEnabled():
             self.prompt.clear()
@@ -151,11 +151,11 @@ class Pane(QtWidgets.QWidget):
             self.answer_asked.emit(self.messages, self._cancel)
 
     def stop(self) -> None:
-        """Stop loading or answering, without waiting: the worker says when it has."""
+        """Cancel loading or answering without waiting; a signal of the worker reports the end."""
         self._cancel.cancel()
 
     def leave(self) -> None:
-        """Stop, free the model and end the thread, without waiting."""
+        """Cancel the work, free the model and end the thread, without waiting."""
         self._cancel.cancel()
         self.leave_asked.emit()
 
@@ -164,7 +164,7 @@ class Pane(QtWidgets.QWidget):
         self._show(what, busy=True, ready=False)
 
     def _end(self, has_model: bool, what: str) -> None:
-        if self.messages and self.messages[-1]["role"] == "user":  # it got no answer
+        if self.messages and self.messages[-1]["role"] == "user":  # the message has no answer
             self.messages.pop()
         self._show(what, busy=False, ready=has_model)
 
@@ -189,7 +189,7 @@ class Pane(QtWidgets.QWidget):
     def _write(self, text: str) -> None:
         bar = self.transcript.verticalScrollBar()
         at_end = bar.value() == bar.maximum()
-        cursor = QTextCursor(self.transcript.document())  # one of its own, so that a reader's selection stays
+        cursor = QTextCursor(self.transcript.document())  # a new cursor, so that the reader's selection stays
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.insertText(text)
         if at_end:
@@ -215,7 +215,7 @@ class Window(QtWidgets.QWidget):
         self.resize(1000, 640)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Go out of sight at once; the application ends when both threads have."""
+        """Hide the window at once; the application quits when both threads have ended."""
         for pane in self.panes:
             pane.leave()
 
@@ -232,11 +232,11 @@ def main() -> int:
     parser.add_argument("--offline", action="store_true", help="never fetch a model")
     options = parser.parse_args()
     app = QtWidgets.QApplication(sys.argv[:1])
-    app.setQuitOnLastWindowClosed(False)  # the threads end it
+    app.setQuitOnLastWindowClosed(False)  # the threads quit the application
     window = Window([*options.models, *MODELS[len(options.models) :]][:2], options.memory, options.offline)
     window.show()
     code = int(app.exec())
-    for pane in window.panes:  # where something else ended the event loop, they still work
+    for pane in window.panes:  # their threads still run where something else ended the event loop
         pane.leave()
         pane.worker_thread.wait()
     return code

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A screen that shows nothing but the chat: wait until the model is there, then open its page over the whole screen.
+# A screen that shows only the chat: wait until the model is loaded, then open the chat in full screen.
 # usage: kiosk.sh [ADDRESS]   (BROWSER names another browser than chromium, WAIT_S how long to wait for the model)
 set -euo pipefail
 address=${1:-http://127.0.0.1:8080}
@@ -16,7 +16,7 @@ until curl --silent --fail --max-time 2 --output /dev/null "$address/health"; do
 done
 echo ' there'
 
-# A profile of its own: no questions at the start, and nothing of earlier conversations.
+# A new browser profile: no questions at the start, and no data of earlier conversations.
 profile=$(mktemp -d)
 trap 'rm -rf "$profile"' EXIT
 "${BROWSER:-chromium}" --kiosk --no-first-run --noerrdialogs --user-data-dir="$profile" "$address"
