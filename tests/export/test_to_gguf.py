@@ -72,7 +72,7 @@ def test_types_are_named_as_users_know_them(
 def test_quantized_matrices_are_quantized_again_only_when_allowed(tmp_path: Path) -> None:
     """The refusal names a tensor and its type; if allowed, the quantizer takes them."""
     path = write_tiny(tmp_path / "q.gguf", Tiny(types=("Q8_0",)))
-    with pytest.raises(RequestError, match=r"'token_embd.weight' is Q8_0 already.*--allow-requantize"):
+    with pytest.raises(RequestError, match=r"'token_embd.weight' is Q8_0 already.*allow_requantize"):
         requantize(path, tmp_path / "m.gguf", "Q4_0")
     assert types_of(requantize(path, tmp_path / "m.gguf", "Q4_0", allow_requantize=True)) == {"Q4_0", "Q6_K"}
 
