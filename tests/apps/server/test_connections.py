@@ -141,7 +141,7 @@ def test_where_all_are_busy_a_new_one_is_refused(chat_path: Path) -> None:
         with started_requests(running, 2, endless), connected(running) as (third,):
             third.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = rest(third)
-        wait_until(lambda: running.service.slots.n_running == 0, "they go on")
+        wait_until(lambda: running.service.n_connections == 0, "they go on")
         with connected(running) as (again,):
             again.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert rest(again).startswith(b"HTTP/1.1 200 ")
