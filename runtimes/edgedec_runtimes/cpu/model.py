@@ -184,6 +184,8 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
 
 def _groups(checked: list[CheckedItem], results: list[Forward]) -> list[list[Piece]]:
     """Cut items into forwards of at most KERNEL_ROWS rows: first the beginnings of long chains, then all ends."""
+    if len(checked) == 1 and checked[0].n_rows <= KERNEL_ROWS:  # a step: nothing to cut or to join
+        return [[(checked[0], results[0], 0, 0, checked[0].n_rows)]]
     beginnings: list[list[Piece]] = []
     ends: list[list[Piece]] = [[]]
     n_last, first = 0, 0

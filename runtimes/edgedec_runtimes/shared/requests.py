@@ -102,12 +102,15 @@ def _require_capable(item: ForwardItem, limits: Limits) -> None:
             limits.capabilities.require(name, limits.card.runtime)
 
 
+_ONE_ROW = np.zeros(1, np.int32)
+
+
 def _wanted(rows: Rows, n: int) -> NDArray[np.int32]:
     """Return the row numbers that "all", "last" or an array stands for."""
     if isinstance(rows, str):
         if rows not in ("all", "last"):
             raise RequestError(f"rows is {rows!r}; it must be 'all', 'last' or row numbers")
-        return np.arange(0 if rows == "all" else n - 1, n, dtype=np.int32)
+        return _ONE_ROW if n == 1 else np.arange(0 if rows == "all" else n - 1, n, dtype=np.int32)
     wanted = np.asarray(rows)
     is_rows = wanted.ndim == 1 and (wanted.dtype.kind in "iu" or not len(wanted))
     if not is_rows or np.any((wanted < 0) | (wanted >= n)) or np.any(np.diff(wanted) <= 0):
