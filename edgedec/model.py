@@ -118,7 +118,7 @@ class ModelCard:
     share: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forward:
     """The result of a forward; its arrays are views that are valid until the model's next forward.
 
@@ -133,7 +133,7 @@ class Forward:
     ops: LogitOps = NUMPY_ROW_OPS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as that takes a microsecond to make
 class ForwardItem:
     """One session's part of a forward.
 

@@ -146,28 +146,26 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
 
     def _run_together(self, pieces: list[Piece], place: int) -> None:
         """Evaluate at most KERNEL_ROWS rows in one native forward; the logits of all items lie at `place`."""
-        n_wanted = 0
         for item, _, _, begin, end in pieces:
             item.session.rows.fill(item, begin, end)
-            n_wanted += item.session.rows.item.n_wanted
         first_item, _, first, _, _ = pieces[0]
         rows = first_item.session.rows
-        items, logits = rows.pointer, place + 4 * self.card.n_vocab * (first + rows.wanted.start)
+        items, logits, copied = rows.pointer, place + 4 * self.card.n_vocab * (first + rows.wanted.start), None
         if len(pieces) > 1:  # their rows of logits need not follow one another
-            items = (Item * len(pieces))(*(piece[0].session.rows.item for piece in pieces))
-            copied = np.empty((n_wanted, self.card.n_vocab), np.float32)
+            natives = [piece[0].session.rows.item for piece in pieces]
+            items = (Item * len(natives))(*natives)
+            copied = np.empty((sum(native_item.n_wanted for native_item in natives), self.card.n_vocab), np.float32)
             logits = address(copied)
         code = native().ec_forward(self.handle, items, len(pieces), logits, self._flag_address)
         if code:
             self._refuse(code)
-        n_copied = 0
         for item, result, _, begin, end in pieces:
-            rows = item.session.rows
-            if len(pieces) > 1:
-                result.logits[rows.wanted] = copied[n_copied : n_copied + rows.item.n_wanted]
-                n_copied += rows.item.n_wanted
+            if copied is not None:
+                rows = item.session.rows
+                result.logits[rows.wanted] = copied[: rows.item.n_wanted]
+                copied = copied[rows.item.n_wanted :]
             if item.taps:
-                for tap, states in zip(item.taps, rows.tapped, strict=True):
+                for tap, states in zip(item.taps, item.session.rows.tapped, strict=True):
                     result.hidden[tap][begin:end] = states
             item.session.state.advance(end - begin)
 

@@ -42,13 +42,17 @@ class NativeRows:
     def fill(self, c: CheckedItem, begin: int, end: int) -> None:
         """Describe rows [begin, end) of an item."""
         item, n = self.item, end - begin
-        first, last = bisect_left(c.wanted, begin), bisect_left(c.wanted, end)
-        wanted = c.wanted[first:last]
-        self._wanted[: last - first] = wanted if begin == 0 else wanted - begin
-        self.wanted = slice(first, last)
-        item.n_past, item.n_rows, item.n_wanted = c.n_past + begin, n, last - first
-        if c.tokens is not None:
-            self._tokens[:n] = c.tokens[begin:end]
+        tokens, wanted, first = c.tokens, c.wanted, 0
+        if n < c.n_rows:  # a part of a long chain
+            first, last = bisect_left(wanted, begin), bisect_left(wanted, end)
+            wanted = wanted[first:last] - begin
+            tokens = None if tokens is None else tokens[begin:end]
+        n_wanted = len(wanted)
+        self._wanted[:n_wanted] = wanted
+        self.wanted = slice(first, first + n_wanted)
+        item.n_past, item.n_rows, item.n_wanted = c.n_past + begin, n, n_wanted
+        if tokens is not None:
+            self._tokens[:n] = tokens
         if not c.is_plain or self._pointed_to:
             self._fill_special(c, begin, end)
 

@@ -102,6 +102,7 @@ def _require_capable(item: ForwardItem, limits: Limits) -> None:
             limits.capabilities.require(name, limits.card.runtime)
 
 
+_INT32 = np.dtype(np.int32)
 _ONE_ROW = np.zeros(1, np.int32)
 
 
@@ -119,6 +120,9 @@ def _wanted(rows: Rows, n: int) -> NDArray[np.int32]:
 
 
 def _tokens(given: NDArray[np.int32], limits: Limits) -> NDArray[np.int32]:
+    is_one = type(given) is np.ndarray and given.shape == (1,) and given.dtype is _INT32
+    if is_one and 0 <= given.item() < limits.card.n_vocab:  # a step, whose id is checked without numpy
+        return given
     tokens = np.asarray(given)
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
         raise RequestError(f"tokens are {tokens.dtype}{list(tokens.shape)}; they must be a row of at least one id")

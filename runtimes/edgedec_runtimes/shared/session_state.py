@@ -67,7 +67,8 @@ class SessionState:
         self.n_ctx = n_ctx
         self.n_cached = 0
         self.n_whole = 0
-        self.written = np.zeros((n_ctx, n_layer), dtype=np.bool_).T  # a slot's layers lie together: a row writes them
+        self._by_slot = np.zeros((n_ctx, n_layer), dtype=np.bool_)  # a slot's layers lie together: a row writes them
+        self.written = self._by_slot.T
         self.tree: CheckedItem | None = None
         self.is_closed = False
         self._n_written = 0  # no layer has written a slot from here on
@@ -137,9 +138,14 @@ class SessionState:
         assert item is not None, "no forward was begun"
         start, stop = self.n_cached, self.n_cached + n
         first, layers = item.first_layer, item.layers
-        self.written[first:, start:stop] = True if layers is None else layers.attn[first:, None]
-        self._n_written = max(self._n_written, stop)
-        if self.n_whole >= start and ((layers is None and first == 0) or self.written[:, start:stop].all()):
+        is_whole = layers is None and first == 0
+        if is_whole:
+            self._by_slot[start:stop] = True
+        else:
+            self.written[first:, start:stop] = True if layers is None else layers.attn[first:, None]
+        if stop > self._n_written:
+            self._n_written = stop
+        if self.n_whole >= start and (is_whole or self.written[:, start:stop].all()):
             self.n_whole = stop
         if item.parents is None:
             self.n_cached = stop
