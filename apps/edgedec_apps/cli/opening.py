@@ -22,14 +22,12 @@ from edgedec_apps.cli.log import show_log, warnings_of
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import say
-from edgedec_apps.cli.wording import in_options
+from edgedec_apps.cli.wording import KEYWORDS, in_options
 from edgedec_apps.server.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 
 ONE_REQUEST_BYTES = 4_000_000
 """Most bytes that each drafter keeps where there is one request only: the store holds that request's own text, too."""
-
-_RENAMED = {"context": "n_ctx", "threads": "n_threads", "draft_max": "n_draft_max", "gpu_layers": "n_gpu_layers"}
 
 
 def open_model(
@@ -88,7 +86,7 @@ def engine_options(
     Raises:
         EdgedecError: An option is out of range, or the chat template can't be read.
     """
-    given = {_RENAMED.get(field.name, field.name): getattr(flags, field.name) for field in fields(flags)}
+    given = {KEYWORDS.get(field.name, field.name): getattr(flags, field.name) for field in fields(flags)}
     del given["prompt_cache"]
     given["chat_template"] = None if flags.chat_template is None else read_text(flags.chat_template)
     given["max_rows"] = 1 if flags.draft == "off" else None

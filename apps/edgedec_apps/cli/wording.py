@@ -6,15 +6,19 @@ from dataclasses import fields
 from edgedec.errors import EdgedecError
 from edgedec_apps.cli.options import LoadFlags, SamplingFlags
 
+KEYWORDS: Mapping[str, str] = {
+    "context": "n_ctx",
+    "draft_max": "n_draft_max",
+    "gpu_layers": "n_gpu_layers",
+    "parallel": "n_parallel",
+    "threads": "n_threads",
+}
+"""The keyword of edgedec.load for each option of the command line that has another name; both without dashes."""
+
+_FLAGS = [field.name for flags in (LoadFlags, SamplingFlags) for field in fields(flags)]
+
 OPTIONS: Mapping[str, str] = {
-    field.name: "--" + field.name.replace("_", "-") for flags in (LoadFlags, SamplingFlags) for field in fields(flags)
-} | {
-    "allow_requantize": "--allow-requantize",
-    "n_ctx": "--context",
-    "n_draft_max": "--draft-max",
-    "n_gpu_layers": "--gpu-layers",
-    "n_parallel": "--parallel",
-    "n_threads": "--threads",
+    KEYWORDS.get(name, name): "--" + name.replace("_", "-") for name in (*_FLAGS, "parallel", "allow_requantize")
 }
 """The command line's option for each argument of edgedec.load and of a generation, by the argument's name."""
 
