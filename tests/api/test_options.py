@@ -1,6 +1,7 @@
 """The keywords of edgedec.load are the fields of EngineOptions."""
 
 import inspect
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,7 +10,11 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.options import EngineOptions
+from edgedec.api.request_options import RequestOptions
 from edgedec.errors import RequestError
+from edgedec.sampling import SamplingParams
+
+PAGE = Path(__file__).parents[2] / "docs" / "embedding.md"
 
 
 def test_the_keywords_of_load_are_the_fields() -> None:
@@ -20,6 +25,24 @@ def test_the_keywords_of_load_are_the_fields() -> None:
     assert [(keyword.name, keyword.default, keyword.annotation) for keyword in keywords] == [
         (field.name, field.default, field.type) for field in fields(EngineOptions)
     ]
+
+
+def rows(section: str) -> list[tuple[str, str]]:
+    """Return the first two cells, without backticks, of the rows of options below a heading of docs/embedding.md."""
+    text = PAGE.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \| `([^`]+)`", text, re.MULTILINE)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documents are not beside the tests")
+def test_the_guide_lists_every_option() -> None:
+    """docs/embedding.md has every keyword of load and of a request, with its default."""
+    shown = [(name, default) for name, default in rows("Options of edgedec.load") if not default.startswith("--")]
+    assert shown == [(field.name, repr(field.default)) for field in fields(EngineOptions)]
+    of_requests = rows("Options of one request")
+    sampling = SamplingParams()
+    n_sampling = len(SamplingParams.names())
+    assert of_requests[:n_sampling] == [(name, repr(getattr(sampling, name))) for name in SamplingParams.names()]
+    assert [name for name, _ in of_requests[n_sampling:]] == list(RequestOptions.__annotations__)[n_sampling:]
 
 
 def test_an_unknown_keyword_is_refused(tmp_path: Path) -> None:

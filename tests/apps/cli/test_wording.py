@@ -14,6 +14,7 @@ from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.app import app
 from edgedec_apps.cli.wording import OPTIONS, in_options
 
+GUIDE = Path(__file__).parents[3] / "docs" / "embedding.md"
 ONLY_PYTHON = {"model", "max_rows", "grammars", "cache_dir", "on_progress", "cancel"}
 ONLY_EXPORTS = {"allow_requantize"}
 BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_threads"}
@@ -27,6 +28,13 @@ def test_every_argument_has_its_option() -> None:
     known = {flag for name in ("run", "serve") for option in commands[name].params for flag in option.opts}
     assert {flag for name, flag in OPTIONS.items() if name not in ONLY_EXPORTS} <= known
     assert {name for name, option in OPTIONS.items() if option != "--" + name.replace("_", "-")} == BY_ANOTHER_NAME
+
+
+@pytest.mark.skipif(not GUIDE.exists(), reason="the documents are not beside the tests")
+def test_the_guide_lists_the_options_of_another_name() -> None:
+    """docs/embedding.md has a row for each."""
+    guide = GUIDE.read_text(encoding="utf-8")
+    assert all(f"| `{name}` | `{OPTIONS[name]}` |" in guide for name in BY_ANOTHER_NAME)
 
 
 @pytest.mark.parametrize(
