@@ -1,4 +1,4 @@
-"""What many sessions share: the way into a forward, and what a session around another one passes on."""
+"""Base classes of sessions: one turns a forward's parameters into an item, one passes calls on to another session."""
 
 from abc import abstractmethod
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""What sessions share whose KV cache is counted by a SessionState: all runtimes' sessions."""
+"""OwnSession, the base class of all runtimes' sessions: a SessionState counts what its KV cache holds."""
 
 import math
 import struct
