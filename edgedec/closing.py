@@ -154,7 +154,7 @@ class ClosingConstraint(Constraint):
         return super().is_complete
 
     def masked(self, logits: NDArray[np.float32], path: Sequence[int] = ()) -> NDArray[np.float32]:
-        """Return the logits with -inf for every token that may not follow: any but the end's while it is written."""
+        """Return the logits with -inf for every token that may not follow; of a begun end, only the next."""
         n = len(path)
         if not self._closing or n >= len(self._end) or tuple(path) != self._end[:n]:
             return super().masked(logits, path)

@@ -34,8 +34,8 @@ class DecodeStats:
         switching: Where two models wrote in turn: tokens by each ("large_tokens", "small_tokens"), writer changes
             ("switches"), mean entropy of the rows that tokens were drawn from ("entropy_bits"). Else empty.
         curve: Seconds of a forward by its number of rows, as known at the end, where drafts were possible.
-        explanation: Why drafts were made or not, a sentence each.
-        reasons: What a person may want to know: why drafting was off, why the text ended early.
+        explanation: The account of drafting that `--explain` prints: the drafters' results, and the decisions.
+        reasons: What a person should be told without asking: drafting was off and why, the text ended early and why.
     """
 
     runtime: str = ""

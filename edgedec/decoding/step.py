@@ -75,8 +75,11 @@ class Decoder:
 def step(sequence: Sequence, decoder: Decoder) -> Verification:
     """Extend the sequence by at least one token and return what was accepted.
 
+    The tokens that the KV cache does not hold yet are evaluated together: the rest of the prompt in the first step, the
+    latest token in every later one. Only a single token can have a draft behind it.
+
     Raises:
-        What Session.forward raises; the sequence is unchanged then, except for n_cached at what was evaluated.
+        What Session.forward raises. The sequence has no new token then; n_cached counts what was evaluated.
     """
     stats, n_past = sequence.stats, sequence.n_cached
     n_generated = len(sequence.token_ids) - len(sequence.request.prompt_ids)
@@ -102,7 +105,11 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
 
 
 def _propose(sequence: Sequence, decoder: Decoder, n_generated: int) -> Draft:
-    """Return the nodes to verify: useful, within the room that is left, and verified with the bits of single steps."""
+    """Return the draft to verify, which may be empty.
+
+    Its nodes promise more than they cost, the KV cache and the text have room for them, and their rows have the bits of
+    single steps where the generation is strict.
+    """
     policy, session, n_past = decoder.policy, decoder.session, sequence.n_cached
     if policy is None:
         return EMPTY_DRAFT
@@ -155,8 +162,8 @@ def _forward(sequence: Sequence, decoder: Decoder, pending: list[int], draft: Dr
 def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> tuple[Verification, float | None]:
     """Extend the sequence by the tokens that the model draws, for as long as the draft holds them, and by one more.
 
-    The session keeps the accepted nodes. Returns the outcome, and the seconds that keeping a branch of a tree took
-    (None for a chain, of which the session keeps the beginning by itself).
+    The session keeps the accepted nodes. Returns the outcome, and the seconds that keeping one branch of a tree took;
+    None for a chain, where n_past of the next forward says how much of it stays.
     """
     verification = decoder.ending.cut(_verify(sequence, decoder, draft, forward))
     n_top = sequence.request.sampling.logprobs
@@ -169,7 +176,7 @@ def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
         begun = perf_counter()
         decoder.session.keep(np.array([0, *(node + 1 for node in verification.path)], dtype=np.int32))
         keep_s = perf_counter() - begun
-    sequence.n_cached = len(sequence.token_ids) + len(verification.path)
+    sequence.n_cached = len(sequence.token_ids) + len(verification.path)  # all but the last of the new tokens
     sequence.token_ids.extend(verification.token_ids)
     return verification, keep_s
 

@@ -126,8 +126,9 @@ class DecisionLog:
         n_empty: Steps in which no drafter proposed anything.
         n_tokens: Tokens that these steps gave.
         spent_s: Seconds that drafting took in these steps, and that their forwards were expected to take.
-        promised, price, nodes: Of the steps that decided against a proposal: expected tokens of the best nodes, plain
-            steps that verifying these nodes would have taken, and their number; each summed up.
+        promised: Tokens that the best nodes promised, summed over the steps that decided against a proposal.
+        price: What verifying these nodes would have cost, in plain steps, summed over the same steps.
+        nodes: How many these nodes were, summed over the same steps.
     """
 
     n_steps: int = 0

@@ -11,7 +11,8 @@ the text that comes, verified or not.
 A draft that was drawn from q, for a rule that looks at q, is verified whole and alone. Choosing among its nodes by what
 was drawn would change the distribution of the text: with p = q = (0.9, 0.1) and only the first token worth a node, the
 text would get that token in 0.99 of all cases. So whether to ask, and for how many nodes, is decided before anything is
-drawn. Without q any choice is exact: a rule treats a token without q as one that was there before its random numbers.
+drawn. A draft without q was looked up, not drawn, so its nodes may be chosen freely: no random number of the rule has
+been used for it.
 """
 
 from collections.abc import Mapping, Sequence

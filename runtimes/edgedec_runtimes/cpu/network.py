@@ -71,7 +71,7 @@ class Architecture:
 
     Attributes:
         interleaved: Rotary embedding pairs neighbouring elements of a head, not its two halves.
-        vectors: Vectors that a layer may have beside the norms that all architectures have.
+        vectors: Vectors that a model may have beside the norms that all architectures have.
         keys: Metadata keys below the architecture's name, beside those of every llama-like decoder.
         gelu: The feed-forward activation is GELU, not SiLU.
         scaled_embedding: Embeddings are multiplied by the square root of their length.

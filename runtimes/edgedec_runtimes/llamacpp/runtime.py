@@ -158,7 +158,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
 
 
 def _sizing_options(options: LoadOptions) -> LoadOptions:
-    """Return the options with those left out that make no difference to a dry run."""
+    """Return the options without those that make no difference to a dry run: these are None."""
     return replace(options, n_ctx=None, planning_bytes=None, cache_dir=None, on_progress=None, cancel=None)
 
 
