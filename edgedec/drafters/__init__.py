@@ -12,5 +12,6 @@ applications without package metadata; a plug-in needs the line in its own pypro
 (examples/drafter-plugin). `AUTO` in edgedec.scheduler.drafter_factories decides whether `--draft auto` uses the
 drafter, and a drafter that keeps something between requests is named in `WITH_STORE` in edgedec.memory.ladder. The
 drafter gets a row in docs/methods.md and a line in the list of tests/decoding/test_same_text.py; the command
-`python -m edgedec.conformance drafter NAME MODEL.gguf` checks the contract. The policy (edgedec.scheduler) decides whether a draft pays, not the drafter.
+`python -m edgedec.conformance drafter NAME MODEL.gguf` checks the contract. The policy (edgedec.scheduler) decides
+whether a draft pays, not the drafter.
 """

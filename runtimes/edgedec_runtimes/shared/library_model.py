@@ -33,7 +33,7 @@ class LibraryModel(Generic[H, S]):
         stop: Cancels a forward.
     """
 
-    def __init__(
+    def __init__(  # more than 7 parameters: one for each part that a runtime makes of a model
         self,
         handle: H,
         card: ModelCard,

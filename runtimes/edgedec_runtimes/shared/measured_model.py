@@ -19,7 +19,7 @@ S = TypeVar("S", bound=Session)
 class MeasuredModel(LibraryModel[H, S]):
     """A LibraryModel that finds out by forwards of its own how many rows are bit-equal to single steps."""
 
-    def __init__(
+    def __init__(  # LibraryModel's parameters, and one more
         self,
         handle: H,
         card: ModelCard,
