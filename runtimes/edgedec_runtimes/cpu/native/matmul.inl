@@ -8,10 +8,10 @@ constexpr int PART_BYTES = 4 * LANES;              // of the 64 bytes that hold 
 
 // Fetch n_bytes of a tile that are needed soon: so far ahead that they are there in time, and near enough that the L1 cache
 // still holds them. The first pass over a unit fetches for the passes of all its parts. The function is always inlined:
-// GCC drops calls of a function that does nothing but prefetch.
-constexpr int AHEAD_BYTES = 9216;
+// GCC drops calls of a function that does nothing but prefetch. NEON does without: no board was there to measure it on.
+constexpr int AHEAD_BYTES = PARTS == 1 ? 4608 : 6912;
 EDGEDEC_INLINE void prefetch_ahead(const uint8_t *p, int n_bytes, int part) {
-  if (part == 0)
+  if (PARTS <= 2 && part == 0)
     for (int i = 0; i < n_bytes; i += 64) prefetch(p + AHEAD_BYTES + i);
 }
 

@@ -98,6 +98,6 @@ inline void store_s8(int8_t *p, Floats x) {
 inline Floats power_of_two(Floats x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127)), 23));
 }
-inline void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+EDGEDEC_INLINE void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 
 }  // namespace

@@ -95,6 +95,6 @@ inline void store_s8(int8_t *p, Floats x) {
 inline Floats power_of_two(Floats x) {
   return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(127)), 23));
 }
-inline void prefetch(const void *p) { __builtin_prefetch(p); }
+EDGEDEC_INLINE void prefetch(const void *p) { __builtin_prefetch(p); }
 
 }  // namespace

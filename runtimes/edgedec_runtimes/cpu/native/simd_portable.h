@@ -104,7 +104,7 @@ inline void store_s8(int8_t *p, Floats x) {
   for (int i = 0; i < 4; ++i) p[i] = (int8_t)nearbyintf(x.v[i]);
 }
 inline Floats power_of_two(Floats x) { EACH(ldexpf(1.0f, (int)x.v[i])) }
-inline void prefetch(const void *) {}
+EDGEDEC_INLINE void prefetch(const void *) {}
 #undef EACH
 
 }  // namespace
