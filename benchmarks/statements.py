@@ -1,7 +1,7 @@
 """Count the statements of the product's code in its syntax trees, docstrings left out.
 
     python benchmarks/statements.py
-    git worktree add /tmp/before v0.1.0 && python benchmarks/statements.py /tmp/before .
+    git worktree add /tmp/before REVISION && python benchmarks/statements.py /tmp/before .
 
 Lines can be joined and comments removed; statements say how much code there is to read.
 """

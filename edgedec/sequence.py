@@ -73,8 +73,9 @@ class Request:
         draft: Whether drafts may be verified; the text is the same either way, unless `rule` says otherwise.
         rule: How drafts are verified: "coupled", which gives the same text, or one of edgedec.verification.RULES, which
             give the same distribution.
-        record: `(half-layers)` -> the share of a token's bytes that these half-layers of the target read. Where it is
-            given, what drafters propose at every position is recorded, and nothing is verified. None records nothing.
+        record: `(half-layers)` -> the share of a token's bytes that these half-layers of the target read. With
+            this function, the proposals of the drafters at every position are recorded, and no draft is verified. With
+            None, nothing is recorded.
     """
 
     prompt_ids: tuple[int, ...]

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels.h"
+#include "kernel_sets.h"
 #include "tensor_types.h"
 
 using namespace edgedec;
@@ -38,22 +38,9 @@ static double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-static const Kernels *const ALL[] = {
-#if defined(EDGEDEC_HAS_X86)
-    avx512_kernels(),
-#if defined(EDGEDEC_HAS_AVXVNNI)
-    avxvnni_kernels(),
-#endif
-    avx2_kernels(),
-#endif
-#if defined(EDGEDEC_HAS_NEON)
-    neon_kernels(),
-#endif
-    portable_kernels()};
-
 static const Kernels *kernels_of(const char *name) {
-  for (const Kernels *kernels : ALL)
-    if (!strcmp(kernels->name, name) && kernels->supported()) return kernels;
+  for (const Kernels *const *k = all_kernels(); *k != nullptr; ++k)
+    if (!strcmp((*k)->name, name) && (*k)->supported()) return *k;
   fprintf(stderr, "no instruction set %s on this processor\n", name);
   exit(1);
 }
@@ -242,8 +229,8 @@ static void from_memory(const Kernels *kernels, int n_threads, bool huge) {
 
 int main(int argc, char **argv) {
   if (argc == 2 && !strcmp(argv[1], "sets")) {
-    for (const Kernels *kernels : ALL)
-      if (kernels->supported()) puts(kernels->name);
+    for (const Kernels *const *k = all_kernels(); *k != nullptr; ++k)
+      if ((*k)->supported()) puts((*k)->name);
   } else if (argc == 3 && !strcmp(argv[1], "cache")) in_cache(kernels_of(argv[2]));
   else if (argc == 5 && !strcmp(argv[1], "memory")) from_memory(kernels_of(argv[2]), atoi(argv[3]), atoi(argv[4]) != 0);
   else return fprintf(stderr, "usage: products sets | cache SET | memory SET THREADS HUGE\n"), 1;

@@ -1,4 +1,4 @@
-"""How often a drafter's tokens are right: its proposals scored against the text, and its p_accept corrected by that."""
+"""Scores a drafter's proposals against the text that came, and corrects the drafter's p_accept by these scores."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "checks.h"
+#include "kernel_sets.h"
 #include "model.h"
 #include "tensor_types.h"
 #include "tiles.h"
@@ -270,21 +271,6 @@ void check_gates(const Kernels &kernels) {
       for (int64_t i = 0; i < n; ++i) kernels.gated(&gate[(size_t)i], &up[(size_t)i], 1, gelu, &alone[(size_t)i]);
       expect(same_bits(out, alone), kernels, "gates one by one");
     }
-}
-
-const Kernels *const *all_kernels() {
-  static const Kernels *const kernels[] = {portable_kernels(),
-#if defined(EDGEDEC_HAS_X86)
-                                           avx2_kernels(), avx512_kernels(),
-#if defined(EDGEDEC_HAS_AVXVNNI)
-                                           avxvnni_kernels(),
-#endif
-#endif
-#if defined(EDGEDEC_HAS_NEON)
-                                           neon_kernels(),
-#endif
-                                           nullptr};
-  return kernels;
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ class Command(_NarrowHelp, TyperCommand):
 
 
 class Group(_NarrowHelp, TyperGroup):
-    """The program, or a group of its commands: the help lists the commands first."""
+    """The whole program, or a group of commands such as `edgedec cache`; the help page lists the commands first."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return what follows the group's name in its usage line."""

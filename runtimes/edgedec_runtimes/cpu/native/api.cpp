@@ -4,6 +4,7 @@
 #include <new>
 #include <string>
 
+#include "kernel_sets.h"
 #include "model.h"
 #include "row.h"
 #include "tensor_types.h"
@@ -36,22 +37,6 @@ int32_t guarded(Body body) {
 
 void require(bool holds, const char *message) {
   if (!holds) throw Invalid(message);
-}
-
-const Kernels *const *all_kernels() {
-  static const Kernels *const kernels[] = {
-#if defined(EDGEDEC_HAS_X86)
-      avx512_kernels(),
-#if defined(EDGEDEC_HAS_AVXVNNI)
-      avxvnni_kernels(),
-#endif
-      avx2_kernels(),
-#endif
-#if defined(EDGEDEC_HAS_NEON)
-      neon_kernels(),
-#endif
-      portable_kernels(), nullptr};
-  return kernels;
 }
 
 const Kernels *find_kernels(const char *name) {
