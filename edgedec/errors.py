@@ -54,9 +54,14 @@ class EdgedecError(Exception):
     def __str__(self) -> str:
         return self.naming({})
 
+    @property
+    def marked(self) -> str:
+        """The message in which arguments are still marked, for the message of another error that quotes this one."""
+        return super().__str__()
+
     def naming(self, names: Mapping[str, str]) -> str:
         """Return the message with the arguments in it called by `names`; one that is not in `names` keeps its name."""
-        parts = super().__str__().split(_MARK)
+        parts = self.marked.split(_MARK)
         parts[1::2] = [names.get(name, name) for name in parts[1::2]]
         return "".join(parts)
 

@@ -97,16 +97,16 @@ def _first_taking(
             return Choice(path, runtime)
         except RequestError as error:
             refusals[candidate] = error
-    declined = {name: error.args[0] for name, error in refusals.items() if isinstance(error, RequestError)}
+    declined = {name: error.marked for name, error in refusals.items() if isinstance(error, RequestError)}
     if declined:
         first = next(iter(declined))
-        others = [f"; {name}: {e.args[0]}" for name, e in refusals.items() if e.args[0] != declined[first]]
+        others = [f"; {name}: {e.marked}" for name, e in refusals.items() if e.marked != declined[first]]
         raise RequestError(declined[first] + "".join(others))
     if not is_onnx(path):
         read_gguf(path)  # where the file is no model at all, this raises what it is instead
     if len(refusals) == 1:
-        raise UnsupportedModelError(next(iter(refusals.values())).args[0])
-    reasons = "; ".join(f"{name}: {error.args[0]}" for name, error in refusals.items())
+        raise UnsupportedModelError(next(iter(refusals.values())).marked)
+    reasons = "; ".join(f"{name}: {error.marked}" for name, error in refusals.items())
     raise UnsupportedModelError(f"no runtime takes {path}: {reasons}")
 
 

@@ -106,3 +106,19 @@ def test_a_changed_file_is_parsed_again(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ModelNotFoundError):
         gguf_file.read_gguf(path)
+
+
+class Wordless(Broken):
+    """A runtime that refuses a file without a word."""
+
+    def accepts(self, path: Path) -> str | None:
+        """Raise an error that has no message."""
+        raise UnsupportedModelError
+
+
+def test_a_refusal_without_words_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime whose error has no message is named among those that refuse."""
+    runtimes(monkeypatch, wordless=Wordless, unready=Unready)
+    metadata, tensors = tiny_text_model()
+    with pytest.raises(UnsupportedModelError, match="wordless: ; unready: OSError"):
+        choosing.choose_runtime(write_gguf(tmp_path / "m.gguf", metadata, tensors), "auto")
