@@ -39,6 +39,7 @@ from edgedec_runtimes.shared.cpu_count import usable_cores
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
 N_PAST, N_LONG, N_PREFILL = 256, 2048, 512
+PAUSE = 0.03  # seconds; OpenMP's threads wait actively for some milliseconds after a forward of llama.cpp
 
 
 def timed(act: Callable[[], Any]) -> float:
@@ -49,8 +50,13 @@ def timed(act: Callable[[], Any]) -> float:
 
 
 def in_turn(ours: Callable[[], Any], theirs: Callable[[], Any], n_runs: int) -> tuple[float, float]:
-    """Return the medians of two calls' seconds, run in turn."""
-    pairs = [(timed(ours), timed(theirs)) for _ in range(n_runs)]
+    """Return the medians of two calls' seconds, run in turn; in a pause before each the other threads go to sleep."""
+
+    def paused(act: Callable[[], Any]) -> float:
+        time.sleep(PAUSE)
+        return timed(act)
+
+    pairs = [(paused(ours), paused(theirs)) for _ in range(n_runs)]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
 
 

@@ -9,10 +9,12 @@ constexpr int PART_BYTES = 4 * LANES;              // of the 64 bytes that hold 
 // Fetch n_bytes of a tile that are needed soon: so far ahead that they are there in time, and near enough that the L1 cache
 // still holds them. The first pass over a unit fetches for the passes of all its parts. The function is always inlined:
 // GCC drops calls of a function that does nothing but prefetch. NEON does without: no board was there to measure it on.
-constexpr int AHEAD_BYTES = PARTS == 1 ? 4608 : 6912;
+// N is the number of activations: a single one is so quick with 16 lanes that fetching far ahead is in its way.
+template <int N>
 EDGEDEC_INLINE void prefetch_ahead(const uint8_t *p, int n_bytes, int part) {
+  constexpr int AHEAD = PARTS == 1 && N == 1 ? 4608 : 9216;
   if (PARTS <= 2 && part == 0)
-    for (int i = 0; i < n_bytes; i += 64) prefetch(p + AHEAD_BYTES + i);
+    for (int i = 0; i < n_bytes; i += 64) prefetch(p + AHEAD + i);
 }
 
 inline void load_nibbles(const uint8_t *p, Bytes *w) {
@@ -80,8 +82,9 @@ struct Simple {  // Q4_0, Q4_1, Q5_0, Q5_1
     d = load_halves(scales);
     if constexpr (MIN) minimum = load_halves(scales + 32);
   }
+  template <int N>
   inline void unpack(const uint8_t *unit, int, int part, Bytes *w) {
-    prefetch_ahead(unit, BYTES, part);
+    prefetch_ahead<N>(unit, BYTES, part);
     load_nibbles(unit + PART_BYTES * part, w);
     if constexpr (FIFTH) add_fifth_bits(unit + 256 + PART_BYTES * part, w);
   }
@@ -105,8 +108,9 @@ struct Eight {  // Q8_0
   Floats d;
 
   Eight(const uint8_t *unit, int part) { d = load_halves(unit + 512 + 2 * LANES * part); }
+  template <int N>
   inline void unpack(const uint8_t *unit, int, int part, Bytes *w) {
-    prefetch_ahead(unit, BYTES, part);
+    prefetch_ahead<N>(unit, BYTES, part);
     for (int g = 0; g < 8; ++g) w[g] = load_bytes(unit + 64 * g + PART_BYTES * part);
   }
   template <int N>
@@ -140,9 +144,10 @@ struct K45 {  // Q4_K, Q5_K
     }
   }
   static inline void keep(uint8_t *to, Bytes x) { memcpy(to, &x, sizeof x); }
+  template <int N>
   inline void unpack(const uint8_t *unit, int sub, int part, Bytes *w) {
     const uint8_t *p = unit + STEP * sub;
-    prefetch_ahead(p, sub == 0 ? STEP + 64 : STEP + 32, part);
+    prefetch_ahead<N>(p, sub == 0 ? STEP + 64 : STEP + 32, part);
     load_nibbles(p + PART_BYTES * part, w);
     if constexpr (FIFTH) add_fifth_bits(p + 256 + PART_BYTES * part, w);
     scale = mul(d, load_u8(scales + 16 * sub + LANES * part));
@@ -165,9 +170,10 @@ struct K6 {  // Q6_K
   Floats d, first, second;
 
   K6(const uint8_t *unit, int part) { d = load_halves(unit + 3328 + 2 * LANES * part); }
+  template <int N>
   inline void unpack(const uint8_t *unit, int sub, int part, Bytes *w) {
     const uint8_t *p = unit + 384 * sub;
-    prefetch_ahead(p, 384 + 36, part);
+    prefetch_ahead<N>(p, 384 + 36, part);
     load_nibbles(p + PART_BYTES * part, w);
     add_two_bits(p + 256 + PART_BYTES * part, w);
     first = mul(d, load_s8(unit + 3072 + 32 * sub + LANES * part));
@@ -207,7 +213,7 @@ void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *g
         Unit unit(p, part);
         for (int sub = 0; sub < Unit::SUBS; ++sub, rows.next()) {
           Bytes w[8];
-          unit.unpack(p, sub, part, w);
+          unit.template unpack<N>(p, sub, part, w);
           unit.template accumulate<N>(sums, w, rows);
         }
       }
