@@ -32,6 +32,7 @@ constexpr Type TYPES[] = {{Q4_0, "Q4_0"}, {Q4_1, "Q4_1"}, {Q5_0, "Q5_0"}, {Q5_1,
                           {Q4_K, "Q4_K"}, {Q5_K, "Q5_K"}, {Q6_K, "Q6_K"}};
 constexpr int ROWS[] = {1, 2, 3, 4, 5, 6, 8, 12, 16};
 constexpr int64_t COLUMNS = 1536;
+constexpr int PANEL_ROWS = 32;              // as in forward_run.h
 constexpr size_t FROM_MEMORY = 256u << 20;  // bytes, more than any cache of a small machine
 
 static double now() {
@@ -48,13 +49,14 @@ static const Kernels *kernels_of(const char *name) {
 // Multiply-adds of bytes a second that one core makes when nothing has to be loaded or unpacked; 0 where none is known.
 #if defined(EDGEDEC_HAS_X86)
 constexpr int64_t STEPS = 4000000;
-constexpr int CHAINS = 12;  // sums that go on at the same time
+constexpr int CHAINS = 10;  // sums that go on at the same time, all in registers
+#define UNROLL_CHAINS _Pragma("GCC unroll 10")
 
 __attribute__((target("avx512f,avx512bw,avx512vnni"))) static void multiply_avx512() {
   __m512i sums[CHAINS], x = _mm512_set1_epi8(3), y = _mm512_set1_epi8(2);
   for (int i = 0; i < CHAINS; ++i) sums[i] = _mm512_setzero_si512();
   for (int64_t k = 0; k < STEPS; ++k) {
-    for (int i = 0; i < CHAINS; ++i) sums[i] = _mm512_dpbusd_epi32(sums[i], x, y);
+    UNROLL_CHAINS for (int i = 0; i < CHAINS; ++i) sums[i] = _mm512_dpbusd_epi32(sums[i], x, y);
     __asm__ volatile("" : "+v"(x), "+v"(y));
   }
   for (int i = 1; i < CHAINS; ++i) sums[0] = _mm512_add_epi32(sums[0], sums[i]);
@@ -67,7 +69,7 @@ __attribute__((target("avx2,avxvnni"))) static void multiply_avxvnni() {
   __m256i sums[CHAINS], x = _mm256_set1_epi8(3), y = _mm256_set1_epi8(2);
   for (int i = 0; i < CHAINS; ++i) sums[i] = _mm256_setzero_si256();
   for (int64_t k = 0; k < STEPS; ++k) {
-    for (int i = 0; i < CHAINS; ++i) sums[i] = _mm256_dpbusd_avx_epi32(sums[i], x, y);
+    UNROLL_CHAINS for (int i = 0; i < CHAINS; ++i) sums[i] = _mm256_dpbusd_avx_epi32(sums[i], x, y);
     __asm__ volatile("" : "+x"(x), "+x"(y));
   }
   for (int i = 1; i < CHAINS; ++i) sums[0] = _mm256_add_epi32(sums[0], sums[i]);
@@ -80,7 +82,7 @@ __attribute__((target("avx2"))) static void multiply_avx2() {
   __m256i sums[CHAINS], x = _mm256_set1_epi8(3), y = _mm256_set1_epi8(2);
   for (int i = 0; i < CHAINS; ++i) sums[i] = _mm256_setzero_si256();
   for (int64_t k = 0; k < STEPS; ++k) {
-    for (int i = 0; i < CHAINS; ++i) sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(x, y));
+    UNROLL_CHAINS for (int i = 0; i < CHAINS; ++i) sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(x, y));
     __asm__ volatile("" : "+x"(x), "+x"(y));
   }
   for (int i = 1; i < CHAINS; ++i) sums[0] = _mm256_add_epi16(sums[0], sums[i]);
@@ -201,9 +203,9 @@ static void from_memory(const Kernels *kernels, int n_threads, bool huge) {
   for (const Type &type : TYPES) {
     if (type.type != Q4_K && type.type != Q6_K && type.type != Q8_0 && type.type != Q4_0) continue;
     Tiles tiles(type.type, FROM_MEMORY, huge);
-    const int64_t n_tiles = tiles.n_tiles(), rows = tiles.matrix.n_rows;
+    const int64_t n_tiles = tiles.n_tiles();
     const size_t tile = tiles.n_bytes / n_tiles;
-    std::vector<float> y(16 * rows);
+    std::vector<std::vector<float>> panels(n_threads, std::vector<float>(16 * PANEL_ROWS));  // as in a forward
     std::vector<std::vector<double>> seconds(1 + std::size(ROWS));
     auto begin_of = [&](int i) { return n_tiles * i / n_threads; };
     for (int repeat = 0; repeat < 7; ++repeat) {
@@ -212,8 +214,9 @@ static void from_memory(const Kernels *kernels, int n_threads, bool huge) {
       }));
       for (size_t k = 0; k < std::size(ROWS); ++k)
         seconds[1 + k].push_back(together(n_threads, [&](int i) {
-          kernels->matmul(tiles.matrix, begin_of(i), begin_of(i + 1), in.activations, 0, ROWS[k],
-                          y.data() + begin_of(i) * TILE_ROWS, rows);
+          for (int64_t t = begin_of(i); t < begin_of(i + 1); t += PANEL_ROWS / TILE_ROWS)
+            kernels->matmul(tiles.matrix, t, std::min<int64_t>(t + PANEL_ROWS / TILE_ROWS, begin_of(i + 1)), in.activations, 0,
+                            ROWS[k], panels[i].data(), PANEL_ROWS);
         }));
     }
     for (auto &all : seconds) std::sort(all.begin(), all.end());
