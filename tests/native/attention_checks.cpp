@@ -47,7 +47,7 @@ struct Cached {
   }
   void put(int32_t token, int32_t slot) {
     cache.write_rotation(slot, rotation(token).data());
-    cache.write(1, 1, slot, keys[(size_t)token].data(), values[(size_t)token].data());
+    cache.write(*portable_kernels(), 1, 1, slot, keys[(size_t)token].data(), values[(size_t)token].data());
   }
   Floats rotation(int32_t position) const {
     Floats cos_sin((size_t)shape.n_rot);
@@ -187,7 +187,7 @@ void check_trees(const Kernels &kernels, std::mt19937 &random, const Kind &kind,
     if (own >= 0) slots.push_back(slot);
   }
   for (int32_t slot = n_prefix; slot < n_prefix + 3 * n_own; ++slot)
-    if (std::find(slots.begin(), slots.end(), slot) == slots.end()) tree.cache.write(1, 1, slot, noise.data(), noise.data());
+    if (std::find(slots.begin(), slots.end(), slot) == slots.end()) tree.cache.write(*portable_kernels(), 1, 1, slot, noise.data(), noise.data());
   std::vector<Query> queries;
   for (int32_t i = 0; i < n_own; ++i) {
     const int32_t visible = n_prefix + i + 1, start = sliding ? std::max(0, visible - 5) : 0;

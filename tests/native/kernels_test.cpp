@@ -273,6 +273,18 @@ void check_gates(const Kernels &kernels) {
     }
 }
 
+// Numbers of every size, halfway between two halves, too large, infinite or none: the bits of float_to_half.
+void check_halves(const Kernels &kernels) {
+  std::mt19937 random(7);
+  Floats x = {0.0f, -0.0f, 65504.0f, 65519.0f, 65520.0f, -65520.0f, 1e30f, INFINITY, -INFINITY, NAN, -NAN, 1e-8f, 2.98e-8f};
+  for (int i = 0; i < 4000; ++i) x.push_back(ldexpf((float)((int)(random() % 8192) - 4096), (int)(random() % 40) - 32));
+  std::vector<uint16_t> found(x.size());
+  kernels.to_halves(x.data(), (int64_t)x.size(), found.data());
+  bool same = true;
+  for (size_t i = 0; i < x.size(); ++i) same = same && found[i] == float_to_half(x[i]);
+  expect(same, kernels, "numbers rounded to halves");
+}
+
 }  // namespace
 
 int main() {
@@ -289,6 +301,7 @@ int main() {
     check_norms(kernels);
     check_rotation(kernels);
     check_gates(kernels);
+    check_halves(kernels);
     check_attention(kernels);
     printf("%-12s %d checks\n", kernels.name, n_checked - before);
   }

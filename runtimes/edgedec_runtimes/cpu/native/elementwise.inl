@@ -18,35 +18,6 @@ inline Floats exp_of(Floats x) {
   return mul(p, power_of_two(n));
 }
 
-// Add the lanes in a fixed order.
-inline float sum_lanes(Floats x) {
-  float lanes[LANES];
-  store(lanes, x);
-  for (int step = LANES / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
-  return lanes[0];
-}
-
-inline float max_lanes(Floats x) {
-  float lanes[LANES];
-  store(lanes, x);
-  for (int step = LANES / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i) lanes[i] = lanes[i + step] > lanes[i] ? lanes[i + step] : lanes[i];
-  return lanes[0];
-}
-
-// The greatest of lanes that are not negative, as in max_magnitude: floats are ordered as their bits are as integers.
-inline float max_magnitude_lanes(Floats x) {
-  float lanes[LANES];
-  int32_t bits[LANES];
-  store(lanes, x);
-  memcpy(bits, lanes, sizeof bits);
-  for (int step = LANES / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i) bits[i] = bits[i + step] > bits[i] ? bits[i + step] : bits[i];
-  memcpy(lanes, bits, sizeof(float));
-  return lanes[0];
-}
-
 void quantize_block(ActivationBlock &block, int row, const float *x) {
   Floats most = zero();
   for (int i = 0; i < 32; i += LANES) most = max_magnitude(most, abs(load(x + i)));
@@ -55,8 +26,7 @@ void quantize_block(ActivationBlock &block, int row, const float *x) {
   int8_t *q = block.q[row];
   for (int i = 0; i < 32; i += LANES)
     store_s8(q + i, max(min(mul(load(x + i), set(inverse)), set(127.0f)), set(-127.0f)));
-  int32_t first = 0, second = 0;
-  for (int i = 0; i < 16; ++i) first += q[i], second += q[16 + i];
+  const int32_t first = sum_s8(q), second = sum_s8(q + 16);
   block.scale[row] = scale;
   block.sum[row] = scale * (float)(first + second);
   block.minus8[row] = -8 * (first + second);
@@ -74,11 +44,9 @@ void quantize(const Activations &a, int64_t row, int64_t begin, int64_t n, const
 void rms_norm(const float *x, const float *weight, float epsilon, int64_t n, float *out) {
   const int64_t whole = n - n % LANES;
   Floats squares[4] = {zero(), zero(), zero(), zero()};
-  for (int64_t i = 0; i < whole; i += LANES) {
-    const Floats v = load(x + i);
-    Floats &s = squares[i / LANES % 4];
-    s = fma(v, v, s);
-  }
+  for (int64_t i = 0; i < whole; i += 4 * LANES)
+    UNROLL for (int k = 0; k < 4; ++k)
+      if (i + k * LANES < whole) squares[k] = fma(load(x + i + k * LANES), load(x + i + k * LANES), squares[k]);
   float sum = sum_lanes(add(add(squares[0], squares[1]), add(squares[2], squares[3])));
   for (int64_t i = whole; i < n; ++i) sum += x[i] * x[i];
   const float factor = 1.0f / sqrtf(sum / (float)n + epsilon);
@@ -89,7 +57,13 @@ void rms_norm(const float *x, const float *weight, float epsilon, int64_t n, flo
 void rope(float *x, const float *cos_sin, int32_t n_rot, bool interleaved) {
   const int32_t half = n_rot / 2;
   const float *cosine = cos_sin, *sine = cos_sin + half;
-  for (int32_t i = 0; i < half; ++i) {
+  int32_t i = 0;
+  for (; !interleaved && i + LANES <= half; i += LANES) {
+    const Floats u = load(x + i), v = load(x + half + i), c = load(cosine + i), s = load(sine + i);
+    store(x + i, sub(mul(u, c), mul(v, s)));
+    store(x + half + i, add(mul(u, s), mul(v, c)));
+  }
+  for (; i < half; ++i) {
     float *a = interleaved ? x + 2 * i : x + i, *b = interleaved ? a + 1 : a + half;
     const float u = *a, v = *b;
     *a = u * cosine[i] - v * sine[i];
@@ -103,12 +77,7 @@ inline Floats sigmoid(Floats x) {
   const Floats positive = div(set(1.0f), add(set(1.0f), e));
   // `positive` for x >= 0; for x < 0 it is 1 - positive, computed as e / (1 + e) to keep small values exact
   const Floats negative = mul(e, positive);
-  float lanes[LANES], p[LANES], n[LANES];
-  store(lanes, x);
-  store(p, positive);
-  store(n, negative);
-  for (int i = 0; i < LANES; ++i) p[i] = lanes[i] < 0 ? n[i] : p[i];
-  return load(p);
+  return where_negative(x, negative, positive);
 }
 
 // gelu(x) = x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)): the tanh form (Hendrycks and Gimpel 2016, arXiv:1606.08415)
@@ -119,19 +88,27 @@ inline Floats gelu_of(Floats x) {
 
 inline Floats silu_of(Floats x) { return mul(x, sigmoid(x)); }
 
+inline Floats gate_of(Floats gate, Floats up, bool gelu) { return mul(gelu ? gelu_of(gate) : silu_of(gate), up); }
+
 void gated(const float *gate, const float *up, int64_t n, bool gelu, float *out) {
-  for (int64_t i = 0; i < n; i += LANES) {
-    float g[LANES] = {}, u[LANES] = {};
-    const int64_t left = n - i < LANES ? n - i : LANES;
-    memcpy(g, gate + i, (size_t)left * sizeof(float));
-    memcpy(u, up + i, (size_t)left * sizeof(float));
-    store(g, mul(gelu ? gelu_of(load(g)) : silu_of(load(g)), load(u)));
-    memcpy(out + i, g, (size_t)left * sizeof(float));
-  }
+  const int64_t whole = n - n % LANES;
+  for (int64_t i = 0; i < whole; i += LANES) store(out + i, gate_of(load(gate + i), load(up + i), gelu));
+  if (whole == n) return;
+  float g[LANES] = {}, u[LANES] = {};
+  memcpy(g, gate + whole, (size_t)(n - whole) * sizeof(float));
+  memcpy(u, up + whole, (size_t)(n - whole) * sizeof(float));
+  store(g, gate_of(load(g), load(u), gelu));
+  memcpy(out + whole, g, (size_t)(n - whole) * sizeof(float));
 }
 
 void add_rows(float *x, const float *y, int64_t n) {
   const int64_t whole = n - n % LANES;
   for (int64_t i = 0; i < whole; i += LANES) store(x + i, add(load(x + i), load(y + i)));
   for (int64_t i = whole; i < n; ++i) x[i] += y[i];
+}
+
+void to_halves(const float *x, int64_t n, uint16_t *out) {
+  const int64_t whole = n - n % LANES;
+  for (int64_t i = 0; i < whole; i += LANES) store_halves(out + i, load(x + i));
+  for (int64_t i = whole; i < n; ++i) out[i] = edgedec::float_to_half(x[i]);
 }

@@ -44,7 +44,7 @@ void Run::write_keys_and_values(int thread, int32_t l, const Layer &layer, const
     prepare_head(keys, cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS], head, layer.vectors[EC_K_NORM], cos_sin, memory);
     const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
     if (!bias.empty()) k_.add(values, bias.data() + head * d, d);
-    cache.write(l, head, row.slot, keys, values);
+    cache.write(k_, l, head, row.slot, keys, values);
   }
   next_stage(thread, EC_OP_ROPE);
 }

@@ -121,6 +121,8 @@ struct Kernels {
   // out = activation(gate) * up
   void (*gated)(const float *gate, const float *up, int64_t n, bool gelu, float *out);
   void (*add)(float *x, const float *y, int64_t n);
+  // Round to halves; what is too large becomes the largest finite number.
+  void (*to_halves)(const float *x, int64_t n, uint16_t *out);
   void (*attend)(const AttentionWork &work);
 
   // For row.cpp: the greatest value of each block of ROW_BLOCK values, the last of which may be shorter.

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <new>
 
 #include "tensor_types.h"
@@ -142,15 +143,19 @@ void write_packed(const KVLayout &layout, const Side &to, int32_t in_page, int32
 
 }  // namespace
 
-void KVCache::write(int32_t layer, int32_t head, int32_t slot, const float *keys, const float *values) {
+void KVCache::write(const Kernels &kernels, int32_t layer, int32_t head, int32_t slot, const float *keys,
+                    const float *values) {
   const int32_t d = shape_.head_dim, in_page = slot % PAGE_TOKENS;
   const KVLayout &l = shape_.layout;
   uint8_t *base = at(slot, shape_.offset(layer, head));
   if (l.bits == 16) {
     uint16_t *k = (uint16_t *)base + key_place(in_page, d, 0), *v = (uint16_t *)(base + l.values) + value_place(in_page, d, 0);
-    for (int32_t i = 0; i < d; ++i) {
-      k[i * KEY_BLOCK] = float_to_half(keys[i]);
-      v[i] = float_to_half(values[i]);
+    kernels.to_halves(values, d, v);
+    uint16_t halves[MAX_PACKED_HEAD];
+    for (int32_t begin = 0; begin < d; begin += MAX_PACKED_HEAD) {
+      const int32_t n = std::min(d - begin, MAX_PACKED_HEAD);
+      kernels.to_halves(keys + begin, n, halves);
+      for (int32_t i = 0; i < n; ++i) k[(begin + i) * KEY_BLOCK] = halves[i];
     }
     return;
   }

@@ -36,7 +36,7 @@ class KVCache {
   // Make the slots [begin, end) writable: make the pages that are absent, and copy those that are shared (std::bad_alloc).
   void prepare(int32_t begin, int32_t end);
   // Store one token's keys and values of one layer and head, head_dim floats each.
-  void write(int32_t layer, int32_t head, int32_t slot, const float *keys, const float *values);
+  void write(const Kernels &kernels, int32_t layer, int32_t head, int32_t slot, const float *keys, const float *values);
   // Store the cosines and sines of a token's position, [n_rot]; do nothing where the shape has none.
   void write_rotation(int32_t slot, const float *cos_sin);
   void move(const int32_t *source, int32_t n, int32_t start);

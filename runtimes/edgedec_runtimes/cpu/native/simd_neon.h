@@ -97,4 +97,30 @@ inline Floats power_of_two(Floats x) {
 }
 EDGEDEC_INLINE void prefetch(const void *p) { __builtin_prefetch(p); }
 
+// --- one number from the lanes of a vector: lanes i and i + 2 are joined first ---
+
+inline float sum_lanes(Floats x) {
+  const float32x2_t half = vadd_f32(vget_low_f32(x), vget_high_f32(x));
+  return vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
+}
+inline float max_lanes(Floats x) {  // a pair with NaN gives its first element
+  const float32x2_t low = vget_low_f32(x), high = vget_high_f32(x), half = vbsl_f32(vcgt_f32(high, low), high, low);
+  const float a = vget_lane_f32(half, 0), b = vget_lane_f32(half, 1);
+  return b > a ? b : a;
+}
+// The greatest of lanes that are not negative, as in max_magnitude: floats are ordered as their bits are as integers.
+inline float max_magnitude_lanes(Floats x) {
+  return vgetq_lane_f32(vreinterpretq_f32_s32(vdupq_n_s32(vmaxvq_s32(vreinterpretq_s32_f32(x)))), 0);
+}
+// The sum of 16 int8.
+inline int32_t sum_s8(const int8_t *p) { return vaddlvq_s8(vld1q_s8(p)); }
+// In each lane a where x < 0, else b.
+inline Floats where_negative(Floats x, Floats a, Floats b) { return vbslq_f32(vcltzq_f32(x), a, b); }
+// Round to halves, as edgedec::float_to_half does: what is too large becomes the largest finite number.
+inline void store_halves(uint16_t *p, Floats x) {
+  const uint32x4_t sign = vdupq_n_u32(0x80000000u);
+  const float32x4_t size = vminnmq_f32(vabsq_f32(x), vdupq_n_f32(65504.0f));  // the second one where x is NaN
+  vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(vbslq_f32(sign, x, size))));
+}
+
 }  // namespace

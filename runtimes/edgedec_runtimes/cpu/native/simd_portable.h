@@ -105,6 +105,32 @@ inline void store_s8(int8_t *p, Floats x) {
 }
 inline Floats power_of_two(Floats x) { EACH(ldexpf(1.0f, (int)x.v[i])) }
 EDGEDEC_INLINE void prefetch(const void *) {}
+
+// --- one number from the lanes of a vector: lanes i and i + 2 are joined first ---
+
+inline float sum_lanes(Floats x) { return (x.v[0] + x.v[2]) + (x.v[1] + x.v[3]); }
+inline float max_lanes(Floats x) {  // a pair with NaN gives its first element
+  const float a = x.v[2] > x.v[0] ? x.v[2] : x.v[0], b = x.v[3] > x.v[1] ? x.v[3] : x.v[1];
+  return b > a ? b : a;
+}
+// The greatest of lanes that are not negative, as in max_magnitude.
+inline float max_magnitude_lanes(Floats x) {
+  Floats y = {{x.v[2], x.v[3], x.v[0], x.v[1]}};
+  x = max_magnitude(x, y);
+  y = {{x.v[1], x.v[0], x.v[3], x.v[2]}};
+  return max_magnitude(x, y).v[0];
+}
+// The sum of 16 int8.
+inline int32_t sum_s8(const int8_t *p) {
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += p[i];
+  return sum;
+}
+// In each lane a where x < 0, else b.
+inline Floats where_negative(Floats x, Floats a, Floats b) { EACH(x.v[i] < 0 ? a.v[i] : b.v[i]) }
+inline void store_halves(uint16_t *p, Floats x) {
+  for (int i = 0; i < 4; ++i) p[i] = edgedec::float_to_half(x.v[i]);
+}
 #undef EACH
 
 }  // namespace
