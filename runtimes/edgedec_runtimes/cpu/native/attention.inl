@@ -1,172 +1,325 @@
-// Attention of up to 8 queries over one head's pages. Included by kernels.cpp, once per instruction set.
+// Attention of up to 64 queries over one head's pages. Included by kernels.cpp, once per instruction set.
 //
-// A score is the sum of one lane over the elements of a head, in order. The scores of a query stand in the order of
-// positions; their exponentials are summed in lanes by position modulo LANES, and values are added in the order of
-// positions. So the result of a query depends on the tokens that it sees, and not on their slots, on other queries or on how
-// the work is cut.
+// Positions are cut into spans of 128. Of a span a query has: its scores, each the sum of one lane over the elements of a
+// head, in order; the greatest score; the weights e^(score - greatest), summed in lanes by position modulo LANES; and the
+// sum of the weighted values, in the order of positions. Then the query's spans are joined one by one, in order. So a result
+// depends on the tokens that the query sees, and not on their slots, on other queries or on how the work is cut: the spans
+// of a query may be computed by several threads, which leave them to be joined by one.
 
 #include "unpack.inl"
 
-// Scores of N queries against B blocks of 16 keys.
-template <bool PACKED, int N, int B>
-void score_blocks(const AttentionWork &w, int64_t block) {
-  constexpr int V = edgedec::KEY_BLOCK / LANES;
-  const uint8_t *keys[B];
-  const int64_t per_page = edgedec::PAGE_TOKENS / edgedec::KEY_BLOCK;
-  for (int b = 0; b < B; ++b) {
-    const uint8_t *page = w.pages[(block + b) / per_page];
-    const int64_t i = (block + b) % per_page;
-    if constexpr (PACKED) {
-      float *unpacked = w.unpacked + b * w.head_dim * edgedec::KEY_BLOCK;
-      unpack_keys(w, page, i, unpacked);
-      keys[b] = (const uint8_t *)unpacked;
-    } else {
-      keys[b] = page + w.offset + 2 * i * w.head_dim * edgedec::KEY_BLOCK;
+constexpr int SPAN = edgedec::SPAN_TOKENS, PAGE = edgedec::PAGE_TOKENS;
+constexpr int CHUNK = 8;  // queries that share what is loaded of keys and values
+constexpr int SUMS = LANES == 8 || EDGEDEC_SIMD == 0 ? 12 : 24;  // vectors of sums that registers hold
+static_assert(SPAN == 2 * PAGE && edgedec::MAX_QUERIES % CHUNK == 0, "a span is two pages");
+
+// How many vectors of keys, or of values, N queries take at a time.
+template <int N>
+constexpr int vectors_at_once() { return 4 * N <= SUMS ? 4 : 2 * N <= SUMS ? 2 : 1; }
+
+// Compute the scores of N queries against the first n tokens of a page, and of some tokens behind them. `keys` are halves in
+// the page, or unpacked floats.
+template <bool PACKED, int N>
+void score_page(const AttentionWork &w, const float *queries, const uint8_t *keys, int64_t n, float *scores, int64_t stride) {
+  constexpr int V = vectors_at_once<N>(), SIZE = PACKED ? 4 : 2;
+  static_assert(PAGE % (V * LANES) == 0, "tokens behind the last one are in the page");
+  for (int64_t i = 0; i < n; i += V * LANES) {
+    const uint8_t *from[V];
+    Floats sums[N][V];
+    UNROLL for (int v = 0; v < V; ++v) {
+      const int64_t token = i + v * LANES, in_block = token % edgedec::KEY_BLOCK;
+      from[v] = keys + SIZE * ((token - in_block) * w.head_dim + in_block);
+      UNROLL for (int q = 0; q < N; ++q) sums[q][v] = zero();
     }
-  }
-  for (int v = 0; v < V; ++v) {
-    Floats acc[B][N];
-    for (int b = 0; b < B; ++b)
-      for (int q = 0; q < N; ++q) acc[b][q] = zero();
-    for (int32_t d = 0; d < w.head_dim; ++d)
-      for (int b = 0; b < B; ++b) {
-        const Floats k = load_element<PACKED>(keys[b], d * 16 + LANES * v);
-        UNROLL for (int q = 0; q < N; ++q) acc[b][q] = fma(k, set(w.packed[d * N + q]), acc[b][q]);
+    for (int32_t d = 0; d < w.head_dim; ++d) {
+      Floats k[V];
+      UNROLL for (int v = 0; v < V; ++v) k[v] = load_element<PACKED>(from[v], d * edgedec::KEY_BLOCK);
+      UNROLL for (int q = 0; q < N; ++q) {
+        const Floats x = set(queries[d * N + q]);
+        UNROLL for (int v = 0; v < V; ++v) sums[q][v] = fma(k[v], x, sums[q][v]);
       }
-    for (int b = 0; b < B; ++b)
-      for (int q = 0; q < N; ++q)
-        store(w.scores + q * w.stride + (block + b) * 16 + LANES * v, mul(acc[b][q], set(w.scale)));
+    }
+    UNROLL for (int q = 0; q < N; ++q)
+      UNROLL for (int v = 0; v < V; ++v) store(scores + q * stride + i + v * LANES, mul(sums[q][v], set(w.scale)));
   }
+}
+
+// The values of tokens of one page that are in a span: token i of the span, of [begin, end), is at rows + i * head_dim.
+struct Values {
+  const uint8_t *rows;
+  int64_t begin, end;
+};
+
+// Sum V vectors of the weighted values from element d on, for N queries.
+template <bool PACKED, int N, int V>
+void sum_columns(const AttentionWork &w, const Values *pages, const float *weights, int32_t d, float *out) {
+  Floats sums[N][V];
+  UNROLL for (int q = 0; q < N; ++q)
+    UNROLL for (int v = 0; v < V; ++v) sums[q][v] = zero();
+  for (int page = 0; page < 2; ++page)
+    for (int64_t i = pages[page].begin; i < pages[page].end; ++i) {
+      Floats x[V];
+      UNROLL for (int v = 0; v < V; ++v) x[v] = load_element<PACKED>(pages[page].rows, i * w.head_dim + d + v * LANES);
+      UNROLL for (int q = 0; q < N; ++q) {
+        const Floats weight = set(weights[q * SPAN + i]);
+        UNROLL for (int v = 0; v < V; ++v) sums[q][v] = fma(x[v], weight, sums[q][v]);
+      }
+    }
+  UNROLL for (int q = 0; q < N; ++q)
+    UNROLL for (int v = 0; v < V; ++v) store(out + q * w.head_dim + d + v * LANES, sums[q][v]);
 }
 
 template <bool PACKED, int N>
-void score(const AttentionWork &w, int64_t begin, int64_t end) {
-  for (int32_t d = 0; d < w.head_dim; ++d)
-    for (int q = 0; q < N; ++q) w.packed[d * N + q] = w.query[q][d];
-  if (stays_rotated(w)) edgedec::hadamard(w.packed, w.head_dim, N);
-  constexpr int B = LANES == 16 && N <= 4 ? 2 : 1;
-  int64_t block = begin;
-  for (; block + B <= end; block += B) score_blocks<PACKED, N, B>(w, block);
-  for (; block < end; ++block) score_blocks<PACKED, N, 1>(w, block);
+void sum_values(const AttentionWork &w, const Values *pages, const float *weights, float *out) {
+  constexpr int V = vectors_at_once<N>();
+  int32_t d = 0;
+  for (; d + V * LANES <= w.head_dim; d += V * LANES) sum_columns<PACKED, N, V>(w, pages, weights, d, out);
+  for (; d < w.head_dim; d += LANES) sum_columns<PACKED, N, 1>(w, pages, weights, d, out);
 }
 
-// Replace scores by weights, and return the number that the sum of weighted values is to be divided by.
-float softmax(float *s, int64_t start, int64_t visible) {
-  const int64_t begin = start - start % 16, end = (visible + 15) / 16 * 16;
-  for (int64_t i = begin; i < start; ++i) s[i] = -INFINITY;
-  for (int64_t i = visible; i < end; ++i) s[i] = -INFINITY;
-  Floats most = load(s + begin);
-  for (int64_t i = begin + LANES; i < end; i += LANES) most = max(most, load(s + i));
-  const Floats peak = set(max_lanes(most));
+// Replace the scores [begin, end) of a span by weights, set the others of [low, high) to zero, and return the sum of the
+// weights. `most` becomes the greatest score.
+float softmax(float *s, int64_t begin, int64_t end, int64_t low, int64_t high, float *most) {
+  const int64_t first = begin - begin % LANES, last = (end + LANES - 1) / LANES * LANES;
+  for (int64_t i = first; i < begin; ++i) s[i] = -INFINITY;
+  for (int64_t i = end; i < last; ++i) s[i] = -INFINITY;
+  Floats greatest = load(s + first);
+  for (int64_t i = first + LANES; i < last; i += LANES) greatest = max(greatest, load(s + i));
+  *most = max_lanes(greatest);
+  const Floats peak = set(*most);
   Floats sum = zero();
-  for (int64_t i = begin; i < end; i += LANES) {
-    const Floats e = exp_of(sub(load(s + i), peak));
+  for (int64_t i = first; i < last; i += LANES) {
+    Floats e = exp_of(sub(load(s + i), peak));
     store(s + i, e);
-    if (i >= start && i + LANES <= visible) sum = add(sum, e);
-    else {  // exp_of is never below e^-87, so masked weights are set to zero
+    if (i < begin || i + LANES > end) {  // exp_of is never below e^-87, so masked weights are set to zero
       for (int64_t j = i; j < i + LANES; ++j)
-        if (j < start || j >= visible) s[j] = 0.0f;
-      sum = add(sum, load(s + i));
+        if (j < begin || j >= end) s[j] = 0.0f;
+      e = load(s + i);
     }
+    sum = add(sum, e);
   }
+  for (int64_t i = low; i < first; ++i) s[i] = 0.0f;
+  for (int64_t i = last; i < high; ++i) s[i] = 0.0f;
   return sum_lanes(sum);
 }
 
-// The values of the slots [begin, end) of one page: as halves in the page, or unpacked to floats.
-template <bool PACKED>
-const uint8_t *values_of(const AttentionWork &w, int64_t begin, int64_t end) {
-  const uint8_t *page = w.pages[begin / edgedec::PAGE_TOKENS];
-  const int64_t first = begin % edgedec::PAGE_TOKENS;
-  if constexpr (!PACKED) return page + w.offset + w.layout.values + 2 * first * w.head_dim;
-  unpack_values(w, page, first, first + end - begin, w.unpacked);
-  return (const uint8_t *)w.unpacked;
+// What a query has of a span, or of all spans so far: sums [head_dim] relative to e^most.
+struct Part {
+  float *sums;
+  float most, total;
+};
+
+void join(Part &all, const Part &span, int32_t head_dim) {
+  const float peak = span.most > all.most ? span.most : all.most;
+  const Floats before = exp_of(set(all.most - peak)), factor = exp_of(set(span.most - peak));
+  for (int32_t d = 0; d < head_dim; d += LANES)
+    store(all.sums + d, fma(load(span.sums + d), factor, mul(load(all.sums + d), before)));
+  float lanes[2][LANES];
+  store(lanes[0], before);
+  store(lanes[1], factor);
+  all.most = peak;
+  all.total = all.total * lanes[0][0] + span.total * lanes[1][0];
 }
 
-// Add the weighted values of the slots [begin, end) of one page to the results of N queries.
-template <bool PACKED, int N>
-void add_values(const AttentionWork &w, int64_t begin, int64_t end) {
-  constexpr int V = LANES == 8 ? 1 : 2;
-  const uint8_t *rows = values_of<PACKED>(w, begin, end);
-  for (int64_t slot = begin; slot < end; ++slot)
-    for (int q = 0; q < N; ++q) w.packed[(slot - begin) * N + q] = w.scores[q * w.stride + slot];
-  for (int32_t d = 0; d < w.head_dim; d += V * LANES) {
-    Floats acc[N][V];
-    const int used = w.head_dim - d >= V * LANES ? V : 1;
-    for (int q = 0; q < N; ++q)
-      for (int v = 0; v < used; ++v) acc[q][v] = load(w.out[q] + d + LANES * v);
-    if (used == V) {
-      for (int64_t slot = begin; slot < end; ++slot)
-        for (int v = 0; v < V; ++v) {
-          const Floats x = load_element<PACKED>(rows, (slot - begin) * w.head_dim + d + LANES * v);
-          UNROLL for (int q = 0; q < N; ++q) acc[q][v] = fma(x, set(w.packed[(slot - begin) * N + q]), acc[q][v]);
-        }
-    } else {
-      for (int64_t slot = begin; slot < end; ++slot) {
-        const Floats x = load_element<PACKED>(rows, (slot - begin) * w.head_dim + d);
-        for (int q = 0; q < N; ++q) acc[q][0] = fma(x, set(w.packed[(slot - begin) * N + q]), acc[q][0]);
-      }
+Part nothing(const AttentionWork &w, int query) {
+  memset(w.out[query], 0, (size_t)w.head_dim * sizeof(float));
+  return {w.out[query], -INFINITY, 0.0f};
+}
+
+void divide(const Part &part, int32_t head_dim) {
+  const Floats factor = set(1.0f / part.total);
+  for (int32_t d = 0; d < head_dim; d += LANES) store(part.sums + d, mul(load(part.sums + d), factor));
+}
+
+// One chunk of queries and one span: which of its tokens are seen.
+struct View {
+  int64_t base;                  // the span's first position
+  int first, n;                  // queries
+  int64_t low, high;             // tokens of the span that some query sees: [low, high)
+  int64_t joint;                 // tokens below this one are in the slots of their number; the others are on paths
+  int64_t begin[CHUNK], end[CHUNK];  // tokens that each query sees
+  View(const AttentionWork &w, int64_t span, int chunk) : base(span * SPAN), first(chunk * CHUNK), low(SPAN), high(0) {
+    n = w.n_queries - first < CHUNK ? w.n_queries - first : CHUNK;
+    for (int q = 0; q < n; ++q) {
+      const int64_t start = w.start[first + q] - base, visible = w.visible[first + q] - base;
+      begin[q] = start < 0 ? 0 : start;
+      end[q] = visible > SPAN ? SPAN : visible;
+      if (begin[q] >= end[q]) continue;
+      low = begin[q] < low ? begin[q] : low;
+      high = end[q] > high ? end[q] : high;
     }
-    for (int q = 0; q < N; ++q)
-      for (int v = 0; v < used; ++v) store(w.out[q] + d + LANES * v, acc[q][v]);
+    joint = w.path[0] == nullptr ? high : w.n_prefix < base ? 0 : w.n_prefix - base < high ? w.n_prefix - base : high;
+  }
+};
+
+// Unpack the keys of the first n tokens of a page.
+const uint8_t *unpacked_keys(const AttentionWork &w, int64_t page, int64_t n, float *to) {
+  for (int64_t i = 0; i * edgedec::KEY_BLOCK < n; ++i)
+    unpack_keys(w, w.pages[page], i, to + i * edgedec::KEY_BLOCK * w.head_dim);
+  return (const uint8_t *)to;
+}
+
+// Compute the scores of the tokens that lie on paths of a tree: those of all its slots first.
+template <bool PACKED, int N>
+void score_paths(const AttentionWork &w, const View &view, const float *queries, float *scores) {
+  const int64_t first = w.n_prefix / PAGE, stride = w.tree_stride;
+  for (int64_t page = first; page * PAGE < w.n_slots; ++page) {
+    const int64_t left = w.n_slots - page * PAGE, n = left < PAGE ? left : PAGE;
+    const uint8_t *keys = PACKED ? unpacked_keys(w, page, n, w.unpacked + SPAN * w.head_dim) : w.pages[page] + w.offset;
+    score_page<PACKED, N>(w, queries, keys, n, w.tree_scores + (page - first) * PAGE, stride);
+  }
+  for (int q = 0; q < N; ++q)
+    for (int64_t i = view.joint > view.begin[q] ? view.joint : view.begin[q]; i < view.end[q]; ++i) {
+      const int64_t slot = w.path[view.first + q][view.base + i - w.n_prefix];
+      scores[q * SPAN + i] = w.tree_scores[q * stride + slot - first * PAGE];
+    }
+}
+
+// Compute the scores of a chunk of N queries against a span.
+template <bool PACKED, int N>
+void score_span(const AttentionWork &w, const View &view, const float *queries, float *scores) {
+  for (int page = 0; page < 2; ++page) {
+    const int64_t left = view.joint - page * PAGE, n = left < PAGE ? left : PAGE;
+    if (n <= 0 || view.low >= (page + 1) * PAGE) continue;
+    const uint8_t *keys = PACKED ? (const uint8_t *)(w.unpacked + page * PAGE * w.head_dim)
+                                 : w.pages[view.base / PAGE + page] + w.offset;
+    score_page<PACKED, N>(w, queries, keys, n, scores + page * PAGE, SPAN);
+  }
+  if (view.joint < view.high) score_paths<PACKED, N>(w, view, queries, scores);
+}
+
+// Where the values of the span's tokens [low, high), which are in the slots of their number, are: in the pages or unpacked.
+template <bool PACKED>
+void find_values(const AttentionWork &w, int64_t base, int64_t low, int64_t high, Values *pages) {
+  for (int64_t page = 0; page < 2; ++page) {
+    const int64_t begin = low > page * PAGE ? low : page * PAGE, end = high < (page + 1) * PAGE ? high : (page + 1) * PAGE;
+    const uint8_t *rows = (const uint8_t *)w.unpacked;
+    if (!PACKED && begin < end)
+      rows = w.pages[base / PAGE + page] + w.offset + w.layout.values - 2 * page * PAGE * w.head_dim;
+    pages[page] = {rows, begin, end};
   }
 }
 
+// Unpack the values of the span's tokens [low, high).
+void unpack_span(const AttentionWork &w, int64_t base, int64_t low, int64_t high) {
+  for (int64_t i = low, to; i < high; i = to) {
+    to = (i / edgedec::UNPACKED_TOKENS + 1) * edgedec::UNPACKED_TOKENS;
+    if (to > high) to = high;
+    const int64_t in_page = i % PAGE;
+    unpack_values(w, w.pages[(base + i) / PAGE], in_page, in_page + to - i, w.unpacked + i * w.head_dim);
+  }
+}
+
+// Add the value of one slot.
 template <bool PACKED>
-void add_value(const AttentionWork &w, int query, int64_t slot, float weight) {
-  const uint8_t *row = values_of<PACKED>(w, slot, slot + 1);
-  for (int32_t d = 0; d < w.head_dim; d += LANES) {
-    const Floats x = load_element<PACKED>(row, d);
-    float *out = w.out[query] + d;
-    store(out, fma(x, set(weight), load(out)));
+void add_value(const AttentionWork &w, int64_t slot, float weight, float *sums) {
+  const uint8_t *page = w.pages[slot / PAGE], *row = page + w.offset + w.layout.values + 2 * (slot % PAGE) * w.head_dim;
+  if constexpr (PACKED) {
+    float *unpacked = w.unpacked + SPAN * w.head_dim;
+    unpack_values(w, page, slot % PAGE, slot % PAGE + 1, unpacked);
+    row = (const uint8_t *)unpacked;
+  }
+  for (int32_t d = 0; d < w.head_dim; d += LANES)
+    store(sums + d, fma(load_element<PACKED>(row, d), set(weight), load(sums + d)));
+}
+
+template <bool PACKED>
+struct Functions {
+  using Score = void (*)(const AttentionWork &, const View &, const float *, float *);
+  using Sum = void (*)(const AttentionWork &, const Values *, const float *, float *);
+  static constexpr Score score[CHUNK] = {score_span<PACKED, 1>, score_span<PACKED, 2>, score_span<PACKED, 3>,
+                                         score_span<PACKED, 4>, score_span<PACKED, 5>, score_span<PACKED, 6>,
+                                         score_span<PACKED, 7>, score_span<PACKED, 8>};
+  static constexpr Sum sum[CHUNK] = {sum_values<PACKED, 1>, sum_values<PACKED, 2>, sum_values<PACKED, 3>,
+                                     sum_values<PACKED, 4>, sum_values<PACKED, 5>, sum_values<PACKED, 6>,
+                                     sum_values<PACKED, 7>, sum_values<PACKED, 8>};
+};
+
+// Sum the weighted values of a span for one chunk, and join the sums to those of the spans before, or keep them.
+template <bool PACKED>
+void finish_span(const AttentionWork &w, int64_t span, const View &view, const float *weights, Part *parts, Part *all) {
+  Values pages[2];
+  find_values<PACKED>(w, view.base, view.low, view.joint, pages);
+  Functions<PACKED>::sum[view.n - 1](w, pages, weights, w.sums);
+  for (int q = 0; q < view.n; ++q) {
+    if (view.begin[q] >= view.end[q]) continue;
+    float *sums = w.sums + q * w.head_dim;
+    for (int64_t i = view.joint > view.begin[q] ? view.joint : view.begin[q]; i < view.end[q]; ++i)
+      add_value<PACKED>(w, w.path[view.first + q][view.base + i - w.n_prefix], weights[q * SPAN + i], sums);
+    Part &part = parts[q];
+    part.sums = sums;
+    if (w.kept == nullptr) {
+      join(all[q], part, w.head_dim);
+      continue;
+    }
+    float *kept = w.kept + ((view.first + q) * w.n_spans + span) * (w.head_dim + 2);
+    memcpy(kept, sums, (size_t)w.head_dim * sizeof(float));
+    kept[w.head_dim] = part.most;
+    kept[w.head_dim + 1] = part.total;
   }
 }
 
 template <bool PACKED>
 void attend_as(const AttentionWork &w) {
-  using Score = void (*)(const AttentionWork &, int64_t, int64_t);
-  static constexpr Score scores[8] = {score<PACKED, 1>, score<PACKED, 2>, score<PACKED, 3>, score<PACKED, 4>,
-                                      score<PACKED, 5>, score<PACKED, 6>, score<PACKED, 7>, score<PACKED, 8>};
-  static constexpr Score values[8] = {add_values<PACKED, 1>, add_values<PACKED, 2>, add_values<PACKED, 3>,
-                                      add_values<PACKED, 4>, add_values<PACKED, 5>, add_values<PACKED, 6>,
-                                      add_values<PACKED, 7>, add_values<PACKED, 8>};
-  const int n = w.n_queries;
-  int64_t start = w.start[0], end = 0;
-  for (int q = 0; q < n; ++q) {
-    start = w.start[q] < start ? w.start[q] : start;
-    end = w.visible[q] > end ? w.visible[q] : end;
-  }
-  scores[n - 1](w, start / 16, (w.n_slots + 15) / 16);
-  const bool is_tree = w.path[0] != nullptr;
-  const int64_t joint = is_tree ? w.n_prefix : end;
-  float total[MAX_QUERIES];
-  for (int q = 0; q < n; ++q) {
-    float *s = w.scores + q * w.stride;
-    if (is_tree) {  // reorder from slots to positions
-      const int64_t own = w.visible[q] - w.n_prefix;
-      for (int64_t i = 0; i < own; ++i) w.tree_scratch[i] = s[w.path[q][i]];
-      for (int64_t i = 0; i < own; ++i) s[w.n_prefix + i] = w.tree_scratch[i];
+  const int n_chunks = (w.n_queries + CHUNK - 1) / CHUNK;
+  Part all[edgedec::MAX_QUERIES], parts[edgedec::MAX_QUERIES];
+  for (int c = 0; c < n_chunks; ++c) {
+    const View view(w, w.span_begin, c);
+    float *queries = w.packed + c * CHUNK * w.head_dim;
+    for (int q = 0; q < view.n; ++q) {
+      for (int32_t d = 0; d < w.head_dim; ++d) queries[d * view.n + q] = w.query[view.first + q][d];
+      if (w.kept == nullptr) all[view.first + q] = nothing(w, view.first + q);
     }
-    total[q] = softmax(s, w.start[q], w.visible[q]);
-    for (int64_t i = start; i < w.start[q]; ++i) s[i] = 0.0f;
-    for (int64_t i = w.visible[q]; i < joint; ++i) s[i] = 0.0f;
-    memset(w.out[q], 0, (size_t)w.head_dim * sizeof(float));
+    if (stays_rotated(w)) edgedec::hadamard(queries, w.head_dim, view.n);
   }
-  constexpr int64_t RUN = PACKED ? edgedec::UNPACKED_TOKENS : edgedec::PAGE_TOKENS;
-  for (int64_t i = start; i < joint;) {
-    const int64_t border = (i / RUN + 1) * RUN, to = border < joint ? border : joint;
-    values[n - 1](w, i, to);
-    i = to;
+  for (int64_t span = w.span_begin; span < w.span_end; ++span) {
+    int64_t low = SPAN, joint = 0;
+    for (int c = 0; c < n_chunks; ++c) {
+      const View view(w, span, c);
+      low = view.low < low ? view.low : low;
+      joint = view.joint > joint ? view.joint : joint;
+    }
+    for (int64_t page = 0; PACKED && page < 2; ++page)
+      if (joint > page * PAGE)
+        unpacked_keys(w, 2 * span + page, joint - page * PAGE < PAGE ? joint - page * PAGE : PAGE,
+                      w.unpacked + page * PAGE * w.head_dim);
+    for (int c = 0; c < n_chunks; ++c) {
+      const View view(w, span, c);
+      if (view.low >= view.high) continue;
+      float *weights = w.weights + view.first * SPAN;
+      Functions<PACKED>::score[view.n - 1](w, view, w.packed + view.first * w.head_dim, weights);
+      for (int q = 0; q < view.n; ++q) {
+        float *row = weights + q * SPAN;
+        Part &part = parts[view.first + q];
+        if (view.begin[q] < view.end[q])
+          part.total = softmax(row, view.begin[q], view.end[q], view.low, view.high, &part.most);
+        else
+          for (int64_t i = view.low; i < view.high; ++i) row[i] = 0.0f;
+      }
+    }
+    if (PACKED && low < joint) unpack_span(w, span * SPAN, low, joint);
+    for (int c = 0; c < n_chunks; ++c) {
+      const View view(w, span, c);
+      if (view.low < view.high)
+        finish_span<PACKED>(w, span, view, w.weights + view.first * SPAN, parts + view.first, all + view.first);
+    }
   }
-  for (int q = 0; q < n; ++q) {
-    if (is_tree)
-      for (int64_t i = w.start[q] > w.n_prefix ? w.start[q] : w.n_prefix; i < w.visible[q]; ++i)
-        add_value<PACKED>(w, q, w.path[q][i - w.n_prefix], w.scores[q * w.stride + i]);
-    const Floats factor = set(1.0f / total[q]);
-    for (int32_t d = 0; d < w.head_dim; d += LANES) store(w.out[q] + d, mul(load(w.out[q] + d), factor));
-  }
+  for (int q = 0; w.kept == nullptr && q < w.n_queries; ++q) divide(all[q], w.head_dim);
 }
 
 void attend(const AttentionWork &work) {
   if (work.layout.bits < 16) attend_as<true>(work);
   else attend_as<false>(work);
+}
+
+// Join the spans of each query that calls of attend() have kept.
+void join_spans(const AttentionWork &w) {
+  for (int q = 0; q < w.n_queries; ++q) {
+    Part all = nothing(w, q);
+    for (int64_t span = w.start[q] / SPAN; span * SPAN < w.visible[q]; ++span) {
+      float *kept = w.kept + (q * w.n_spans + span) * (w.head_dim + 2);
+      join(all, {kept, kept[w.head_dim], kept[w.head_dim + 1]}, w.head_dim);
+    }
+    divide(all, w.head_dim);
+  }
 }

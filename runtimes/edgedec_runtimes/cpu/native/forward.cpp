@@ -11,6 +11,7 @@ namespace edgedec {
 namespace {
 
 constexpr int PIECES_PER_THREAD = 4;
+constexpr size_t MOST_KEPT = 1 << 23;  // the most floats of attention's spans that threads keep for one another
 constexpr int64_t BAND_ELEMENTS = 1 << 18;  // the most elements of a band of activations: they stay in the L2 cache
 
 int64_t band_rows(int64_t n_cols) {
@@ -250,11 +251,12 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
   if (plan.n_wanted > model.max_rows) throw Invalid("too many rows of logits are wanted");
   for (int32_t i = 0; i < n_items; ++i)
     items[i].session->cache.prepare(items[i].n_past, items[i].n_past + items[i].n_rows);
-  const size_t panel = 2 * BAND * PANEL_ROWS, packed = (size_t)MAX_QUERIES * (size_t)std::max(model.config.head_dim, PAGE_TOKENS),
-               scores = (size_t)(plan.most_slots + 64) * (MAX_QUERIES + 1) + packed +
-                        (size_t)UNPACKED_TOKENS * (size_t)model.config.head_dim;
-  const size_t row = (size_t)std::max(model.config.n_embd, model.config.head_dim);
-  for (auto &memory : model.thread_memory) memory.resize(std::max({memory.size(), panel, scores, row}));
+  const size_t panel = 2 * BAND * PANEL_ROWS, row = (size_t)std::max(model.config.n_embd, model.config.head_dim);
+  const size_t scratch = std::max({panel, row, attention_scratch(model, plan)});
+  for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
+  const size_t kept = (size_t)(KEPT_CHUNKS * model.pool.size() * KEPT_QUERIES) * (size_t)plan.n_spans() * (size_t)(model.config.head_dim + 2);
+  if (kept <= MOST_KEPT) model.kept.resize(std::max(model.kept.size(), kept));
+  else model.kept.clear();  // spans are not cut then
   Run run(model, plan, logits, cancel);
   if (model.streamer.started()) begin_streaming(model, plan);
   if (model.streamer.started() || model.row_file.is_open()) read_rows(model, plan);

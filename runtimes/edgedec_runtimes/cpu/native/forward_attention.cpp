@@ -60,30 +60,40 @@ void Run::prepare_head(float *x, const std::vector<float> &bias, int32_t head, c
   k_.rope(x, cos_sin, c_.n_rot, c_.rope_interleaved != 0);
 }
 
-// Compute attention. A piece is some queries of one item and one key-value head, in the order of rows, then of heads.
+// How the attention of the rows of one item is cut: chunks of queries, whose spans are cut into parts where there are few
+// chunks. A piece is one part of one chunk of one key-value head.
+struct Run::AttentionCut {
+  int64_t chunk, n_chunks, n_parts;
+};
+
+Run::AttentionCut Run::cut(const RowRange &range, size_t n_ranges) const {
+  const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t n_queries = (int64_t)(range.end - range.begin) * (c_.n_head / c_.n_head_kv), n_threads = m_.pool.size();
+  const int64_t n_heads = (int64_t)n_ranges * c_.n_head_kv;
+  const int64_t wanted = divided(divided(n_queries, divided(4 * n_threads, n_heads)), KEPT_QUERIES) * KEPT_QUERIES;
+  const int64_t chunk = std::min<int64_t>(wanted, MAX_QUERIES), n_chunks = divided(n_queries, chunk);
+  const int64_t n_pieces = n_heads * n_chunks;
+  if (m_.kept.empty() || n_threads == 1 || n_pieces >= KEPT_CHUNKS * n_threads || chunk > KEPT_QUERIES) return {chunk, n_chunks, 1};
+  return {chunk, n_chunks, std::min(plan_.n_spans(), divided(6 * n_threads, n_pieces))};
+}
+
 void Run::attend(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
-  const int32_t group = c_.n_head / c_.n_head_kv;
-  for (int piece;;) {
-    piece = take(thread);
-    // Find the item and the queries of this piece.
-    size_t begin = 0;
-    bool found = false;
-    while (begin < rows.size()) {
-      const int32_t item = plan_.rows[(size_t)rows[begin]].item;
-      size_t end = begin;
-      while (end < rows.size() && plan_.rows[(size_t)rows[end]].item == item) ++end;
-      const int n_queries = (int)(end - begin) * group, chunk = chunk_size(n_queries);
-      const int n_chunks = (n_queries + chunk - 1) / chunk, n_pieces = n_chunks * c_.n_head_kv;
-      if (piece < n_pieces) {
-        const int head = piece / n_chunks, first = piece % n_chunks * chunk;
-        attend_chunk(l, layer, rows, begin, head, first, std::min(chunk, n_queries - first), memory);
-        found = true;
+  const std::vector<RowRange> &ranges = plan_.ranges(l);
+  for (int taken; (taken = take(thread)) >= 0;) {
+    int64_t piece = taken, n_before = 0;
+    size_t i = 0;
+    for (; i < ranges.size(); ++i) {
+      const AttentionCut of = cut(ranges[i], ranges.size());
+      const int64_t n_chunks = of.n_chunks * c_.n_head_kv;
+      if (piece < n_chunks * of.n_parts) {  // the last chunk, which sees most, comes first
+        const int64_t which = n_chunks - 1 - piece / of.n_parts;
+        attend_chunk(l, layer, rows, ranges[i], of, which, n_before + which, piece % of.n_parts, memory);
         break;
       }
-      piece -= n_pieces;
-      begin = end;
+      piece -= n_chunks * of.n_parts;
+      n_before += n_chunks;
     }
-    if (!found) break;
+    if (i == ranges.size()) break;
   }
   next_stage(thread, EC_OP_ATTENTION);
   if (c_.head_dim % 32 == 0 || m_.attended.view().blocks == nullptr) return;
@@ -92,37 +102,41 @@ void Run::attend(int thread, int32_t l, const Layer &layer, const std::vector<in
   next_stage(thread, EC_OP_ATTENTION);
 }
 
-// The number of queries of a piece: so few that there is a piece for every thread, also with few heads.
-int Run::chunk_size(int n_queries) const {
-  const int wanted = (m_.pool.size() + c_.n_head_kv - 1) / c_.n_head_kv;
-  return std::max(1, std::min(MAX_QUERIES, (n_queries + wanted - 1) / wanted));
+// The floats of scratch memory that attention needs.
+size_t attention_scratch(const ec_model &model, const Plan &plan) {
+  const size_t d = (size_t)model.config.head_dim, tree = (size_t)(plan.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
+  return MAX_QUERIES * (d + SPAN_TOKENS) + KEPT_QUERIES * (d + tree) + (SPAN_TOKENS + PAGE_TOKENS) * d;
 }
 
-void Run::attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t> &rows, size_t begin, int head, int first,
-                  int n, float *memory) {
-  const int32_t group = c_.n_head / c_.n_head_kv, d = c_.head_dim;
-  const ec_item &item = plan_.items[plan_.rows[(size_t)rows[begin]].item];
+void Run::attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t> &rows, const RowRange &range,
+                       const AttentionCut &of, int64_t which, int64_t number, int64_t part, float *memory) {
+  const int64_t group = c_.n_head / c_.n_head_kv, d = c_.head_dim, head = which % c_.n_head_kv;
+  const int64_t first = which / c_.n_head_kv * of.chunk;
+  const int64_t n = std::min<int64_t>(of.chunk, (int64_t)(range.end - range.begin) * group - first);
+  const ec_item &item = plan_.items[plan_.rows[(size_t)rows[range.begin]].item];
   const KVCache &cache = item.session->cache;
   AttentionWork w{};
-  w.head_dim = d;
-  w.n_queries = n;
+  w.head_dim = c_.head_dim;
+  w.n_queries = (int32_t)n;
   w.layout = cache.shape().layout;
   w.rotations = cache.shape().rotations();
   w.n_rot = cache.shape().n_rot;
   w.rope_interleaved = c_.rope_interleaved != 0;
-  if (w.n_rot > 0 && !layer.vectors[EC_K_BIAS].empty()) w.key_bias = layer.vectors[EC_K_BIAS].data() + (int64_t)head * d;
+  if (w.n_rot > 0 && !layer.vectors[EC_K_BIAS].empty()) w.key_bias = layer.vectors[EC_K_BIAS].data() + head * d;
   w.pages = cache.pages();
-  w.offset = cache.shape().offset(l, head);
+  w.offset = cache.shape().offset(l, (int32_t)head);
   w.n_prefix = item.n_past;
+  w.n_slots = item.n_past + item.n_rows;
   w.scale = c_.attention_scale;
-  w.stride = plan_.most_slots + 64;
-  w.scores = memory;
-  w.tree_scratch = memory + w.stride * MAX_QUERIES;
-  w.packed = w.tree_scratch + w.stride;
-  w.unpacked = w.packed + MAX_QUERIES * std::max(d, PAGE_TOKENS);
-  int64_t at[MAX_QUERIES];
-  for (int q = 0; q < n; ++q) {
-    const int64_t i = (int64_t)begin + (first + q) / group, h = head * group + (first + q) % group;
+  w.packed = memory;
+  w.weights = w.packed + MAX_QUERIES * d;
+  w.sums = w.weights + MAX_QUERIES * SPAN_TOKENS;
+  w.tree_scores = w.sums + KEPT_QUERIES * d;
+  w.tree_stride = (plan_.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
+  w.unpacked = w.tree_scores + KEPT_QUERIES * w.tree_stride;
+  int64_t at[MAX_QUERIES], begin = INT64_MAX, end = 0;
+  for (int64_t q = 0; q < n; ++q) {
+    const int64_t i = (int64_t)range.begin + (first + q) / group, h = head * group + (first + q) % group;
     const RowInfo &row = plan_.rows[(size_t)rows[(size_t)i]];
     at[q] = i * m_.n_q() + h * d;
     w.query[q] = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv()) + h * d;
@@ -130,10 +144,22 @@ void Run::attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t>
     w.visible[q] = row.position + 1;
     w.start[q] = layer.sliding ? std::max(0, row.position + 1 - c_.sliding_window) : 0;
     w.path[q] = item.parents != nullptr ? plan_.paths.data() + row.path_begin : nullptr;
-    w.n_slots = std::max(w.n_slots, item.parents != nullptr ? item.n_past + item.n_rows : w.visible[q]);
+    begin = std::min<int64_t>(begin, w.start[q] / SPAN_TOKENS);
+    end = std::max<int64_t>(end, row.position / SPAN_TOKENS + 1);
   }
+  const int64_t per_part = (end - begin + of.n_parts - 1) / of.n_parts;
+  w.span_begin = std::min(end, begin + part * per_part);
+  w.span_end = std::min(end, w.span_begin + per_part);
+  w.n_spans = plan_.n_spans();
+  if (of.n_parts > 1) w.kept = m_.kept.data() + number * KEPT_QUERIES * w.n_spans * (d + 2);
   k_.attend(w);
-  for (int q = 0; q < n; ++q)
+  if (of.n_parts > 1) {
+    std::atomic<int64_t> &n_finished = finished_[(size_t)number].n_parts;
+    if (n_finished.fetch_add(1, std::memory_order_acq_rel) != of.n_parts - 1) return;
+    n_finished.store(0, std::memory_order_relaxed);
+    k_.join_spans(w);
+  }
+  for (int64_t q = 0; q < n; ++q)
     if (d % 32 == 0 || m_.attended.view().blocks == nullptr)
       k_.quantize(m_.attended.view(), at[q] / m_.n_q(), at[q] % m_.n_q(), d, m_.attention.data() + at[q]);
 }

@@ -21,6 +21,17 @@ void add_paths(Plan &plan, const ec_item &item, int32_t first) {
   }
 }
 
+// Return where the rows of each item are in a list of rows.
+std::vector<RowRange> ranges_of(const Plan &plan, const std::vector<int32_t> &rows) {
+  std::vector<RowRange> ranges;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool is_next = i > 0 && plan.rows[(size_t)rows[i]].item == plan.rows[(size_t)rows[i - 1]].item;
+    if (!is_next) ranges.push_back({i, i});
+    ranges.back().end = i + 1;
+  }
+  return ranges;
+}
+
 void check_item(const ec_model &model, const ec_item &item) {
   const ec_config &c = model.config;
   const auto require = [](bool holds, const char *message) {
@@ -68,6 +79,7 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     subset = subset || item.attn != nullptr || item.mlp != nullptr || item.first_layer > 0;
   }
   plan.n_wanted = (int32_t)plan.wanted.size();
+  plan.all_ranges = ranges_of(plan, plan.all_rows);
   if (!subset) return plan;
   plan.attn_rows.resize((size_t)model.config.n_layer);
   plan.mlp_rows.resize((size_t)model.config.n_layer);
@@ -78,6 +90,7 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
       if (item.attn == nullptr || item.attn[l]) plan.attn_rows[(size_t)l].push_back(r);
       if (item.mlp == nullptr || item.mlp[l]) plan.mlp_rows[(size_t)l].push_back(r);
     }
+  for (const std::vector<int32_t> &rows : plan.attn_rows) plan.attn_ranges.push_back(ranges_of(plan, rows));
   return plan;
 }
 

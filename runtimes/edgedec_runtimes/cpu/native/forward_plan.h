@@ -12,6 +12,10 @@ struct RowInfo {
   int32_t path_begin, path_length;  // of a row of a tree: its part of Plan::paths
 };
 
+struct RowRange {
+  size_t begin, end;  // of a list of rows
+};
+
 struct Plan {
   const ec_item *items;
   int32_t n_items, n_rows = 0, n_wanted = 0, most_slots = 0;
@@ -21,8 +25,12 @@ struct Plan {
   std::vector<int32_t> first_row;  // of each item
   std::vector<std::vector<int32_t>> attn_rows, mlp_rows;  // by layer; empty where all rows run all layers
   std::vector<int32_t> all_rows;
+  std::vector<RowRange> all_ranges;                // the rows of each item among all_rows
+  std::vector<std::vector<RowRange>> attn_ranges;  // by layer: the rows of each item among attn_rows
 
   const std::vector<int32_t> &attn(int32_t layer) const { return attn_rows.empty() ? all_rows : attn_rows[(size_t)layer]; }
+  const std::vector<RowRange> &ranges(int32_t layer) const { return attn_ranges.empty() ? all_ranges : attn_ranges[(size_t)layer]; }
+  int64_t n_spans() const { return (most_slots + SPAN_TOKENS - 1) / SPAN_TOKENS; }
   const std::vector<int32_t> &mlp(int32_t layer) const { return mlp_rows.empty() ? all_rows : mlp_rows[(size_t)layer]; }
 };
 

@@ -16,7 +16,12 @@ namespace edgedec {
 
 constexpr int PANEL_TILES = 2;  // a panel is 32 rows of a matrix: their products are one block of quantized activations
 constexpr int PANEL_ROWS = PANEL_TILES * TILE_ROWS;
+constexpr int KEPT_CHUNKS = 3;   // where attention has fewer chunks of queries for each thread, it cuts their spans as well
+constexpr int KEPT_QUERIES = 8;  // the most queries of such a chunk
 constexpr int BAND = 64;  // the most activations that pass a panel together
+
+// The floats of a thread's memory that attention needs.
+size_t attention_scratch(const ec_model &model, const Plan &plan);
 
 class Run {
  public:
@@ -59,9 +64,10 @@ class Run {
   void prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
                     const float *cos_sin, float *memory);
   void attend(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
-  int chunk_size(int n_queries) const;
-  void attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t> &rows, size_t begin, int head, int first,
-                    int n, float *memory);
+  struct AttentionCut;
+  AttentionCut cut(const RowRange &range, size_t n_ranges) const;
+  void attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t> &rows, const RowRange &range,
+                    const AttentionCut &of, int64_t which, int64_t number, int64_t part, float *memory);
 
   // Take a piece of the current stage; the stage's pieces are numbered from 0.
   int take(int thread) { return counters_[stages_[(size_t)thread].number % 3].take(); }
@@ -84,6 +90,8 @@ class Run {
   const std::vector<float> none_;
   const bool streamed_ = m_.streamer.started();
   Counter counters_[3];
+  struct alignas(64) Finished { std::atomic<int64_t> n_parts{0}; };
+  std::vector<Finished> finished_ = std::vector<Finished>((size_t)(KEPT_CHUNKS * m_.pool.size()));  // by chunk
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
   struct alignas(64) Stage { int64_t number = 0; };
   std::vector<Stage> stages_ = std::vector<Stage>((size_t)m_.pool.size());

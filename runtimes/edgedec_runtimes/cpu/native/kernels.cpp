@@ -94,8 +94,8 @@ const Kernels *neon_kernels() {
 #define EDGEDEC_NAME "portable"
 const Kernels *portable_kernels() {
 #endif
-  static const Kernels kernels = {EDGEDEC_NAME, supported, matmul, quantize,   rms_norm, rope,       gated,
-                                  add_rows,     to_halves, attend, row_maxima, row_sum,  row_chances};
+  static const Kernels kernels = {EDGEDEC_NAME, supported, matmul, quantize,   rms_norm,   rope,    gated,
+                                  add_rows,     to_halves, attend, join_spans, row_maxima, row_sum, row_chances};
   return &kernels;
 }
 

@@ -39,7 +39,7 @@ struct Matrix {
 // sines of its tokens' positions, [64 / 16][n_rot][16] floats: the bias is rotated and added when the keys are read.
 constexpr int PAGE_TOKENS = 64;
 constexpr int KEY_BLOCK = 16;
-constexpr int UNPACKED_TOKENS = 32;  // keys or values that are unpacked at a time
+constexpr int UNPACKED_TOKENS = 32;  // most values that are unpacked at a time
 constexpr int MAX_PACKED_HEAD = 256;  // most elements of a head whose keys and values have less than 16 bits
 constexpr int OUTLIERS_OF = 16;       // one element of so many is kept exactly
 constexpr int MAX_OUTLIERS = MAX_PACKED_HEAD / OUTLIERS_OF;
@@ -66,7 +66,8 @@ static inline void hadamard(float *x, int32_t d, int32_t width) {
   for (int32_t i = 0; i < d * width; ++i) x[i] *= factor;
 }
 
-constexpr int MAX_QUERIES = 8;
+constexpr int MAX_QUERIES = 64;
+constexpr int SPAN_TOKENS = 128;  // positions whose part of an attention's result is computed by itself
 
 // Rows of logits are read in blocks of this many values.
 constexpr int64_t ROW_BLOCK = 256;
@@ -80,8 +81,9 @@ static inline uint64_t hash_of(uint64_t key, int64_t token) {
   return x ^ (x >> 31);
 }
 
-// Up to 8 queries of one key-value head. Query i sees the positions [start[i], visible[i]). A position below `n_prefix` is in
-// the slot of the same number, a later one in the slot path[i][position - n_prefix].
+// Up to 64 queries of one key-value head. Query i sees the positions [start[i], visible[i]). A position below `n_prefix` is
+// in the slot of the same number, a later one in the slot path[i][position - n_prefix]; there are paths for all queries or
+// for none, and without them n_prefix has no meaning.
 struct AttentionWork {
   int32_t head_dim, n_queries;
   KVLayout layout;
@@ -95,13 +97,19 @@ struct AttentionWork {
   float *out[MAX_QUERIES];         // [head_dim]
   int32_t start[MAX_QUERIES], visible[MAX_QUERIES], n_prefix;
   const int32_t *path[MAX_QUERIES];
-  int32_t n_slots;  // slots to compute scores for: the prefix and, for a tree, its rows
+  int32_t n_slots;                 // slots of the prefix and of a tree
   float scale;
-  float *scores;        // [n_queries][stride]
-  int64_t stride;       // at least n_slots + 32
-  float *tree_scratch;  // [at least n_slots - n_prefix]
-  float *unpacked;      // [UNPACKED_TOKENS * head_dim], for keys and values of less than 16 bits
-  float *packed;        // [8 * the larger of head_dim and 64], queries and weights in the order they are used
+  int64_t span_begin, span_end;    // spans of SPAN_TOKENS positions to compute
+  int64_t n_spans;                 // spans that `kept` has room for
+  float *kept;     // [n_queries][n_spans][head_dim + 2]: each span's part of the results, to be joined; nullptr: all spans
+                   // are computed here, and go to `out`
+  // scratch memory
+  float *packed;       // [MAX_QUERIES * head_dim], queries in the order they are used
+  float *weights;      // [MAX_QUERIES * SPAN_TOKENS], of one span
+  float *sums;         // [8 * head_dim], of one span
+  float *tree_scores;  // [8][tree_stride], the tree's slots in whole pages
+  int64_t tree_stride;
+  float *unpacked;     // [(SPAN_TOKENS + PAGE_TOKENS) * head_dim], for keys and values of less than 16 bits
 };
 
 struct Kernels {
@@ -124,6 +132,8 @@ struct Kernels {
   // Round to halves; what is too large becomes the largest finite number.
   void (*to_halves)(const float *x, int64_t n, uint16_t *out);
   void (*attend)(const AttentionWork &work);
+  // Write the results of queries whose spans were kept, by calls of attend() for all spans that they see.
+  void (*join_spans)(const AttentionWork &work);
 
   // For row.cpp: the greatest value of each block of ROW_BLOCK values, the last of which may be shorter.
   void (*row_maxima)(const float *x, int64_t n, float *maxima);

@@ -70,6 +70,7 @@ struct ec_model {
   std::vector<float> x;                 // [rows][n_embd], the residual stream
   std::vector<float> qkv;               // [rows][n_head * head_dim + 2 * n_kv]
   std::vector<float> attention;         // [rows][n_head * head_dim]
+  std::vector<float> kept;              // attention's results by spans, where several threads compute one result
   std::vector<float> branch;            // [rows][n_embd], a block's output before its norm
   std::vector<float> cos_sin[2];        // [rows][n_rot], plain and for sliding layers
   edgedec::ActivationBuffer normed, attended, gated;
