@@ -18,9 +18,10 @@ template <int N>
 constexpr int vectors_at_once() { return 4 * N <= SUMS ? 4 : 2 * N <= SUMS ? 2 : 1; }
 
 // Compute the scores of N queries against the first n tokens of a page, and of some tokens behind them. `keys` are halves in
-// the page, or unpacked floats.
+// the page, or unpacked floats. As many halves are fetched from `ahead` as are read, where it is not nullptr.
 template <bool PACKED, int N>
-void score_page(const AttentionWork &w, const float *queries, const uint8_t *keys, int64_t n, float *scores, int64_t stride) {
+void score_page(const AttentionWork &w, const float *queries, const uint8_t *keys, const uint8_t *ahead, int64_t n,
+                float *scores, int64_t stride) {
   constexpr int V = vectors_at_once<N>(), SIZE = PACKED ? 4 : 2;
   static_assert(PAGE % (V * LANES) == 0, "tokens behind the last one are in the page");
   for (int64_t i = 0; i < n; i += V * LANES) {
@@ -34,6 +35,8 @@ void score_page(const AttentionWork &w, const float *queries, const uint8_t *key
     for (int32_t d = 0; d < w.head_dim; ++d) {
       Floats k[V];
       UNROLL for (int v = 0; v < V; ++v) k[v] = load_element<PACKED>(from[v], d * edgedec::KEY_BLOCK);
+      if (ahead != nullptr)
+        for (int b = 0; b < 2 * V * LANES; b += 64) prefetch(ahead + 2 * (i * w.head_dim + d * V * LANES) + b);
       UNROLL for (int q = 0; q < N; ++q) {
         const Floats x = set(queries[d * N + q]);
         UNROLL for (int v = 0; v < V; ++v) sums[q][v] = fma(k[v], x, sums[q][v]);
@@ -44,9 +47,10 @@ void score_page(const AttentionWork &w, const float *queries, const uint8_t *key
   }
 }
 
-// The values of tokens of one page that are in a span: token i of the span, of [begin, end), is at rows + i * head_dim.
+// The values of tokens of one page that are in a span: token i of the span, of [begin, end), is at rows + i * head_dim, and
+// what is to be fetched while it is read is as far from `ahead`, where that is not nullptr.
 struct Values {
-  const uint8_t *rows;
+  const uint8_t *rows, *ahead;
   int64_t begin, end;
 };
 
@@ -60,6 +64,8 @@ void sum_columns(const AttentionWork &w, const Values *pages, const float *weigh
     for (int64_t i = pages[page].begin; i < pages[page].end; ++i) {
       Floats x[V];
       UNROLL for (int v = 0; v < V; ++v) x[v] = load_element<PACKED>(pages[page].rows, i * w.head_dim + d + v * LANES);
+      if (pages[page].ahead != nullptr)
+        for (int b = 0; b < 2 * V * LANES; b += 64) prefetch(pages[page].ahead + 2 * (i * w.head_dim + d) + b);
       UNROLL for (int q = 0; q < N; ++q) {
         const Floats weight = set(weights[q * SPAN + i]);
         UNROLL for (int v = 0; v < V; ++v) sums[q][v] = fma(x[v], weight, sums[q][v]);
@@ -166,7 +172,7 @@ void score_paths(const AttentionWork &w, const View &view, const float *queries,
   for (int64_t page = first; page * PAGE < w.n_slots; ++page) {
     const int64_t left = w.n_slots - page * PAGE, n = left < PAGE ? left : PAGE;
     const uint8_t *keys = PACKED ? unpacked_keys(w, page, n, w.unpacked + SPAN * w.head_dim) : w.pages[page] + w.offset;
-    score_page<PACKED, N>(w, queries, keys, n, w.tree_scores + (page - first) * PAGE, stride);
+    score_page<PACKED, N>(w, queries, keys, nullptr, n, w.tree_scores + (page - first) * PAGE, stride);
   }
   for (int q = 0; q < N; ++q)
     for (int64_t i = view.joint > view.begin[q] ? view.joint : view.begin[q]; i < view.end[q]; ++i) {
@@ -183,20 +189,25 @@ void score_span(const AttentionWork &w, const View &view, const float *queries, 
     if (n <= 0 || view.low >= (page + 1) * PAGE) continue;
     const uint8_t *keys = PACKED ? (const uint8_t *)(w.unpacked + page * PAGE * w.head_dim)
                                  : w.pages[view.base / PAGE + page] + w.offset;
-    score_page<PACKED, N>(w, queries, keys, n, scores + page * PAGE, SPAN);
+    const uint8_t *values = PACKED || view.first > 0 ? nullptr : keys + w.layout.values;  // which are read next
+    score_page<PACKED, N>(w, queries, keys, values, n, scores + page * PAGE, SPAN);
   }
   if (view.joint < view.high) score_paths<PACKED, N>(w, view, queries, scores);
 }
 
 // Where the values of the span's tokens [low, high), which are in the slots of their number, are: in the pages or unpacked.
 template <bool PACKED>
-void find_values(const AttentionWork &w, int64_t base, int64_t low, int64_t high, Values *pages) {
+void find_values(const AttentionWork &w, int64_t base, int64_t low, int64_t high, bool is_first, Values *pages) {
   for (int64_t page = 0; page < 2; ++page) {
     const int64_t begin = low > page * PAGE ? low : page * PAGE, end = high < (page + 1) * PAGE ? high : (page + 1) * PAGE;
-    const uint8_t *rows = (const uint8_t *)w.unpacked;
-    if (!PACKED && begin < end)
-      rows = w.pages[base / PAGE + page] + w.offset + w.layout.values - 2 * page * PAGE * w.head_dim;
-    pages[page] = {rows, begin, end};
+    const int64_t number = base / PAGE + page, before = 2 * page * PAGE * w.head_dim;
+    const uint8_t *rows = (const uint8_t *)w.unpacked, *ahead = nullptr;
+    if (!PACKED && begin < end) {
+      rows = w.pages[number] + w.offset + w.layout.values - before;
+      const bool has_next = is_first && (number + 2) / 2 < w.span_end && (number + 2) * PAGE < w.n_slots;
+      if (has_next) ahead = w.pages[number + 2] + w.offset - before;  // the keys of the next span
+    }
+    pages[page] = {rows, ahead, begin, end};
   }
 }
 
@@ -239,7 +250,7 @@ struct Functions {
 template <bool PACKED>
 void finish_span(const AttentionWork &w, int64_t span, const View &view, const float *weights, Part *parts, Part *all) {
   Values pages[2];
-  find_values<PACKED>(w, view.base, view.low, view.joint, pages);
+  find_values<PACKED>(w, view.base, view.low, view.joint, view.first == 0, pages);
   Functions<PACKED>::sum[view.n - 1](w, pages, weights, w.sums);
   for (int q = 0; q < view.n; ++q) {
     if (view.begin[q] >= view.end[q]) continue;

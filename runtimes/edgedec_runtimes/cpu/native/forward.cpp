@@ -70,19 +70,19 @@ void read_rows(ec_model &model, const Plan &plan) {
 void Run::operator()(int thread) {
   float *memory = m_.thread_memory[(size_t)thread].data();
   embed(thread);
+  next_stage(thread, EC_OP_OTHER);
   for (int32_t l = 0; l < c_.n_layer; ++l) {
-    // Thread 0 decides before the barrier, and the others read the decision after it. In a layer without rows it decides
-    // nothing: no later barrier would keep it from deciding again before the others have read.
-    const bool runs = !plan_.attn(l).empty() || !plan_.mlp(l).empty();
-    if (thread == 0 && runs && cancel_ != nullptr && *cancel_ != 0) stopped = true;
-    next_stage(thread, EC_OP_OTHER);
-    if (runs && stopped) return;
     if (!attention_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
-    if (thread == 0) copy_taps(l);
+    if (thread == 0) copy_taps(l);  // before it ends a stage that changes x
   }
   head(thread, memory);
 }
 
+// Thread 0 decides at the beginning of a block whether the forward stops. All threads read so after the block's products,
+// and there is another barrier before the next decision.
+void Run::look_for_cancel(int thread) {
+  if (thread == 0 && cancel_ != nullptr && *cancel_ != 0) stopped = true;
+}
 
 // End a stage: all threads wait for one another, and the counter of pieces starts again.
 void Run::next_stage(int thread, int operation) {
@@ -116,13 +116,17 @@ void Run::embed(int thread) {
   }
 }
 
-// Normalize the given rows of x, and write them to the activations in order.
-void Run::norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory) {
-  for (int i; (i = take(thread)) < (int)rows.size();) {
+// Normalize the given rows of x, and return them as activations, in order. A single row is normalized by each thread for
+// itself, which takes less time than to wait for another one that does.
+const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory) {
+  const bool is_own = rows.size() == 1;
+  const Activations &to = is_own ? m_.own_normed[(size_t)thread].view() : m_.normed.view();
+  for (int i = is_own ? 0 : take(thread); i < (int)rows.size(); i = is_own ? 1 : take(thread)) {
     k_.rms_norm(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, weight.data(), c_.rms_epsilon, c_.n_embd, memory);
-    k_.quantize(m_.normed.view(), i, 0, c_.n_embd, memory);
+    k_.quantize(to, i, 0, c_.n_embd, memory);
   }
-  next_stage(thread, EC_OP_NORM);
+  if (!is_own) next_stage(thread, EC_OP_NORM);
+  return to;
 }
 
 // Call work(panel, begin, end) for all panels and bands of rows. A piece is several panels that follow one another, so that
@@ -148,15 +152,17 @@ void Run::products(int thread, int operation, const Activations &a, int64_t n_ro
     while (panel >= panels(*target->matrix)) panel -= panels(*target++->matrix);
     const Matrix &w = *target->matrix;
     const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (w.n_rows + 15) / 16);
-    k_.matmul(w, tile, last, a, begin, end, memory, PANEL_ROWS);
     const int64_t columns = std::min<int64_t>(PANEL_ROWS, w.n_rows - panel * PANEL_ROWS);
+    float *out = target->out + panel * PANEL_ROWS;
+    const bool in_place = add_to == nullptr && columns == PANEL_ROWS;  // a shorter panel's last tile may be wider than the matrix
+    if (in_place) k_.matmul(w, tile, last, a, begin, end, out + begin * target->stride, target->stride);
+    else k_.matmul(w, tile, last, a, begin, end, memory, PANEL_ROWS);
     for (int64_t r = begin; r < end; ++r) {
-      const float *from = memory + (r - begin) * PANEL_ROWS;
-      const int64_t row = add_to != nullptr ? (*add_to)[(size_t)r] : r;
-      float *to = target->out + row * target->stride + panel * PANEL_ROWS;
+      float *to = out + (add_to != nullptr ? (*add_to)[(size_t)r] : r) * target->stride;
+      const float *from = in_place ? to : memory + (r - begin) * PANEL_ROWS;
       if (operation == EC_OP_HEAD && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
       if (add_to != nullptr) k_.add(to, from, columns);
-      else memcpy(to, from, (size_t)columns * sizeof(float));
+      else if (!in_place) memcpy(to, from, (size_t)columns * sizeof(float));
     }
   });
   next_stage(thread, operation);
@@ -185,8 +191,10 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   if (rows.empty()) return true;
   if (!fetch(thread, EC_PART_GATE_UP, l)) return false;
   const Layer &layer = m_.layers[(size_t)l];
-  norm(thread, rows, layer.vectors[EC_FFN_NORM], memory);
-  gate_and_up(thread, layer, (int64_t)rows.size(), memory);
+  look_for_cancel(thread);
+  const Activations &normed = norm(thread, rows, layer.vectors[EC_FFN_NORM], memory);
+  gate_and_up(thread, layer, normed, (int64_t)rows.size(), memory);
+  if (stopped) return false;
   release(thread, EC_PART_GATE_UP, l);
   if (!fetch(thread, EC_PART_DOWN, l)) return false;
   add_product(thread, EC_OP_DOWN, m_.gated.view(), rows, layer.matrices[EC_DOWN], layer.vectors[EC_POST_FFN_NORM],
@@ -196,13 +204,13 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
 }
 
 // Multiply gate and up. A panel of both gives 32 columns of the gated activations, one block to quantize.
-void Run::gate_and_up(int thread, const Layer &layer, int64_t n_rows, float *memory) {
+void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory) {
   const Matrix &gate = layer.matrices[EC_GATE], &up = layer.matrices[EC_UP];
   float *gates = memory, *ups = memory + BAND * PANEL_ROWS;
   each_panel(thread, panels(gate), gate.n_cols, n_rows, [&](int64_t panel, int64_t begin, int64_t end) {
     const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (gate.n_rows + 15) / 16);
-    k_.matmul(gate, tile, last, m_.normed.view(), begin, end, gates, PANEL_ROWS);
-    k_.matmul(up, tile, last, m_.normed.view(), begin, end, ups, PANEL_ROWS);
+    k_.matmul(gate, tile, last, normed, begin, end, gates, PANEL_ROWS);
+    k_.matmul(up, tile, last, normed, begin, end, ups, PANEL_ROWS);
     const int64_t columns = std::min<int64_t>(PANEL_ROWS, gate.n_rows - panel * PANEL_ROWS);
     for (int64_t r = begin; r < end; ++r) {
       float *g = gates + (r - begin) * PANEL_ROWS;
@@ -226,21 +234,20 @@ void Run::copy_taps(int32_t l) {
 }
 
 void Run::head(int thread, float *memory) {
-  next_stage(thread, EC_OP_OTHER);
   if (plan_.n_wanted == 0) return;
   if (streamed_) return head_in_parts(thread, memory);
   const Target target = {&m_.output, logits_, c_.n_vocab};
-  norm(thread, plan_.wanted, m_.output_norm, memory);
-  products(thread, EC_OP_HEAD, m_.normed.view(), plan_.n_wanted, &target, 1, memory);
+  const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
+  products(thread, EC_OP_HEAD, normed, plan_.n_wanted, &target, 1, memory);
 }
 
 void Run::head_in_parts(int thread, float *memory) {
   Streamer &streamer = m_.streamer;
-  norm(thread, plan_.wanted, m_.output_norm, memory);
+  const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
   for (int32_t part = streamer.first_head_part(); part < streamer.n_parts(); ++part) {
     if (!fetch(thread, part)) return;
     const Target target = {&streamer.head(part), logits_ + streamer.head_begin(part), c_.n_vocab};
-    products(thread, EC_OP_HEAD, m_.normed.view(), plan_.n_wanted, &target, 1, memory);
+    products(thread, EC_OP_HEAD, normed, plan_.n_wanted, &target, 1, memory);
     release(thread, part);
   }
 }
@@ -254,9 +261,9 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
   const size_t panel = 2 * BAND * PANEL_ROWS, row = (size_t)std::max(model.config.n_embd, model.config.head_dim);
   const size_t scratch = std::max({panel, row, attention_scratch(model, plan)});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
-  const size_t kept = (size_t)(KEPT_CHUNKS * model.pool.size() * KEPT_QUERIES) * (size_t)plan.n_spans() * (size_t)(model.config.head_dim + 2);
-  if (kept <= MOST_KEPT) model.kept.resize(std::max(model.kept.size(), kept));
-  else model.kept.clear();  // spans are not cut then
+  const size_t kept = (size_t)plan.n_rows * (size_t)model.config.n_head * (size_t)plan.n_spans() * (size_t)(model.config.head_dim + 2);
+  if (plan.n_rows <= CUT_ROWS && kept > model.kept.size() && kept <= MOST_KEPT) model.kept.resize(kept);
+  if (kept > MOST_KEPT) model.kept.clear();  // spans are not cut then
   Run run(model, plan, logits, cancel);
   if (model.streamer.started()) begin_streaming(model, plan);
   if (model.streamer.started() || model.row_file.is_open()) read_rows(model, plan);

@@ -6,6 +6,13 @@
 #include "forward_run.h"
 
 namespace edgedec {
+namespace {
+
+constexpr int QUERY_GROUP = 8;         // queries that share what a kernel loads
+constexpr int CHUNKS_PER_THREAD = 3;   // with fewer chunks of queries, spans are cut as well
+constexpr int PIECES_PER_THREAD = 6;   // there are then
+
+}  // namespace
 
 bool Run::attention_block(int thread, int32_t l, float *memory) {
   const std::vector<int32_t> &rows = plan_.attn(l);
@@ -17,8 +24,10 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   const Target targets[3] = {{&layer.matrices[EC_Q], qkv, width},
                              {&layer.matrices[EC_K], qkv + m_.n_q(), width},
                              {&layer.matrices[EC_V], qkv + m_.n_q() + m_.n_kv(), width}};
-  norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
-  products(thread, EC_OP_QKV, m_.normed.view(), (int64_t)rows.size(), targets, 3, memory);
+  look_for_cancel(thread);
+  const Activations &normed = norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
+  products(thread, EC_OP_QKV, normed, (int64_t)rows.size(), targets, 3, memory);
+  if (stopped) return false;
   release(thread, EC_PART_QKV, l);
   write_keys_and_values(thread, l, layer, rows, memory);
   attend(thread, l, layer, rows, memory);
@@ -60,8 +69,8 @@ void Run::prepare_head(float *x, const std::vector<float> &bias, int32_t head, c
   k_.rope(x, cos_sin, c_.n_rot, c_.rope_interleaved != 0);
 }
 
-// How the attention of the rows of one item is cut: chunks of queries, whose spans are cut into parts where there are few
-// chunks. A piece is one part of one chunk of one key-value head.
+// How the attention of the rows of one item is cut: chunks of queries, and the spans that they see into parts where there
+// are few chunks. A piece is one part of one chunk of one key-value head.
 struct Run::AttentionCut {
   int64_t chunk, n_chunks, n_parts;
 };
@@ -69,12 +78,13 @@ struct Run::AttentionCut {
 Run::AttentionCut Run::cut(const RowRange &range, size_t n_ranges) const {
   const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t n_queries = (int64_t)(range.end - range.begin) * (c_.n_head / c_.n_head_kv), n_threads = m_.pool.size();
-  const int64_t n_heads = (int64_t)n_ranges * c_.n_head_kv;
-  const int64_t wanted = divided(divided(n_queries, divided(4 * n_threads, n_heads)), KEPT_QUERIES) * KEPT_QUERIES;
-  const int64_t chunk = std::min<int64_t>(wanted, MAX_QUERIES), n_chunks = divided(n_queries, chunk);
-  const int64_t n_pieces = n_heads * n_chunks;
-  if (m_.kept.empty() || n_threads == 1 || n_pieces >= KEPT_CHUNKS * n_threads || chunk > KEPT_QUERIES) return {chunk, n_chunks, 1};
-  return {chunk, n_chunks, std::min(plan_.n_spans(), divided(6 * n_threads, n_pieces))};
+  const int64_t n_heads = (int64_t)n_ranges * c_.n_head_kv, n_spans = plan_.n_spans(), wanted = CHUNKS_PER_THREAD * n_threads;
+  const bool may_cut_spans = n_threads > 1 && !m_.kept.empty() && plan_.n_rows <= CUT_ROWS;
+  const int64_t least = divided(n_queries, divided(wanted, n_heads));
+  const int64_t chunk = std::min<int64_t>(divided(least, QUERY_GROUP) * QUERY_GROUP, MAX_QUERIES);
+  const int64_t n_chunks = divided(n_queries, chunk), n_pieces = n_heads * n_chunks;
+  if (!may_cut_spans || n_pieces >= wanted) return {chunk, n_chunks, 1};
+  return {chunk, n_chunks, std::min(n_spans, divided(PIECES_PER_THREAD * n_threads, n_pieces))};
 }
 
 void Run::attend(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
@@ -105,7 +115,7 @@ void Run::attend(int thread, int32_t l, const Layer &layer, const std::vector<in
 // The floats of scratch memory that attention needs.
 size_t attention_scratch(const ec_model &model, const Plan &plan) {
   const size_t d = (size_t)model.config.head_dim, tree = (size_t)(plan.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
-  return MAX_QUERIES * (d + SPAN_TOKENS) + KEPT_QUERIES * (d + tree) + (SPAN_TOKENS + PAGE_TOKENS) * d;
+  return MAX_QUERIES * (d + SPAN_TOKENS) + QUERY_GROUP * (d + tree) + (SPAN_TOKENS + PAGE_TOKENS) * d;
 }
 
 void Run::attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t> &rows, const RowRange &range,
@@ -131,9 +141,9 @@ void Run::attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t>
   w.packed = memory;
   w.weights = w.packed + MAX_QUERIES * d;
   w.sums = w.weights + MAX_QUERIES * SPAN_TOKENS;
-  w.tree_scores = w.sums + KEPT_QUERIES * d;
+  w.tree_scores = w.sums + QUERY_GROUP * d;
   w.tree_stride = (plan_.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
-  w.unpacked = w.tree_scores + KEPT_QUERIES * w.tree_stride;
+  w.unpacked = w.tree_scores + QUERY_GROUP * w.tree_stride;
   int64_t at[MAX_QUERIES], begin = INT64_MAX, end = 0;
   for (int64_t q = 0; q < n; ++q) {
     const int64_t i = (int64_t)range.begin + (first + q) / group, h = head * group + (first + q) % group;
@@ -151,10 +161,11 @@ void Run::attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t>
   w.span_begin = std::min(end, begin + part * per_part);
   w.span_end = std::min(end, w.span_begin + per_part);
   w.n_spans = plan_.n_spans();
-  if (of.n_parts > 1) w.kept = m_.kept.data() + number * KEPT_QUERIES * w.n_spans * (d + 2);
+  const int64_t query = head * (int64_t)rows.size() * group + (int64_t)range.begin * group + first;
+  if (of.n_parts > 1) w.kept = m_.kept.data() + query * w.n_spans * (d + 2);
   k_.attend(w);
   if (of.n_parts > 1) {
-    std::atomic<int64_t> &n_finished = finished_[(size_t)number].n_parts;
+    std::atomic<int64_t> &n_finished = n_finished_[(size_t)number];
     if (n_finished.fetch_add(1, std::memory_order_acq_rel) != of.n_parts - 1) return;
     n_finished.store(0, std::memory_order_relaxed);
     k_.join_spans(w);

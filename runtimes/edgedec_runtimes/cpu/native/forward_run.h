@@ -16,8 +16,7 @@ namespace edgedec {
 
 constexpr int PANEL_TILES = 2;  // a panel is 32 rows of a matrix: their products are one block of quantized activations
 constexpr int PANEL_ROWS = PANEL_TILES * TILE_ROWS;
-constexpr int KEPT_CHUNKS = 3;   // where attention has fewer chunks of queries for each thread, it cuts their spans as well
-constexpr int KEPT_QUERIES = 8;  // the most queries of such a chunk
+constexpr int CUT_ROWS = 32;  // the most rows of a forward for which threads share the spans of a query's attention
 constexpr int BAND = 64;  // the most activations that pass a panel together
 
 // The floats of a thread's memory that attention needs.
@@ -45,7 +44,8 @@ class Run {
   // --- forward.cpp ---
   void next_stage(int thread, int operation);
   void embed(int thread);
-  void norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory);
+  void look_for_cancel(int thread);
+  const Activations &norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory);
   void products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
                 float *memory, const std::vector<int32_t> *add_to = nullptr);
   template <class Work>
@@ -53,7 +53,7 @@ class Run {
   void add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
                    const std::vector<float> &post_norm, float *memory);
   bool mlp_block(int thread, int32_t l, float *memory);
-  void gate_and_up(int thread, const Layer &layer, int64_t n_rows, float *memory);
+  void gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory);
   void copy_taps(int32_t l);
   void head(int thread, float *memory);
   void head_in_parts(int thread, float *memory);
@@ -90,8 +90,8 @@ class Run {
   const std::vector<float> none_;
   const bool streamed_ = m_.streamer.started();
   Counter counters_[3];
-  struct alignas(64) Finished { std::atomic<int64_t> n_parts{0}; };
-  std::vector<Finished> finished_ = std::vector<Finished>((size_t)(KEPT_CHUNKS * m_.pool.size()));  // by chunk
+  std::vector<std::atomic<int64_t>> n_finished_ = std::vector<std::atomic<int64_t>>(
+      plan_.n_rows > CUT_ROWS ? 0 : (size_t)(plan_.n_rows * c_.n_head));  // parts of each chunk of queries
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
   struct alignas(64) Stage { int64_t number = 0; };
   std::vector<Stage> stages_ = std::vector<Stage>((size_t)m_.pool.size());
