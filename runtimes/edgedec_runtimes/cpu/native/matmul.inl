@@ -103,6 +103,8 @@ struct Simple {  // Q4_0, Q4_1, Q5_0, Q5_1
   }
 };
 
+using Q4_0Unit = Simple<false, false>;
+
 struct Eight {  // Q8_0
   static constexpr int SUBS = 1, BYTES = 544;
   Floats d;
@@ -269,6 +271,13 @@ void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
   }
 }
 
+#if EDGEDEC_SIMD == 4
+#include "matmul_halves.inl"
+#define PRODUCT(unit, halves) product_of_halves<unit, halves>
+#else
+#define PRODUCT(unit, halves) quantized_product<unit>
+#endif
+
 template <Floats (*LOAD)(const void *), int BYTES>
 void float_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,
                    int64_t row_end, float *y, int64_t stride) {
@@ -295,13 +304,13 @@ void matmul(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activat
     case edgedec::F32: product = float_product<load_f32, 4>; break;
     case edgedec::F16: product = float_product<load_halves, 2>; break;
     case edgedec::BF16: product = float_product<load_bfloats, 2>; break;
-    case edgedec::Q4_0: product = quantized_product<Simple<false, false>>; break;
+    case edgedec::Q4_0: product = PRODUCT(Q4_0Unit, HalvesOfQ4_0); break;
     case edgedec::Q4_1: product = quantized_product<Simple<true, false>>; break;
     case edgedec::Q5_0: product = quantized_product<Simple<false, true>>; break;
     case edgedec::Q5_1: product = quantized_product<Simple<true, true>>; break;
-    case edgedec::Q8_0: product = quantized_product<Eight>; break;
-    case edgedec::Q4_K: product = quantized_product<K45<false>>; break;
-    case edgedec::Q5_K: product = quantized_product<K45<true>>; break;
+    case edgedec::Q8_0: product = PRODUCT(Eight, HalvesOfQ8_0); break;
+    case edgedec::Q4_K: product = PRODUCT(K45<false>, HalvesOfK45<false>); break;
+    case edgedec::Q5_K: product = PRODUCT(K45<true>, HalvesOfK45<true>); break;
     case edgedec::Q6_K: product = quantized_product<K6>; break;
     default: return;  // ec_model_set_matrix refuses all other types
   }

@@ -40,13 +40,20 @@ inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
     UNROLL for (int m = 0; m < N; ++m) sums[m] = _mm256_dpbusd_avx_epi32(sums[m], w[g], load_groups(a + 32 * m, g));
 }
 
+// One group of one row, and the signs of bytes turned for it (`matmul_halves.inl`).
+inline Ints add_dots(Ints sum, Bytes w, Ints a) { return _mm256_dpbusd_avx_epi32(sum, w, a); }
+inline Bytes flip_signs(Bytes x) { return _mm256_xor_si256(x, _mm256_set1_epi8((char)0x80)); }
+// Shift 16-bit elements left by n bits, or right where n is negative; the compiler knows n after unrolling.
+inline Bytes shift_bytes_by(Bytes x, int n) {
+  return n > 0 ? _mm256_slli_epi16(x, n) : n < 0 ? _mm256_srli_epi16(x, -n) : x;
+}
+
 // The same with signed weights of 8 bits, 8 groups; the caller starts from -128 times the sums of the activations.
 constexpr bool SIGNED_NEEDS_SUM = true;
 template <int N>
 inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
-  const Bytes sign = _mm256_set1_epi8((char)0x80);
   UNROLL for (int g = 0; g < 8; ++g) {
-    const Bytes biased = _mm256_xor_si256(w[g], sign);
+    const Bytes biased = flip_signs(w[g]);
     UNROLL for (int m = 0; m < N; ++m) sums[m] = _mm256_dpbusd_avx_epi32(sums[m], biased, load_groups(a + 32 * m, g));
   }
 }
