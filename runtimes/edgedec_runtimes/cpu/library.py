@@ -13,6 +13,9 @@ from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableErr
 from edgedec.extras import DISTRIBUTION
 
 ABI_VERSION = 4
+ARITHMETIC = "2"
+"""The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
+stored under another version belong to other bits, and are not used."""
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE, NOT_FINITE = range(6)
 OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "head", "other")
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}

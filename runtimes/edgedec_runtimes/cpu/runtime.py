@@ -14,7 +14,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
 from edgedec.progress import Progress
 from edgedec_runtimes.cpu import kv_types, weights
-from edgedec_runtimes.cpu.library import KERNEL_ROWS, KV_TYPES, instruction_sets, native
+from edgedec_runtimes.cpu.library import ARITHMETIC, KERNEL_ROWS, KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.tiles.cache import Tiles, can_be_mapped, open_tiles
@@ -143,7 +143,7 @@ def _check_kv(path: Path, network: Network, options: LoadOptions) -> None:
 
 
 def _card(gguf: GGUF, network: Network, model_sha256: str, numerics: str) -> ModelCard:
-    identity = f"cpu {weights.LAYOUT} {gguf.header_hash} {model_sha256} {numerics}"
+    identity = f"cpu {weights.LAYOUT} {ARITHMETIC} {gguf.header_hash} {model_sha256} {numerics}"
     return model_card(Cpu.name, gguf, network, hashlib.sha256(identity.encode()).hexdigest())
 
 

@@ -63,6 +63,15 @@ def conform(path: Path, **options: Any) -> None:
     assert skipped == {"undeclared_capabilities_raise"} | ({"memory_is_as_planned"} if options else set())
 
 
+def test_other_arithmetic_is_another_fingerprint(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stored under kernels with another order of sums is not taken."""
+    with load(path) as before, load(path) as again:
+        assert before.card.fingerprint == again.card.fingerprint
+        monkeypatch.setattr("edgedec_runtimes.cpu.runtime.ARITHMETIC", "0")
+        with load(path) as other:
+            assert other.card.fingerprint != before.card.fingerprint
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_tiny_models_conform(tmp_path: Path, name: str) -> None:
     """Every check passes for every architecture; nothing is skipped but what there is nothing to ask of."""
