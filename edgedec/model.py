@@ -328,6 +328,9 @@ class LoadOptions:
         repack: Rearrange the weights for speed where the runtime can, which takes private memory.
         tile_cache: Keep rearranged weights on the disk, below `cache_dir` or else in the platform's cache folder, so
             that the next start maps them.
+        huge_pages: "auto", "on" or "off": whether the weights lie in pages of 2 MiB, for runtimes with weights of their
+            own (cpu). "auto" asks the system for such pages where they are free. "on" may read the tiles again, or copy
+            them to memory that no other process shares.
         resident_bytes: Most bytes of weights that are held in memory; the other weights are read from the disk in each
             forward. None to hold all weights.
         planning_bytes: Most bytes that making the memory plan may take temporarily; None for any number. A runtime that
@@ -348,6 +351,7 @@ class LoadOptions:
     mmap: bool = True
     repack: bool = True
     tile_cache: bool = False
+    huge_pages: str = "auto"
     resident_bytes: int | None = None
     planning_bytes: int | None = None
     n_gpu_layers: int | None = None

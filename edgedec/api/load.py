@@ -9,7 +9,7 @@ from weakref import WeakSet
 from edgedec import plugins
 from edgedec.api.engine import Engine
 from edgedec.api.open_drafters import open_drafters
-from edgedec.api.options import LIBRARY, Application, EngineOptions, ModelName, Numerics
+from edgedec.api.options import LIBRARY, Application, EngineOptions, HugePagesMode, ModelName, Numerics
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.decoding.generate import SessionSlot
@@ -37,7 +37,7 @@ logger = logging.getLogger("edgedec.api.load")
 logger.addHandler(logging.NullHandler())  # without a handler, `logging` would print warnings itself
 
 
-# 32 parameters, so that every editor and type checker completes them; a test holds them equal to the fields.
+# 33 parameters, so that every editor and type checker completes them; a test holds them equal to the fields.
 def load(
     model: ModelName,
     *,
@@ -66,6 +66,7 @@ def load(
     mmap: bool = True,
     repack: bool = True,
     tile_cache: bool = True,
+    huge_pages: HugePagesMode = "auto",
     n_gpu_layers: int | None = None,
     device: str | None = None,
     offline: bool = False,

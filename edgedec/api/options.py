@@ -18,6 +18,7 @@ from edgedec.storage.probe_cache import cache_folder
 ModelName = str | os.PathLike[str]
 """A path, a name of the catalogue, hf:owner/repo[:quantization or file][@revision], or ollama:name."""
 Numerics = Literal["strict", "loose"]
+HugePagesMode = Literal["auto", "on", "off"]
 
 _MOST_DRAFTED = (1 << 16) - 1
 
@@ -74,6 +75,7 @@ class EngineOptions:
         mmap: As in LoadOptions.
         repack: As in LoadOptions.
         tile_cache: As in LoadOptions.
+        huge_pages: As in LoadOptions.
         n_gpu_layers: As in LoadOptions.
         device: As in LoadOptions.
         offline: Never use the network; a model that is not on this machine is refused.
@@ -110,6 +112,7 @@ class EngineOptions:
     mmap: bool = True
     repack: bool = True
     tile_cache: bool = True
+    huge_pages: HugePagesMode = "auto"
     n_gpu_layers: int | None = None
     device: str | None = None
     offline: bool = False
@@ -122,6 +125,8 @@ class EngineOptions:
             raise OptionError("n_draft_max", self.n_draft_max, f"it must be from 1 to {_MOST_DRAFTED}")
         if self.draft_numerics not in get_args(Numerics):
             raise OptionError("draft_numerics", self.draft_numerics, "it must be strict or loose")
+        if self.huge_pages not in get_args(HugePagesMode):
+            raise OptionError("huge_pages", self.huge_pages, "it must be auto, on or off")
         require_pair(self.small_model, self.entropy, force=self.entropy_force)
 
     @property
@@ -157,6 +162,7 @@ class EngineOptions:
             mmap=self.mmap,
             repack=self.repack,
             tile_cache=self.tile_cache,
+            huge_pages=self.huge_pages,
             planning_bytes=planning_bytes,
             n_gpu_layers=self.n_gpu_layers,
             device=self.device,

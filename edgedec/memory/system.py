@@ -1,9 +1,9 @@
 """The memory that the system has, the limits that it sets, and what this process holds.
 
-Linux reports them in files below /proc and /sys/fs/cgroup (the kernel's Documentation: filesystems/proc.rst,
-accounting/psi.rst, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst); the functions take these two folders as
-arguments. On macOS and Windows edgedec.memory.platform asks the system. A figure that can't be read, or makes no sense,
-is None.
+Linux reports them in files below /proc, /sys/fs/cgroup and /sys/kernel/mm (the kernel's Documentation:
+filesystems/proc.rst, accounting/psi.rst, admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and mm/transhuge.rst); the
+functions take these folders as arguments. On macOS and Windows edgedec.memory.platform asks the system. A figure that
+can't be read, or makes no sense, is None.
 """
 
 import ctypes
@@ -18,8 +18,22 @@ from pathlib import Path
 from edgedec.memory import platform
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _NO_LIMIT = 1 << 62  # version 1 writes a number just below 2^63 where there is no limit
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 4096
+
+
+@dataclass(frozen=True, slots=True)
+class HugePages:
+    """The large pages that the system gives to programs without setting memory apart for them (Linux: transparent).
+
+    Attributes:
+        n_bytes: The size of one, 2 MiB on most machines.
+        given: Which private memory gets them: "always" all of it, "madvise" where a program asks, "never" none.
+    """
+
+    n_bytes: int
+    given: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +120,14 @@ def pressure_reader(proc: Path = PROC, cgroup: Path = CGROUP) -> Callable[[], fl
         return max((share for share in shares if share is not None), default=None)
 
     return read
+
+
+def huge_pages(folder: Path = _HUGE_PAGES) -> HugePages | None:
+    """Return which huge pages the system gives; None where it has none, or does not tell."""
+    size, given = _number(_text(folder / "hpage_pmd_size")), re.search(r"\[(\w+)\]", _text(folder / "enabled"))
+    if not size or given is None or given[1] not in ("always", "madvise", "never"):
+        return None
+    return HugePages(size, given[1])
 
 
 def return_free_memory() -> None:

@@ -172,6 +172,14 @@ class LoadFlags:
             help="Keep rearranged weights of the cpu runtime on the disk (default: yes).",
         ),
     ] = True
+    huge_pages: Annotated[
+        str,
+        model_option(
+            "--huge-pages",
+            help="Pages of 2 MiB for weights: auto where they are free, on at a price that edgedec plan tells, or off.",
+            metavar="MODE",
+        ),
+    ] = "auto"
     gpu_layers: Annotated[
         int | None, model_option("--gpu-layers", help="Number of layers on the GPU; -1 for all.", metavar="N")
     ] = None

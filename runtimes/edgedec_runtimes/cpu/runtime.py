@@ -17,7 +17,9 @@ from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.library import ARITHMETIC, KERNEL_ROWS, KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
-from edgedec_runtimes.cpu.tiles.cache import Tiles, can_be_mapped, open_tiles
+from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
+from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
+from edgedec_runtimes.cpu.tiles.streaming import StreamPlan
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
@@ -52,7 +54,7 @@ class Cpu:
         _check_kv(path, network, options)
         n_ctx, job = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_job(gguf, network, options)
         streamed = weights.stream_plan(job, network, options.resident_bytes)
-        held = weights.weights_term(job, network, streamed, mapped=job.mapped and can_be_mapped(job))
+        held = weights.weights_term(job, streamed, in_file=job.mapped and can_be_mapped(job))
         return _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
@@ -76,8 +78,7 @@ class Cpu:
                 options.cancel.check(f"loading {path.name}")
             isa = native().ec_model_instruction_set(handle).decode()
             card = _card(gguf, network, tiles.head.model_sha256, f"{isa} {options.kv_type}")
-            mapped = isinstance(tiles, Tiles) and tiles.mapped
-            held = weights.weights_term(job, network, streamed, mapped=mapped)
+            held = _held_weights(job, streamed, tiles)
 
             @lru_cache(maxsize=8)
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
@@ -119,6 +120,8 @@ def _check_options(options: LoadOptions) -> None:
     """Raise RequestError for options that the runtime can't honour."""
     if options.kv_type not in KV_TYPES:
         raise OptionError("kv_type", options.kv_type, f"the cpu runtime takes {', '.join(KV_TYPES)}")
+    if options.huge_pages not in ("auto", "on", "off"):
+        raise OptionError("huge_pages", options.huge_pages, "it must be auto, on or off")
     if options.n_gpu_layers not in (None, 0, -1) or options.device not in (None, "CPU"):
         raise RequestError(
             f"the cpu runtime has no GPU; leave {argument('device')} and {argument('n_gpu_layers')} out, or use the "
@@ -172,6 +175,13 @@ def _terms(
         MemoryTerm("logits", n_rows * n.n_vocab * 4, counted(n_rows, "row")),
         MemoryTerm("activations", _scratch_bytes(n), f"{KERNEL_ROWS} rows"),
     )
+
+
+def _held_weights(job: Job, streamed: StreamPlan | None, tiles: Tiles | StreamedTiles) -> MemoryTerm:
+    """Return the term of the weights that were loaded."""
+    if isinstance(tiles, StreamedTiles):
+        return weights.weights_term(job, streamed, in_file=True)
+    return weights.weights_term(job, streamed, in_file=tiles.file is not None, held_as=tiles.held_as)
 
 
 def _scratch_bytes(n: Network) -> int:

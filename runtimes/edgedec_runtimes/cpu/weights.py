@@ -24,6 +24,7 @@ from edgedec_runtimes.cpu.library import (
 )
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
+from edgedec_runtimes.cpu.tiles.placing import planned_pages
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming, remembered_rate
 
@@ -36,7 +37,7 @@ _TILE_ROWS = 16
 
 def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
     """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
-    library = native()
+    library, rare = native(), rarely_read(network)
     tensors = tuple(
         TileTensor(
             t.name,
@@ -52,6 +53,8 @@ def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
         partial(_fill, gguf),
         cache_dir=cache_folder(options.cache_dir) if options.tile_cache else None,
         mapped=options.mmap,
+        huge_pages=options.huge_pages,
+        rows_only="" if rare is None else rare.name,
         on_progress=options.on_progress,
         cancel=options.cancel,
     )
@@ -73,24 +76,26 @@ def stream_plan(job: Job, network: Network, resident_bytes: int | None) -> Strea
     return plan_streaming(network, job.head.places(), resident_bytes)
 
 
-def weights_term(job: Job, network: Network, plan: StreamPlan | None, *, mapped: bool) -> MemoryTerm:
+def weights_term(job: Job, plan: StreamPlan | None, *, in_file: bool, held_as: str = "") -> MemoryTerm:
     """Return the weights' line of the memory plan.
 
     Args:
         job: The tiles.
-        network: Shape and places.
         plan: How the weights are streamed; None where all of them stay in memory.
-        mapped: Whether a tile file is mapped. A mapped embedding matrix that rarely_read names does not count.
+        in_file: Whether there is a tile file, from which rows of an embedding matrix are read; such a matrix does not
+            count (`rarely_read`).
+        held_as: How memory holds the weights (Tiles.held_as); "" before they are loaded.
     """
     if plan is not None:
         tiles = known_tile_file(job)
         rate = remembered_rate(tiles or job.gguf.paths[0])
         return plan.memory_term(rate, "the tiles" if tiles else "the model's file, as there are no tiles yet")
-    if not mapped:
-        return MemoryTerm("weights (tiles)", job.n_bytes, "private")
-    rare = rarely_read(network)
-    n_rare = sum(tensor.n_bytes for tensor in job.tensors if rare is not None and tensor.name == rare.name)
-    return MemoryTerm("weights (tiles)", job.n_bytes - n_rare, "mapped")
+    if not in_file:
+        return MemoryTerm("weights (tiles)", job.n_bytes, held_as or "private")
+    rows_only_bytes = sum(tensor.n_bytes for tensor in job.tensors if tensor.name == job.rows_only)
+    if not held_as:
+        held_as = planned_pages(job, rows_only_bytes, known_tile_file(job) or job.gguf.paths[0])
+    return MemoryTerm("weights (tiles)", job.n_bytes - rows_only_bytes, held_as)
 
 
 def stream_tiles(job: Job, plan: StreamPlan) -> StreamedTiles:
@@ -101,7 +106,7 @@ def stream_tiles(job: Job, plan: StreamPlan) -> StreamedTiles:
         CancelledError, MemoryCapError, ModelFormatError: As open_tiles.
     """
     # Mapped and not copied, as mapping takes no memory as long as nothing is read.
-    with open_tiles(replace(job, mapped=True, in_memory=False)) as tiles:
+    with open_tiles(replace(job, mapped=True, in_memory=False, huge_pages="off")) as tiles:
         assert tiles.path is not None, "they are in a file"
         return StreamedTiles(tiles.path, tiles.label, plan, on_progress=job.on_progress, cancel=job.cancel)
 

@@ -43,7 +43,7 @@ def test_no_page_of_it_is_held(path: Path, tmp_path: Path) -> None:
     gguf = read_gguf(path)
     network = read_network(gguf)
     job = weights.tile_job(gguf, network, LoadOptions())
-    term = weights.weights_term(job, network, None, mapped=True)
+    term = weights.weights_term(job, None, in_file=True)
     assert planned == term.n_bytes < job.n_bytes - 20_000_000
     assert held < planned + 5_000_000  # and some pages of libraries
 
@@ -67,7 +67,7 @@ def test_a_head_that_is_the_embedding_stays(tmp_path: Path) -> None:
     network = read_network(gguf)
     assert weights.rarely_read(network) is None
     job = weights.tile_job(gguf, network, LoadOptions())
-    assert weights.weights_term(job, network, None, mapped=True).n_bytes == job.n_bytes
+    assert weights.weights_term(job, None, in_file=True).n_bytes == job.n_bytes
 
 
 def test_a_head_of_its_own(path: Path) -> None:

@@ -83,7 +83,17 @@ def _memory() -> dict[str, str]:
         "cgroup limit": system_memory.cgroup_limit_bytes(),
     }
     known = {name: format_bytes(n_bytes) for name, n_bytes in sizes.items() if n_bytes is not None}
-    return known or {"total": f"unknown on {sys.platform}"}
+    return (known or {"total": f"unknown on {sys.platform}"}) | {"huge pages": _huge_pages()}
+
+
+def _huge_pages() -> str:
+    """Return which huge pages the system gives, in a sentence on what `--huge-pages` can do with them."""
+    pages = system_memory.huge_pages()
+    if pages is None:
+        return "none"
+    given = {"always": "for all private memory", "madvise": "for private memory where a program asks"}
+    for_private = given.get(pages.given, "not for private memory (transparent_hugepage/enabled is never)")
+    return f"{pages.n_bytes >> 10} KiB each, {for_private}"
 
 
 def _lines(path: str) -> list[str]:

@@ -1,4 +1,7 @@
-"""Making the tiles of a model, in a file that appears whole or not at all, or in private memory."""
+"""Making the tiles of a model, in a file that appears whole or not at all, or in private memory.
+
+The file is written in aligned pieces of 2 MiB, so that the system's cache can hold it in huge pages from the start.
+"""
 
 import errno
 import mmap
@@ -19,13 +22,15 @@ from edgedec.gguf.file import GGUF, file_states
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.whole_file import publish
-from edgedec_runtimes.cpu.tiles.file import U8, TileHead, Tiles, TileTensor, blocks, read_tiles
+from edgedec_runtimes.cpu.tiles.file import U8, TileHead, Tiles, TileTensor, blocks
+from edgedec_runtimes.cpu.tiles.huge_pages import ask_for
 from edgedec_runtimes.cpu.tiles.sources import Source, model_sha256
 
 Fill = Callable[[str, U8, int], None]
 
 _POLL_S = 0.1
 _PIECE_BYTES = 8 << 20
+_ALIGNED_BYTES = 2 << 20
 
 
 class CacheUnusableError(StorageError):
@@ -45,6 +50,8 @@ class Job:
         cache_dir: The cache's root; None for private memory.
         in_memory: Whether private memory will do where the disk does not take the tiles.
         mapped: Whether a tile file is mapped; else its contents are copied to private memory and checked.
+        huge_pages: "auto", "on" or "off", as in LoadOptions.
+        rows_only: Name of the tensor whose rows a forward reads from the tile file, where there is one; "" for none.
         on_progress: Gets the phases "tiles", "wait" (another process makes the tiles), "verify" (a model or a tile file
             that may have changed is read) and "load" (tiles are copied).
         cancel: Stops the work between two tensors at the latest; nothing is left on the disk.
@@ -60,6 +67,8 @@ class Job:
     cache_dir: Path | None = None
     in_memory: bool = True
     mapped: bool = True
+    huge_pages: str = "off"
+    rows_only: str = ""
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
     head: TileHead = field(init=False)
@@ -106,7 +115,7 @@ def make_in_memory(job: Job) -> Tiles:
         CancelledError: The job was cancelled.
         MemoryCapError: The system has no memory for the tiles.
     """
-    buffer = _anonymous(job.n_bytes)
+    buffer = private_memory(job.n_bytes, huge=job.huge_pages != "off")
     whole: U8 = np.frombuffer(buffer, np.uint8)
     detail, total = f"{job.label}, in memory", job.n_bytes
     job.report("tiles", 0, total, detail)
@@ -114,26 +123,6 @@ def make_in_memory(job: Job) -> Tiles:
         job.fill(tensor.name, whole[offset : offset + tensor.n_bytes], 0)
         job.report("tiles", offset + tensor.n_bytes, total, detail)
     return Tiles(buffer, job.head, job.label)
-
-
-def copy_to_memory(job: Job, tiles: Tiles) -> Tiles:
-    """Return a checked copy in private memory of mapped tiles, read from their file.
-
-    Raises:
-        ModelFormatError: The tiles are damaged.
-        CancelledError: The job was cancelled.
-        MemoryCapError: The system has no memory for the copy.
-    """
-    assert tiles.file is not None, "they are mapped"
-    buffer, places = _anonymous(tiles.n_bytes), tiles.head.places()
-    whole: U8 = np.frombuffer(buffer, np.uint8)
-
-    def place(name: str, start: int, n_bytes: int) -> U8:
-        begin = places[name] + start
-        return whole[begin : begin + n_bytes]
-
-    read_tiles(tiles.file, tiles.head, job.label, place, phase="load", on_progress=job.on_progress, cancel=job.cancel)
-    return Tiles(buffer, tiles.head, job.label)
 
 
 def make_file(job: Job, partial_path: Path, source: Source) -> Path:
@@ -174,7 +163,7 @@ def _write_tiles(job: Job, partial: "_Partial", detail: str) -> tuple[int, ...]:
     The tiles pass through a buffer. Written through a mapping instead, a full disk would end the process.
     """
     crcs, done, total = [], 0, job.n_bytes
-    buffer = _anonymous(max((_piece_bytes(tensor) for tensor in job.head.tensors), default=0))
+    buffer = private_memory(max((_piece_bytes(tensor) for tensor in job.head.tensors), default=0))
     scratch: U8 = np.frombuffer(buffer, np.uint8)
     for tensor, offset in zip(job.head.tensors, job.head.offsets(), strict=False):
         job.report("tiles", done, total, detail)
@@ -201,10 +190,15 @@ def _piece_bytes(tensor: TileTensor) -> int:
 
 
 class _Partial:
-    """The file that becomes the tile file. Leaving its context deletes it, unless it was published."""
+    """The file that becomes the tile file. Leaving its context deletes it, unless it was published.
+
+    It is written in aligned pieces: what does not fill a piece waits in memory for the next write.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._waiting = bytearray()
+        self._end = 0  # of what was written, and waits
 
     def __enter__(self) -> Self:
         with cache_errors():
@@ -218,19 +212,45 @@ class _Partial:
             self._path.unlink()
 
     def seek(self, offset: int) -> None:
+        """Continue at a byte of the file; a gap of less than a piece is filled with zeros."""
+        gap = offset - self._end
+        if 0 <= gap < _ALIGNED_BYTES:
+            self.write(bytes(gap))
+            return
+        self._flush()
         with cache_errors():
             self._file.seek(offset)
+        self._end = offset
 
     def write(self, data: bytes | memoryview) -> None:
-        rest = memoryview(data)
+        n_first = -self._end % _ALIGNED_BYTES  # bytes that complete the piece that is begun
+        self._end += len(data)
+        n_late = self._end % _ALIGNED_BYTES  # bytes of the last piece, which is not complete
+        if n_late > len(data):
+            self._waiting += data
+            return
+        now, late = memoryview(data)[: len(data) - n_late], data[len(data) - n_late :]
+        if self._waiting:
+            self._waiting, now = self._waiting + now[:n_first], now[n_first:]
+            self._flush()
+        self._write(now)
+        self._waiting += late
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, bytearray()
+        self._write(memoryview(waiting))
+
+    def _write(self, rest: memoryview) -> None:
         with cache_errors():
             while rest:
                 rest = rest[self._file.write(rest) :]
 
     def publish(self, head: TileHead, path: Path) -> None:
         """Write the head, wait until the disk holds the whole file, and give the file its final name."""
+        self._flush()
         self.seek(0)
         self.write(head.encode())
+        self._flush()
         with cache_errors():
             self._file.truncate(head.offsets()[-1])
             os.fsync(self._file.fileno())
@@ -264,13 +284,20 @@ def _background_sha256(job: Job, detail: str) -> Iterator[Callable[[], str]]:
             stop.cancel()
 
 
-def _anonymous(n_bytes: int) -> mmap.mmap:
-    """Return private memory of zeros, at the start of a page."""
+def private_memory(n_bytes: int, *, huge: bool = False) -> mmap.mmap:
+    """Return private memory of zeros, at the start of a page; with `huge` in huge pages where the system has them.
+
+    Raises:
+        MemoryCapError: The system refuses the memory.
+    """
     try:
         if sys.platform == "win32":
             return mmap.mmap(-1, max(1, n_bytes))
-        return mmap.mmap(-1, max(1, n_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, max(1, n_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, MemoryError) as error:
         raise MemoryCapError(
             f"the system has no {format_bytes(n_bytes)} for the tiles; close programs, or use a smaller model"
         ) from error
+    if huge:
+        ask_for(memory)
+    return memory

@@ -33,13 +33,13 @@ from edgedec_runtimes.cpu.tiles.build import (
     Fill,
     Job,
     cache_errors,
-    copy_to_memory,
     make_file,
     make_in_memory,
     require_unchanged,
 )
 from edgedec_runtimes.cpu.tiles.file import TileHead, Tiles, TileTensor, map_tiles
 from edgedec_runtimes.cpu.tiles.listing import remove_missing, remove_outdated, tile_paths, tiles_folder
+from edgedec_runtimes.cpu.tiles.placing import copy_to_memory, in_huge_pages
 from edgedec_runtimes.cpu.tiles.sources import (
     Source,
     Stamp,
@@ -155,12 +155,13 @@ def _opened(job: Job, tiles: Tiles) -> Tiles:
     assert tiles.path is not None, "they are in a file"
     with ExitStack() as undo:
         undo.enter_context(tiles)
-        opened = tiles
         if job.mapped:
             _require_sound(job, tiles)
-            undo.pop_all()
+            opened = in_huge_pages(job, tiles)
         else:
             opened = copy_to_memory(job, tiles)
+        if opened is tiles:
+            undo.pop_all()
     with suppress(OSError):  # in a folder that is read-only the time of the last use stays unknown
         os.utime(sources_path(tiles.path))
     return opened

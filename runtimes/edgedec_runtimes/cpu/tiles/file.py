@@ -38,6 +38,9 @@ _MAX_HEAD_BYTES = 1 << 27
 _BLOCK_BYTES = 1 << 24
 _REMEDY = "they are made anew when the model is loaded"
 
+MAPPED, MAPPED_HUGE = "mapped", "mapped, in huge pages"
+PRIVATE, PRIVATE_HUGE = "private", "private, in huge pages"
+
 U8 = NDArray[np.uint8]
 
 
@@ -181,7 +184,7 @@ def read_tiles(
             if cancel is not None:
                 cancel.check(f"{phase} {label}")
             out = place(tensor.name, start, min(_BLOCK_BYTES, tensor.n_bytes - start))
-            _read_into(file, offset + start, out, label)
+            read_into(file, offset + start, out, label)
             crc = zlib.crc32(out.data, crc)
             done += len(out)
             if on_progress is not None:
@@ -190,7 +193,8 @@ def read_tiles(
             raise _damaged(label, f"of {tensor.name!r} they have the CRC-32 {crc:08x}, expected {expected:08x}")
 
 
-def _read_into(file: BinaryIO, offset: int, out: U8, label: str) -> None:
+def read_into(file: BinaryIO, offset: int, out: U8, label: str) -> None:
+    """Fill `out` with the bytes of a tile file from `offset` on (ModelFormatError where they can't be read)."""
     rest = out.data
     try:
         file.seek(offset)
@@ -211,21 +215,23 @@ class Tiles:
     Attributes:
         head: The head of the tile file, or the same for private memory.
         label: The model's name, for messages.
-        path: The mapped file; None for private memory.
-        file: The mapped file, open until close(); None for private memory.
-        mapping: Watches the mapped memory; None for private memory.
+        path: The file of `file`; None without it.
+        file: The tile file, open until close(); None where the tiles were made in memory or copied from it whole.
+        mapping: Watches `file` and the memory; None without it.
+        held_as: How memory holds the tiles: MAPPED, MAPPED_HUGE, PRIVATE or PRIVATE_HUGE, phrases for a person.
         n_bytes: What the tiles take, head and padding included.
     """
 
     def __init__(
         self, buffer: mmap.mmap, head: TileHead, label: str, path: Path | None = None, file: BinaryIO | None = None
     ) -> None:
-        """Take over a buffer that holds the tiles at the head's offsets, and the file that the buffer maps."""
+        """Take over memory that holds the tiles at the head's offsets, and the file that is mapped there or copied."""
         self.head = head
         self.label = label
         self.path = path
         self.file = file
         self.mapping: Mapping | None = None
+        self.held_as = PRIVATE if file is None else MAPPED
         self.n_bytes = len(buffer)
         self._buffer = buffer
         whole: U8 = np.frombuffer(buffer, np.uint8)
@@ -251,8 +257,13 @@ class Tiles:
 
     @property
     def mapped(self) -> bool:
-        """Whether the tiles are the pages of a file, which processes share."""
-        return self.path is not None
+        """Whether the memory is the pages of the file, which processes share."""
+        return self.held_as in (MAPPED, MAPPED_HUGE)
+
+    @property
+    def memory(self) -> mmap.mmap:
+        """The mapping or the private memory that holds the tiles at the head's offsets."""
+        return self._buffer
 
     def verify(self, *, on_progress: OnProgress | None = None, cancel: CancelToken | None = None) -> None:
         """Read all tiles of a mapped file and compare them with the CRCs that were written when they were made.
