@@ -108,7 +108,7 @@ cp "$models"/smollm2-135m.gguf* "$root/var/lib/edgedec/models/"
 
 step "edgedec doctor"
 in_root edgedec doctor 2>/dev/null | tee "$work/doctor.txt" | grep -E "^python|^  (cpu|llamacpp|onnx) "
-grep -q "instruction sets: neon, portable" "$work/doctor.txt"
+grep -q "instruction sets: i8mm, neon, portable" "$work/doctor.txt"
 in_root QEMU_CPU=cortex-a72 edgedec doctor 2>/dev/null | grep -q "instruction sets: portable"
 echo "a Cortex-A72 (Raspberry Pi 4) has no dot products: the portable kernels"
 
@@ -116,9 +116,11 @@ step "edgedec plan"
 in_root edgedec plan smollm2-135m --memory 900MB 2>/dev/null | grep -E "^  (interpreter|total|allowed)|^changed to fit"
 
 step "edgedec run"
-neon=$(generated in_root)
+neon=$(generated in_root EDGEDEC_CPU_ISA=neon)
 echo "neon: $neon"
-same "neon, 16 KiB pages (Raspberry Pi 5)" "$neon" "$(generated in_root QEMU_PAGESIZE=16384)"
+same "i8mm" "$neon" "$(generated in_root)"
+same "neon on a Cortex-A76 with 16 KiB pages (Raspberry Pi 5)" "$neon" \
+  "$(generated in_root QEMU_CPU=cortex-a76 QEMU_PAGESIZE=16384)"
 same "the portable kernels on a Cortex-A72, and here" "$(generated env EDGEDEC_CPU_ISA=portable)" \
   "$(generated in_root QEMU_CPU=cortex-a72)"
 

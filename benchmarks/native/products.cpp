@@ -3,6 +3,7 @@
 //   products sets                  the instruction sets of this processor, one a line
 //   products cache SET              nanoseconds a block (32 columns of 16 rows) and multiply-adds a second
 //   products memory SET THREADS HUGE  gigabytes a second of a plain read and of products with n rows
+//   products count SET              one product of each type with 1 to 16 rows, between the marks that an emulator counts at
 //
 // Every line of the output is one JSON object. benchmarks/products.py builds and runs this program.
 #if defined(EDGEDEC_HAS_X86)
@@ -169,6 +170,26 @@ static void in_cache(const Kernels *kernels) {
   }
 }
 
+#if defined(__aarch64__)
+static void begin_count() { __asm__ volatile("hint #112" ::: "memory"); }  // benchmarks/native/count_instructions.c
+static void end_count() { __asm__ volatile("hint #113" ::: "memory"); }
+
+static void one_by_one(const Kernels *kernels) {
+  Inputs in(kernels);
+  std::vector<float> y(16 * 16 * 64);
+  for (const Type &type : TYPES) {
+    Tiles tiles(type.type, 60000, false);
+    for (int n = 1; n <= 16; ++n) {
+      begin_count();
+      kernels->matmul(tiles.matrix, 0, tiles.n_tiles(), in.activations, 0, n, y.data(), tiles.matrix.n_rows);
+      end_count();
+      printf("{\"type\": \"%s\", \"n\": %d, \"blocks\": %lld}\n", type.name, n,
+             (long long)(tiles.n_tiles() * COLUMNS / 32));
+    }
+  }
+}
+#endif
+
 static uint64_t read_plainly(const uint8_t *p, size_t n) {
   typedef uint64_t Wide __attribute__((vector_size(64)));
   Wide sums[4] = {};
@@ -236,5 +257,8 @@ int main(int argc, char **argv) {
       if ((*k)->supported()) puts((*k)->name);
   } else if (argc == 3 && !strcmp(argv[1], "cache")) in_cache(kernels_of(argv[2]));
   else if (argc == 5 && !strcmp(argv[1], "memory")) from_memory(kernels_of(argv[2]), atoi(argv[3]), atoi(argv[4]) != 0);
-  else return fprintf(stderr, "usage: products sets | cache SET | memory SET THREADS HUGE\n"), 1;
+#if defined(__aarch64__)
+  else if (argc == 3 && !strcmp(argv[1], "count")) one_by_one(kernels_of(argv[2]));
+#endif
+  else return fprintf(stderr, "usage: products sets | cache SET | memory SET THREADS HUGE | count SET\n"), 1;
 }

@@ -2,6 +2,7 @@
 // portable ones, and checks bit by bit that a row's result does not depend on what stands beside it.
 //
 //   kernels_test          prints the instruction sets and what failed; exits with 1 where anything did
+//   kernels_test sets     prints the instruction sets of this processor
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -121,7 +122,7 @@ void check_cuts(const Kernels &kernels, const Matrix &w, const TestRows &rows, c
   const int64_t tiles = (w.n_rows + TILE_ROWS - 1) / TILE_ROWS, stride = tiles * TILE_ROWS;
   const Floats whole = multiply(kernels, w, a, 0, N_ROWS, 0, tiles);
   for (int64_t begin : {0, 8, 16})
-    for (int64_t end = begin + 1; end <= std::min(begin + 12, N_ROWS); ++end) {
+    for (int64_t end = begin + 1; end <= std::min(begin + 16, N_ROWS); ++end) {
       const Floats part = multiply(kernels, w, a, begin, end, 0, tiles);
       expect(same_bits(part.data(), whole.data() + begin * stride, part.size()), kernels, what + ": rows by themselves");
     }
@@ -149,6 +150,25 @@ void check_places(const Kernels &kernels, const Matrix &w, bool quantized, std::
   }
 }
 
+// The instruction set whose products have the same bits, or nullptr: i8mm only sums the integers in another order than NEON.
+const Kernels *same_products(const Kernels &kernels) {
+#if defined(EDGEDEC_HAS_I8MM)
+  if (kernels.rows_in_pairs) return neon_kernels();
+#endif
+  (void)kernels;
+  return nullptr;
+}
+
+void compare_with_set(const Kernels &kernels, const Kernels &other, const Matrix &w, const std::vector<Floats> &rows,
+                      bool quantized, const std::string &what) {
+  const int64_t tiles = (w.n_rows + TILE_ROWS - 1) / TILE_ROWS;
+  const TestRows own(kernels, quantized, rows), others(other, quantized, rows);
+  for (int64_t n = 1; n <= N_ROWS; ++n)
+    expect(same_bits(multiply(kernels, w, own.buffer.view(), 0, n, 0, tiles),
+                     multiply(other, w, others.buffer.view(), 0, n, 0, tiles)),
+           kernels, what + ": the bits of " + other.name + " for " + std::to_string(n) + " rows");
+}
+
 void check_products(const Kernels &kernels) {
   std::mt19937 random(1);
   for (int32_t type : TYPES) {
@@ -163,6 +183,7 @@ void check_products(const Kernels &kernels) {
       compare_with_sums(kernels, w.view, activations, 3e-6, what);
       check_cuts(kernels, w.view, activations, what);
       check_places(kernels, w.view, quantized, random, what);
+      if (const Kernels *other = same_products(kernels)) compare_with_set(kernels, *other, w.view, rows, quantized, what);
     }
   }
 }
@@ -187,6 +208,18 @@ void check_integers(const Kernels &kernels) {
   }
 }
 
+// The blocks of activations with the rows one after another, as sets have them that don't keep rows in pairs.
+std::vector<ActivationBlock> row_by_row(const Kernels &kernels, const ActivationBlock *blocks, size_t n_blocks) {
+  std::vector<ActivationBlock> out(blocks, blocks + n_blocks);
+  for (size_t i = 0; i < n_blocks; ++i)
+    for (int row = 0; row < GROUP_ROWS; ++row)
+      for (int column = 0; column < 32; ++column) {
+        const int at = index_in_block(kernels.rows_in_pairs, row, column);
+        out[i].q[row][column] = blocks[i].q[at / 32][at % 32];
+      }
+  return out;
+}
+
 void check_quantization(const Kernels &kernels) {
   std::mt19937 random(3);
   for (int64_t n : {32, 96, 256}) {
@@ -196,14 +229,17 @@ void check_quantization(const Kernels &kernels) {
     for (int i = 0; i < 9; ++i) rows.push_back(normal(random, (size_t)n));
     const TestRows found(kernels, true, rows), expected(*portable_kernels(), true, rows);
     const size_t n_blocks = (rows.size() + GROUP_ROWS - 1) / GROUP_ROWS * (size_t)n / 32;
-    const ActivationBlock *a = found.buffer.view().blocks, *b = expected.buffer.view().blocks;
-    expect(memcmp(a, b, n_blocks * sizeof *a) == 0, kernels, "quantized activations are the portable kernels' bits");
+    const ActivationBlock *b = expected.buffer.view().blocks;
+    const auto equal = [&](const ActivationBlock *a) {
+      return memcmp(row_by_row(kernels, a, n_blocks).data(), b, n_blocks * sizeof *b) == 0;
+    };
+    expect(equal(found.buffer.view().blocks), kernels, "quantized activations are the portable kernels' bits");
     // In two calls instead of one.
     ActivationBuffer halves((int64_t)rows.size(), n, true, false);
     for (size_t i = 0; i < rows.size(); ++i)
       for (int64_t begin = 0; begin < n; begin += 32)
         kernels.quantize(halves.view(), (int64_t)i, begin, 32, rows[i].data() + begin);
-    expect(memcmp(halves.view().blocks, b, n_blocks * sizeof *a) == 0, kernels, "quantized activations, block by block");
+    expect(equal(halves.view().blocks), kernels, "quantized activations, block by block");
   }
 }
 
@@ -287,9 +323,14 @@ void check_halves(const Kernels &kernels) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char **argv) {
+  const bool only_names = argc == 2 && strcmp(argv[1], "sets") == 0;
   for (const Kernels *const *k = all_kernels(); *k != nullptr; ++k) {
     const Kernels &kernels = **k;
+    if (only_names) {
+      if (kernels.supported()) puts(kernels.name);
+      continue;
+    }
     if (!kernels.supported()) {
       printf("%-12s not on this processor\n", kernels.name);
       continue;
@@ -305,6 +346,6 @@ int main() {
     check_attention(kernels);
     printf("%-12s %d checks\n", kernels.name, n_checked - before);
   }
-  printf("%d of %d checks failed\n", n_failed, n_checked);
+  if (!only_names) printf("%d of %d checks failed\n", n_failed, n_checked);
   return n_failed != 0;
 }

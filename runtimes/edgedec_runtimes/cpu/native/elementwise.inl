@@ -23,9 +23,11 @@ void quantize_block(ActivationBlock &block, int row, const float *x) {
   for (int i = 0; i < 32; i += LANES) most = max_magnitude(most, abs(load(x + i)));
   const float peak = max_magnitude_lanes(most), scale = peak / 127.0f;
   const float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;
-  int8_t *q = block.q[row];
+  int8_t apart[32], *q = ROWS_IN_PAIRS ? apart : block.q[row];
   for (int i = 0; i < 32; i += LANES)
     store_s8(q + i, max(min(mul(load(x + i), set(inverse)), set(127.0f)), set(-127.0f)));
+  if (ROWS_IN_PAIRS)
+    for (int i = 0; i < 32; i += 8) memcpy(block.q[0] + edgedec::index_in_block(true, row, i), q + i, 8);
   const int32_t first = sum_s8(q), second = sum_s8(q + 16);
   block.scale[row] = scale;
   block.sum[row] = scale * (float)(first + second);

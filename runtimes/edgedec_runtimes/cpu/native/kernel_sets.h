@@ -15,6 +15,9 @@ inline const Kernels *const *all_kernels() {
       avx2_kernels(),
 #endif
 #if defined(EDGEDEC_HAS_NEON)
+#if defined(EDGEDEC_HAS_I8MM)
+      i8mm_kernels(),
+#endif
       neon_kernels(),
 #endif
       portable_kernels(), nullptr};

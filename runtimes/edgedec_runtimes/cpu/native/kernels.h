@@ -9,12 +9,19 @@ namespace edgedec {
 // 32 columns of 8 rows of activations as int8: all that a product with quantized weights reads of them.
 constexpr int GROUP_ROWS = 8;
 struct ActivationBlock {
-  int8_t q[GROUP_ROWS][32];
+  int8_t q[GROUP_ROWS][32];           // Kernels::rows_in_pairs says in what order
   float scale[GROUP_ROWS];
   float sum[GROUP_ROWS];              // scale times the sum of q
   int32_t minus8[GROUP_ROWS];         // -8 times the sum of q
   int32_t minus32[2][GROUP_ROWS];     // -32 times the sums of q's halves
 };
+
+// Return the index of a row's column in q. In pairs, 8 columns of an even row and 8 of the next one lie there in turn, which
+// is what a product of 2 x 8 with 8 x 2 bytes takes. 8 columns, from a multiple of 8 on, are always together. The function is
+// internal to each file (see kernels.cpp).
+static constexpr int index_in_block(bool in_pairs, int row, int column) {
+  return in_pairs ? 64 * (row / 2) + 16 * (column / 8) + 8 * (row % 2) + column % 8 : 32 * row + column;
+}
 
 // Rows of activations, in groups of 8.
 struct Activations {
@@ -142,6 +149,8 @@ struct Kernels {
   // For the ROW_BLOCK tokens from `begin` on, whose logits are x: out[i] = exp((x[i] - most) * factor) * bound - d, where d
   // is 1 - u in units of 2^-52 and u the hash of key and token. Return the greatest of them.
   float (*row_chances)(const float *x, float most, float factor, float bound, uint64_t key, int64_t begin, float *out);
+
+  bool rows_in_pairs;  // in ActivationBlock::q
 };
 
 const Kernels *portable_kernels();
@@ -149,5 +158,6 @@ const Kernels *avx2_kernels();
 const Kernels *avxvnni_kernels();
 const Kernels *avx512_kernels();
 const Kernels *neon_kernels();
+const Kernels *i8mm_kernels();
 
 }  // namespace edgedec

@@ -3,13 +3,16 @@
 // Lane i of a vector is row i of the tile (or of the part of the tile that fits a vector). So the sum of every row runs over
 // the columns in the same order, whatever else is computed. Unpacked weights are used for up to MAX_ROWS activations.
 
+#if EDGEDEC_NEON
+#include "matmul_neon.inl"
+#else
 constexpr int PARTS = edgedec::TILE_ROWS / LANES;  // vectors for the 16 rows of a tile
 constexpr int PART_BYTES = 4 * LANES;              // of the 64 bytes that hold a group of 4 columns
 
 // Fetch n_bytes of a tile that are needed soon: so far ahead that they are there in time, and near enough that the L1 cache
 // still holds them. The first pass over a unit fetches for the passes of all its parts. The function is always inlined:
-// GCC drops calls of a function that does nothing but prefetch. NEON does without: no board was there to measure it on.
-// N is the number of activations: a single one is so quick with 16 lanes that fetching far ahead is in its way.
+// GCC drops calls of a function that does nothing but prefetch. N is the number of activations: a single one is so quick with
+// 16 lanes that fetching far ahead is in its way.
 template <int N>
 EDGEDEC_INLINE void prefetch_ahead(const uint8_t *p, int n_bytes, int part) {
   constexpr int AHEAD = PARTS == 1 && N == 1 ? 4608 : 9216;
@@ -103,7 +106,6 @@ struct Simple {  // Q4_0, Q4_1, Q5_0, Q5_1
   }
 };
 
-using Q4_0Unit = Simple<false, false>;
 
 struct Eight {  // Q8_0
   static constexpr int SUBS = 1, BYTES = 544;
@@ -226,6 +228,38 @@ void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *g
     for (int m = 0; m < N; ++m) store(y + m * stride + LANES * part, acc[part][m]);
 }
 
+// The loop over tiles is outside of the loop over activations, so that a tile is read from memory once.
+template <class Unit>
+void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,
+                       int64_t row_end, float *y, int64_t stride) {
+  using Product = void (*)(const uint8_t *, int64_t, const ActivationBlock *, int, float *, int64_t);
+  static constexpr Product products[8] = {tile_product<Unit, 1>, tile_product<Unit, 2>, tile_product<Unit, 3>,
+                                          tile_product<Unit, 4>, tile_product<Unit, 5>, tile_product<Unit, 6>,
+                                          tile_product<Unit, 7>, tile_product<Unit, 8>};
+  const int64_t n_units = w.n_cols / (32 * Unit::SUBS);
+  for (int64_t t = tile_begin; t < tile_end; ++t) {
+    const uint8_t *tile = w.tiles + t * n_units * Unit::BYTES;
+    float *column = y + (t - tile_begin) * edgedec::TILE_ROWS;
+    for (int64_t i = row_begin; i < row_end; i += MAX_ROWS) {
+      const int n = row_end - i < MAX_ROWS ? (int)(row_end - i) : MAX_ROWS;
+      const ActivationBlock *group = a.blocks + i / GROUP_ROWS * (a.n / 32);
+      products[n - 1](tile, n_units, group, (int)(i % GROUP_ROWS), column + (i - row_begin) * stride, stride);
+    }
+  }
+}
+
+#if EDGEDEC_SIMD == 4
+#include "matmul_halves.inl"
+#endif
+#endif  // EDGEDEC_NEON
+
+using Q4_0Unit = Simple<false, false>;
+#if EDGEDEC_SIMD == 4
+#define PRODUCT(unit, halves) product_of_halves<unit, halves>
+#else
+#define PRODUCT(unit, halves) quantized_product<unit>
+#endif
+
 // The same for float weights: four sums by column modulo 4, which are added at the end.
 template <Floats (*LOAD)(const void *), int BYTES, int N>
 void float_tile_product(const uint8_t *tile, int64_t n_cols, const float *const *x, float *y, int64_t stride) {
@@ -250,33 +284,6 @@ void float_tile_product(const uint8_t *tile, int64_t n_cols, const float *const 
 }
 
 inline Floats load_f32(const void *p) { return load((const float *)p); }
-
-// The loop over tiles is outside of the loop over activations, so that a tile is read from memory once.
-template <class Unit>
-void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,
-                       int64_t row_end, float *y, int64_t stride) {
-  using Product = void (*)(const uint8_t *, int64_t, const ActivationBlock *, int, float *, int64_t);
-  static constexpr Product products[8] = {tile_product<Unit, 1>, tile_product<Unit, 2>, tile_product<Unit, 3>,
-                                          tile_product<Unit, 4>, tile_product<Unit, 5>, tile_product<Unit, 6>,
-                                          tile_product<Unit, 7>, tile_product<Unit, 8>};
-  const int64_t n_units = w.n_cols / (32 * Unit::SUBS);
-  for (int64_t t = tile_begin; t < tile_end; ++t) {
-    const uint8_t *tile = w.tiles + t * n_units * Unit::BYTES;
-    float *column = y + (t - tile_begin) * edgedec::TILE_ROWS;
-    for (int64_t i = row_begin; i < row_end; i += MAX_ROWS) {
-      const int n = row_end - i < MAX_ROWS ? (int)(row_end - i) : MAX_ROWS;
-      const ActivationBlock *group = a.blocks + i / GROUP_ROWS * (a.n / 32);
-      products[n - 1](tile, n_units, group, (int)(i % GROUP_ROWS), column + (i - row_begin) * stride, stride);
-    }
-  }
-}
-
-#if EDGEDEC_SIMD == 4
-#include "matmul_halves.inl"
-#define PRODUCT(unit, halves) product_of_halves<unit, halves>
-#else
-#define PRODUCT(unit, halves) quantized_product<unit>
-#endif
 
 template <Floats (*LOAD)(const void *), int BYTES>
 void float_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,

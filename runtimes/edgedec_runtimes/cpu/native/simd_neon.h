@@ -1,4 +1,4 @@
-// NEON with the dot product instructions (Armv8.2): 4 lanes.
+// NEON with the dot products of Armv8.2, and with i8mm where EDGEDEC_SIMD is 5: 4 lanes. matmul_neon.inl has the products.
 #pragma once
 #include <arm_neon.h>
 #include <stdint.h>
@@ -7,7 +7,7 @@
 namespace {
 
 constexpr int LANES = 4;
-constexpr int MAX_ROWS = 8;
+constexpr int MAX_ROWS = 16;
 using Bytes = uint8x16_t;
 using Ints = int32x4_t;
 using Floats = float32x4_t;
@@ -25,25 +25,6 @@ inline Bytes shift_bytes(Bytes x) {
 inline Ints set_ints(int32_t x) { return vdupq_n_s32(x); }
 template <int N>
 inline Ints shift_ints(Ints x) { return N == 0 ? x : vshlq_n_s32(x, N); }
-
-// sums[m] += the products of G groups of 4 columns with row m of the activations (32 bytes from row to row).
-template <int BITS, int G, int N>
-inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
-  UNROLL for (int g = 0; g < G; g += 4)
-    UNROLL for (int m = 0; m < N; ++m) {
-      const int8x16_t four = vld1q_s8(a + 32 * m + 4 * g);
-      sums[m] = vdotq_laneq_s32(sums[m], vreinterpretq_s8_u8(w[g]), four, 0);
-      sums[m] = vdotq_laneq_s32(sums[m], vreinterpretq_s8_u8(w[g + 1]), four, 1);
-      sums[m] = vdotq_laneq_s32(sums[m], vreinterpretq_s8_u8(w[g + 2]), four, 2);
-      sums[m] = vdotq_laneq_s32(sums[m], vreinterpretq_s8_u8(w[g + 3]), four, 3);
-    }
-}
-
-constexpr bool SIGNED_NEEDS_SUM = false;
-template <int N>
-inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
-  dots<8, 8, N>(sums, w, a);
-}
 
 inline Floats zero() { return vdupq_n_f32(0); }
 inline Floats set(float x) { return vdupq_n_f32(x); }
