@@ -243,6 +243,30 @@ def test_prefill_in_several_chunks(tmp_path: Path, name: str) -> None:
             np.testing.assert_array_equal(bits(both[1].logits), expected[299:300])
 
 
+@pytest.mark.parametrize("kv_type", ["f16", "q4_0"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_long_contexts_on_any_number_of_threads(tmp_path: Path, name: str, kv_type: str) -> None:
+    """Threads share one query's attention over a long context; a step, a chain and a tree have a prefill's bits."""
+    tiny = replace(ARCHITECTURES[name], types=TILE_TYPES, seed=6)
+    path, text = write_tiny(tmp_path / "m.gguf", tiny), tokens(300, 260, 7)
+    parents = np.array([-1, 0, 1, -1, 3, 4], np.int32)  # two equal branches
+    for isa in instruction_sets():
+        with load(path, Kind(name, isa, kv_type), 1) as model:
+            expected = extend(model.session(300), text, (250,))
+        for n_threads in (2, 3):
+            with load(path, Kind(name, isa, kv_type), n_threads) as model:
+                session = model.session(303)
+                session.forward(text[:297], n_past=0)
+                for n_past in (297, 257, 255, 254, 127, 126):
+                    branch = expected[n_past : n_past + 3]
+                    for n in (1, 2):
+                        chain = session.forward(text[n_past : n_past + n], n_past=n_past, rows="all")
+                        np.testing.assert_array_equal(bits(chain.logits), branch[:n])
+                    twice = np.tile(text[n_past : n_past + 3], 2)
+                    tree = session.forward(twice, n_past=n_past, parents=parents, rows="all")
+                    np.testing.assert_array_equal(bits(tree.logits), np.concatenate([branch, branch]))
+
+
 @pytest.mark.model
 def test_a_real_model_in_chunks_and_steps(real: Case) -> None:
     """Single steps on one thread, one forward on two, and chunks."""

@@ -11,7 +11,7 @@ namespace edgedec {
 namespace {
 
 constexpr int PIECES_PER_THREAD = 4;
-constexpr size_t MOST_KEPT = 1 << 23;  // the most floats of attention's spans that threads keep for one another
+constexpr int OWN_ROWS = 32;  // the most rows that all threads together normalize where each does so for itself
 constexpr int64_t BAND_ELEMENTS = 1 << 18;  // the most elements of a band of activations: they stay in the L2 cache
 
 int64_t band_rows(int64_t n_cols) {
@@ -116,17 +116,24 @@ void Run::embed(int thread) {
   }
 }
 
-// Normalize the given rows of x, and return them as activations, in order. A single row is normalized by each thread for
-// itself, which takes less time than to wait for another one that does.
+// Normalize the given rows of x, and return them as activations, in order. A few rows are normalized by each thread for
+// itself, which takes less time than to wait for the others and to fetch what they wrote. Pieces are whole groups of rows,
+// as the rows of a group share cache lines.
 const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory) {
-  const bool is_own = rows.size() == 1;
-  const Activations &to = is_own ? m_.own_normed[(size_t)thread].view() : m_.normed.view();
-  for (int i = is_own ? 0 : take(thread); i < (int)rows.size(); i = is_own ? 1 : take(thread)) {
-    k_.rms_norm(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, weight.data(), c_.rms_epsilon, c_.n_embd, memory);
-    k_.quantize(to, i, 0, c_.n_embd, memory);
+  const int n = (int)rows.size();
+  const auto group = [&](const Activations &to, int first) {
+    for (int i = first; i < std::min(n, first + GROUP_ROWS); ++i) {
+      k_.rms_norm(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, weight.data(), c_.rms_epsilon, c_.n_embd, memory);
+      k_.quantize(to, i, 0, c_.n_embd, memory);
+    }
+  };
+  if (n <= GROUP_ROWS && n * m_.pool.size() <= OWN_ROWS) {
+    group(m_.own_normed[(size_t)thread].view(), 0);
+    return m_.own_normed[(size_t)thread].view();
   }
-  if (!is_own) next_stage(thread, EC_OP_NORM);
-  return to;
+  for (int first; (first = take(thread) * GROUP_ROWS) < n;) group(m_.normed.view(), first);
+  next_stage(thread, EC_OP_NORM);
+  return m_.normed.view();
 }
 
 // Call work(panel, begin, end) for all panels and bands of rows. A piece is several panels that follow one another, so that
@@ -154,7 +161,7 @@ void Run::products(int thread, int operation, const Activations &a, int64_t n_ro
     const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (w.n_rows + 15) / 16);
     const int64_t columns = std::min<int64_t>(PANEL_ROWS, w.n_rows - panel * PANEL_ROWS);
     float *out = target->out + panel * PANEL_ROWS;
-    const bool in_place = add_to == nullptr && columns == PANEL_ROWS;  // a shorter panel's last tile may be wider than the matrix
+    const bool in_place = add_to == nullptr && columns == PANEL_ROWS;  // a shorter panel's tiles may be wider than the matrix
     if (in_place) k_.matmul(w, tile, last, a, begin, end, out + begin * target->stride, target->stride);
     else k_.matmul(w, tile, last, a, begin, end, memory, PANEL_ROWS);
     for (int64_t r = begin; r < end; ++r) {
@@ -261,9 +268,7 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
   const size_t panel = 2 * BAND * PANEL_ROWS, row = (size_t)std::max(model.config.n_embd, model.config.head_dim);
   const size_t scratch = std::max({panel, row, attention_scratch(model, plan)});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
-  const size_t kept = (size_t)plan.n_rows * (size_t)model.config.n_head * (size_t)plan.n_spans() * (size_t)(model.config.head_dim + 2);
-  if (plan.n_rows <= CUT_ROWS && kept > model.kept.size() && kept <= MOST_KEPT) model.kept.resize(kept);
-  if (kept > MOST_KEPT) model.kept.clear();  // spans are not cut then
+  model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));
   Run run(model, plan, logits, cancel);
   if (model.streamer.started()) begin_streaming(model, plan);
   if (model.streamer.started() || model.row_file.is_open()) read_rows(model, plan);

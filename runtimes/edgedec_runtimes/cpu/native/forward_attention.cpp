@@ -11,6 +11,8 @@ namespace {
 constexpr int QUERY_GROUP = 8;         // queries that share what a kernel loads
 constexpr int CHUNKS_PER_THREAD = 3;   // with fewer chunks of queries, spans are cut as well
 constexpr int PIECES_PER_THREAD = 6;   // there are then
+constexpr int CUT_ROWS = 32;           // the most rows of a forward whose spans are cut
+constexpr size_t MOST_KEPT = 1 << 21;  // the most floats of spans that threads keep for one another
 
 }  // namespace
 
@@ -30,7 +32,7 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   if (stopped) return false;
   release(thread, EC_PART_QKV, l);
   write_keys_and_values(thread, l, layer, rows, memory);
-  attend(thread, l, layer, rows, memory);
+  attend(thread, l, rows, memory);
   if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
   add_product(thread, EC_OP_ATTN_OUT, m_.attended.view(), rows, layer.matrices[EC_ATTN_OUT],
               layer.vectors[EC_POST_ATTN_NORM], memory);
@@ -38,24 +40,33 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   return true;
 }
 
-// Add biases, apply the norms of heads, rotate, and write the keys and values to the cache.
+// Add biases, apply the norms of heads, rotate, and write the keys and values to the cache. A piece is one key-value head of
+// some rows: neighbours, as the keys of 16 tokens share cache lines.
 void Run::write_keys_and_values(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
-  const int32_t per_row = c_.n_head_kv, group = c_.n_head / c_.n_head_kv, d = c_.head_dim;
-  for (int piece; (piece = take(thread)) < (int)rows.size() * per_row;) {
-    const int i = piece / per_row, head = piece % per_row;
-    const RowInfo &row = plan_.rows[(size_t)rows[(size_t)i]];
-    const float *cos_sin = m_.cos_sin[layer.sliding].data() + (int64_t)rows[(size_t)i] * c_.n_rot;
-    float *base = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv());
-    for (int32_t h = head * group; h < (head + 1) * group; ++h)
-      prepare_head(base + h * d, layer.vectors[EC_Q_BIAS], h, layer.vectors[EC_Q_NORM], cos_sin, memory);
-    float *keys = base + m_.n_q() + head * d, *values = keys + m_.n_kv();
-    KVCache &cache = plan_.items[row.item].session->cache;
-    prepare_head(keys, cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS], head, layer.vectors[EC_K_NORM], cos_sin, memory);
-    const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
-    if (!bias.empty()) k_.add(values, bias.data() + head * d, d);
-    cache.write(k_, l, head, row.slot, keys, values);
+  const int n = (int)rows.size(), n_together = n > KEY_BLOCK ? KEY_BLOCK : 4;
+  for (int piece; (piece = take(thread)) < (n + n_together - 1) / n_together * c_.n_head_kv;) {
+    const int first = piece / c_.n_head_kv * n_together;
+    for (int i = first; i < std::min(n, first + n_together); ++i)
+      write_head(l, layer, i, plan_.rows[(size_t)rows[(size_t)i]], piece % c_.n_head_kv, memory);
   }
   next_stage(thread, EC_OP_ROPE);
+}
+
+// Do so for row i of those that run this block.
+void Run::write_head(int32_t l, const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory) {
+  const int32_t group = c_.n_head / c_.n_head_kv, d = c_.head_dim;
+  const int64_t number = &row - plan_.rows.data();
+  const float *cos_sin = m_.cos_sin[layer.sliding].data() + number * c_.n_rot;
+  float *base = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv());
+  for (int32_t h = head * group; h < (head + 1) * group; ++h)
+    prepare_head(base + h * d, layer.vectors[EC_Q_BIAS], h, layer.vectors[EC_Q_NORM], cos_sin, memory);
+  float *keys = base + m_.n_q() + head * d, *values = keys + m_.n_kv();
+  KVCache &cache = plan_.items[row.item].session->cache;
+  const std::vector<float> &key_bias = cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS];
+  prepare_head(keys, key_bias, head, layer.vectors[EC_K_NORM], cos_sin, memory);
+  const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
+  if (!bias.empty()) k_.add(values, bias.data() + head * d, d);
+  cache.write(k_, l, head, row.slot, keys, values);
 }
 
 void Run::prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
@@ -75,36 +86,44 @@ struct Run::AttentionCut {
   int64_t chunk, n_chunks, n_parts;
 };
 
+struct Run::AttentionPiece {
+  RowRange range;  // the item's rows
+  AttentionCut of;
+  int64_t head, first_query, part;
+  int64_t number;  // of the chunk, among those of all items and heads
+};
+
 Run::AttentionCut Run::cut(const RowRange &range, size_t n_ranges) const {
   const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t n_queries = (int64_t)(range.end - range.begin) * (c_.n_head / c_.n_head_kv), n_threads = m_.pool.size();
-  const int64_t n_heads = (int64_t)n_ranges * c_.n_head_kv, n_spans = plan_.n_spans(), wanted = CHUNKS_PER_THREAD * n_threads;
-  const bool may_cut_spans = n_threads > 1 && !m_.kept.empty() && plan_.n_rows <= CUT_ROWS;
+  const int64_t n_heads = (int64_t)n_ranges * c_.n_head_kv, wanted = CHUNKS_PER_THREAD * n_threads;
   const int64_t least = divided(n_queries, divided(wanted, n_heads));
   const int64_t chunk = std::min<int64_t>(divided(least, QUERY_GROUP) * QUERY_GROUP, MAX_QUERIES);
   const int64_t n_chunks = divided(n_queries, chunk), n_pieces = n_heads * n_chunks;
-  if (!may_cut_spans || n_pieces >= wanted) return {chunk, n_chunks, 1};
-  return {chunk, n_chunks, std::min(n_spans, divided(PIECES_PER_THREAD * n_threads, n_pieces))};
+  if (n_kept_ == 0 || n_pieces >= wanted) return {chunk, n_chunks, 1};
+  return {chunk, n_chunks, std::min(plan_.n_spans(), divided(PIECES_PER_THREAD * n_threads, n_pieces))};
 }
 
-void Run::attend(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
+// Find a piece of layer l by its number; return false behind the last one.
+bool Run::find_piece(int32_t l, int64_t number, AttentionPiece &piece) const {
   const std::vector<RowRange> &ranges = plan_.ranges(l);
-  for (int taken; (taken = take(thread)) >= 0;) {
-    int64_t piece = taken, n_before = 0;
-    size_t i = 0;
-    for (; i < ranges.size(); ++i) {
-      const AttentionCut of = cut(ranges[i], ranges.size());
-      const int64_t n_chunks = of.n_chunks * c_.n_head_kv;
-      if (piece < n_chunks * of.n_parts) {  // the last chunk, which sees most, comes first
-        const int64_t which = n_chunks - 1 - piece / of.n_parts;
-        attend_chunk(l, layer, rows, ranges[i], of, which, n_before + which, piece % of.n_parts, memory);
-        break;
-      }
-      piece -= n_chunks * of.n_parts;
-      n_before += n_chunks;
+  piece.number = 0;
+  for (const RowRange &range : ranges) {
+    const AttentionCut of = cut(range, ranges.size());
+    const int64_t n_chunks = of.n_chunks * c_.n_head_kv;
+    if (number < n_chunks * of.n_parts) {
+      const int64_t chunk = n_chunks - 1 - number / of.n_parts;  // the last rows, which see most, come first
+      piece = {range, of, chunk % c_.n_head_kv, chunk / c_.n_head_kv * of.chunk, number % of.n_parts, piece.number + chunk};
+      return true;
     }
-    if (i == ranges.size()) break;
+    number -= n_chunks * of.n_parts;
+    piece.number += n_chunks;
   }
+  return false;
+}
+
+void Run::attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
+  for (AttentionPiece piece; find_piece(l, take(thread), piece);) attend_piece(l, rows, piece, memory);
   next_stage(thread, EC_OP_ATTENTION);
   if (c_.head_dim % 32 == 0 || m_.attended.view().blocks == nullptr) return;
   for (int i; (i = take(thread)) < (int)rows.size();)
@@ -112,67 +131,79 @@ void Run::attend(int thread, int32_t l, const Layer &layer, const std::vector<in
   next_stage(thread, EC_OP_ATTENTION);
 }
 
-// The floats of scratch memory that attention needs.
 size_t attention_scratch(const ec_model &model, const Plan &plan) {
   const size_t d = (size_t)model.config.head_dim, tree = (size_t)(plan.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
   return MAX_QUERIES * (d + SPAN_TOKENS) + QUERY_GROUP * (d + tree) + (SPAN_TOKENS + PAGE_TOKENS) * d;
 }
 
-void Run::attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t> &rows, const RowRange &range,
-                       const AttentionCut &of, int64_t which, int64_t number, int64_t part, float *memory) {
-  const int64_t group = c_.n_head / c_.n_head_kv, d = c_.head_dim, head = which % c_.n_head_kv;
-  const int64_t first = which / c_.n_head_kv * of.chunk;
-  const int64_t n = std::min<int64_t>(of.chunk, (int64_t)(range.end - range.begin) * group - first);
-  const ec_item &item = plan_.items[plan_.rows[(size_t)rows[range.begin]].item];
+size_t attention_kept(const ec_model &model, const Plan &plan) {
+  if (model.pool.size() == 1 || plan.n_rows > CUT_ROWS) return 0;
+  const size_t n_queries = (size_t)plan.n_rows * (size_t)model.config.n_head;
+  const size_t n = n_queries * (size_t)plan.n_spans() * (size_t)(model.config.head_dim + 2);
+  return n <= MOST_KEPT ? n : 0;
+}
+
+// Describe the keys and values of one layer and head for attention, and where its scratch memory is.
+AttentionWork Run::work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const {
   const KVCache &cache = item.session->cache;
+  const std::vector<float> &bias = m_.layers[(size_t)l].vectors[EC_K_BIAS];
+  const int64_t d = c_.head_dim;
   AttentionWork w{};
   w.head_dim = c_.head_dim;
-  w.n_queries = (int32_t)n;
   w.layout = cache.shape().layout;
   w.rotations = cache.shape().rotations();
   w.n_rot = cache.shape().n_rot;
   w.rope_interleaved = c_.rope_interleaved != 0;
-  if (w.n_rot > 0 && !layer.vectors[EC_K_BIAS].empty()) w.key_bias = layer.vectors[EC_K_BIAS].data() + head * d;
+  if (w.n_rot > 0 && !bias.empty()) w.key_bias = bias.data() + head * d;
   w.pages = cache.pages();
   w.offset = cache.shape().offset(l, (int32_t)head);
   w.n_prefix = item.n_past;
   w.n_slots = item.n_past + item.n_rows;
   w.scale = c_.attention_scale;
+  w.n_spans = plan_.n_spans();
   w.packed = memory;
   w.weights = w.packed + MAX_QUERIES * d;
   w.sums = w.weights + MAX_QUERIES * SPAN_TOKENS;
   w.tree_scores = w.sums + QUERY_GROUP * d;
   w.tree_stride = (plan_.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
   w.unpacked = w.tree_scores + QUERY_GROUP * w.tree_stride;
-  int64_t at[MAX_QUERIES], begin = INT64_MAX, end = 0;
-  for (int64_t q = 0; q < n; ++q) {
-    const int64_t i = (int64_t)range.begin + (first + q) / group, h = head * group + (first + q) % group;
+  return w;
+}
+
+void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory) {
+  const int64_t group = c_.n_head / c_.n_head_kv, d = c_.head_dim, begin = (int64_t)piece.range.begin;
+  const int64_t n_queries = (int64_t)(piece.range.end - piece.range.begin) * group;
+  const ec_item &item = plan_.items[plan_.rows[(size_t)rows[piece.range.begin]].item];
+  AttentionWork w = work_of(l, piece.head, item, memory);
+  w.n_queries = (int32_t)std::min(piece.of.chunk, n_queries - piece.first_query);
+  int64_t at[MAX_QUERIES], first = INT64_MAX, last = 0;
+  for (int32_t q = 0; q < w.n_queries; ++q) {
+    const int64_t query = piece.first_query + q, i = begin + query / group, h = piece.head * group + query % group;
     const RowInfo &row = plan_.rows[(size_t)rows[(size_t)i]];
     at[q] = i * m_.n_q() + h * d;
     w.query[q] = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv()) + h * d;
     w.out[q] = m_.attention.data() + at[q];
     w.visible[q] = row.position + 1;
-    w.start[q] = layer.sliding ? std::max(0, row.position + 1 - c_.sliding_window) : 0;
+    w.start[q] = m_.layers[(size_t)l].sliding ? std::max(0, row.position + 1 - c_.sliding_window) : 0;
     w.path[q] = item.parents != nullptr ? plan_.paths.data() + row.path_begin : nullptr;
-    begin = std::min<int64_t>(begin, w.start[q] / SPAN_TOKENS);
-    end = std::max<int64_t>(end, row.position / SPAN_TOKENS + 1);
+    first = std::min<int64_t>(first, w.start[q] / SPAN_TOKENS);
+    last = std::max<int64_t>(last, row.position / SPAN_TOKENS + 1);
   }
-  const int64_t per_part = (end - begin + of.n_parts - 1) / of.n_parts;
-  w.span_begin = std::min(end, begin + part * per_part);
-  w.span_end = std::min(end, w.span_begin + per_part);
-  w.n_spans = plan_.n_spans();
-  const int64_t query = head * (int64_t)rows.size() * group + (int64_t)range.begin * group + first;
-  if (of.n_parts > 1) w.kept = m_.kept.data() + query * w.n_spans * (d + 2);
+  const int64_t n_parts = piece.of.n_parts, per_part = (last - first + n_parts - 1) / n_parts;
+  w.span_begin = std::min(last, first + piece.part * per_part);
+  w.span_end = std::min(last, w.span_begin + per_part);
+  if (n_parts > 1)
+    w.kept = m_.kept.data() + ((piece.head * (int64_t)rows.size() + begin) * group + piece.first_query) * w.n_spans * (d + 2);
   k_.attend(w);
-  if (of.n_parts > 1) {
-    std::atomic<int64_t> &n_finished = n_finished_[(size_t)number];
-    if (n_finished.fetch_add(1, std::memory_order_acq_rel) != of.n_parts - 1) return;
+  if (n_parts > 1) {  // the thread that finishes the last part joins all of them
+    std::atomic<int64_t> &n_finished = n_finished_[(size_t)piece.number];
+    if (n_finished.fetch_add(1, std::memory_order_acq_rel) != n_parts - 1) return;
     n_finished.store(0, std::memory_order_relaxed);
     k_.join_spans(w);
   }
-  for (int64_t q = 0; q < n; ++q)
+  for (int32_t q = 0; q < w.n_queries; ++q)
     if (d % 32 == 0 || m_.attended.view().blocks == nullptr)
-      k_.quantize(m_.attended.view(), at[q] / m_.n_q(), at[q] % m_.n_q(), d, m_.attention.data() + at[q]);
+      k_.quantize(m_.attended.view(), at[q] / m_.n_q(), at[q] % m_.n_q(), d, w.out[q]);
 }
 
 }  // namespace edgedec

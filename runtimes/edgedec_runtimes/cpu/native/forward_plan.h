@@ -29,7 +29,9 @@ struct Plan {
   std::vector<std::vector<RowRange>> attn_ranges;  // by layer: the rows of each item among attn_rows
 
   const std::vector<int32_t> &attn(int32_t layer) const { return attn_rows.empty() ? all_rows : attn_rows[(size_t)layer]; }
-  const std::vector<RowRange> &ranges(int32_t layer) const { return attn_ranges.empty() ? all_ranges : attn_ranges[(size_t)layer]; }
+  const std::vector<RowRange> &ranges(int32_t layer) const {
+    return attn_ranges.empty() ? all_ranges : attn_ranges[(size_t)layer];
+  }
   int64_t n_spans() const { return (most_slots + SPAN_TOKENS - 1) / SPAN_TOKENS; }
   const std::vector<int32_t> &mlp(int32_t layer) const { return mlp_rows.empty() ? all_rows : mlp_rows[(size_t)layer]; }
 };

@@ -16,11 +16,12 @@ namespace edgedec {
 
 constexpr int PANEL_TILES = 2;  // a panel is 32 rows of a matrix: their products are one block of quantized activations
 constexpr int PANEL_ROWS = PANEL_TILES * TILE_ROWS;
-constexpr int CUT_ROWS = 32;  // the most rows of a forward for which threads share the spans of a query's attention
 constexpr int BAND = 64;  // the most activations that pass a panel together
 
-// The floats of a thread's memory that attention needs.
+// Return the floats of scratch memory that attention needs for each thread.
 size_t attention_scratch(const ec_model &model, const Plan &plan);
+// Return the floats that threads keep of the spans of attention, for one of them to join; 0 where no spans are cut.
+size_t attention_kept(const ec_model &model, const Plan &plan);
 
 class Run {
  public:
@@ -61,13 +62,16 @@ class Run {
   // --- forward_attention.cpp ---
   bool attention_block(int thread, int32_t l, float *memory);
   void write_keys_and_values(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
+  void write_head(int32_t l, const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory);
   void prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
                     const float *cos_sin, float *memory);
-  void attend(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
+  void attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
   struct AttentionCut;
+  struct AttentionPiece;
   AttentionCut cut(const RowRange &range, size_t n_ranges) const;
-  void attend_chunk(int32_t l, const Layer &layer, const std::vector<int32_t> &rows, const RowRange &range,
-                    const AttentionCut &of, int64_t which, int64_t number, int64_t part, float *memory);
+  bool find_piece(int32_t l, int64_t number, AttentionPiece &piece) const;
+  AttentionWork work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const;
+  void attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory);
 
   // Take a piece of the current stage; the stage's pieces are numbered from 0.
   int take(int thread) { return counters_[stages_[(size_t)thread].number % 3].take(); }
@@ -90,8 +94,9 @@ class Run {
   const std::vector<float> none_;
   const bool streamed_ = m_.streamer.started();
   Counter counters_[3];
-  std::vector<std::atomic<int64_t>> n_finished_ = std::vector<std::atomic<int64_t>>(
-      plan_.n_rows > CUT_ROWS ? 0 : (size_t)(plan_.n_rows * c_.n_head));  // parts of each chunk of queries
+  const size_t n_kept_ = attention_kept(m_, plan_);
+  std::vector<std::atomic<int64_t>> n_finished_ =  // parts of each chunk of queries
+      std::vector<std::atomic<int64_t>>(n_kept_ == 0 ? 0 : (size_t)(plan_.n_rows * c_.n_head));
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
   struct alignas(64) Stage { int64_t number = 0; };
   std::vector<Stage> stages_ = std::vector<Stage>((size_t)m_.pool.size());

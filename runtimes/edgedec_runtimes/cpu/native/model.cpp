@@ -105,7 +105,7 @@ void ec_model::finish() {
   attention.resize(rows * (size_t)n_q());
   for (auto &table : cos_sin) table.resize(rows * (size_t)c.n_rot);
   normed = ActivationBuffer(max_rows, c.n_embd, quantized[0], floats[0]);
-  for (int i = 0; i < pool.size(); ++i) own_normed.emplace_back(1, c.n_embd, quantized[0], floats[0]);
+  for (int i = 0; i < pool.size(); ++i) own_normed.emplace_back(GROUP_ROWS, c.n_embd, quantized[0], floats[0]);
   attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);
   gated = ActivationBuffer(max_rows, c.n_ff, quantized[2], floats[2]);
   thread_memory.resize((size_t)pool.size());

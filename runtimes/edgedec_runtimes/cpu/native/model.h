@@ -74,7 +74,7 @@ struct ec_model {
   std::vector<float> branch;            // [rows][n_embd], a block's output before its norm
   std::vector<float> cos_sin[2];        // [rows][n_rot], plain and for sliding layers
   edgedec::ActivationBuffer normed, attended, gated;
-  std::vector<edgedec::ActivationBuffer> own_normed;  // of each thread, for one row
+  std::vector<edgedec::ActivationBuffer> own_normed;  // of each thread, for one group of rows
   std::vector<std::vector<float>> thread_memory;  // a panel, a row, scores
 
   int64_t n_q() const { return (int64_t)config.n_head * config.head_dim; }

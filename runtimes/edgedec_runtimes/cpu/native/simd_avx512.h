@@ -120,7 +120,8 @@ inline float sum_lanes(Floats x) { return sum_lanes(_mm256_add_ps(_mm512_castps5
 inline float max_lanes(Floats x) { return max_lanes(_mm256_max_ps(_mm512_extractf32x8_ps(x, 1), _mm512_castps512_ps256(x))); }
 // The greatest of lanes that are not negative, as in max_magnitude.
 inline float max_magnitude_lanes(Floats x) {
-  const __m256i a = _mm256_max_epi32(_mm512_castsi512_si256(_mm512_castps_si512(x)), _mm512_extracti32x8_epi32(_mm512_castps_si512(x), 1));
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m256i a = _mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti32x8_epi32(bits, 1));
   return max_magnitude_lanes(_mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
 }
 // The sum of 16 int8.
