@@ -85,7 +85,7 @@ def forwards(path: Path, folder: Path, n_threads: int, n_runs: int) -> dict[str,
     for state in ("small", "huge"):
         put_in_cache(tile_file(folder / state), state)
     for way, (state, mode) in WAYS.items():
-        huge_pages.read_in_huge_pages = lambda *_: False  # type: ignore[assignment]
+        huge_pages.read_in_huge_pages = lambda *_: False
         options = LoadOptions(
             n_ctx=512, max_rows=16, n_threads=n_threads, tile_cache=True, cache_dir=folder / state, huge_pages=mode
         )
