@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from provenance import provenance
 
+from edgedec.counted import counted
 from edgedec.loading.resolve import resolve
 from edgedec.model import LoadOptions, Session
 from edgedec.resolver import ResolveOptions
@@ -145,7 +146,7 @@ def main() -> None:
         figures["starts"] = starts(path, args.folder, args.starts)
     for n_threads in args.threads:
         found = forwards(path, args.folder, n_threads, args.runs)
-        figures.setdefault("forwards_ms", {})[f"{n_threads} threads"] = found
+        figures.setdefault("forwards_ms", {})[counted(n_threads, "thread")] = found
     for name in ("starts", "forwards_ms"):
         print(json.dumps(figures.get(name), indent=1))
     if args.json_out:

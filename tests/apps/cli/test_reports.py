@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support.command_line import run_here, run_process
 
+from edgedec.memory.system import HugePages
+
 
 @pytest.fixture
 def own_models(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -23,6 +25,29 @@ def test_reports_come_as_text_and_as_json(own_models: Path, args: tuple[str, ...
     assert (text.err, as_json.err) == ("", "")
     assert text.text.count("\n") > 3
     assert isinstance(json.loads(as_json.out), dict)
+
+
+@pytest.mark.parametrize(
+    ("pages", "told"),
+    [
+        (HugePages(2 << 20, "madvise"), "2048 KiB each, for private memory where a program asks"),
+        (HugePages(32 << 20, "always"), "32768 KiB each, for all private memory"),
+        (HugePages(2 << 20, "never"), "2048 KiB each, not for private memory (transparent_hugepage/enabled is never)"),
+        (None, "none"),
+    ],
+)
+def test_doctor_tells_of_huge_pages(monkeypatch: pytest.MonkeyPatch, pages: HugePages | None, told: str) -> None:
+    """Which ones the system gives, also where it has none."""
+    monkeypatch.setattr("edgedec.memory.system.huge_pages", lambda: pages)
+    monkeypatch.setattr("edgedec_apps.cli.commands.doctor.ask_runtimes", lambda _: {})
+    assert json.loads(run_here("doctor", "--json").out)["memory"]["huge pages"] == told
+
+
+def test_other_words_for_huge_pages_are_refused(own_models: Path) -> None:
+    """In the words of the command line, before anything is loaded."""
+    found = run_here("plan", "tiny", "--huge-pages", "yes")
+    assert found.code != 0
+    assert "--huge-pages is 'yes'; it must be auto, on or off" in found.err
 
 
 @pytest.mark.usefixtures("drafting")
