@@ -13,7 +13,7 @@ fi
 build() { # build DIRECTORY CMAKE-OPTIONS...
   local directory=$1
   shift
-  if ! { cmake -S "$here" -B "$directory" -DCMAKE_BUILD_TYPE=Release "$@" && cmake --build "$directory" --target kernels_test; } \
+  if ! { cmake -S "$here" -B "$directory" -DCMAKE_BUILD_TYPE=Release "$@" && cmake --build "$directory" --target kernels_test threads_test; } \
     >"$directory.log" 2>&1; then
     cat "$directory.log"
     return 1
@@ -25,6 +25,7 @@ echo "kernels of this processor ($(uname -m))"
 build "$work/here"
 status=0
 "$work/here/kernels_test" || status=1
+"$work/here/threads_test" || status=1
 
 [ "$(uname -m)" = aarch64 ] && exit $status
 compiler=aarch64-linux-gnu-g++
@@ -35,6 +36,7 @@ if ! command -v "$compiler" >/dev/null || [ -z "$emulator" ]; then
 fi
 echo "kernels of 64-bit Arm, emulated"
 build "$work/arm" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER="$compiler"
+<<<<<<< HEAD
 emulated() { # emulated PROCESSOR [ARGUMENT]: kernels_test on one of the emulator's processors
   "$emulator" -L /usr/aarch64-linux-gnu -cpu "$1" "$work/arm/kernels_test" "${@:2}"
 }
@@ -44,4 +46,8 @@ for expected in "max:i8mm neon portable" "cortex-a76:neon portable" "cortex-a72:
   found=$(emulated "${expected%%:*}" sets | xargs)
   [ "$found" = "${expected#*:}" ] || { echo "instruction sets of $expected, but found: $found"; status=1; }
 done
+=======
+"$emulator" -L /usr/aarch64-linux-gnu -cpu max "$work/arm/kernels_test" || status=1
+"$emulator" -L /usr/aarch64-linux-gnu -cpu max "$work/arm/threads_test" || status=1
+>>>>>>> 9ac6084 (No thread waits for one whose core is busy elsewhere: shares by speed, work stealing, and pieces computed again)
 exit $status

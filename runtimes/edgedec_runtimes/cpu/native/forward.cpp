@@ -10,7 +10,8 @@
 namespace edgedec {
 namespace {
 
-constexpr int PIECES_PER_THREAD = 4;
+constexpr int PIECES_PER_THREAD = 4;  // at least
+constexpr int64_t PIECE_BYTES = 128 * 1024;  // of tiles, at most; reading and multiplying them takes some 10 microseconds
 constexpr int OWN_ROWS = 32;  // the most rows that all threads together normalize where each does so for itself
 constexpr int64_t BAND_ELEMENTS = 1 << 18;  // the most elements of a band of activations: they stay in the L2 cache
 
@@ -67,40 +68,52 @@ void read_rows(ec_model &model, const Plan &plan) {
 
 }  // namespace
 
+Run::Run(ec_model &model, const Plan &plan, float *logits, const volatile int32_t *cancel)
+    : m_(model), c_(model.config), k_(*model.kernels), plan_(plan), logits_(logits), cancel_(cancel),
+      stages_(cuts_by_speed(model.speeds), most_pieces()) {}
+
 void Run::operator()(int thread) {
   float *memory = m_.thread_memory[(size_t)thread].data();
   embed(thread);
-  next_stage(thread, EC_OP_OTHER);
+  end_stage(thread, EC_OP_OTHER);
   for (int32_t l = 0; l < c_.n_layer; ++l) {
     if (!attention_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
-    if (thread == 0) copy_taps(l);  // before it ends a stage that changes x
+    copy_taps(thread, l);
   }
   head(thread, memory);
 }
 
-// Thread 0 decides at the beginning of a block whether the forward stops. All threads read so after the block's products,
-// and there is another barrier before the next decision.
-void Run::look_for_cancel(int thread) {
-  if (thread == 0 && cancel_ != nullptr && *cancel_ != 0) stopped = true;
+// Return at least the number of pieces of any stage that is cut into pieces of two parts.
+int64_t Run::most_pieces() const {
+  const int64_t widest = std::max<int64_t>({c_.n_vocab, c_.n_ff, c_.n_embd, m_.n_q() + 2 * m_.n_kv()});
+  const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
+  return (widest / PANEL_ROWS + 3) * bands;
 }
 
-// End a stage: all threads wait for one another, and the counter of pieces starts again.
-void Run::next_stage(int thread, int operation) {
-  m_.pool.barrier();
-  // Three counters take turns, so that no thread uses the one that is reset.
-  const int64_t stage = ++stages_[(size_t)thread].number;
+// Note that a stage of this operation is over.
+void Run::end_stage(int thread, int operation) {
   if (thread != 0) return;
-  counters_[(stage + 1) % 3].reset();
   const auto now = std::chrono::steady_clock::now();
   m_.seconds[operation] += std::chrono::duration<double>(now - last_).count();
   last_ = now;
 }
 
+// Return whether the forward goes on. A thread may leave that others do not follow at once: they do its work. With streamed
+// weights all leave at the same stage, as the others would wait for parts that thread 0 does not fetch.
+bool Run::goes_on(int thread) {
+  const auto look = [&](int64_t) {
+    if (cancel_ != nullptr && *cancel_ != 0) stopped.store(true, std::memory_order_relaxed);
+  };
+  if (streamed_) stages_.each(thread, 1, look);
+  else look(0);
+  return !stopped.load(std::memory_order_relaxed);
+}
+
 void Run::embed(int thread) {
-  for (int r; (r = take(thread)) < plan_.n_rows;) {
+  stages_.each(thread, plan_.n_rows, [&](int64_t r) {
     const RowInfo &row = plan_.rows[(size_t)r];
     const ec_item &item = plan_.items[row.item];
-    float *x = m_.x.data() + (int64_t)r * c_.n_embd;
+    float *x = m_.x.data() + r * c_.n_embd;
     if (item.hidden != nullptr) {
       memcpy(x, item.hidden + (int64_t)row.index * c_.n_embd, (size_t)c_.n_embd * sizeof(float));
     } else {
@@ -109,70 +122,92 @@ void Run::embed(int thread) {
       if (c_.embedding_scale != 1.0f)
         for (int32_t i = 0; i < c_.n_embd; ++i) x[i] *= c_.embedding_scale;
     }
-    fill_rope(m_.cos_sin[0].data() + (int64_t)r * c_.n_rot, m_.rope_frequencies, row.position);
+    fill_rope(m_.cos_sin[0].data() + r * c_.n_rot, m_.rope_frequencies, row.position);
     if (c_.sliding_pattern > 0)
-      fill_rope(m_.cos_sin[1].data() + (int64_t)r * c_.n_rot, m_.rope_frequencies_sliding, row.position);
-    item.session->cache.write_rotation(row.slot, m_.cos_sin[0].data() + (int64_t)r * c_.n_rot);
-  }
+      fill_rope(m_.cos_sin[1].data() + r * c_.n_rot, m_.rope_frequencies_sliding, row.position);
+    item.session->cache.write_rotation(row.slot, m_.cos_sin[0].data() + r * c_.n_rot);
+  });
 }
 
 // Normalize the given rows of x, and return them as activations, in order. A few rows are normalized by each thread for
 // itself, which takes less time than to wait for the others and to fetch what they wrote. Pieces are whole groups of rows,
 // as the rows of a group share cache lines.
+// (A thread that is late may read an x that has gone on. It finds nothing to multiply then.)
 const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory) {
-  const int n = (int)rows.size();
-  const auto group = [&](const Activations &to, int first) {
-    for (int i = first; i < std::min(n, first + GROUP_ROWS); ++i) {
+  const int64_t n = (int64_t)rows.size();
+  const auto group = [&](const Activations &to, int64_t first) {
+    for (int64_t i = first; i < std::min(n, first + GROUP_ROWS); ++i) {
       k_.rms_norm(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, weight.data(), c_.rms_epsilon, c_.n_embd, memory);
       k_.quantize(to, i, 0, c_.n_embd, memory);
     }
   };
-  if (n <= GROUP_ROWS && n * m_.pool.size() <= OWN_ROWS) {
+  if (LATE_READS && n <= GROUP_ROWS && n * m_.pool.size() <= OWN_ROWS) {
     group(m_.own_normed[(size_t)thread].view(), 0);
     return m_.own_normed[(size_t)thread].view();
   }
-  for (int first; (first = take(thread) * GROUP_ROWS) < n;) group(m_.normed.view(), first);
-  next_stage(thread, EC_OP_NORM);
+  stages_.each(thread, (n + GROUP_ROWS - 1) / GROUP_ROWS, [&](int64_t piece) { group(m_.normed.view(), piece * GROUP_ROWS); });
+  end_stage(thread, EC_OP_NORM);
   return m_.normed.view();
 }
 
-// Call work(panel, begin, end) for all panels and bands of rows. A piece is several panels that follow one another, so that
-// memory is read in long runs; there are a few pieces for each thread, as some cores may be busy with other work.
-template <class Work>
-void Run::each_panel(int thread, int64_t n_panels, int64_t n_cols, int64_t n_rows, Work work) {
-  const int64_t band = band_rows(n_cols), n_bands = (n_rows + band - 1) / band;
-  const int64_t run = std::max<int64_t>(1, n_panels / (PIECES_PER_THREAD * m_.pool.size()));
-  const int64_t n_runs = (n_panels + run - 1) / run;
-  for (int64_t piece; (piece = take(thread)) < n_runs * n_bands;) {
-    const int64_t first = piece % n_runs * run, last = std::min(first + run, n_panels);
-    const int64_t begin = piece / n_runs * band, end = std::min(begin + band, n_rows);
-    for (int64_t panel = first; panel < last; ++panel) work(panel, begin, end);
-  }
+// Cut the products of n_matrices like w, of n_panels panels each, with n_rows rows. A piece takes some ten microseconds, so
+// that threads end a stage together and none waits long for another.
+Run::Pieces Run::cut(const Matrix &w, int n_matrices, int64_t n_panels, int64_t n_rows) const {
+  const int64_t band = std::min(band_rows(w.n_cols), n_rows), bytes = (int64_t)tile_bytes(w.type, PANEL_ROWS, w.n_cols) * n_matrices;
+  const int64_t most = std::min({PIECE_BYTES / bytes, BAND / band, n_panels / (PIECES_PER_THREAD * m_.pool.size())});
+  const int64_t panels_each = std::max<int64_t>(1, most);
+  return {n_panels, n_rows, panels_each, band, (double)(panels_each * bytes)};
 }
+
+// Call compute(piece) and write(piece), as Stages does.
+template <class Compute, class Write>
+void Run::each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write) {
+  const auto piece_of = [&](int64_t number) -> Piece {
+    const int64_t first = number % pieces.in_band() * pieces.panels_each, begin = number / pieces.in_band() * pieces.band;
+    return {first, std::min(first + pieces.panels_each, pieces.n_panels), begin, std::min(begin + pieces.band, pieces.n_rows)};
+  };
+  stages_.each_of_two_parts(
+      thread, pieces.count(), pieces.bytes, retake_, [&](int64_t number) { compute(piece_of(number)); },
+      [&](int64_t number) { write(piece_of(number)); });
+  end_stage(thread, operation);
+}
+
 // Multiply several matrices with the activations that they share, panel by panel, and write or add the products.
 void Run::products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
               float *memory, const std::vector<int32_t> *add_to) {
   int64_t n_panels = 0;
   for (int t = 0; t < n_targets; ++t) n_panels += panels(*targets[t].matrix);
-  each_panel(thread, n_panels, a.n, n_rows, [&](int64_t panel, int64_t begin, int64_t end) {
+  const Pieces pieces = cut(*targets[0].matrix, 1, n_panels, n_rows);
+  const int64_t stride = pieces.panels_each * PANEL_ROWS;
+  const auto target_of = [&](int64_t *panel) {
     const Target *target = targets;
-    while (panel >= panels(*target->matrix)) panel -= panels(*target++->matrix);
-    const Matrix &w = *target->matrix;
-    const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (w.n_rows + 15) / 16);
-    const int64_t columns = std::min<int64_t>(PANEL_ROWS, w.n_rows - panel * PANEL_ROWS);
-    float *out = target->out + panel * PANEL_ROWS;
-    const bool in_place = add_to == nullptr && columns == PANEL_ROWS;  // a shorter panel's tiles may be wider than the matrix
-    if (in_place) k_.matmul(w, tile, last, a, begin, end, out + begin * target->stride, target->stride);
-    else k_.matmul(w, tile, last, a, begin, end, memory, PANEL_ROWS);
-    for (int64_t r = begin; r < end; ++r) {
-      float *to = out + (add_to != nullptr ? (*add_to)[(size_t)r] : r) * target->stride;
-      const float *from = in_place ? to : memory + (r - begin) * PANEL_ROWS;
-      if (operation == EC_OP_HEAD && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
-      if (add_to != nullptr) k_.add(to, from, columns);
-      else if (!in_place) memcpy(to, from, (size_t)columns * sizeof(float));
+    while (*panel >= panels(*target->matrix)) *panel -= panels(*target++->matrix);
+    return target;
+  };
+  const auto compute = [&](const Piece &piece) {
+    for (int64_t p = piece.first; p < piece.last; ++p) {
+      int64_t panel = p;
+      const Matrix &w = *target_of(&panel)->matrix;
+      const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (w.n_rows + 15) / 16);
+      k_.matmul(w, tile, last, a, piece.begin, piece.end, memory + (p - piece.first) * PANEL_ROWS, stride);
     }
-  });
-  next_stage(thread, operation);
+  };
+  const auto write = [&](const Piece &piece) {
+    for (int64_t p = piece.first; p < piece.last; ++p) {
+      int64_t panel = p;
+      const Target *target = target_of(&panel);
+      const int64_t columns = std::min<int64_t>(PANEL_ROWS, target->matrix->n_rows - panel * PANEL_ROWS);
+      for (int64_t r = piece.begin; r < piece.end; ++r) {
+        const float *from = memory + (r - piece.begin) * stride + (p - piece.first) * PANEL_ROWS;
+        const int64_t row = add_to != nullptr ? (*add_to)[(size_t)r] : r;
+        float *to = target->out + row * target->stride + panel * PANEL_ROWS;
+        if (operation == EC_OP_HEAD && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
+        if (add_to != nullptr) k_.add(to, from, columns);
+        else memcpy(to, from, (size_t)columns * sizeof(float));
+      }
+    }
+  };
+  each_piece(thread, operation, pieces, compute, write);
 }
 
 // Add the product of a matrix to x, after a norm where the architecture has one.
@@ -186,11 +221,11 @@ void Run::add_product(int thread, int operation, const Activations &a, const std
   }
   const Target target = {&w, m_.branch.data(), c_.n_embd};
   products(thread, operation, a, n, &target, 1, memory);
-  for (int i; (i = take(thread)) < n;) {
-    k_.rms_norm(m_.branch.data() + (int64_t)i * c_.n_embd, post_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
+  stages_.each(thread, n, [&](int64_t i) {
+    k_.rms_norm(m_.branch.data() + i * c_.n_embd, post_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
     k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, memory, c_.n_embd);
-  }
-  next_stage(thread, EC_OP_NORM);
+  });
+  end_stage(thread, EC_OP_NORM);
 }
 
 bool Run::mlp_block(int thread, int32_t l, float *memory) {
@@ -198,10 +233,9 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   if (rows.empty()) return true;
   if (!fetch(thread, EC_PART_GATE_UP, l)) return false;
   const Layer &layer = m_.layers[(size_t)l];
-  look_for_cancel(thread);
+  if (!goes_on(thread)) return false;
   const Activations &normed = norm(thread, rows, layer.vectors[EC_FFN_NORM], memory);
   gate_and_up(thread, layer, normed, (int64_t)rows.size(), memory);
-  if (stopped) return false;
   release(thread, EC_PART_GATE_UP, l);
   if (!fetch(thread, EC_PART_DOWN, l)) return false;
   add_product(thread, EC_OP_DOWN, m_.gated.view(), rows, layer.matrices[EC_DOWN], layer.vectors[EC_POST_FFN_NORM],
@@ -213,31 +247,44 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
 // Multiply gate and up. A panel of both gives 32 columns of the gated activations, one block to quantize.
 void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory) {
   const Matrix &gate = layer.matrices[EC_GATE], &up = layer.matrices[EC_UP];
+  const Pieces pieces = cut(gate, 2, panels(gate), n_rows);
+  const int64_t stride = pieces.panels_each * PANEL_ROWS;
   float *gates = memory, *ups = memory + BAND * PANEL_ROWS;
-  each_panel(thread, panels(gate), gate.n_cols, n_rows, [&](int64_t panel, int64_t begin, int64_t end) {
-    const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (gate.n_rows + 15) / 16);
-    k_.matmul(gate, tile, last, normed, begin, end, gates, PANEL_ROWS);
-    k_.matmul(up, tile, last, normed, begin, end, ups, PANEL_ROWS);
-    const int64_t columns = std::min<int64_t>(PANEL_ROWS, gate.n_rows - panel * PANEL_ROWS);
-    for (int64_t r = begin; r < end; ++r) {
-      float *g = gates + (r - begin) * PANEL_ROWS;
-      k_.gated(g, ups + (r - begin) * PANEL_ROWS, columns, c_.gelu != 0, g);
-      k_.quantize(m_.gated.view(), r, panel * PANEL_ROWS, columns, g);
+  const auto columns = [&](const Piece &piece) {
+    return std::min(piece.last * PANEL_ROWS, gate.n_rows) - piece.first * PANEL_ROWS;
+  };
+  const auto compute = [&](const Piece &piece) {
+    const int64_t tile = piece.first * PANEL_TILES, last = std::min(piece.last * PANEL_TILES, (gate.n_rows + 15) / 16);
+    for (int64_t t = tile; t < last; t += PANEL_TILES) {
+      const int64_t end = std::min(t + PANEL_TILES, last), column = (t - tile) * TILE_ROWS;
+      k_.matmul(gate, t, end, normed, piece.begin, piece.end, gates + column, stride);
+      k_.matmul(up, t, end, normed, piece.begin, piece.end, ups + column, stride);
     }
-  });
-  next_stage(thread, EC_OP_GATE_UP);
+    for (int64_t r = 0; r < piece.end - piece.begin; ++r)
+      k_.gated(gates + r * stride, ups + r * stride, columns(piece), c_.gelu != 0, gates + r * stride);
+  };
+  const auto write = [&](const Piece &piece) {
+    for (int64_t r = piece.begin; r < piece.end; ++r)
+      k_.quantize(m_.gated.view(), r, piece.first * PANEL_ROWS, columns(piece), gates + (r - piece.begin) * stride);
+  };
+  each_piece(thread, EC_OP_GATE_UP, pieces, compute, write);
 }
 
-// Copy the states after layer l that are wanted. One thread does so, while the others at most read x.
-void Run::copy_taps(int32_t l) {
-  for (int32_t i = 0; i < plan_.n_items; ++i) {
+// Copy the states after layer l that are wanted.
+void Run::copy_taps(int thread, int32_t l) {
+  bool any = false;
+  for (int32_t i = 0; i < plan_.n_items; ++i)
+    for (int32_t t = 0; t < plan_.items[i].n_taps; ++t) any = any || plan_.items[i].taps[t] == l;
+  if (!any) return;
+  stages_.each(thread, plan_.n_items, [&](int64_t i) {
     const ec_item &item = plan_.items[i];
     for (int32_t t = 0; t < item.n_taps; ++t)
       if (item.taps[t] == l) {
         const int64_t n = (int64_t)item.n_rows * c_.n_embd;
         memcpy(item.tapped + t * n, m_.x.data() + (int64_t)plan_.first_row[(size_t)i] * c_.n_embd, (size_t)n * 4);
       }
-  }
+  });
+  end_stage(thread, EC_OP_OTHER);
 }
 
 void Run::head(int thread, float *memory) {
@@ -276,6 +323,7 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
     const FaultsUnblocked unblocked;
     model.pool.run([&](int thread) { run(thread); });
   }
+  model.speeds = learned_speeds(model.speeds, run.efforts());
   if ((model.streamer.started() && !model.streamer.end()) || run.stopped) return Outcome::cancelled;
   return run.finite ? Outcome::done : Outcome::not_finite;
 }

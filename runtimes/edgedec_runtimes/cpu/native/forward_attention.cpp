@@ -26,10 +26,9 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   const Target targets[3] = {{&layer.matrices[EC_Q], qkv, width},
                              {&layer.matrices[EC_K], qkv + m_.n_q(), width},
                              {&layer.matrices[EC_V], qkv + m_.n_q() + m_.n_kv(), width}};
-  look_for_cancel(thread);
+  if (!goes_on(thread)) return false;
   const Activations &normed = norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
   products(thread, EC_OP_QKV, normed, (int64_t)rows.size(), targets, 3, memory);
-  if (stopped) return false;
   release(thread, EC_PART_QKV, l);
   write_keys_and_values(thread, l, layer, rows, memory);
   attend(thread, l, rows, memory);
@@ -44,12 +43,12 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
 // some rows: neighbours, as the keys of 16 tokens share cache lines.
 void Run::write_keys_and_values(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
   const int n = (int)rows.size(), n_together = n > KEY_BLOCK ? KEY_BLOCK : 4;
-  for (int piece; (piece = take(thread)) < (n + n_together - 1) / n_together * c_.n_head_kv;) {
-    const int first = piece / c_.n_head_kv * n_together;
+  stages_.each(thread, (n + n_together - 1) / n_together * c_.n_head_kv, [&](int64_t piece) {
+    const int first = (int)piece / c_.n_head_kv * n_together;
     for (int i = first; i < std::min(n, first + n_together); ++i)
-      write_head(l, layer, i, plan_.rows[(size_t)rows[(size_t)i]], piece % c_.n_head_kv, memory);
-  }
-  next_stage(thread, EC_OP_ROPE);
+      write_head(l, layer, i, plan_.rows[(size_t)rows[(size_t)i]], (int)piece % c_.n_head_kv, memory);
+  });
+  end_stage(thread, EC_OP_ROPE);
 }
 
 // Do so for row i of those that run this block.
@@ -104,31 +103,41 @@ Run::AttentionCut Run::cut(const RowRange &range, size_t n_ranges) const {
   return {chunk, n_chunks, std::min(plan_.n_spans(), divided(PIECES_PER_THREAD * n_threads, n_pieces))};
 }
 
-// Find a piece of layer l by its number; return false behind the last one.
-bool Run::find_piece(int32_t l, int64_t number, AttentionPiece &piece) const {
+int64_t Run::count_pieces(int32_t l) const {
   const std::vector<RowRange> &ranges = plan_.ranges(l);
-  piece.number = 0;
+  int64_t n = 0;
+  for (const RowRange &range : ranges) {
+    const AttentionCut of = cut(range, ranges.size());
+    n += of.n_chunks * c_.n_head_kv * of.n_parts;
+  }
+  return n;
+}
+
+// Return a piece of layer l by its number.
+Run::AttentionPiece Run::find_piece(int32_t l, int64_t number) const {
+  const std::vector<RowRange> &ranges = plan_.ranges(l);
+  int64_t n_before = 0;
   for (const RowRange &range : ranges) {
     const AttentionCut of = cut(range, ranges.size());
     const int64_t n_chunks = of.n_chunks * c_.n_head_kv;
     if (number < n_chunks * of.n_parts) {
       const int64_t chunk = n_chunks - 1 - number / of.n_parts;  // the last rows, which see most, come first
-      piece = {range, of, chunk % c_.n_head_kv, chunk / c_.n_head_kv * of.chunk, number % of.n_parts, piece.number + chunk};
-      return true;
+      return {range, of, chunk % c_.n_head_kv, chunk / c_.n_head_kv * of.chunk, number % of.n_parts, n_before + chunk};
     }
     number -= n_chunks * of.n_parts;
-    piece.number += n_chunks;
+    n_before += n_chunks;
   }
-  return false;
+  return {};
 }
 
 void Run::attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
-  for (AttentionPiece piece; find_piece(l, take(thread), piece);) attend_piece(l, rows, piece, memory);
-  next_stage(thread, EC_OP_ATTENTION);
+  stages_.each(thread, count_pieces(l), [&](int64_t number) { attend_piece(l, rows, find_piece(l, number), memory); });
+  end_stage(thread, EC_OP_ATTENTION);
   if (c_.head_dim % 32 == 0 || m_.attended.view().blocks == nullptr) return;
-  for (int i; (i = take(thread)) < (int)rows.size();)
+  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     k_.quantize(m_.attended.view(), i, 0, m_.n_q(), m_.attention.data() + i * m_.n_q());
-  next_stage(thread, EC_OP_ATTENTION);
+  });
+  end_stage(thread, EC_OP_ATTENTION);
 }
 
 size_t attention_scratch(const ec_model &model, const Plan &plan) {

@@ -1,8 +1,8 @@
 // One forward while it runs: what its threads share, and the stages that each of them calls.
 //
-// Every thread calls the same stages in the same order and takes pieces of each stage's work until none is left. Which
-// thread takes which piece does not change a result: a piece is some rows of a matrix, some rows of activations or some
-// queries, and its result depends on nothing else.
+// Every thread calls the same stages in the same order and takes pieces of each stage's work until none is left (stages.h).
+// Which thread takes which piece does not change a result: a piece is some rows of a matrix, some rows of activations or
+// some queries, and its result depends on nothing else.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -10,6 +10,7 @@
 
 #include "forward_plan.h"
 #include "model.h"
+#include "stages.h"
 #include "tensor_types.h"
 
 namespace edgedec {
@@ -18,6 +19,19 @@ constexpr int PANEL_TILES = 2;  // a panel is 32 rows of a matrix: their product
 constexpr int PANEL_ROWS = PANEL_TILES * TILE_ROWS;
 constexpr int BAND = 64;  // the most activations that pass a panel together
 
+// Whether a thread that is late may read what later stages write, and throw away what it made of it: pieces in its hands are
+// computed by others, and a few rows are normalized by each thread for itself. ThreadSanitizer would report these reads.
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define EDGEDEC_THREAD_SANITIZER
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__) || defined(EDGEDEC_THREAD_SANITIZER)
+constexpr bool LATE_READS = false;
+#else
+constexpr bool LATE_READS = true;
+#endif
+
 // Return the floats of scratch memory that attention needs for each thread.
 size_t attention_scratch(const ec_model &model, const Plan &plan);
 // Return the floats that threads keep of the spans of attention, for one of them to join; 0 where no spans are cut.
@@ -25,14 +39,16 @@ size_t attention_kept(const ec_model &model, const Plan &plan);
 
 class Run {
  public:
-  Run(ec_model &model, const Plan &plan, float *logits, const volatile int32_t *cancel)
-      : m_(model), c_(model.config), k_(*model.kernels), plan_(plan), logits_(logits), cancel_(cancel) {}
+  Run(ec_model &model, const Plan &plan, float *logits, const volatile int32_t *cancel);
 
   // All of the forward; every thread of the pool calls it. `memory` of a thread is its element of thread_memory.
   void operator()(int thread);
 
-  bool stopped = false;            // *cancel stopped the forward
-  std::atomic<bool> finite{true};  // whether all logits are finite
+  // What each thread did in products, after the forward.
+  std::vector<Effort> efforts() const { return stages_.efforts(); }
+
+  std::atomic<bool> stopped{false};  // *cancel stopped the forward
+  std::atomic<bool> finite{true};    // whether all logits are finite
 
  private:
   // What products() writes: out[row][column] of one of the matrices that share their activations.
@@ -42,20 +58,35 @@ class Run {
     int64_t stride;
   };
 
+  // How the products of matrices with rows of activations are cut into pieces: some panels that lie one behind the other in
+  // memory, for a band of rows.
+  struct Pieces {
+    int64_t n_panels, n_rows;
+    int64_t panels_each, band;
+    double bytes;  // of a piece's tiles
+    int64_t in_band() const { return (n_panels + panels_each - 1) / panels_each; }
+    int64_t count() const { return in_band() * ((n_rows + band - 1) / band); }
+  };
+  struct Piece {
+    int64_t first, last, begin, end;  // panels, rows
+  };
+
   // --- forward.cpp ---
-  void next_stage(int thread, int operation);
+  int64_t most_pieces() const;
+  void end_stage(int thread, int operation);
   void embed(int thread);
-  void look_for_cancel(int thread);
+  bool goes_on(int thread);
   const Activations &norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory);
   void products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
                 float *memory, const std::vector<int32_t> *add_to = nullptr);
-  template <class Work>
-  void each_panel(int thread, int64_t n_panels, int64_t n_cols, int64_t n_rows, Work work);
+  Pieces cut(const Matrix &w, int n_matrices, int64_t n_panels, int64_t n_rows) const;
+  template <class Compute, class Write>
+  void each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write);
   void add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
                    const std::vector<float> &post_norm, float *memory);
   bool mlp_block(int thread, int32_t l, float *memory);
   void gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory);
-  void copy_taps(int32_t l);
+  void copy_taps(int thread, int32_t l);
   void head(int thread, float *memory);
   void head_in_parts(int thread, float *memory);
 
@@ -69,12 +100,11 @@ class Run {
   struct AttentionCut;
   struct AttentionPiece;
   AttentionCut cut(const RowRange &range, size_t n_ranges) const;
-  bool find_piece(int32_t l, int64_t number, AttentionPiece &piece) const;
+  int64_t count_pieces(int32_t l) const;
+  AttentionPiece find_piece(int32_t l, int64_t number) const;
   AttentionWork work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const;
   void attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory);
 
-  // Take a piece of the current stage; the stage's pieces are numbered from 0.
-  int take(int thread) { return counters_[stages_[(size_t)thread].number % 3].take(); }
   // Have a part of streamed weights in memory. False where it can't be read or the forward was cancelled: then all threads
   // leave the forward.
   bool fetch(int thread, int32_t part) { return !streamed_ || m_.streamer.fetch(thread, part, cancel_); }
@@ -93,13 +123,13 @@ class Run {
   const volatile int32_t *cancel_;
   const std::vector<float> none_;
   const bool streamed_ = m_.streamer.started();
-  Counter counters_[3];
+  // Streamed weights go from memory when their stage is over, so that a thread that is late must not read on.
+  const bool retake_ = LATE_READS && !streamed_;
+  Stages stages_;
   const size_t n_kept_ = attention_kept(m_, plan_);
   std::vector<std::atomic<int64_t>> n_finished_ =  // parts of each chunk of queries
       std::vector<std::atomic<int64_t>>(n_kept_ == 0 ? 0 : (size_t)(plan_.n_rows * c_.n_head));
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-  struct alignas(64) Stage { int64_t number = 0; };
-  std::vector<Stage> stages_ = std::vector<Stage>((size_t)m_.pool.size());
 };
 
 }  // namespace edgedec

@@ -109,5 +109,6 @@ void ec_model::finish() {
   attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);
   gated = ActivationBuffer(max_rows, c.n_ff, quantized[2], floats[2]);
   thread_memory.resize((size_t)pool.size());
+  speeds.assign((size_t)pool.size(), 1.0);
   finished = true;
 }

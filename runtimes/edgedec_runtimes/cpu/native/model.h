@@ -65,6 +65,7 @@ struct ec_model {
   edgedec::RowFile row_file;   // reads rows of token_embd, where they are not looked up in memory
   const ec_mapping *mapping = nullptr;  // of the tiles, where they are mapped from a file
   double seconds[EC_N_OPERATIONS] = {};  // of all forwards so far, by operation
+  std::vector<double> speeds;            // of the pool's threads (shares.h)
 
   // --- memory of a forward, for up to max_rows rows ---
   std::vector<float> x;                 // [rows][n_embd], the residual stream

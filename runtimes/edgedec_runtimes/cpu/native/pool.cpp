@@ -1,6 +1,8 @@
 #include "pool.h"
 
+#include <chrono>
 #include <map>
+#include <memory>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -16,14 +18,6 @@
 namespace edgedec {
 namespace {
 
-inline void relax() {
-#if defined(__x86_64__) || defined(_M_X64)
-  _mm_pause();
-#elif defined(__aarch64__)
-  __asm__ __volatile__("yield");
-#endif
-}
-
 // A process that fork() made has none of its parent's threads, so it makes pools of its own.
 inline int64_t process_id() {
 #if defined(_WIN32)
@@ -33,24 +27,41 @@ inline int64_t process_id() {
 #endif
 }
 
-constexpr int SPINS = 4000;        // some 50 to 150 microseconds
-constexpr int IDLE_YIELDS = 200;   // between two jobs, before a thread sleeps
+constexpr uint64_t CLOSED = (uint64_t)1 << 31, INSIDE = CLOSED - 1;
+constexpr auto SPIN = std::chrono::microseconds(150);  // between two jobs, before a thread sleeps
 
-// Wait until `value` is no longer `old`, and return true; return false after `patience` yields (0: no limit).
-template <class T>
-bool wait_for_change(const std::atomic<T> &value, T old, int patience) {
-  for (int i = 0; i < SPINS; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return true;
-    relax();
-  }
-  for (int i = 0; patience == 0 || i < patience; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return true;
-    std::this_thread::yield();
-  }
+uint32_t job_number(uint64_t gate) { return (uint32_t)(gate >> 32); }
+
+// Spin until holds() returns true, and return true; return false when it has taken long.
+template <class Condition>
+bool spin_until(Condition holds) {
+  const auto end = std::chrono::steady_clock::now() + SPIN;
+  do {
+    for (int i = 0; i < 16; ++i) {
+      if (holds()) return true;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
   return false;
 }
 
 }  // namespace
+
+void relax() {
+#if defined(__x86_64__) || defined(_M_X64)
+  _mm_pause();
+#elif defined(__aarch64__) && !defined(_MSC_VER)
+  __asm__ __volatile__("yield");
+#endif
+}
+
+void nap() {
+#if defined(_WIN32)
+  std::this_thread::yield();  // the shortest sleep takes a millisecond or more
+#else
+  std::this_thread::sleep_for(std::chrono::microseconds(50));
+#endif
+}
 
 Pool &Pool::shared(int n_threads) {
   static std::mutex lock;
@@ -66,12 +77,14 @@ Pool &Pool::shared(int n_threads) {
 }
 
 void Pool::start() {
+  gate_.store(CLOSED, std::memory_order_relaxed);
   try {
     for (int i = 1; i < n_threads_; ++i) threads_.emplace_back(&Pool::work, this, i);
   } catch (const std::system_error &) {
     {
       std::lock_guard<std::mutex> awake(sleep_);
-      generation_.fetch_add(1, std::memory_order_release);  // without a job, the threads end
+      ending_ = true;
+      gate_.store((uint64_t)1 << 32 | CLOSED, std::memory_order_release);
       wake_.notify_all();
     }
     for (std::thread &thread : threads_) thread.join();
@@ -81,38 +94,41 @@ void Pool::start() {
 
 void Pool::run(const std::function<void(int)> &job) {
   std::lock_guard<std::mutex> guard(callers_);
-  if (n_threads_ > 1) {
+  if (n_threads_ == 1) return job(0);
+  {
     std::lock_guard<std::mutex> awake(sleep_);
     job_ = &job;
-    running_.store(n_threads_ - 1, std::memory_order_relaxed);
-    generation_.fetch_add(1, std::memory_order_release);
+    gate_.store((uint64_t)(job_number(gate_.load(std::memory_order_relaxed)) + 1) << 32, std::memory_order_release);
     wake_.notify_all();
   }
   job(0);
-  for (int left; (left = running_.load(std::memory_order_acquire)) != 0;) wait_for_change(running_, left, 0);
+  gate_.fetch_or(CLOSED, std::memory_order_acq_rel);
+  const auto empty = [&] { return (gate_.load(std::memory_order_acquire) & INSIDE) == 0; };
+  if (!spin_until(empty))
+    while (!empty()) nap();
+}
+
+// Count this thread among those in a job; return false where the job takes no more threads.
+bool Pool::enter(uint32_t number) {
+  uint64_t gate = gate_.load(std::memory_order_acquire);
+  while (job_number(gate) == number && (gate & CLOSED) == 0)
+    if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel, std::memory_order_acquire)) return true;
+  return false;
 }
 
 void Pool::work(int thread) {
   unblock_faults();
-  for (unsigned seen = 0;; ++seen) {
-    if (!wait_for_change(generation_, seen, IDLE_YIELDS)) {
+  for (uint32_t seen = 0;;) {
+    const auto called = [&] { return job_number(gate_.load(std::memory_order_acquire)) != seen; };
+    if (!spin_until(called)) {
       std::unique_lock<std::mutex> asleep(sleep_);
-      wake_.wait(asleep, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+      wake_.wait(asleep, called);
     }
-    if (job_ == nullptr) return;
+    seen = job_number(gate_.load(std::memory_order_acquire));
+    if (ending_) return;
+    if (!enter(seen)) continue;
     (*job_)(thread);
-    running_.fetch_sub(1, std::memory_order_release);
-  }
-}
-
-void Pool::barrier() {
-  if (n_threads_ == 1) return;
-  const unsigned phase = phase_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_threads_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
-  } else {
-    wait_for_change(phase_, phase, 0);
+    gate_.fetch_sub(1, std::memory_order_release);
   }
 }
 

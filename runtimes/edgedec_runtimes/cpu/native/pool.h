@@ -1,10 +1,9 @@
-// Threads that run one function together, with barriers inside of it. A thread that waits spins for a moment, then gives
-// its core away.
+// Threads that run one function together. None waits for another to begin: a thread whose core is busy with another process
+// comes later, or not at all.
 #pragma once
 #include <atomic>
 #include <condition_variable>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -18,36 +17,30 @@ class Pool {
   static Pool &shared(int n_threads);
 
   int size() const { return n_threads_; }
-  // Run job(thread) on every thread; the caller is thread 0. Other callers wait until the job is done.
+  // Run job(0) in the caller, and job(1), job(2), ... in those threads that begin before job(0) has returned; wait until
+  // they have returned, too. So the threads must share out the work as they go (stages.h). Other callers wait for their turn.
   void run(const std::function<void(int)> &job);
-  // Wait until every thread of the job is here.
-  void barrier();
 
  private:
   explicit Pool(int n_threads) : n_threads_(n_threads) {}
   void start();
   void work(int thread);
+  bool enter(uint32_t number);
 
   const int n_threads_;
   std::mutex callers_;
   std::mutex sleep_;
   std::condition_variable wake_;
-  const std::function<void(int)> *job_ = nullptr;  // nullptr ends the threads
-  alignas(64) std::atomic<unsigned> generation_{0};
-  alignas(64) std::atomic<int> running_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<unsigned> phase_{0};
+  const std::function<void(int)> *job_ = nullptr;
+  bool ending_ = false;
+  // The number of the job in the upper half; below, whether no more threads may begin it, and how many are in it.
+  alignas(64) std::atomic<uint64_t> gate_;
   std::vector<std::thread> threads_;
 };
 
-// Returns 0, 1, 2, ... in turn. One thread may reset it while no other uses it.
-class Counter {
- public:
-  void reset() { next_.store(0, std::memory_order_relaxed); }
-  int take() { return next_.fetch_add(1, std::memory_order_relaxed); }
-
- private:
-  alignas(64) std::atomic<int> next_{0};
-};
+// Tell the processor that this thread waits in a loop.
+void relax();
+// Leave the core to other threads for a moment, some 0.1 milliseconds.
+void nap();
 
 }  // namespace edgedec
