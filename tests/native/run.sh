@@ -36,7 +36,6 @@ if ! command -v "$compiler" >/dev/null || [ -z "$emulator" ]; then
 fi
 echo "kernels of 64-bit Arm, emulated"
 build "$work/arm" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER="$compiler"
-<<<<<<< HEAD
 emulated() { # emulated PROCESSOR [ARGUMENT]: kernels_test on one of the emulator's processors
   "$emulator" -L /usr/aarch64-linux-gnu -cpu "$1" "$work/arm/kernels_test" "${@:2}"
 }
@@ -46,8 +45,5 @@ for expected in "max:i8mm neon portable" "cortex-a76:neon portable" "cortex-a72:
   found=$(emulated "${expected%%:*}" sets | xargs)
   [ "$found" = "${expected#*:}" ] || { echo "instruction sets of $expected, but found: $found"; status=1; }
 done
-=======
-"$emulator" -L /usr/aarch64-linux-gnu -cpu max "$work/arm/kernels_test" || status=1
 "$emulator" -L /usr/aarch64-linux-gnu -cpu max "$work/arm/threads_test" || status=1
->>>>>>> 9ac6084 (No thread waits for one whose core is busy elsewhere: shares by speed, work stealing, and pieces computed again)
 exit $status

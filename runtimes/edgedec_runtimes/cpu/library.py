@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from importlib import metadata
@@ -12,7 +13,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.extras import DISTRIBUTION
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -77,6 +78,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_last_error": (c_char_p, ()),
     "ec_instruction_sets": (c_char_p, ()),
     "ec_read_bandwidth": (c_double, (c_int32, c_uint64)),
+    "ec_keep_to_cores": (c_int32, (c_int32, c_void_p, c_void_p)),
     "ec_mapping_open": (c_int32, (c_void_p, c_uint64, c_int64, POINTER(c_void_p))),
     "ec_mapping_check": (c_int32, (c_void_p,)),
     "ec_mapping_close": (None, (c_void_p,)),
@@ -210,6 +212,14 @@ def forced_instruction_set() -> bytes | None:
             f"EDGEDEC_CPU_ISA is {name!r}; here the cpu runtime has {', '.join(instruction_sets())}"
         )
     return name.encode()
+
+
+def keep_to_cores(cores: Sequence[tuple[int, ...]]) -> None:
+    """Have each thread of forwards on len(cores) threads run on the logical processors of one core only."""
+    cpus = [cpu for core in cores for cpu in core]
+    n_cpus = [len(core) for core in cores]
+    code = native().ec_keep_to_cores(len(cores), (c_int32 * len(cpus))(*cpus), (c_int32 * len(n_cpus))(*n_cpus))
+    check(code, "threads and cores")
 
 
 def read_bandwidth(n_threads: int, n_bytes: int = 1 << 30) -> float:

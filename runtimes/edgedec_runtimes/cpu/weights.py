@@ -19,6 +19,7 @@ from edgedec_runtimes.cpu.library import (
     address,
     check,
     forced_instruction_set,
+    keep_to_cores,
     native,
     native_handle,
 )
@@ -27,6 +28,7 @@ from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapp
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming, remembered_rate
+from edgedec_runtimes.shared.cpu_count import cores_to_pin
 
 LAYOUT = "1"
 """The version of the arrangement in tiles (native/tiles.h): another version has other tile files."""
@@ -131,6 +133,9 @@ def _fill(gguf: GGUF, name: str, out: NDArray[np.uint8], start: int) -> None:
 
 def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     """Return a new native model without weights."""
+    cores = cores_to_pin(n_threads)
+    if cores:
+        keep_to_cores(cores)
     config = Config(*(getattr(network, field[0]) for field in Config._fields_))
     handle = ctypes.c_void_p()
     code = native().ec_model_create(

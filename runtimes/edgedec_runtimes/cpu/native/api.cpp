@@ -73,6 +73,20 @@ const char *ec_instruction_sets(void) {
   return names.c_str();
 }
 
+int32_t ec_keep_to_cores(int32_t n_threads, const int32_t *cpus, const int32_t *n_cpus) {
+  return guarded([&] {
+    require(n_threads >= 1 && n_threads <= 256, "n_threads must be from 1 to 256");
+    std::vector<std::vector<int32_t>> cores;
+    for (int32_t i = 0; i < n_threads; ++i) {
+      require(n_cpus[i] >= 0 && n_cpus[i] <= 1024, "a core has from 0 to 1,024 logical processors");
+      cores.emplace_back(cpus, cpus + n_cpus[i]);
+      cpus += n_cpus[i];
+    }
+    Pool::shared(n_threads).keep_to_cores(std::move(cores));
+    return EC_OK;
+  });
+}
+
 int32_t ec_file_read(int64_t file, uint64_t file_bytes, uint64_t offset, uint64_t n_bytes, void *pages) {
   return guarded([&] {
     require(offset <= file_bytes && n_bytes <= file_bytes - offset, "what is to be read lies beyond the file's end");

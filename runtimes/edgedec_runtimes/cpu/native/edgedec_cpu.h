@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 4
+#define EC_ABI_VERSION 5
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -132,6 +132,11 @@ EC_API const char *ec_instruction_sets(void);
 
 /* Return the bytes per second at which n_threads read n_bytes of memory once; 0 where that can't be measured. */
 EC_API double ec_read_bandwidth(int32_t n_threads, uint64_t n_bytes);
+
+/* Have the threads of all forwards on n_threads threads keep to cores: thread i to the n_cpus[i] logical processors that
+ * follow one another in `cpus`; 0 stands for no change. The caller of a forward does so during the forward. On other systems
+ * than Linux, nothing happens. */
+EC_API int32_t ec_keep_to_cores(int32_t n_threads, const int32_t *cpus, const int32_t *n_cpus);
 
 /* Read the pages of 4,096 bytes that hold the bytes [offset, offset + n_bytes) of a file (a descriptor, on Windows a handle)
  * to the page-aligned memory at `pages`. */

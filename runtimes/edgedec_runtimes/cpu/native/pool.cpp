@@ -14,6 +14,7 @@
 #endif
 
 #include "mapping.h"
+#include "pinning.h"
 
 namespace edgedec {
 namespace {
@@ -101,11 +102,18 @@ void Pool::run(const std::function<void(int)> &job) {
     gate_.store((uint64_t)(job_number(gate_.load(std::memory_order_relaxed)) + 1) << 32, std::memory_order_release);
     wake_.notify_all();
   }
+  const KeptTo kept(cores_[0]);
   job(0);
   gate_.fetch_or(CLOSED, std::memory_order_acq_rel);
   const auto empty = [&] { return (gate_.load(std::memory_order_acquire) & INSIDE) == 0; };
   if (!spin_until(empty))
     while (!empty()) nap();
+}
+
+void Pool::keep_to_cores(std::vector<std::vector<int32_t>> cores) {
+  std::lock_guard<std::mutex> guard(callers_);
+  cores_ = std::move(cores);
+  cores_.resize((size_t)n_threads_);
 }
 
 // Count this thread among those in a job; return false where the job takes no more threads.
@@ -118,6 +126,7 @@ bool Pool::enter(uint32_t number) {
 
 void Pool::work(int thread) {
   unblock_faults();
+  std::vector<int32_t> core;
   for (uint32_t seen = 0;;) {
     const auto called = [&] { return job_number(gate_.load(std::memory_order_acquire)) != seen; };
     if (!spin_until(called)) {
@@ -127,6 +136,7 @@ void Pool::work(int thread) {
     seen = job_number(gate_.load(std::memory_order_acquire));
     if (ending_) return;
     if (!enter(seen)) continue;
+    if (core != cores_[(size_t)thread]) keep_to(core = cores_[(size_t)thread]);
     (*job_)(thread);
     gate_.fetch_sub(1, std::memory_order_release);
   }
