@@ -22,6 +22,7 @@ ROOMS = (
     "top",
     "gguf",
     "storage",
+    "trained_heads",
     "verification",
     "sessions",
     "layer_skip",

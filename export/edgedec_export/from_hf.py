@@ -12,11 +12,11 @@ from pathlib import Path
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, RequestError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.safetensors import open_checkpoint
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.gguf_writer import Entry, OutTensor, new_file, real_number, text, whole_number, write_gguf
 from edgedec_export.hf.config import Config, read_config
-from edgedec_export.hf.safetensors import open_checkpoint
 from edgedec_export.hf.tensors import gguf_tensors
 from edgedec_export.hf.tokenizer import tokenizer_entries
 

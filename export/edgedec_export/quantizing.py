@@ -32,7 +32,7 @@ from typing import Literal
 import numpy as np
 
 from edgedec.gguf.file import GGUF, TensorInfo
-from edgedec_export.packing.levels import F32, Levels
+from edgedec.gguf.levels import F32, Levels
 from edgedec_export.packing.rounding import round_rows
 from edgedec_export.packing.rows import matrix_of, read_rows, sample_rows
 from edgedec_export.packing.weights import (

@@ -24,10 +24,10 @@ from typing import IO
 
 from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError, StorageError, argument
 from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.levels import FLOATS
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_export.gguf_writer import new_file
-from edgedec_export.packing.rows import FLOATS
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama
 from edgedec_runtimes.shared.cpu_count import usable_cores
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec_export.hf.safetensors import read_json
+from edgedec.gguf.safetensors import read_json
 
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3", "gemma3": "gemma3"}
 _DEFAULTS: dict[str, dict[str, Any]] = {

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
+from edgedec.gguf.levels import FLOATS, floats
+from edgedec.gguf.safetensors import ITEM_BYTES, Tensor
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_export.gguf_writer import OutTensor, file_pieces
+from edgedec_export.gguf_writer import PIECE_BYTES, OutTensor, file_pieces
 from edgedec_export.hf.config import Config
-from edgedec_export.hf.safetensors import FLOAT_NAMES, Tensor
 from edgedec_export.hf.types import ENCODERS
 
+_FLOAT_NAMES = frozenset(kind.name for kind in FLOATS)  # the same names as in GGUF: F32, F16 and BF16
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
@@ -85,7 +87,7 @@ def gguf_tensors(
                 continue
             raise ModelFormatError(f"{path}: the tensor for {name!r} is missing; download the whole checkpoint")
         tensor = placed[name]
-        if tensor.shape != shapes[short] or tensor.dtype not in FLOAT_NAMES:
+        if tensor.shape != shapes[short] or tensor.dtype not in _FLOAT_NAMES:
             raise ModelFormatError(
                 f"{tensor.path}: tensor {tensor.name!r} is {tensor.dtype}{list(tensor.shape)}, expected floats of "
                 f"{list(shapes[short])}; take the checkpoint that is not quantized, with its own config.json"
@@ -157,7 +159,7 @@ def _pieces(tensor: Tensor, short: str, kind: GGMLType, config: Config) -> Itera
         yield from file_pieces(tensor.path, tensor.offset, tensor.n_bytes)
         return
     is_vector = len(tensor.shape) == 1
-    for rows in tensor.rows(1 if is_vector or not permuted else config.head_dim):
+    for rows in _rows(tensor, 1 if is_vector or not permuted else config.head_dim):
         if permuted:
             rows = to_neighbours(rows.reshape(-1, 1 if is_vector else rows.shape[1]), config.head_dim)
         yield ENCODERS[kind](rows + np.float32(1) if added_to_1 else rows)
@@ -171,3 +173,28 @@ def to_neighbours(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float3
     """
     heads = rows.reshape(-1, 2, head_dim // 2, rows.shape[1])
     return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _rows(tensor: Tensor, multiple: int) -> Iterator[NDArray[np.float32]]:
+    """Yield a tensor as float32[n_rows, n_columns], some rows at a time; a vector is one row.
+
+    Args:
+        multiple: The number of rows of each piece is a multiple of this, except in the last piece.
+
+    Raises:
+        UnsupportedModelError: The tensor does not hold floats.
+        ModelFormatError, StorageError: The file has become shorter, or cannot be read.
+    """
+    if tensor.dtype not in _FLOAT_NAMES:
+        raise UnsupportedModelError(
+            f"{tensor.path}: tensor {tensor.name!r} is {tensor.dtype}, expected {', '.join(sorted(_FLOAT_NAMES))}; "
+            "take the checkpoint that is not quantized"
+        )
+    n_columns = tensor.shape[-1]
+    row_bytes = n_columns * ITEM_BYTES[tensor.dtype]
+    n_rows = max(1, PIECE_BYTES // row_bytes // multiple) * multiple
+    piece_bytes = n_rows * row_bytes
+    for start in range(0, tensor.n_bytes, piece_bytes):
+        n_bytes = min(piece_bytes, tensor.n_bytes - start)
+        data = b"".join(file_pieces(tensor.path, tensor.offset + start, n_bytes))
+        yield floats(GGMLType[tensor.dtype], np.frombuffer(data, np.uint8)).reshape(-1, n_columns)

@@ -7,7 +7,7 @@ rounded levels by least squares, and the grid with the smaller error is taken.
 
 import numpy as np
 
-from edgedec_export.packing.levels import F32
+from edgedec.gguf.levels import F32
 from edgedec_export.packing.weights import Packed, pack_bits
 
 _LEAST = np.finfo(np.float32).tiny

@@ -6,11 +6,7 @@ import numpy as np
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import GGUF, TensorInfo
-from edgedec.gguf.tensor_types import GGMLType
-from edgedec_export.packing.levels import F32, U8
-
-FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-"""The types that hold numbers one by one, not in quantized blocks."""
+from edgedec.gguf.levels import U8
 
 
 def matrix_of(gguf: GGUF, name: str) -> TensorInfo:
@@ -51,14 +47,6 @@ def sample_rows(gguf: GGUF, tensor: TensorInfo, n_rows: int) -> U8:
     n_out = tensor.shape[1]
     chosen = np.unique(np.linspace(0, n_out - 1, min(n_rows, n_out)).astype(np.int64))
     return np.concatenate([row.copy() for _, row in _read(gguf, tensor, ((int(i), 1) for i in chosen), 1)])
-
-
-def floats(kind: GGMLType, rows: U8) -> F32:
-    """Return the numbers of rows, uint8[..., row_bytes], of a type of FLOATS, as float32."""
-    if kind is GGMLType.BF16:
-        return (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    with np.errstate(invalid="ignore"):  # a signalling NaN
-        return rows.view("<f4" if kind is GGMLType.F32 else "<f2").astype(np.float32)
 
 
 def _read(gguf: GGUF, tensor: TensorInfo, spans: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[int, U8]]:

@@ -29,9 +29,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from edgedec.errors import MemoryCapError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
+from edgedec.gguf.levels import F32, FLOATS, LEVELS, U8, Levels, floats
 from edgedec.memory_plan import format_bytes
-from edgedec_export.packing.levels import F32, LEVELS, U8, Levels
-from edgedec_export.packing.rows import FLOATS, floats, matrix_of, read_rows
+from edgedec_export.packing.rows import matrix_of, read_rows
 from edgedec_export.source import require_finite
 
 PIECE_WEIGHTS = 1 << 20

@@ -1,4 +1,7 @@
-"""The levels of ggml's quantized blocks: integers, scales and minimums, in the order of the weights.
+"""The weights of ggml's tensors as floats, and the levels of its quantized blocks: integers, scales and minimums.
+
+`dequantize` returns weights as floats. `LEVELS` returns a block's integers, scales and minimums, for an export that
+keeps them.
 
 The layouts are those of ggml-common.h. The scale of a super-block and that of a block in it are multiplied in float32,
 which is exact: the first has 11 bits, the second at most 7.
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.tensor_types import GGMLType
 
 F32 = NDArray[np.float32]
@@ -118,3 +122,31 @@ LEVELS: dict[GGMLType, Callable[[U8], Levels]] = {
     GGMLType.Q6_K: _q6_k,
 }
 """By type, a function from blocks, uint8[n, block_bytes], to levels (a block of types without super-blocks is one)."""
+
+FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+"""The types that hold numbers one by one, not in quantized blocks."""
+
+
+def floats(kind: GGMLType, rows: U8) -> F32:
+    """Return the numbers of rows, uint8[..., row_bytes], of a type of FLOATS, as float32."""
+    if kind is GGMLType.BF16:
+        return (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return rows.view("<f4" if kind is GGMLType.F32 else "<f2").astype(np.float32)
+
+
+def dequantize(kind: GGMLType, rows: U8) -> F32:
+    """Return float32[n_rows, n_columns] for uint8[n_rows, row_bytes], rows of one tensor as a file holds them.
+
+    Raises:
+        UnsupportedModelError: edgedec does not take the type apart.
+    """
+    if kind in FLOATS:
+        return floats(kind, np.ascontiguousarray(rows))
+    if kind not in LEVELS:
+        known = ", ".join(sorted(known.name for known in (*FLOATS, *LEVELS)))
+        raise UnsupportedModelError(
+            f"the tensor type is {kind.name}, expected one of {known}; take the file in another quantization"
+        )
+    blocks = np.ascontiguousarray(rows).reshape(-1, kind.block_bytes)
+    return LEVELS[kind](blocks).values().reshape(len(rows), -1)

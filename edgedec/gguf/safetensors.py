@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,20 +20,27 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
+from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError
 from edgedec.gguf.file import NO_SUCH_FILE, storage_error
-from edgedec.gguf.tensor_types import GGMLType
-from edgedec_export.gguf_writer import PIECE_BYTES, file_pieces
-from edgedec_export.packing.rows import FLOATS, floats
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _MAX_JSON_BYTES = 256 << 20
 _MAX_DIMENSIONS = 8
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4}
-_ITEM_BYTES |= {"U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8}
-FLOAT_NAMES = frozenset(kind.name for kind in FLOATS)
-"""The dtypes that `Tensor.rows` reads: here as in GGUF they are F32, F16 and BF16."""
+ITEM_BYTES: dict[str, int] = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+}
+ITEM_BYTES |= {"U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8}
+"""Bytes of one number, by the format's name of the dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +60,30 @@ class Tensor:
     offset: int
     n_bytes: int
 
-    def rows(self, multiple: int = 1) -> Iterator[NDArray[np.float32]]:
-        """Yield the tensor as float32[n_rows, n_columns], some rows at a time; a vector is one row.
-
-        Args:
-            multiple: The number of rows of each piece is a multiple of this, except in the last piece.
+    def read(self) -> NDArray[np.uint8]:
+        """Return the tensor's bytes, uint8[n_bytes].
 
         Raises:
-            UnsupportedModelError: The tensor does not hold floats.
-            ModelFormatError, StorageError: The file has become shorter, or cannot be read.
+            ModelFormatError: The file has become shorter since its header was read.
+            StorageError: The file cannot be read.
+            MemoryCapError: The system has no memory for the tensor.
         """
-        if self.dtype not in FLOAT_NAMES:
-            raise UnsupportedModelError(
-                f"{self.path}: tensor {self.name!r} is {self.dtype}, expected {', '.join(sorted(FLOAT_NAMES))}; take "
-                "the checkpoint that is not quantized"
-            )
-        n_columns = self.shape[-1]
-        row_bytes = n_columns * _ITEM_BYTES[self.dtype]
-        n_rows = max(1, PIECE_BYTES // row_bytes // multiple) * multiple
-        piece_bytes = n_rows * row_bytes
-        for start in range(0, self.n_bytes, piece_bytes):
-            n_bytes = min(piece_bytes, self.n_bytes - start)
-            data = b"".join(file_pieces(self.path, self.offset + start, n_bytes))
-            yield floats(GGMLType[self.dtype], np.frombuffer(data, np.uint8)).reshape(-1, n_columns)
+        try:
+            with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self.offset + self.n_bytes:
+                    _fail(self.path, f"it has become shorter than tensor {self.name[:80]!r} needs")
+                file.seek(self.offset)
+                data = file.read(self.n_bytes)
+        except OSError as error:
+            raise _read_error(self.path, error) from error
+        except MemoryError as error:
+            raise MemoryCapError(
+                f"{self.path}: the system has no {self.n_bytes} bytes for tensor {self.name[:80]!r}; close programs, "
+                "or use a smaller model"
+            ) from error
+        if len(data) != self.n_bytes:
+            _fail(self.path, f"it has become shorter than tensor {self.name[:80]!r} needs")
+        return np.frombuffer(data, np.uint8)
 
 
 def open_checkpoint(folder: Path) -> dict[str, Tensor]:
@@ -179,12 +187,12 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int, n_file_bytes: in
     if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
         _fail(path, f"{what} has no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         _fail(path, f"{what} has the dtype {str(dtype)[:40]!r}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS or not _are_sizes(offsets) or len(offsets) != 2:
         _fail(path, f"{what} has the shape {str(shape)[:80]} and the places {str(offsets)[:80]}")
     begin, end = offsets
-    n_bytes = math.prod(shape) * _ITEM_BYTES[dtype]
+    n_bytes = math.prod(shape) * ITEM_BYTES[dtype]
     if not begin <= end <= n_file_bytes - data_start or end - begin != n_bytes:
         _fail(path, f"{what} needs {n_bytes} bytes, but is at {begin} to {end} of {n_file_bytes - data_start}")
     return Tensor(path, name, dtype, tuple(shape), data_start + begin, n_bytes)

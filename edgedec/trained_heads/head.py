@@ -1,0 +1,74 @@
+"""A trained draft head in memory: its card and its tensors, named alike whatever file they came from.
+
+| tensor | shape |
+|---|---|
+| fc | n_embd, n_taps * n_embd_target |
+| q | n_head * head_dim, 2 * n_embd: the columns are the embedding's, then the feature's; so in k and v |
+| k, v | n_head_kv * head_dim, 2 * n_embd |
+| o | n_embd, n_head * head_dim |
+| gate, up | n_ff, n_embd |
+| down | n_embd, n_ff |
+| input_norm | n_embd: of the embedding |
+| hidden_norm | n_embd: of the feature |
+| post_attention_norm | n_embd: before gate and up |
+| output_norm | n_embd; absent where the card's norms_output is false |
+| fc_norm | n_taps * n_embd_target; only where the card's fc_norm is not "none" |
+| embedding | n_vocab_target, n_embd; only where the card says own_embedding |
+| output | n_vocab_draft, n_embd; only where the card says own_output |
+| rope_divisors | head_dim / 2; only where the head's RoPE is scaled |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.gguf.levels import dequantize
+from edgedec.gguf.tensor_types import GGMLType
+from edgedec.trained_heads.card import HeadCard
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadTensor:
+    """A tensor of a head.
+
+    Attributes:
+        shape: (rows, columns), or (n,) for a vector: the last size is the length of a row.
+        type: How the numbers are stored.
+        data: uint8[n_bytes], the rows one after another, as a GGUF of this type holds them.
+    """
+
+    shape: tuple[int, ...]
+    type: GGMLType
+    data: NDArray[np.uint8]
+
+    def floats(self) -> NDArray[np.float32]:
+        """Return the numbers, float32[shape]."""
+        n_rows = self.shape[0] if len(self.shape) == 2 else 1
+        return dequantize(self.type, self.data.reshape(n_rows, -1)).reshape(self.shape)
+
+    @classmethod
+    def of(cls, values: NDArray[np.float32]) -> "HeadTensor":
+        """Return float32 numbers as a tensor."""
+        data = np.ascontiguousarray(values, np.float32)
+        return cls(values.shape, GGMLType.F32, data.reshape(-1).view(np.uint8))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """A head whose tensors have the shapes that its card says.
+
+    Attributes:
+        tensors: By the names of the table above.
+        d2t: int32[n_vocab_draft], for each row of the output matrix the target's token id; all different.
+    """
+
+    card: HeadCard
+    tensors: Mapping[str, HeadTensor]
+    d2t: NDArray[np.int32]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the tensors as they are stored."""
+        return sum(tensor.data.nbytes for tensor in self.tensors.values())
