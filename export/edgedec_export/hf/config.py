@@ -4,16 +4,16 @@ A setting that GGUF cannot express is refused, because leaving it out could chan
 of the classes LlamaConfig, Qwen2Config, Qwen3Config and Gemma3TextConfig in Hugging Face's transformers.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError, UnsupportedModelError
+from edgedec.errors import UnsupportedModelError
+from edgedec.gguf.config_values import ConfigValues, llama3_divisors
 from edgedec.gguf.safetensors import read_json
 
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3", "gemma3": "gemma3"}
@@ -35,6 +35,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 _ACTIVATIONS = {"gemma3": ("gelu_pytorch_tanh",)}
+_REMEDY = (
+    "GGUF cannot express this, so the model would write another text; use llama.cpp's convert_hf_to_gguf.py where it "
+    "supports this"
+)
 GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
 GEMMA_27B_LAYERS = 62  # by which llama.cpp recognizes the 27B; it scales that model's attention in another way
 # Settings that must have this value, or be absent.
@@ -105,13 +109,21 @@ def read_config(folder: Path) -> Config:
     own = raw | text if model_type == "gemma3" and isinstance(text, dict) else raw
     # Null stands for the default, as it does in the classes that write these files.
     given = {key: value for key, value in own.items() if value is not None}
-    values = _Values(path, architecture, _DEFAULTS[architecture] | given)
+    values = _values(path, _DEFAULTS[architecture] | given)
     return _config(values, raw)
 
 
-def _config(values: "_Values", raw: dict[str, Any]) -> Config:
+def _values(path: Path, values: dict[str, Any]) -> ConfigValues:
+    return ConfigValues(path, values, _REMEDY)
+
+
+def _architecture(values: ConfigValues) -> str:
+    return _MODEL_TYPES[values.values["model_type"]]
+
+
+def _config(values: ConfigValues, raw: dict[str, Any]) -> Config:
     _check_switches(values)
-    architecture = values.architecture
+    architecture = _architecture(values)
     n_embd, n_head = values.whole("hidden_size"), values.whole("num_attention_heads")
     head_dim = values.whole("head_dim", n_embd // n_head)
     rope = _rope(values, head_dim)
@@ -141,29 +153,29 @@ def _config(values: "_Values", raw: dict[str, Any]) -> Config:
     return config
 
 
-def _first_id(raw: dict[str, Any], values: "_Values", key: str) -> int | None:
+def _first_id(raw: dict[str, Any], values: ConfigValues, key: str) -> int | None:
     """Return the token id under a key, the first one where the key has a list; None where it has none."""
     found = raw.get(key, values.values.get(key))
     found = found[0] if isinstance(found, list) and found else found
     return found if type(found) is int and found >= 0 else None
 
 
-def _check_switches(values: "_Values") -> None:
+def _check_switches(values: ConfigValues) -> None:
     for key, expected in _EXPECTED.items():
         if values.values.get(key, expected) != expected:
             values.refuse(key, f"expected {expected}")
     activation = values.values.get("hidden_activation", values.values.get("hidden_act"))
-    allowed = _ACTIVATIONS.get(values.architecture, ("silu", "swish"))
+    allowed = _ACTIVATIONS.get(_architecture(values), ("silu", "swish"))
     if activation is not None and activation not in allowed:
         values.refuse(
             "hidden_activation" if "hidden_activation" in values.values else "hidden_act", f"expected {allowed[0]}"
         )
     kinds = values.values.get("layer_types")
-    if values.architecture != "gemma3" and isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}:
+    if _architecture(values) != "gemma3" and isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}:
         values.refuse("layer_types", "expected full_attention in every layer")
 
 
-def _check_gemma(values: "_Values", config: Config) -> None:
+def _check_gemma(values: ConfigValues, config: Config) -> None:
     """Refuse a gemma3 whose layer types or attention scale differ from what llama.cpp assumes."""
     period = values.values.get("sliding_window_pattern", values.values.get("_sliding_window_pattern", GEMMA_PERIOD))
     kinds = values.values.get("layer_types")
@@ -186,18 +198,18 @@ class _Rope:
     divisors: NDArray[np.float32] | None = None
 
 
-def _rope(values: "_Values", head_dim: int) -> _Rope:
+def _rope(values: ConfigValues, head_dim: int) -> _Rope:
     """Read the rotary embedding, in the form of transformers 4 (rope_scaling) or 5 (rope_parameters)."""
     parameters = values.table("rope_parameters")
     sliding = parameters.get("sliding_attention")
     if isinstance(parameters.get("full_attention"), dict):
         parameters = parameters["full_attention"]
     parameters = parameters or values.table("rope_scaling")
-    rope = _Values(values.path, values.architecture, parameters)
+    rope = _values(values.path, parameters)
     base = rope.number("rope_theta", values.number("rope_theta", 10000.0))
     base_sliding = values.number("rope_local_base_freq", base)
     if isinstance(sliding, dict):
-        local = _Values(values.path, values.architecture, sliding)
+        local = _values(values.path, sliding)
         base_sliding = local.number("rope_theta", base_sliding)
         if local.values.get("rope_type", "default") != "default":
             local.refuse("rope_type", "expected default in the layers of sliding attention")
@@ -208,72 +220,8 @@ def _rope(values: "_Values", head_dim: int) -> _Rope:
         return _Rope(base, base_sliding)
     if kind == "linear":
         return _Rope(base, base_sliding, rope.number("factor"))
-    if kind == "llama3" and values.architecture == "llama":
-        return _Rope(base, base_sliding, divisors=_llama3_divisors(rope, base, head_dim))
+    if kind == "llama3" and _architecture(values) == "llama":
+        return _Rope(base, base_sliding, divisors=llama3_divisors(rope, base, head_dim))
     return rope.refuse(
         "rope_type" if "rope_type" in rope.values else "type", "expected default, linear, or llama3 in llama"
     )
-
-
-def _llama3_divisors(rope: "_Values", base: float, head_dim: int) -> NDArray[np.float32]:
-    """Return float32[head_dim // 2]: 1 for short waves, the factor for long ones, and values between for the rest.
-
-    The Llama 3 Herd of Models, arXiv:2407.21783; the rule is that of transformers ("llama3").
-    """
-    factor = rope.number("factor")
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if high <= low:
-        rope.fail(f"high_freq_factor is {high}, expected more than low_freq_factor, {low}")
-    waves = 2 * math.pi * base ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    n_turns = rope.whole("original_max_position_embeddings") / waves
-    smooth = np.clip((n_turns - low) / (high - low), 0.0, 1.0)
-    divisors: NDArray[np.float32] = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
-    return divisors
-
-
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """Typed access to the values of config.json, or of an object in it."""
-
-    path: Path
-    architecture: str
-    values: dict[str, Any]
-
-    def whole(self, key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-        """Return an integer from 1 to `most`."""
-        value = self.values.get(key, default)
-        if type(value) is not int or not 1 <= value <= most:
-            self.fail(f"{key} is {str(value)[:40]}, expected a whole number from 1 to {most}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """Return a positive number."""
-        value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            self.fail(f"{key} is {str(value)[:40]}, expected a positive number")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        """Return true or false."""
-        value = self.values.get(key, default)
-        if not isinstance(value, bool):
-            self.fail(f"{key} is {str(value)[:40]}, expected true or false")
-        return value
-
-    def table(self, key: str) -> dict[str, Any]:
-        """Return an object; an empty one where the key is absent."""
-        value = self.values.get(key, {})
-        if not isinstance(value, dict):
-            self.fail(f"{key} is {str(value)[:40]}, expected an object")
-        return value
-
-    def fail(self, found: str) -> NoReturn:
-        """Raise ModelFormatError."""
-        raise ModelFormatError(f"{self.path}: {found}; download the checkpoint again")
-
-    def refuse(self, key: str, expected: str) -> NoReturn:
-        """Raise UnsupportedModelError for the value of a key."""
-        raise UnsupportedModelError(
-            f"{self.path}: {key} is {str(self.values.get(key))[:80]}, {expected}; GGUF cannot express this, "
-            "so the model would write another text; use llama.cpp's convert_hf_to_gguf.py where it supports this"
-        )
