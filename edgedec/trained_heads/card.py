@@ -59,7 +59,8 @@ class HeadCard:
             head_dim), divided by `rope_divisors` where the head has that tensor. The pair of position t's feature and
             token t + 1 has position t; drafted pairs have t + 1, t + 2, ...
         taps: Layers of the target, counted from 0: the taps are the residual stream that ENTERS these layers, before
-            any norm, joined in this order. `n_layer` of the target stands for what leaves its last layer.
+            any norm, joined in this order. `n_layer` of the target stands for what leaves its last layer. Empty where
+            the file names no layers, until the head is fitted to its target (`edgedec.trained_heads.target.fit`).
         n_vocab_draft: Rows of the output matrix: the tokens that the head can draft.
         n_vocab_target: Size of the target's vocabulary.
         norm_before_residual: The layer adds its attention to the normed feature (after `hidden_norm`), instead of the
@@ -72,6 +73,7 @@ class HeadCard:
         own_output: The head has an output matrix; else that is the rows `d2t` of the target's.
         target: The model it was trained for, where the file says so.
         promise: What it accepted when it was measured, where the file says so.
+        notes: Sentences on what the file leaves open, and how it was read.
     """
 
     name: str
@@ -94,3 +96,4 @@ class HeadCard:
     own_output: bool = False
     target: Target | None = None
     promise: Promise | None = None
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,38 @@
+"""Load a draft head from wherever it lies: the folder of a checkpoint, or a GGUF."""
+
+import os
+from pathlib import Path
+
+from edgedec.errors import UnsupportedModelError
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.metadata import get_text
+from edgedec.trained_heads.checkpoint import CONFIG, read_checkpoint
+from edgedec.trained_heads.gguf_head import is_head, read_gguf_head
+from edgedec.trained_heads.head import Head
+
+
+def load_head(path: str | os.PathLike[str]) -> Head:
+    """Return the head at a path, with its weights as they are stored there.
+
+    Args:
+        path: A folder with config.json and safetensors files, a file in such a folder, or a GGUF.
+
+    Raises:
+        ModelNotFoundError: There is no such file or folder, or it lacks a part.
+        ModelFormatError: A file is damaged, or contradicts itself.
+        UnsupportedModelError: It holds no draft head, or one with a setting or a tensor that edgedec does not run.
+        StorageError, MemoryCapError: A file can't be read, or there is no memory for it.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return read_checkpoint(place)
+    if place.suffix == ".safetensors" or place.name == CONFIG:
+        return read_checkpoint(place.parent)
+    gguf = read_gguf(place)
+    if not is_head(gguf):
+        found = get_text(gguf, "general.architecture") or "unknown"
+        raise UnsupportedModelError(
+            f"{place}: the architecture is {found[:40]!r}, expected 'eagle3'; this is no trained draft head: a smaller "
+            "model that drafts is given as a draft model instead"
+        )
+    return read_gguf_head(gguf)
