@@ -1,8 +1,11 @@
 // Products of tiles and quantized activations with NEON: for the dot products of Armv8.2 (sdot), and for i8mm's products of
 // 2 x 8 with 8 x 2 bytes (smmla). Included by matmul.inl in place of its own plan, which is made for wider vectors.
 //
-// A tile is 4 parts of 4 rows. The scales of 8 blocks of 32 columns are unpacked for all 16 rows at once. Then a pass goes
-// over these blocks for 1, 2 or 4 parts; its registers hold the sums (at most 16), 8 vectors of weights and 4 integer sums.
+// A tile is 4 parts of 4 rows. The scales of 8 blocks of 32 columns are unpacked for all 16 rows at once. Then passes go over
+// these blocks: one pass for all parts, or one for each part where there are more than 4 rows of activations. The registers
+// hold the sums of a pass (at most 16), 8 vectors of weights, and the integer sums and activations of one or two rows.
+//
+// There is no prefetch (docs/cpu-kernels.md, NEON, says why).
 //
 // With sdot, vector m of the sums belongs to row m of the activations, and its lanes to the part's 4 rows. With smmla
 // (PAIRED), vectors m and m + 1 (m even) belong to rows m and m + 1 of the activations: the first to rows 0 and 1 of the
@@ -13,14 +16,16 @@ constexpr int PARTS = edgedec::TILE_ROWS / LANES;
 constexpr int PART_BYTES = 4 * LANES;
 constexpr int RUN = 8;  // blocks of a unit of Q4_K, Q5_K or Q6_K, or as many blocks of the other types
 
-// Rows that a pass for n rows computes: smmla takes two.
-constexpr int padded(int n) { return ROWS_IN_PAIRS && n > 1 ? (n + 1) / 2 * 2 : n; }
+// Whether n rows are multiplied in pairs: for 1, 2, 3 and 5 rows the dot products alone take no more instructions.
+constexpr bool in_pairs(int n) { return ROWS_IN_PAIRS && (n == 4 || n > 5); }
+// The rows that are computed for n rows.
+constexpr int padded(int n) { return in_pairs(n) ? (n + 1) / 2 * 2 : n; }
 
 constexpr int SECOND_HALF = ROWS_IN_PAIRS ? 32 : 16;  // where columns 16 to 31 of a row begin
 
-// --- lanes of vector v ----------------------------------------------------------------------------------------------------
+// --- the lanes of vector v ------------------------------------------------------------------------------------------------
 
-// x times element `lane` of four; sum + x times it.
+// x times element `lane` of `four`; sum plus that; sum minus that.
 EDGEDEC_INLINE Floats times_lane(Floats x, Floats four, int lane) {
   switch (lane) {
     case 0: return vmulq_laneq_f32(x, four, 0);
@@ -61,6 +66,7 @@ EDGEDEC_INLINE Floats add_by_rows(Floats sum, Floats x, const float *p, int v) {
   const Floats two = v % 4 < 2 ? vzip1q_f32(four, four) : vzip2q_f32(four, four);
   return MINUS ? fnma(x, two, sum) : fma(x, two, sum);
 }
+// These numbers, where they are integers.
 template <bool PAIRED>
 EDGEDEC_INLINE Ints of_rows(const int32_t *p, int v) {
   const Ints four = vld1q_s32(p + v / 4 * 4);
@@ -129,7 +135,8 @@ EDGEDEC_INLINE void load_six_bits(const uint8_t *p, Bytes *w) {
 
 // --- integer sums ---------------------------------------------------------------------------------------------------------
 
-// sums[v] += the products of 16 columns, whose weights begin at w, with K rows of the activations, the first of which is at a.
+// sums[v] += the products of 16 columns, whose weights begin at w, with K rows of the activations, the first of which, in pairs
+// an even one, is at a.
 // The rows' dot products take turns, as an in-order processor waits for the sum before.
 template <bool PAIRED, int K>
 EDGEDEC_INLINE void sixteen(Ints *sums, const Bytes *weights, const int8_t *a) {
@@ -142,10 +149,15 @@ EDGEDEC_INLINE void sixteen(Ints *sums, const Bytes *weights, const int8_t *a) {
     UNROLL for (int v = 0; v < K; ++v) sums[v] = vmmlaq_s32(sums[v], eights[v / 2 * 2 + 1], w[2 + v % 2]);
 #endif
   } else if constexpr (ROWS_IN_PAIRS) {
-    static_assert(K == 1, "more rows come in pairs");
-    const int8x8_t first = vld1_s8(a), second = vld1_s8(a + 16);
-    sums[0] = vdotq_lane_s32(vdotq_lane_s32(sums[0], w[0], first, 0), w[1], first, 1);
-    sums[0] = vdotq_lane_s32(vdotq_lane_s32(sums[0], w[2], second, 0), w[3], second, 1);
+    const int8x16_t first = vld1q_s8(a), second = vld1q_s8(a + 16);
+    sums[0] = vdotq_laneq_s32(sums[0], w[0], first, 0);
+    if constexpr (K == 2) sums[1] = vdotq_laneq_s32(sums[1], w[0], first, 2);
+    sums[0] = vdotq_laneq_s32(sums[0], w[1], first, 1);
+    if constexpr (K == 2) sums[1] = vdotq_laneq_s32(sums[1], w[1], first, 3);
+    sums[0] = vdotq_laneq_s32(sums[0], w[2], second, 0);
+    if constexpr (K == 2) sums[1] = vdotq_laneq_s32(sums[1], w[2], second, 2);
+    sums[0] = vdotq_laneq_s32(sums[0], w[3], second, 1);
+    if constexpr (K == 2) sums[1] = vdotq_laneq_s32(sums[1], w[3], second, 3);
   } else {
     int8x16_t rows[K];
     UNROLL for (int v = 0; v < K; ++v) rows[v] = vld1q_s8(a + 32 * v);
@@ -163,8 +175,8 @@ EDGEDEC_INLINE void whole_block(Ints *sums, const Bytes *w, const ActivationBloc
   sixteen<PAIRED, K>(sums, w + 4, a.q[m] + SECOND_HALF);
 }
 
-// --- the types. `read_scales` unpacks the scales of n blocks; `unpack` the weights of a part of one of them; `add` adds the
-// products with N rows of the activations, from row `first` of their group on, to N sums -------------------------------------
+// --- the types: `read_scales` unpacks the scales of n blocks; `unpack` the weights of a part of one of them; `add` adds the
+// products of these weights with K rows of the activations, from row m of their group on, to K sums --------------------------
 
 // first: the scale of a block, or of its first half; second: the block's minimum, or the scale of its second half.
 struct Scales {
@@ -192,7 +204,8 @@ struct Simple {  // Q4_0, Q4_1, Q5_0, Q5_1
     else load_nibbles<PAIRED>(block + PART_BYTES * part, w);
   }
   template <bool PAIRED, int K>
-  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second, const ActivationBlock &a, int m) {
+  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second,
+                                 const ActivationBlock &a, int m) {
     Ints c[K];
     UNROLL for (int v = 0; v < K; ++v) {
       if constexpr (MIN) c[v] = set_ints(0);
@@ -219,7 +232,8 @@ struct Eight {  // Q8_0
     pair<PAIRED, 8>(w);
   }
   template <bool PAIRED, int K>
-  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second, const ActivationBlock &a, int m) {
+  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second,
+                                 const ActivationBlock &a, int m) {
     Ints c[K];
     UNROLL for (int v = 0; v < K; ++v) c[v] = set_ints(0);
     whole_block<PAIRED, K>(c, w, a, m);
@@ -259,7 +273,8 @@ struct K45 {  // Q4_K, Q5_K
     else load_nibbles<PAIRED>(block + PART_BYTES * part, w);
   }
   template <bool PAIRED, int K>
-  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second, const ActivationBlock &a, int m) {
+  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second,
+                                 const ActivationBlock &a, int m) {
     Ints c[K];
     UNROLL for (int v = 0; v < K; ++v) c[v] = set_ints(0);
     whole_block<PAIRED, K>(c, w, a, m);
@@ -291,11 +306,11 @@ struct K6 {  // Q6_K
   }
   template <bool PAIRED>
   static EDGEDEC_INLINE void unpack(const uint8_t *block, int part, Bytes *w) {
-    const uint8_t *p = block + PART_BYTES * part;
-    load_six_bits<PAIRED>(p, w);
+    load_six_bits<PAIRED>(block + PART_BYTES * part, w);
   }
   template <bool PAIRED, int K>
-  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second, const ActivationBlock &a, int m) {
+  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second,
+                                 const ActivationBlock &a, int m) {
     Ints c[K];
     Floats both[K];
     UNROLL for (int v = 0; v < K; ++v) c[v] = of_rows<PAIRED>(a.minus32[0], m + v);
@@ -327,12 +342,12 @@ EDGEDEC_INLINE void store_sums(const Floats *sums, int n, float *y, int64_t stri
   }
 }
 
-// Multiply one tile with n activations, from the first row of their group on; N is n, or n + 1.
+// Multiply one tile with n activations, from the first row of their group on; N is padded(n).
 template <class Type, int N>
 void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *group, int n, float *y, int64_t stride) {
-  constexpr bool PAIRED = ROWS_IN_PAIRS && N > 1;
-  constexpr int AT_ONCE = N <= 4 ? PARTS : 1;  // parts of a pass
-  constexpr int K = N == 1 ? 1 : 2;                     // rows whose dot products take turns
+  constexpr bool PAIRED = in_pairs(N);
+  constexpr int AT_ONCE = N <= 4 ? PARTS : 1;             // parts of a pass
+  constexpr int K = N == 1 ? 1 : 2, REST = N / K * K;     // rows whose dot products take turns; what comes after them
   Floats sums[PARTS][N];
   for (int part = 0; part < PARTS; ++part)
     for (int v = 0; v < N; ++v) sums[part][v] = zero();
@@ -353,8 +368,8 @@ void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *
           const Floats first = scales.first[i][pass + part], second = scales.second[i][pass + part];
           UNROLL for (int m = 0; m < N - K + 1; m += K)
             Type::template add<PAIRED, K>(acc[part] + m, w, first, second, m < GROUP_ROWS ? a : after, m % GROUP_ROWS);
-          if constexpr (N % K != 0)
-            Type::template add<PAIRED, N % K>(acc[part] + N / K * K, w, first, second, N < GROUP_ROWS ? a : after, N / K * K % GROUP_ROWS);
+          if constexpr (REST < N)
+            Type::template add<PAIRED, 1>(acc[part] + REST, w, first, second, N < GROUP_ROWS ? a : after, REST % GROUP_ROWS);
         }
       }
       UNROLL for (int part = 0; part < AT_ONCE; ++part)

@@ -7,20 +7,13 @@
 namespace {
 
 constexpr int LANES = 4;
-constexpr int MAX_ROWS = 16;
+constexpr int MAX_ROWS = 16;  // the most activations that a kernel takes at once
 using Bytes = uint8x16_t;
 using Ints = int32x4_t;
 using Floats = float32x4_t;
 
 inline Bytes load_bytes(const void *p) { return vld1q_u8((const uint8_t *)p); }
 inline Bytes mask_bytes(Bytes x, uint8_t mask) { return vandq_u8(x, vdupq_n_u8(mask)); }
-inline Bytes or_bytes(Bytes a, Bytes b) { return vorrq_u8(a, b); }
-template <int N>
-inline Bytes shift_bytes(Bytes x) {
-  if constexpr (N > 0) return vshlq_n_u8(x, N);
-  else if constexpr (N < 0) return vshrq_n_u8(x, -N);
-  else return x;
-}
 
 inline Ints set_ints(int32_t x) { return vdupq_n_s32(x); }
 template <int N>
