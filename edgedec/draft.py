@@ -16,6 +16,11 @@ from edgedec.noise import Noise
 from edgedec.sampling import Distribution, SamplingParams
 from edgedec.tokenizer import Tokenizer
 
+
+class DrafterRestsError(PluginError):
+    """A drafter draws the conclusion that it is of no use here; generations go on without it."""
+
+
 STORE_BYTES = 32_000_000
 """Most bytes that a drafter keeps between requests where memory is ample."""
 

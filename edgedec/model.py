@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, RequestError
+from edgedec.head_state import HeadState
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import CancelToken, OnProgress
@@ -164,7 +165,7 @@ class ForwardItem:
 class Session(Protocol):
     """One sequence's KV cache. One thread at a time uses a session; any thread may call cancel().
 
-    A class that derives from it inherits `n_text_max`, `shared`, `room`, `generating`, `count_text` and `open`.
+    A class that derives from it inherits the methods that have a body here.
     """
 
     @property
@@ -187,6 +188,11 @@ class Session(Protocol):
     @property
     def shared(self) -> SharedForward | None:
         """The latest forward, where forwards are shared with other sessions; None where they never are."""
+        return None
+
+    @property
+    def draft_head(self) -> HeadState | None:
+        """The trained draft head that follows the session's text; None where none was loaded."""
         return None
 
     def room(self, n_tokens: int) -> int:
@@ -319,8 +325,7 @@ class LoadOptions:
     Attributes:
         n_ctx: Tokens of the sessions that will be opened; None for the trained context, at most 4,096.
         n_parallel: How many sessions of that size share one forward.
-        max_rows: Most rows of logits that one forward returns for one session: one more than a draft has nodes. 1 saves
-            the memory that trees and forks need.
+        max_rows: Most rows of logits of one session's forward: a draft's nodes and one. 1 saves the memory of trees.
         n_threads: Threads of a forward; None for as many as there are cores that this process may use.
         kv_type: Element type of the KV cache ("f16", "q8_0", ...).
         flash_attention: True, False, or None to let the runtime decide.
@@ -335,6 +340,7 @@ class LoadOptions:
             forward. None to hold all weights.
         planning_bytes: Most bytes that making the memory plan may take temporarily; None for any number. A runtime that
             would take more returns only the terms that it knows without (MemoryTerm.partial).
+        draft_head: A trained draft head that follows each session's text, or None.
         n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
         device: Name of the device (`edgedec doctor` lists the names), or None.
         cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None to remember nothing.
@@ -354,6 +360,7 @@ class LoadOptions:
     huge_pages: str = "auto"
     resident_bytes: int | None = None
     planning_bytes: int | None = None
+    draft_head: Path | None = None
     n_gpu_layers: int | None = None
     device: str | None = None
     cache_dir: Path | None = None
@@ -397,8 +404,3 @@ class Runtime(Protocol):
 
     def report(self) -> RuntimeReport:
         """Return what this machine has of the runtime (RuntimeUnavailableError where the runtime does not work)."""
-
-
-def default_n_ctx(n_ctx_train: int) -> int:
-    """Return the default context: what the model was trained for, at most 4,096 tokens."""
-    return min(n_ctx_train, 4096) if n_ctx_train > 0 else 4096

@@ -36,6 +36,7 @@ _BUILT_IN = {
         "stand": "edgedec.drafters.ngram.stand:StandDrafter",
         "model": "edgedec.drafters.draft_model.model:DraftModel",
         "cascade": "edgedec.drafters.draft_model.cascade:CascadeModel",
+        "head": "edgedec.drafters.head.head:HeadDrafter",
         "skip": "edgedec.drafters.self_speculation.skip:SkipDrafter",
         "exit": "edgedec.drafters.self_speculation.exit:ExitDrafter",
     },

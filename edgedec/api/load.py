@@ -13,7 +13,7 @@ from edgedec.api.options import LIBRARY, Application, EngineOptions, HugePagesMo
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.decoding.generate import SessionSlot
-from edgedec.defaults import N_DRAFT_MAX
+from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
 from edgedec.draft import DrafterFactory
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
@@ -24,7 +24,7 @@ from edgedec.memory.planner import Cap, Planned, plan_within, planning_bytes
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryPlan
-from edgedec.model import LoadOptions, Model, Session, default_n_ctx
+from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.model_switching import SwitchingSession
@@ -49,6 +49,7 @@ def load(
     memory: int | str | None = None,
     draft: str | DrafterFactory | None = "auto",
     draft_model: ModelName | None = None,
+    draft_head: str | os.PathLike[str] | None = None,
     draft_overlap: bool = False,
     n_draft_max: int = N_DRAFT_MAX,
     draft_numerics: Numerics = "strict",

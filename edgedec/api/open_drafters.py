@@ -23,7 +23,7 @@ from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
 from edgedec.model import Model
 from edgedec.progress import stage
 from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
-from edgedec.scheduler.drafter_factories import COMMON, EXIT, SUFFIX, with_draft_model
+from edgedec.scheduler.drafter_factories import COMMON, EXIT, HEAD, SUFFIX, with_draft_model
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
 
@@ -69,6 +69,8 @@ def open_drafters(
             notes.append(why)
             planned = without_draft_model(planned)
             factories = _left(factories, planned)
+    if HEAD in factories and first.session.draft_head is not None:
+        notes += first.session.draft_head.notes
     n_slots = len(slots)
     budget = drafter_bytes(setting, first.session.n_ctx) // n_slots if planned.plan.terms else None
     drafting = partial(

@@ -48,6 +48,8 @@ class EngineOptions:
             joined by "+", or a factory pins drafters: their drafts are verified whatever they cost. "off" and None
             decode plainly. The text is the same in every case.
         draft_model: A smaller model, best of the same family, that may draft too; named as the model is.
+        draft_head: A trained draft head (EAGLE-3) for this model: the folder of a checkpoint, or a GGUF. It reads the
+            model's hidden states, and needs the cpu runtime.
         draft_overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU
             or a GPU (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise" and the other rules
             than "coupled".
@@ -95,6 +97,7 @@ class EngineOptions:
     memory: int | str | None = None
     draft: str | DrafterFactory | None = "auto"
     draft_model: ModelName | None = None
+    draft_head: str | os.PathLike[str] | None = None
     draft_overlap: bool = False
     n_draft_max: int = N_DRAFT_MAX
     draft_numerics: Numerics = "strict"
@@ -164,6 +167,7 @@ class EngineOptions:
             tile_cache=self.tile_cache,
             huge_pages=self.huge_pages,
             planning_bytes=planning_bytes,
+            draft_head=None if self.draft_head is None else Path(self.draft_head),
             n_gpu_layers=self.n_gpu_layers,
             device=self.device,
             cache_dir=self._cache_root,

@@ -18,7 +18,7 @@ from edgedec.memory.ladder import Setting
 from edgedec.memory.planner import free_if_short, with_kv_type
 from edgedec.model import LoadOptions
 from edgedec.progress import stage
-from edgedec.scheduler.drafter_factories import drafter_factories, require_overlap, used_draft_model
+from edgedec.scheduler.drafter_factories import HEAD, drafter_factories, require_overlap, used_draft_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,11 @@ def engine_wishes(
         draft, load_options = None, pair_options(load_options)
         small_model = resolve(options.small_model, options.resolving)
     found = None if options.draft_model is None else resolve(options.draft_model, options.resolving)
-    factories, pinned = drafter_factories(draft, with_model=found is not None)
+    factories, pinned = drafter_factories(
+        draft, with_model=found is not None, with_head=load_options.draft_head is not None
+    )
+    if HEAD not in factories:
+        load_options = replace(load_options, draft_head=None)
     if options.draft_overlap and factories:
         require_overlap(factories)
     sizes, force = None, options.layer_skip_force

@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("name", help="the name of the entry point")
         sub.add_argument("model", type=Path, help="a model file; a small one will do")
         if command == "drafter":
+            sub.add_argument("--draft-head", type=Path, help="the trained head that the drafter 'head' drafts with")
             sub.add_argument("--runtime", help="the runtime of the model; default: the first that accepts the file")
     return parser
 
@@ -59,11 +60,11 @@ def _run(chosen: argparse.Namespace) -> list[CheckResult]:
         return check_runtime(lambda: _load(runtime, path), on_check=_print, memory_probe=probe, n_ctx=_N_CTX)
     runtime = _runtime(chosen.runtime) if chosen.runtime else _first_runtime(path)
     factory = load_plugin(DRAFTERS, chosen.name)
-    return check_drafter(factory, lambda: _load(runtime, path), on_check=_print)
+    return check_drafter(factory, lambda: _load(runtime, path, chosen.draft_head), on_check=_print)
 
 
-def _load(runtime: Runtime, path: Path) -> Model:
-    return runtime.load(path, LoadOptions(n_ctx=_N_CTX, n_parallel=_N_PARALLEL))
+def _load(runtime: Runtime, path: Path, head: Path | None = None) -> Model:
+    return runtime.load(path, LoadOptions(n_ctx=_N_CTX, n_parallel=_N_PARALLEL, draft_head=head))
 
 
 def _runtime(name: str) -> Runtime:

@@ -51,7 +51,7 @@ def open_draft_model(
 
 def draft_model_options(options: LoadOptions, *, overlap: bool = False) -> LoadOptions:
     """Return the options to load a draft model with, from those of its target."""
-    smaller = replace(options, n_ctx=WINDOW, n_parallel=1, max_rows=ROWS, resident_bytes=None)
+    smaller = replace(options, n_ctx=WINDOW, n_parallel=1, max_rows=ROWS, resident_bytes=None, draft_head=None)
     return replace(smaller, device=None, n_gpu_layers=0) if overlap else smaller
 
 
@@ -75,7 +75,7 @@ def open_small_model(path: Path, large: Model, options: LoadOptions) -> Model:
 
 def pair_options(options: LoadOptions) -> LoadOptions:
     """Return the options for the large model of a pair: nothing is drafted, and requests take turns."""
-    return replace(options, max_rows=1, n_parallel=1)
+    return replace(options, max_rows=1, n_parallel=1, draft_head=None)
 
 
 def small_model_options(options: LoadOptions) -> LoadOptions:

@@ -18,7 +18,7 @@ from edgedec.drafters.self_speculation.exit import EXITS
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.memory_plan import format_bytes
 from edgedec.model import LoadOptions
-from edgedec.scheduler.drafter_factories import CASCADE, COMMON, EXIT, MODEL, NGRAMS, SUFFIX
+from edgedec.scheduler.drafter_factories import CASCADE, COMMON, EXIT, HEAD, MODEL, NGRAMS, SUFFIX
 
 WITH_STORE = (SUFFIX, *NGRAMS)
 """The drafters that keep something between requests."""
@@ -101,6 +101,7 @@ def rungs(wishes: Setting, runtime: str) -> Sequence[Rung]:
         *_cuts("store", "store_bytes", "draft stores cut to {}", _STORE_BYTES if keeps else ()),
         *_cuts("requests", "request_bytes", "{} for all requests together", _REQUEST_BYTES),
         *(partial(_with_rows, n_rows) for n_rows in _ROWS[:-1]),
+        _without_head,
         *(partial(_with_kv, kv_type) for kv_type in kv_types[:1]),
         *(partial(_with_context, n_ctx) for n_ctx in (_CONTEXTS if wishes.options.n_ctx is None else ())),
         *(partial(_with_kv, kv_type) for kv_type in kv_types[1:]),
@@ -144,6 +145,12 @@ def _without_draft_model(setting: Setting) -> Setting:
     return setting.less("draft model", "draft model left out", draft_model=None, drafters=drafters)
 
 
+def _without_head(setting: Setting) -> Setting:
+    if setting.pinned or HEAD not in setting.drafters:
+        return setting
+    return setting.less(HEAD, "draft head left out", {"draft_head": None}, drafters=setting.drafters_without(HEAD))
+
+
 def _with_kv(kv_type: str, setting: Setting) -> Setting:
     return setting.less("kv", f"KV cache kept as {kv_type}", {"kv_type": kv_type})
 
@@ -172,4 +179,5 @@ def _without_drafting(setting: Setting) -> Setting:
         return setting
     n_rows = setting.options.max_rows if setting.max_rows_pinned else 1
     setting = replace(setting, given_up=setting.given_up_without("rows"))
-    return setting.less("drafting", "drafting turned off", {"max_rows": n_rows}, drafters=())
+    options = {"max_rows": n_rows, "draft_head": None}
+    return setting.less("drafting", "drafting turned off", options, drafters=())

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgedec.counted import counted
+from edgedec.defaults import default_n_ctx
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf.file import read_gguf
@@ -18,7 +19,7 @@ from edgedec.memory.ladder import WITH_STORE, Rung, Setting, rungs, with_more_ro
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes
-from edgedec.model import LoadOptions, default_n_ctx
+from edgedec.model import LoadOptions
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
 
 REQUESTS = "requests"

@@ -36,6 +36,10 @@ class Calibration:
         """Return the estimate p, 0 to 1, corrected by what was observed: 0 to 0.995."""
         return min(_MOST, p * self._factors[bisect_right(_EDGES, p)])
 
+    def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the ascending edges of the bins, and by bin the factor of an estimate."""
+        return _EDGES, tuple(self._factors)
+
     def observe(self, p: float, accepted: bool) -> None:
         """Take a node with the estimate p whose parent was accepted, and whether the node was right itself."""
         i = bisect_right(_EDGES, p)

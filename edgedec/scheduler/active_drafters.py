@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from time import monotonic, perf_counter
 
-from edgedec.draft import Closing, Draft, Drafter, DrafterNeeds
+from edgedec.draft import Closing, Draft, Drafter, DrafterNeeds, DrafterRestsError
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.errors import PluginError
 from edgedec.scheduler.draft_tree import DraftTree
@@ -126,6 +126,9 @@ class ActiveDrafters:
 
 def note_failure(stats: DecodeStats, name: str, error: Exception) -> None:
     """Note that a generation goes on without a drafter that failed: a drafter never ends the text."""
+    if isinstance(error, DrafterRestsError):
+        stats.add_reason(f"{name} off: {error}")
+        return
     try:
         message = str(error)
     except Exception:  # its own __str__ fails

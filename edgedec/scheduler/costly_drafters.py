@@ -53,8 +53,8 @@ def plan_draft(
         rate: Tokens per second expected without the drafter.
         room: Tokens that the text may still grow by.
     """
-    record, in_place = active.record, active.drafter.needs.layers
-    if in_place:  # it drafts in the target's own session, which holds the text already
+    record = active.record
+    if active.in_place or active.drafter.needs.layers:
         active.missed = 0
     p = record.rate(options.greedy)
     level_s = record.level_s if record.level_s is not None else cost(0) / 4
@@ -66,7 +66,7 @@ def plan_draft(
         length = min(2, n_max)
         if not _may_try(active, length * level_s + cost(length) - cost(0)):
             return None
-    extra_s = 2 * length * level_s if in_place else 0.0
+    extra_s = 2 * length * level_s if active.drafter.needs.layers else 0.0
     if options.always:
         return DraftPlan(n_max, level_s, 0.0, is_trial, extra_s)
     # One level more pays while it adds more tokens per second than the levels before it give.

@@ -15,6 +15,7 @@ from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.scheduler.plugin_guard import guarded
 
 SUFFIX, COMMON, MODEL, CASCADE, SKIP, EXIT = "suffix", "common", "model", "cascade", "skip", "exit"
+HEAD = "head"
 NGRAMS = ("recycling", "trigram", "stand")
 AUTO = (SUFFIX, COMMON)
 SKIP_GAIN = 1.03
@@ -22,24 +23,28 @@ SKIP_GAIN = 1.03
 
 
 def drafter_factories(
-    draft: str | DrafterFactory | None, *, with_model: bool
+    draft: str | DrafterFactory | None, *, with_model: bool, with_head: bool = False
 ) -> tuple[dict[str, DrafterFactory], bool]:
     """Return the factories by name, and whether these drafters are pinned, so that they draft whatever it costs.
 
-    `with_model` says whether a draft model is given; with_draft_model() puts it into the factories later.
+    `with_model` says whether a draft model is given; with_draft_model() puts it into the factories later. `with_head`
+    says whether a trained head is given, which is loaded with the target.
 
     Raises:
         PluginError: A drafter has no such name, or does not import.
-        RequestError: A drafter needs a draft model, and none is given.
+        RequestError: A drafter needs a draft model or a head, and none is given.
     """
     if draft is None or draft == "off":
         return {}, False
     if not isinstance(draft, str):
         return {getattr(draft, "__name__", "custom"): guarded(draft)}, True
-    names = [*AUTO, *([MODEL] if with_model else [])] if draft == "auto" else draft.split("+")
+    second = [*([MODEL] if with_model else []), *([HEAD] if with_head else [])]
+    names = [*AUTO, *second] if draft == "auto" else draft.split("+")
     for name in names:
         if name in (MODEL, CASCADE) and not with_model:
             raise RequestError(f"the drafter {name!r} needs a draft model; give one ({argument('draft_model')})")
+        if name == HEAD and not with_head:
+            raise RequestError(f"the drafter {name!r} needs a trained head; give one ({argument('draft_head')})")
     return {name: _factory(name) for name in names}, draft != "auto"
 
 

@@ -74,6 +74,7 @@ class ActiveDrafter:
         asked_s: Seconds that these drafts took.
         verified: Whether nodes of its latest draft were verified.
         n_used: How many of its drafts were verified and began with a right token.
+        in_place: Whether it knows the text already as far as the target's session holds it.
         hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
     """
 
@@ -94,6 +95,7 @@ class ActiveDrafter:
     verified: bool = False
     n_used: int = 0
     hoped: float | None = None
+    in_place: bool = False
 
     def summary(self) -> str:
         """Return a sentence on what the draft model did in this generation, and why it was of no use where it was not.
@@ -106,8 +108,10 @@ class ActiveDrafter:
         if self.n_asked:
             each = f"asked {self.n_asked} times, {1000 * self.asked_s / self.n_asked:.1f} ms each"
             return f"{what} was {each}, " + (f"{self.n_used} of its drafts were of use" if self.n_used else "in vain")
-        if self.hoped is None:
+        if self.hoped is None and not self.in_place:
             return f"{what} was not asked: the text was too short to find out whether reading it pays"
+        if self.in_place:
+            return f"{what} was not asked: no gain was expected of it"
         level_s = self.record.level_s
         cost = "" if level_s is None else f", {1000 * level_s:.1f} ms for each token"
         return (

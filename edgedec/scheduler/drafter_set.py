@@ -10,6 +10,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.draft_model.overlapped import OverlappedDrafter
+from edgedec.drafters.head.head import HeadDrafter
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText
@@ -26,6 +27,8 @@ from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
 from edgedec.sequence import COUPLED, Sequence
 from edgedec.stats import DecodeStats
+
+_HEAD_SHARE = 0.07  # of a plain step: what a token of a head is expected to take before one was timed
 
 
 @dataclass(slots=True)
@@ -216,6 +219,8 @@ def _active(
     """Return a drafter with what is known of it; one that is a part of the target learns what its forwards cost."""
     is_new = name not in drafting.records
     record = drafting.records.setdefault(name, DrafterRecord())
+    if isinstance(drafter, HeadDrafter):
+        return _active_head(name, drafter, record, curve, is_new=is_new, greedy=greedy)
     if not isinstance(drafter, SelfDrafter):
         model = factory.summary if isinstance(factory, ModelFactory) else None
         return ActiveDrafter(name, drafter, record, costly=model is not None, model=model)
@@ -226,3 +231,17 @@ def _active(
     if record.level_s is None and whole_s is not None:
         record.level_s = whole_s * curve.part(drafter.share)
     return ActiveDrafter(name, drafter, record, costly=True)
+
+
+def _active_head(
+    name: str, drafter: HeadDrafter, record: DrafterRecord, curve: CostCurve, *, is_new: bool, greedy: bool
+) -> ActiveDrafter:
+    """Return a trained head with what is known of it: what its trainer measured, until drafts were verified here."""
+    state, whole_s = drafter.state, curve.seconds(1)
+    drafter.correction = record.calibration[greedy].table
+    if is_new and state.reach:
+        rate = sum(state.reach) / (1 + sum(state.reach[:-1]))
+        record.accepted = [rate * offered for offered in record.offered]
+    if record.level_s is None and whole_s is not None:
+        record.level_s = _HEAD_SHARE * whole_s
+    return ActiveDrafter(name, drafter, record, costly=True, model=drafter.summary, in_place=True)

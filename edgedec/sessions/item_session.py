@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, argument
+from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, LayerSet, Model, Rows, Session
 from edgedec.progress import OnProgress
 from edgedec.stats import DecodeStats
@@ -86,6 +87,11 @@ class OuterSession(ItemSession):
     def shared(self) -> SharedForward | None:
         """The latest forward, where it may have been shared with other sessions."""
         return self.inner.shared
+
+    @property
+    def draft_head(self) -> HeadState | None:
+        """The draft head that follows the session inside."""
+        return self.inner.draft_head
 
     def exact_rows(self, n_past: int) -> int | None:
         """Return what the session inside says."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, argument
+from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import OuterSession, UnsavedSession
@@ -68,6 +69,17 @@ class SlidingSession(UnsavedSession, OuterSession):
     def n_text_max(self) -> int:
         """Most tokens of a text: the KV cache holds a window of it."""
         return MOST_TOKENS
+
+    @property
+    def draft_head(self) -> HeadState | None:
+        """The draft head that follows the window; its n_past counts the text's tokens, as this session's does."""
+        head = self.inner.draft_head
+        return None if head is None else head.within(self._in_window)
+
+    def _in_window(self, n_past: int) -> int:
+        """Return the n_past of the session inside, -1 where it holds another window."""
+        n_held = _n_held(n_past, self._begin)
+        return n_held if _begin(n_past, self.n_ctx) == self._begin and n_held <= self._n_valid else -1
 
     def room(self, n_tokens: int) -> int:
         """Return how many rows after a text of `n_tokens` tokens see the same window as the text's last token."""

@@ -1,9 +1,11 @@
 """One seed, one text, on a real model, for every drafter and length of draft (all prompts: benchmarks/same_text.py)."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.real_models import real_model
+from support.tiny_heads import TinyHead, write_head
 
 import edgedec
 from edgedec.cost_curve import CostCurve
@@ -62,3 +64,13 @@ def test_a_model_that_drafts_for_itself_changes_nothing(monkeypatch: pytest.Monk
         _plain.extend(generated("off", 15))
     for draft in ("model", "cascade", "auto"):
         assert generated(draft, 6, draft_model=model) == _plain
+
+
+def test_a_trained_head_changes_nothing(tmp_path: Path) -> None:
+    """A head with random weights, pinned alone and beside another drafter, and left to the policy."""
+    sizes = {"n_ff": 512, "n_head": 9, "n_head_kv": 3, "head_dim": 64, "n_vocab_draft": 2000, "n_vocab_target": 49152}
+    write_head(tmp_path, TinyHead(n_embd=576, n_embd_target=576, taps=(2, 15, 27), **sizes))  # type: ignore[arg-type]
+    if not _plain:
+        _plain.extend(generated("off", 15))
+    for draft, n_draft_max in (("head", 6), ("suffix+head", 9), ("auto", 15)):
+        assert generated(draft, n_draft_max, draft_head=tmp_path) == _plain

@@ -6,6 +6,7 @@ from typing import Any
 
 from edgedec.api.options import EngineOptions
 from edgedec.api.wishes import choose, engine_wishes
+from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
@@ -13,7 +14,6 @@ from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import Cap, plan_wishes
 from edgedec.memory.system import available_bytes
-from edgedec.model import default_n_ctx
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.opening import application_of, engine_options
 from edgedec_apps.cli.options import LoadFlags

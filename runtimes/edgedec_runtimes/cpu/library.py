@@ -73,6 +73,35 @@ class Part(ctypes.Structure):
     )
 
 
+class HeadConfig(ctypes.Structure):
+    """ec_head_config: the shape of a draft head, and the switches by which heads differ."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("n_vocab", "n_embd", "n_head", "n_head_kv", "head_dim", "n_ff", "n_taps")),
+        *((name, c_int32) for name in ("fc_norm", "norm_before_residual", "feeds_back_normed")),
+        *((name, c_float) for name in ("rms_epsilon", "rope_base")),
+    )
+
+
+class DraftRules(ctypes.Structure):
+    """ec_draft_rules: when a drafted chain ends."""
+
+    _fields_ = (
+        ("n_max", c_int32),
+        ("n_edges", c_int32),
+        ("edges", c_void_p),
+        ("factors", c_void_p),
+        ("least_path", c_double),
+        ("most_seconds", c_double),
+    )
+
+
+class Drafted(ctypes.Structure):
+    """ec_drafted: a node of a drafted chain."""
+
+    _fields_ = (("token", c_int32), ("p", c_float), ("second_token", c_int32), ("second_p", c_float))
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_abi_version": (c_int32, ()),
     "ec_last_error": (c_char_p, ()),
@@ -114,6 +143,23 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_place_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_uint64, c_uint64)),
     "ec_model_stream": (c_int32, (c_void_p, c_int64, c_uint64, POINTER(Part), c_int32, c_uint64)),
     "ec_model_streamed_bytes": (c_uint64, (c_void_p,)),
+    "ec_head_create": (c_int32, (c_void_p, POINTER(HeadConfig), c_void_p, c_void_p, POINTER(c_void_p))),
+    "ec_head_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
+    "ec_head_set_vector": (c_int32, (c_void_p, c_int32, c_void_p, c_int64)),
+    "ec_head_finish": (c_int32, (c_void_p,)),
+    "ec_head_destroy": (None, (c_void_p,)),
+    "ec_session_follow": (c_int32, (c_void_p, c_void_p)),
+    "ec_draft_begin": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, POINTER(c_int32))),
+    "ec_draft_next": (c_int32, (c_void_p, c_int32, c_void_p, POINTER(c_int32))),
+    "ec_draft_chain": (
+        c_int32,
+        (c_void_p, c_int32, c_int32, POINTER(DraftRules), POINTER(Drafted), POINTER(c_int32)),
+    ),
+    "ec_draft_read_seconds": (c_double, (c_void_p,)),
+    "ec_draft_state_bytes": (c_uint64, (c_void_p,)),
+    "ec_draft_saved_bytes": (c_uint64, (c_void_p, c_int32)),
+    "ec_draft_save": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
+    "ec_draft_load": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
 }
 
 

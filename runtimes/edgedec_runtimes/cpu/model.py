@@ -1,7 +1,7 @@
 """A model on the cpu runtime: native weights, and forwards that go through the layers in chunks."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NoReturn
 
@@ -14,6 +14,7 @@ from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.cpu.damage import explain
+from edgedec_runtimes.cpu.head import CpuHead
 from edgedec_runtimes.cpu.library import (
     CANCELLED,
     KERNEL_ROWS,
@@ -65,7 +66,8 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             terms: Makes the memory plan for a context and a number of rows.
             logit_rows: Rows of logits whose memory is kept between forwards; a forward that returns more allocates it.
         """
-        free = partial(_free, handle, tiles)
+        self._heads: list[CpuHead] = []
+        free = partial(_free, handle, tiles, self._heads)
         super().__init__(handle, card, _CAPABILITIES, tokenizer, terms, free, tree_rows=KERNEL_ROWS)
         self._tiles = tiles
         self._kv_type = kv_type
@@ -107,9 +109,16 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
                 f"a session of {n_ctx} tokens",
             )
             try:
-                return self.adopt(CpuSession(self, handle, n_ctx))
+                session = self.adopt(CpuSession(self, handle, n_ctx))
             except MemoryError as error:
                 raise MemoryCapError(f"no memory for a session of {n_ctx} tokens; ask for a shorter one") from error
+            if self._heads:
+                session.be_followed(self._heads[0], self._ops)
+            return session
+
+    def follow_with(self, head: CpuHead) -> None:
+        """Have a draft head follow the text of every session that is opened from now on; the model closes the head."""
+        self._heads.append(head)
 
     def _evaluate(self, checked: list[CheckedItem], on_progress: OnProgress | None) -> list[Forward]:
         """Evaluate long chains in chunks by themselves, the ends of all items together."""
@@ -201,6 +210,8 @@ def _groups(checked: list[CheckedItem], results: list[Forward]) -> list[list[Pie
     return beginnings + ends if checked else []
 
 
-def _free(handle: ctypes.c_void_p, tiles: Tiles | StreamedTiles) -> None:
+def _free(handle: ctypes.c_void_p, tiles: Tiles | StreamedTiles, heads: Sequence[CpuHead]) -> None:
+    for head in heads:
+        head.close()
     native().ec_model_destroy(handle)
     tiles.close()

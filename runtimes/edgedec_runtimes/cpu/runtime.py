@@ -1,19 +1,25 @@
 """The cpu runtime: runs GGUFs with kernels of our own."""
 
 import hashlib
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
 from edgedec.counted import counted
+from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_info import require_text_decoder
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
+from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
 from edgedec.progress import Progress
+from edgedec.trained_heads.load import load_head
+from edgedec.trained_heads.target import fit
 from edgedec_runtimes.cpu import kv_types, weights
+from edgedec_runtimes.cpu.head import CpuHead, output_bytes
+from edgedec_runtimes.cpu.head_memory import head_facts, head_terms
 from edgedec_runtimes.cpu.library import ARITHMETIC, KERNEL_ROWS, KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
@@ -55,7 +61,8 @@ class Cpu:
         n_ctx, job = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_job(gguf, network, options)
         streamed = weights.stream_plan(job, network, options.resident_bytes)
         held = weights.weights_term(job, streamed, in_file=job.mapped and can_be_mapped(job))
-        return _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
+        terms = _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
+        return (*terms, *_head_terms(gguf, options)(n_ctx))
 
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Load the weights: map their tiles, which are made first where they are not on the disk."""
@@ -74,17 +81,26 @@ class Cpu:
             tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed)
             undo.callback(tiles.close)
             weights.attach(handle, gguf, network, tiles)
+            head = (
+                None if options.draft_head is None else CpuHead(handle, fit(load_head(options.draft_head), gguf), gguf)
+            )
+            if head is not None:
+                undo.callback(head.close)
             if options.cancel is not None:
                 options.cancel.check(f"loading {path.name}")
             isa = native().ec_model_instruction_set(handle).decode()
             card = _card(gguf, network, tiles.head.model_sha256, f"{isa} {options.kv_type}")
             held = _held_weights(job, streamed, tiles)
 
+            of_head = _head_terms(gguf, options)
+
             @lru_cache(maxsize=8)
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
-                return _terms(held, network, options, n_ctx, n_rows, before)
+                return (*_terms(held, network, options, n_ctx, n_rows, before), *of_head(n_ctx))
 
             model = CpuModel(handle, tiles, tokenizer, card, KV_TYPES[options.kv_type], terms, options.max_rows)
+            if head is not None:
+                model.follow_with(head)
             undo.pop_all()
         _report(path, options, 100)
         return model
@@ -182,6 +198,13 @@ def _held_weights(job: Job, streamed: StreamPlan | None, tiles: Tiles | Streamed
     if isinstance(tiles, StreamedTiles):
         return weights.weights_term(job, streamed, in_file=True)
     return weights.weights_term(job, streamed, in_file=tiles.file is not None, held_as=tiles.held_as)
+def _head_terms(gguf: GGUF, options: LoadOptions) -> Callable[[int], tuple[MemoryTerm, ...]]:
+    """Return the terms of the draft head by the tokens of a session; they don't hold on to the header."""
+    if options.draft_head is None:
+        return lambda n_ctx: ()
+    facts = head_facts(options.draft_head)
+    n_output = output_bytes(facts.card, gguf)
+    return lambda n_ctx: head_terms(facts, n_output, n_ctx, options.n_parallel)
 
 
 def _scratch_bytes(n: Network) -> int:

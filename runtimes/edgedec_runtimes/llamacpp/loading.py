@@ -25,6 +25,7 @@ from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.draft_heads import refuse_draft_head
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 _N_FORKS = 3
@@ -68,6 +69,7 @@ def check_options(options: LoadOptions) -> None:
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
             raise OptionError(name, value, f"it must be from {least} to {most}")
+    refuse_draft_head(options, "llamacpp")
     if options.resident_bytes is not None:
         raise RequestError(
             f"the llamacpp runtime maps all weights; leave {argument('resident_bytes')} out, or use the cpu runtime"

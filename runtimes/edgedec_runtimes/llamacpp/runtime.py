@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgedec.counted import counted
+from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError
 from edgedec.gguf.consistency import require_consistent
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
@@ -16,7 +17,7 @@ from edgedec.gguf.model_info import describe, require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm, format_bytes
-from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
+from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load

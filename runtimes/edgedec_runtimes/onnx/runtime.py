@@ -7,11 +7,12 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
+from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.formats import DATA
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport, default_n_ctx
+from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
 from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms
@@ -23,6 +24,7 @@ from edgedec_runtimes.onnx.model import OnnxModel
 from edgedec_runtimes.onnx.providers import choose_provider, devices
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.draft_heads import refuse_draft_head
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
@@ -106,6 +108,7 @@ def _check_options(export: Export, options: LoadOptions) -> None:
         raise RequestError(
             f"the onnx runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out, and choose a device"
         )
+    refuse_draft_head(options, "onnx")
     if options.resident_bytes is not None:
         raise RequestError(f"the onnx runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
     for name, most in (("n_ctx", 1 << 24), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, OptionError, RequestError, argument
 from edgedec.gguf.file import read_gguf
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, RuntimeReport, default_n_ctx
+from edgedec.model import LoadOptions, Model, RuntimeReport
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import n_weight_bytes, read_shape, read_weights
 from edgedec_runtimes.shared.cards import model_card
+from edgedec_runtimes.shared.draft_heads import refuse_draft_head
 
 _KV_DTYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
@@ -74,5 +76,6 @@ def _check_options(options: LoadOptions) -> None:
         )
     if options.flash_attention:
         raise RequestError("the reference runtime has no flash attention; leave it out")
+    refuse_draft_head(options, "reference")
     if options.resident_bytes is not None:
         raise RequestError(f"the reference runtime keeps all weights in memory; leave {argument('resident_bytes')} out")

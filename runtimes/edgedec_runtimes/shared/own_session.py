@@ -18,6 +18,7 @@ from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import SessionState
 
 _HEAD = struct.Struct("<64sI")
+_BESIDE = b"beside keys and values:"
 
 
 class OwnSession(ItemSession):
@@ -81,7 +82,7 @@ class OwnSession(ItemSession):
         with self._model.lock:
             self.state.check_settled("saved")
             n = self.n_cached
-            return self._head(n) + b"".join(array.tobytes() for array in self._arrays(n))
+            return self._head(n) + b"".join(array.tobytes() for array in self._arrays(n)) + self._marked_beside(n)
 
     def load(self, data: bytes, n_tokens: int) -> None:
         """Restore what save() returned for `n_tokens` tokens; on an error the session is as it was.
@@ -95,7 +96,9 @@ class OwnSession(ItemSession):
             head = self._head(n_tokens)
             layout = [(np.dtype(dtype), shape) for dtype, shape in self._layout(n_tokens)]
             n_bytes = len(head) + sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout)
-            if data[: len(head)] != head or len(data) != n_bytes:
+            beside = data[n_bytes:]
+            is_whole = len(data) >= n_bytes and (not beside or beside.startswith(_BESIDE))
+            if data[: len(head)] != head or not is_whole:
                 raise ModelFormatError(
                     f"the saved state ({len(data)} bytes) is not one of {n_tokens} tokens of this model with these "
                     "options; evaluate the tokens again"
@@ -105,6 +108,18 @@ class OwnSession(ItemSession):
                 arrays.append(np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape))
                 offset += arrays[-1].nbytes
             self.state.restore(n_tokens, self._take(arrays, n_tokens))
+            self._take_beside(beside[len(_BESIDE) :], n_tokens)
+
+    def _marked_beside(self, n: int) -> bytes:
+        data = self._beside(n)
+        return _BESIDE + data if data else b""
+
+    def _beside(self, n: int) -> bytes:
+        """Return what a session knows of the first `n` tokens beside keys and values, and can do without."""
+        return b""
+
+    def _take_beside(self, data: bytes, n: int) -> None:
+        """Take what _beside() returned; b"" where there is nothing."""
 
     def _check_length(self, n_tokens: int) -> None:
         """Raise ModelFormatError where a saved state holds more tokens than the session can."""

@@ -1,11 +1,12 @@
 // The C interface: it checks arguments and turns exceptions into error codes.
 #include <string.h>
 
-#include <new>
+#include <memory>
 #include <string>
 
+#include "api_calls.h"
+#include "head.h"
 #include "kernel_sets.h"
-#include "model.h"
 #include "row.h"
 #include "tensor_types.h"
 #include "tiles.h"
@@ -14,42 +15,10 @@ using namespace edgedec;
 
 namespace {
 
-thread_local std::string last_error;
-
-template <class Body>
-int32_t guarded(Body body) {
-  try {
-    return body();
-  } catch (const Invalid &error) {
-    last_error = error.what();
-    return EC_INVALID;
-  } catch (const std::bad_alloc &) {
-    last_error = "the system refused memory";
-    return EC_NO_MEMORY;
-  } catch (const Unreadable &error) {
-    last_error = error.what();
-    return EC_UNREADABLE;
-  } catch (const std::exception &error) {
-    last_error = error.what();
-    return EC_INVALID;
-  }
-}
-
-void require(bool holds, const char *message) {
-  if (!holds) throw Invalid(message);
-}
-
 const Kernels *find_kernels(const char *name) {
   for (const Kernels *const *k = all_kernels(); *k != nullptr; ++k)
     if ((*k)->supported() && (name == nullptr || strcmp(name, (*k)->name) == 0)) return *k;
   throw Invalid(std::string("no instruction set '") + name + "' here; there is: " + ec_instruction_sets());
-}
-
-void check_tiles(int32_t type, int64_t n_rows, int64_t n_cols, uint64_t n_bytes) {
-  const uint64_t expected = tile_bytes(type, n_rows, n_cols);
-  require(expected != 0, "a matrix of this type or shape has no tiles");
-  if (n_bytes != expected)
-    throw Invalid("the tiles have " + std::to_string(n_bytes) + " bytes, expected " + std::to_string(expected));
 }
 
 uint64_t row_bytes(int32_t type, int64_t n_cols) {
@@ -253,7 +222,9 @@ int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_sess
 int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork) {
   return guarded([&] {
     check_tokens(session, n_tokens);
-    *fork = new ec_session(session->model, KVCache(session->cache, n_tokens));
+    std::unique_ptr<ec_session> twin(new ec_session(session->model, KVCache(session->cache, n_tokens)));
+    if (session->head) twin->head = std::make_shared<HeadState>(*session->head, n_tokens);
+    *fork = twin.release();
     return EC_OK;
   });
 }
@@ -267,6 +238,7 @@ int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, i
       check_tokens(session, source[i] + 1);
     }
     session->cache.move(source, n, start);
+    if (session->head) session->head->move(source, n, start);
     return EC_OK;
   });
 }

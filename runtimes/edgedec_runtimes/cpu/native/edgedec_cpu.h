@@ -43,6 +43,7 @@ enum {
   EC_K_NORM,
   EC_POST_ATTN_NORM,
   EC_POST_FFN_NORM,
+  EC_EMBEDDING_NORM, /* of a draft head's layer */
   EC_N_VECTORS
 };
 
@@ -207,6 +208,103 @@ EC_API void ec_session_close(ec_session *session);
  * mapping fails. EC_NOT_FINITE: a logit is infinite or NaN, as damaged weights cause. The results are not usable then. */
 EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits,
                           const volatile int32_t *cancel);
+
+/* Draft heads (head.h). */
+
+/* The matrices and vectors of a head. EC_HEAD_EMBEDDING is absent where the head reads the target's embeddings. */
+enum {
+  EC_HEAD_FC,
+  EC_HEAD_Q,
+  EC_HEAD_K,
+  EC_HEAD_V,
+  EC_HEAD_ATTN_OUT,
+  EC_HEAD_GATE,
+  EC_HEAD_UP,
+  EC_HEAD_DOWN,
+  EC_HEAD_OUTPUT,
+  EC_HEAD_EMBEDDING,
+  EC_HEAD_N_MATRICES
+};
+enum {
+  EC_HEAD_INPUT_NORM,  /* of embeddings */
+  EC_HEAD_HIDDEN_NORM, /* of features */
+  EC_HEAD_FFN_NORM,
+  EC_HEAD_OUTPUT_NORM, /* absent where no norm stands before the output matrix */
+  EC_HEAD_FC_NORM,     /* [n_taps * n_embd of the target], where fc_norm is not EC_FC_NORM_NONE */
+  EC_HEAD_ROPE_DIVISORS,
+  EC_HEAD_N_VECTORS
+};
+/* The norm before fc: none, one over all taps together, or one over each tap. */
+enum { EC_FC_NORM_NONE, EC_FC_NORM_JOINED, EC_FC_NORM_EACH };
+
+typedef struct ec_head_config {
+  int32_t n_vocab; /* tokens that the head can draft */
+  int32_t n_embd;
+  int32_t n_head;
+  int32_t n_head_kv;
+  int32_t head_dim;
+  int32_t n_ff;
+  int32_t n_taps;
+  int32_t fc_norm;
+  int32_t norm_before_residual; /* the residual stream begins with the feature after its norm */
+  int32_t feeds_back_normed;    /* the next pair gets the layer's output after the output norm */
+  float rms_epsilon;
+  float rope_base;
+} ec_head_config;
+
+typedef struct ec_head ec_head;
+
+/* How a chain is drafted: of at most n_max nodes; it ends with the node at which the product of the nodes' probabilities falls
+ * below least_path, or after most_seconds. A probability p counts as p * factors[i], at most 0.995, where i is the number of
+ * edges at or below p. */
+typedef struct ec_draft_rules {
+  int32_t n_max;
+  int32_t n_edges;
+  const float *edges;   /* [n_edges], ascending */
+  const float *factors; /* [n_edges + 1], or NULL for 1 */
+  double least_path;
+  double most_seconds;
+} ec_draft_rules;
+
+/* A node of a chain: the most probable token, and the second one (-1 for none), with the head's probabilities. */
+typedef struct ec_drafted {
+  int32_t token;
+  float p;
+  int32_t second_token;
+  float second_p;
+} ec_drafted;
+
+/* Make a head of a model. taps: layers of the target, 0 to n_layer, whose input the features are made of. tokens: for each of
+ * the n_vocab rows of the output matrix the target's token id. The head must be destroyed before the model. */
+EC_API int32_t ec_head_create(ec_model *target, const ec_head_config *config, const int32_t *taps, const int32_t *tokens,
+                              ec_head **head);
+/* Set a matrix of a head. Its tiles are borrowed and must outlive the head. */
+EC_API int32_t ec_head_set_matrix(ec_head *head, int32_t which, int32_t type, int64_t n_rows, int64_t n_cols,
+                                  const void *tiles, uint64_t tile_bytes);
+/* Set a vector of a head, which is copied. */
+EC_API int32_t ec_head_set_vector(ec_head *head, int32_t which, const float *values, int64_t n);
+EC_API int32_t ec_head_finish(ec_head *head);
+EC_API void ec_head_destroy(ec_head *head);
+
+/* Have a head follow a session's text from its next forward on; NULL: none does any more. The head's state goes with the
+ * session: it is dropped beyond each n_past, moved, forked and closed. A session must be closed before its head is destroyed. */
+EC_API int32_t ec_session_follow(ec_session *session, ec_head *head);
+/* Write the scores [n_vocab of the head] of what follows `token` at position n_past; *known is 0 where the head does not know
+ * the text before it, and nothing is written then. */
+EC_API int32_t ec_draft_begin(ec_session *session, int32_t n_past, int32_t token, float *scores, int32_t *known);
+/* Write the scores of what follows one more drafted token. */
+EC_API int32_t ec_draft_next(ec_session *session, int32_t token, float *scores, int32_t *known);
+/* Draft a chain behind `token` at position n_past, and write its nodes [rules->n_max] and their number. */
+EC_API int32_t ec_draft_chain(ec_session *session, int32_t n_past, int32_t token, const ec_draft_rules *rules,
+                              ec_drafted *nodes, int32_t *n_nodes);
+/* Return the seconds that a session's head has spent on the text, drafts not included. */
+EC_API double ec_draft_read_seconds(const ec_session *session);
+/* Return the bytes that a session's head holds of its text. */
+EC_API uint64_t ec_draft_state_bytes(const ec_session *session);
+/* What the head keeps of the first n_tokens, as bytes; 0 bytes where no head follows. */
+EC_API uint64_t ec_draft_saved_bytes(const ec_session *session, int32_t n_tokens);
+EC_API int32_t ec_draft_save(ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes);
+EC_API int32_t ec_draft_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
 
 /* Searching one row of n logits, for sampling. Indices are written in ascending order. */
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "forward_run.h"
+#include "head.h"
 #include "tiles.h"
 
 namespace edgedec {
@@ -76,6 +77,7 @@ void Run::operator()(int thread) {
   float *memory = m_.thread_memory[(size_t)thread].data();
   embed(thread);
   end_stage(thread, EC_OP_OTHER);
+  copy_taps(thread, -1);
   for (int32_t l = 0; l < c_.n_layer; ++l) {
     if (!attention_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
     copy_taps(thread, l);
@@ -115,7 +117,7 @@ void Run::embed(int thread) {
     const ec_item &item = plan_.items[row.item];
     float *x = m_.x.data() + r * c_.n_embd;
     if (item.hidden != nullptr) {
-      memcpy(x, item.hidden + (int64_t)row.index * c_.n_embd, (size_t)c_.n_embd * sizeof(float));
+      memcpy(x, item.hidden + (row.index + 1) * m_.n_input() - c_.n_embd, (size_t)c_.n_embd * sizeof(float));
     } else {
       if (!streamed_ && !m_.row_file.is_open())
         tile_row(m_.token_embd.type, c_.n_embd, m_.token_embd.tiles, item.tokens[row.index], x);
@@ -129,7 +131,7 @@ void Run::embed(int thread) {
   });
 }
 
-// Normalize the given rows of x, and return them as activations, in order. A few rows are normalized by each thread for
+// Normalize the given rows of x, and return them as activations, in order; without a weight, x as it is. A few rows are normalized by each thread for
 // itself, which takes less time than to wait for the others and to fetch what they wrote. Pieces are whole groups of rows,
 // as the rows of a group share cache lines.
 // (A thread that is late may read an x that has gone on. It finds nothing to multiply then.)
@@ -137,8 +139,9 @@ const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const
   const int64_t n = (int64_t)rows.size();
   const auto group = [&](const Activations &to, int64_t first) {
     for (int64_t i = first; i < std::min(n, first + GROUP_ROWS); ++i) {
-      k_.rms_norm(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, weight.data(), c_.rms_epsilon, c_.n_embd, memory);
-      k_.quantize(to, i, 0, c_.n_embd, memory);
+      const float *x = m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd;
+      if (!weight.empty()) k_.rms_norm(x, weight.data(), c_.rms_epsilon, c_.n_embd, memory);
+      k_.quantize(to, i, 0, c_.n_embd, weight.empty() ? x : memory);
     }
   };
   if (LATE_READS && n <= GROUP_ROWS && n * m_.pool.size() <= OWN_ROWS) {
@@ -148,6 +151,23 @@ const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const
   stages_.each(thread, (n + GROUP_ROWS - 1) / GROUP_ROWS, [&](int64_t piece) { group(m_.normed.view(), piece * GROUP_ROWS); });
   end_stage(thread, EC_OP_NORM);
   return m_.normed.view();
+}
+
+// Normalize what a layer's attention reads: rows of x, or, of a draft head, the embedding and the feature of each pair.
+const Activations &Run::attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
+  if (!m_.paired) return norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
+  const int64_t n = c_.n_embd;
+  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
+    const RowInfo &row = plan_.rows[(size_t)rows[(size_t)i]];
+    float *x = m_.x.data() + rows[(size_t)i] * n;
+    const float *embedding = plan_.items[row.item].hidden + row.index * m_.n_input();
+    k_.rms_norm(embedding, layer.vectors[EC_EMBEDDING_NORM].data(), c_.rms_epsilon, n, memory);
+    k_.rms_norm(x, layer.vectors[EC_ATTN_NORM].data(), c_.rms_epsilon, n, memory + n);
+    k_.quantize(m_.pairs.view(), i, 0, 2 * n, memory);
+    if (m_.normed_residual) memcpy(x, memory + n, (size_t)n * sizeof(float));
+  });
+  end_stage(thread, EC_OP_NORM);
+  return m_.pairs.view();
 }
 
 // Cut the products of n_matrices like w, of n_panels panels each, with n_rows rows. A piece takes some ten microseconds, so
@@ -270,19 +290,14 @@ void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed,
   each_piece(thread, EC_OP_GATE_UP, pieces, compute, write);
 }
 
-// Copy the states after layer l that are wanted.
+// Copy the states after layer l that are wanted; layer -1 is what enters the first one.
 void Run::copy_taps(int thread, int32_t l) {
-  bool any = false;
-  for (int32_t i = 0; i < plan_.n_items; ++i)
-    for (int32_t t = 0; t < plan_.items[i].n_taps; ++t) any = any || plan_.items[i].taps[t] == l;
-  if (!any) return;
-  stages_.each(thread, plan_.n_items, [&](int64_t i) {
-    const ec_item &item = plan_.items[i];
-    for (int32_t t = 0; t < item.n_taps; ++t)
-      if (item.taps[t] == l) {
-        const int64_t n = (int64_t)item.n_rows * c_.n_embd;
-        memcpy(item.tapped + t * n, m_.x.data() + (int64_t)plan_.first_row[(size_t)i] * c_.n_embd, (size_t)n * 4);
-      }
+  const auto is_wanted = [l](const Plan::Tap &tap) { return tap.layer == l; };
+  if (std::none_of(plan_.taps.begin(), plan_.taps.end(), is_wanted)) return;
+  stages_.each(thread, (int64_t)plan_.taps.size(), [&](int64_t i) {
+    const Plan::Tap &tap = plan_.taps[(size_t)i];
+    for (int32_t r = 0; is_wanted(tap) && r < tap.n_rows; ++r)
+      memcpy(tap.out + r * tap.stride, m_.x.data() + (int64_t)(tap.first_row + r) * c_.n_embd, (size_t)c_.n_embd * sizeof(float));
   });
   end_stage(thread, EC_OP_OTHER);
 }
@@ -308,11 +323,13 @@ void Run::head_in_parts(int thread, float *memory) {
 
 Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, const volatile int32_t *cancel) {
   if (!model.finished) throw Invalid("the model is not finished");
-  const Plan plan = make_plan(model, items, n_items);
+  Plan plan = make_plan(model, items, n_items);
   if (plan.n_wanted > model.max_rows) throw Invalid("too many rows of logits are wanted");
   for (int32_t i = 0; i < n_items; ++i)
     items[i].session->cache.prepare(items[i].n_past, items[i].n_past + items[i].n_rows);
-  const size_t panel = 2 * BAND * PANEL_ROWS, row = (size_t)std::max(model.config.n_embd, model.config.head_dim);
+  for (int32_t i = 0; i < n_items; ++i)
+    if (items[i].session->head) items[i].session->head->before(items[i], plan, plan.first_row[(size_t)i]);
+  const size_t panel = 2 * BAND * PANEL_ROWS, row = (size_t)std::max<int64_t>(model.n_input(), model.config.head_dim);
   const size_t scratch = std::max({panel, row, attention_scratch(model, plan)});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
   model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));
@@ -325,7 +342,10 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
   }
   model.speeds = learned_speeds(model.speeds, run.efforts());
   if ((model.streamer.started() && !model.streamer.end()) || run.stopped) return Outcome::cancelled;
-  return run.finite ? Outcome::done : Outcome::not_finite;
+  if (!run.finite) return Outcome::not_finite;
+  for (int32_t i = 0; i < n_items; ++i)
+    if (items[i].session->head) items[i].session->head->after(items[i]);
+  return Outcome::done;
 }
 
 }  // namespace edgedec

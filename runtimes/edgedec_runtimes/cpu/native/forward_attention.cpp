@@ -27,8 +27,8 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
                              {&layer.matrices[EC_K], qkv + m_.n_q(), width},
                              {&layer.matrices[EC_V], qkv + m_.n_q() + m_.n_kv(), width}};
   if (!goes_on(thread)) return false;
-  const Activations &normed = norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
-  products(thread, EC_OP_QKV, normed, (int64_t)rows.size(), targets, 3, memory);
+  const Activations &input = attention_input(thread, layer, rows, memory);
+  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, 3, memory);
   release(thread, EC_PART_QKV, l);
   write_keys_and_values(thread, l, layer, rows, memory);
   attend(thread, l, rows, memory);

@@ -73,6 +73,9 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
       plan.all_rows.push_back(plan.n_rows + r);
     }
     if (item.parents != nullptr) add_paths(plan, item, plan.n_rows);
+    for (int32_t t = 0; t < item.n_taps; ++t)
+      plan.taps.push_back({item.taps[t], plan.n_rows, item.n_rows, item.tapped + (int64_t)t * item.n_rows * model.config.n_embd,
+                           model.config.n_embd});
     for (int32_t w = 0; w < item.n_wanted; ++w) plan.wanted.push_back(plan.n_rows + item.wanted[w]);
     plan.n_rows += item.n_rows;
     plan.most_slots = std::max(plan.most_slots, item.n_past + item.n_rows);

@@ -27,6 +27,13 @@ struct Plan {
   std::vector<int32_t> all_rows;
   std::vector<RowRange> all_ranges;                // the rows of each item among all_rows
   std::vector<std::vector<RowRange>> attn_ranges;  // by layer: the rows of each item among attn_rows
+  // Where the states after a layer are copied to, row by row; layer -1 stands for the embeddings.
+  struct Tap {
+    int32_t layer, first_row, n_rows;
+    float *out;
+    int64_t stride;
+  };
+  std::vector<Tap> taps;
 
   const std::vector<int32_t> &attn(int32_t layer) const { return attn_rows.empty() ? all_rows : attn_rows[(size_t)layer]; }
   const std::vector<RowRange> &ranges(int32_t layer) const {

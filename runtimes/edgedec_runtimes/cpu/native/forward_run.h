@@ -77,6 +77,7 @@ class Run {
   void embed(int thread);
   bool goes_on(int thread);
   const Activations &norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory);
+  const Activations &attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
   void products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
                 float *memory, const std::vector<int32_t> *add_to = nullptr);
   Pieces cut(const Matrix &w, int n_matrices, int64_t n_panels, int64_t n_rows) const;

@@ -61,29 +61,31 @@ ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Ke
 
 void ec_model::finish() {
   const ec_config &c = config;
-  require_matrix(token_embd, "token_embd", c.n_vocab, c.n_embd);
+  if (!paired) require_matrix(token_embd, "token_embd", c.n_vocab, c.n_embd);
   require(streamer.complete(), "matrices have places in a file, but no streaming was set up");
   if (output.n_rows == 0) output = token_embd;
   require_matrix(output, "output", c.n_vocab, c.n_embd);
-  require_vector(output_norm, "output_norm", c.n_embd, false);
+  require_vector(output_norm, "output_norm", c.n_embd, paired);
   require_vector(rope_factors, "rope_freqs", c.n_rot / 2, true);
-  bool quantized[3] = {false, false, false}, floats[3] = {false, false, false};  // normed, attended, gated
+  bool quantized[4] = {}, floats[4] = {};  // normed, attended, gated, pairs
   const auto note = [&](int which, const Matrix &m) { (is_float_type(m.type) ? floats : quantized)[which] = true; };
   note(0, output);
   for (Layer &layer : layers) {
     const Matrix *m = layer.matrices;
-    require_matrix(m[EC_Q], "attn_q", n_q(), c.n_embd);
-    require_matrix(m[EC_K], "attn_k", n_kv(), c.n_embd);
-    require_matrix(m[EC_V], "attn_v", n_kv(), c.n_embd);
+    require_matrix(m[EC_Q], "attn_q", n_q(), n_input());
+    require_matrix(m[EC_K], "attn_k", n_kv(), n_input());
+    require_matrix(m[EC_V], "attn_v", n_kv(), n_input());
     require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, n_q());
     require_matrix(m[EC_GATE], "ffn_gate", c.n_ff, c.n_embd);
     require_matrix(m[EC_UP], "ffn_up", c.n_ff, c.n_embd);
     require_matrix(m[EC_DOWN], "ffn_down", c.n_embd, c.n_ff);
-    for (int i : {EC_Q, EC_K, EC_V, EC_GATE, EC_UP}) note(0, m[i]);
+    for (int i : {EC_Q, EC_K, EC_V}) note(paired ? 3 : 0, m[i]);
+    for (int i : {EC_GATE, EC_UP}) note(0, m[i]);
     note(1, m[EC_ATTN_OUT]);
     note(2, m[EC_DOWN]);
     const std::vector<float> *v = layer.vectors;
     require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, false);
+    require_vector(v[EC_EMBEDDING_NORM], "embedding_norm", c.n_embd, !paired);
     require_vector(v[EC_FFN_NORM], "ffn_norm", c.n_embd, false);
     require_vector(v[EC_Q_BIAS], "attn_q.bias", n_q(), true);
     require_vector(v[EC_K_BIAS], "attn_k.bias", n_kv(), true);
@@ -108,6 +110,7 @@ void ec_model::finish() {
   for (int i = 0; i < pool.size(); ++i) own_normed.emplace_back(GROUP_ROWS, c.n_embd, quantized[0], floats[0]);
   attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);
   gated = ActivationBuffer(max_rows, c.n_ff, quantized[2], floats[2]);
+  if (paired) pairs = ActivationBuffer(max_rows, n_input(), quantized[3], floats[3]);
   thread_memory.resize((size_t)pool.size());
   speeds.assign((size_t)pool.size(), 1.0);
   finished = true;

@@ -1,5 +1,6 @@
 // A decoder-only transformer: its weights, in tiles that the caller owns, and the memory of its forwards.
 #pragma once
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -15,10 +16,15 @@ struct ec_mapping : edgedec::Mapping {
   using Mapping::Mapping;
 };
 
+namespace edgedec {
+class HeadState;
+}
+
 struct ec_session {
   ec_session(ec_model *owner, edgedec::KVCache &&kv) : model(owner), cache(std::move(kv)) {}
   ec_model *model;
   edgedec::KVCache cache;
+  std::shared_ptr<edgedec::HeadState> head;  // of a draft head that follows the text; nullptr for none
 };
 
 namespace edgedec {
@@ -61,6 +67,9 @@ struct ec_model {
   std::vector<edgedec::Layer> layers;
   std::vector<double> rope_frequencies, rope_frequencies_sliding;  // [n_rot / 2], radians per position
   bool finished = false;
+  // Of a draft head's layer: an item's hidden states are pairs of an embedding and a feature, 2 * n_embd numbers. The feature
+  // is the residual stream, normed where normed_residual is true, and the attention reads both, each after a norm of its own.
+  bool paired = false, normed_residual = false;
   edgedec::Streamer streamer;  // of weights that are read in each forward
   edgedec::RowFile row_file;   // reads rows of token_embd, where they are not looked up in memory
   const ec_mapping *mapping = nullptr;  // of the tiles, where they are mapped from a file
@@ -76,10 +85,12 @@ struct ec_model {
   std::vector<float> cos_sin[2];        // [rows][n_rot], plain and for sliding layers
   edgedec::ActivationBuffer normed, attended, gated;
   std::vector<edgedec::ActivationBuffer> own_normed;  // of each thread, for one group of rows
+  edgedec::ActivationBuffer pairs;  // [rows][2 * n_embd], where `paired` is true
   std::vector<std::vector<float>> thread_memory;  // a panel, a row, scores
 
   int64_t n_q() const { return (int64_t)config.n_head * config.head_dim; }
   int64_t n_kv() const { return (int64_t)config.n_head_kv * config.head_dim; }
+  int64_t n_input() const { return (paired ? 2 : 1) * (int64_t)config.n_embd; }
   void finish();
 };
 

@@ -1,0 +1,1 @@
+"""A drafter with a trained head, which reads the target's own hidden states."""

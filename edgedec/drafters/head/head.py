@@ -1,0 +1,168 @@
+"""head: a trained draft head, which reads the target's own hidden states, drafts a chain with second bests beside it.
+
+EAGLE-3 (Li et al. 2025, arXiv:2503.01840). The head is loaded with the target (LoadOptions.draft_head), and what it
+knows of a text belongs to the target's session (edgedec.head_state). Greedily, one call drafts the whole chain, which
+ends where the policy's floor says that one more token no longer pays, by the head's own probabilities as far as they
+proved right (SpecDec++, Huang et al. 2024, arXiv:2405.19715, trains such a stop). Otherwise each token is chosen as
+edgedec.drafters.levels says, from the head's scores with the target's own transforms and noise.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, DrafterRestsError, Verification
+from edgedec.drafters.draft_builder import DraftBuilder, Level
+from edgedec.drafters.levels import LevelMaker
+from edgedec.errors import CapabilityError, argument
+from edgedec.head_state import ChainRules, DraftedChain, HeadState
+from edgedec.model import Forward
+
+Correction = Callable[[], tuple[tuple[float, ...], tuple[float, ...]]]
+"""Returns the edges and the factors of ChainRules."""
+
+NAME = "head"
+_LEAST_LEAF = 0.05  # a second best token of a smaller path probability is left out
+_DRAWS = 0x4472616674486561  # sets the drawn numbers apart from those of other drafters
+_IMPOSSIBLE = np.float32(-1e30)  # the score of a token that the head can't draft
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often the first token of a draft was right, since the model was loaded, verified or not.
+
+    Attributes:
+        n_drafts: Drafts.
+        n_right: Drafts whose first token came.
+        why: Why the head is no longer asked; empty while it is.
+    """
+
+    n_drafts: int = 0
+    n_right: int = 0
+    why: str = ""
+
+    def memory_bytes(self) -> int:
+        """Return next to nothing."""
+        return 0
+
+
+class HeadDrafter:
+    """Implements edgedec.draft.Drafter.
+
+    Attributes:
+        state: What the head knows of the session's text.
+        correction: What the head's probabilities are worth, by what was accepted so far.
+    """
+
+    needs = DrafterNeeds()
+
+    def __init__(self, context: DraftContext) -> None:
+        """Draft with the head that follows the target's session.
+
+        Raises:
+            CapabilityError: No head was loaded with the target.
+            DrafterRestsError: The head accepted too little in earlier texts.
+        """
+        state = context.target.draft_head
+        if state is None:
+            raise CapabilityError(
+                f"no draft head was loaded with the model; name one ({argument('draft_head')}), or use another drafter"
+            )
+        self.state: HeadState = state
+        self.correction: Correction = _no_correction
+        self._context = context
+        self._tally: Tally = context.store.setdefault(NAME, Tally())
+        if self._tally.why:
+            state.rest()
+            raise DrafterRestsError(self._tally.why)
+        self._ids: list[int] = []
+        self._begun_s = 0.0
+        self._levels = LevelMaker(context, context.target.model.card.n_vocab, _DRAWS)
+        self._row = np.empty(0, np.float32)
+        params = context.sampling
+        self._first: int | None = None  # the first token of the latest draft
+        self._takes_best = params.greedy and not params.logit_bias and not params.has_penalties
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Start a text with its prompt, which the head reads together with the target."""
+        self._ids = list(token_ids)
+        self._begun_s = self.state.read_s
+        self._levels.begin()
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Draft a chain with the second best tokens beside it, or a drawn chain, for as long as that pays."""
+        n_past, left_s = len(self._ids) - 1, deadline_s - monotonic()
+        n_max = min(n_max, self._context.target.room(n_past + 1))
+        if n_past < 1 or n_max < 1 or left_s < 0:
+            return EMPTY_DRAFT
+        nodes, floor = DraftBuilder(n_max), self._context.floor.path_probability
+        edges, factors = self.correction()
+        if self._takes_best:
+            rules = ChainRules(n_max, floor, edges, factors, left_s)
+            levels = iter(_levels_of(self.state.chain(n_past, self._ids[-1], rules)))
+        else:
+            levels = self._levels_behind(n_past)
+        nodes.add_levels(
+            levels,
+            deadline_s=deadline_s,
+            least_path=floor,
+            least_leaf=max(_LEAST_LEAF, floor) if self._context.target.model.capabilities.trees else 1.0,
+            corrected=lambda p: min(0.995, p * factors[int(np.searchsorted(edges, p, side="right"))]),
+        )
+        draft = nodes.build()
+        self._first = draft.tokens[0].item() if len(draft) else None
+        return draft
+
+    def _levels_behind(self, n_past: int) -> Iterator[Level]:
+        """Yield the levels behind the text, each one scored when it is needed."""
+        text = list(self._ids)
+        scores = self.state.begin(n_past, text[-1])
+        while scores is not None:
+            level = self._levels.level(Forward(self._spread(scores)[None], ops=self.state.ops), 0, text)
+            yield level
+            text.append(level.tokens[0])
+            scores = self.state.next(text[-1])
+
+    def _spread(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the head's scores as a row of logits over the target's vocabulary, valid until the next call."""
+        if not len(self._row):
+            self._row = np.full(self._context.target.model.card.n_vocab, _IMPOSSIBLE, np.float32)
+        self._row[self.state.token_ids] = scores
+        return self._row
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Take the tokens that the text got; the session itself keeps the hidden states that the head reads.
+
+        Raises:
+            DrafterRestsError: The head accepts far less than its card promises, as the wrong target would cause.
+        """
+        self._ids.extend(verification.token_ids)
+        if self._first is None:
+            return
+        self._tally.n_drafts += 1
+        self._tally.n_right += self._first == verification.token_ids[0]
+        self._first, self._tally.why = None, self.state.judge(self._tally.n_drafts, self._tally.n_right) or ""
+        if self._tally.why:
+            self.state.rest()
+            raise DrafterRestsError(self._tally.why)
+
+    def summary(self) -> str:
+        """Return the head's name, its bytes and the time that it took to read the text, for a person."""
+        read_s = self.state.read_s - self._begun_s
+        return f"{self.state.summary}, which took {1000 * read_s:.1f} ms to read the text,"
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of the text's tokens and of a row of logits; the head has terms in the memory plan."""
+        return 16 * len(self._ids) + self._row.nbytes
+
+
+def _levels_of(chain: DraftedChain) -> Iterator[Level]:
+    for token, p, second, second_p in zip(chain.tokens, chain.p, chain.second_tokens, chain.second_p, strict=True):
+        yield Level([token, second], [p, second_p]) if second >= 0 else Level([token], [p])
+
+
+def _no_correction() -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return (), (1.0,)

@@ -1,0 +1,113 @@
+"""What a session offers where a trained draft head follows its text: chains that the head drafts behind the text.
+
+The head reads hidden states of the target, so what it knows of a text belongs to the target's session: it is dropped
+beyond n_past, kept, forked, saved and restored together with the KV cache.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.logit_ops import LogitOps
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRules:
+    """When a drafted chain ends.
+
+    Attributes:
+        n_max: Most nodes.
+        least_path: The chain ends with the node at which the product of the corrected probabilities falls below this.
+        edges: Ascending borders of the ranges in which probabilities are corrected alike.
+        factors: What a probability is multiplied by in each range, one more than there are edges; the product is at
+            most 0.995. None corrects nothing.
+        most_s: Seconds after which no further node is drafted.
+    """
+
+    n_max: int
+    least_path: float = 0.0
+    edges: tuple[float, ...] = ()
+    factors: tuple[float, ...] | None = None
+    most_s: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedChain:
+    """A chain of a head's most probable tokens, and at each place the second one.
+
+    Attributes:
+        tokens: The target's ids of the chain's tokens.
+        p: The head's probability of each, given the tokens before it.
+        second_tokens: The second most probable token at each place; -1 where the head knows no other token.
+        second_p: Its probability.
+    """
+
+    tokens: tuple[int, ...]
+    p: tuple[float, ...]
+    second_tokens: tuple[int, ...]
+    second_p: tuple[float, ...]
+
+
+class HeadState(Protocol):
+    """A trained head and what it knows of one session's text.
+
+    `n_past` counts tokens as Session.forward does; `token` is the one at position n_past, which no forward has
+    evaluated yet.
+    """
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """The tokens that the head can draft, int32[n]: a score's index -> the target's token id."""
+
+    @property
+    def ops(self) -> LogitOps:
+        """Operations on a row of logits over the target's vocabulary."""
+
+    @property
+    def summary(self) -> str:
+        """The head's name and the bytes of its weights, for a person."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the head and its target, in sentences."""
+
+    @property
+    def reach(self) -> tuple[float, ...]:
+        """The chance that a draft is right up to its first, second, ... token, as its trainer measured."""
+
+    def judge(self, n_drafts: int, n_right: int) -> str | None:
+        """Return a sentence where so few of `n_drafts` first tokens were right that something is wrong, else None."""
+
+    @property
+    def read_s(self) -> float:
+        """Seconds that the head has spent on texts so far, in forwards of the session; drafting is not included."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of what the head knows of the text."""
+
+    def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
+        """Draft what follows `token`; empty where the head does not know the text before it.
+
+        Raises:
+            EdgedecError: The head's weights are damaged, or the session is closed.
+        """
+
+    def begin(self, n_past: int, token: int) -> NDArray[np.float32] | None:
+        """Return the scores (logits, f32[n]) of what follows `token`; None where the text before it is not known."""
+
+    def next(self, token: int) -> NDArray[np.float32] | None:
+        """Return the scores of what follows one more drafted token, after begin(); None where there is no room."""
+
+    def rest(self) -> None:
+        """Stop following the text, which then costs nothing; drafts are empty from now on."""
+
+    def within(self, place: Callable[[int], int]) -> "HeadState":
+        """Return the same head for a session that counts n_past in another way.
+
+        `place` turns that session's n_past into this head's; it returns -1 where the head does not know the text.
+        """

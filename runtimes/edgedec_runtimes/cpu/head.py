@@ -1,0 +1,310 @@
+"""A trained draft head on the cpu runtime: its native weights, and what it knows of each session's text."""
+
+import ctypes
+import hashlib
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from copy import copy
+from math import isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.gguf.file import GGUF
+from edgedec.gguf.tensor_types import GGMLType
+from edgedec.head_state import ChainRules, DraftedChain
+from edgedec.memory_plan import format_bytes
+from edgedec.trained_heads.acceptance import accepts_too_little
+from edgedec.trained_heads.card import HeadCard
+from edgedec.trained_heads.head import Head, HeadTensor
+from edgedec.trained_heads.target import Fitted
+from edgedec_runtimes.cpu.library import Drafted, DraftRules, HeadConfig, address, check, native
+from edgedec_runtimes.cpu.logit_ops import NativeRowOps
+
+MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "output", "embedding")
+VECTORS = ("input_norm", "hidden_norm", "post_attention_norm", "output_norm", "fc_norm", "rope_divisors")
+_FC_NORMS = {"none": 0, "joined": 1, "each": 2}
+_HASHED = ("fc", "q", "o", "down", "output_norm")
+_FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+_BLOCK = 32
+_PIECE_BYTES = 8 << 20
+_LONGEST_S = 3600.0
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+
+class CpuHead:
+    """A head's weights in the native library, for the sessions of one model.
+
+    Attributes:
+        handle: The native head.
+        token_ids: int32[n], the target's id of each token that the head can draft.
+        mark: 32 bytes that tell this head from others.
+        n_bytes: Bytes of its weights.
+        card: The facts of the head.
+        notes: What the user should know of the head and its target, in sentences.
+    """
+
+    def __init__(self, model: ctypes.c_void_p, fitted: Fitted, gguf: GGUF) -> None:
+        """Arrange a head's weights for a native model, whose file has the rows of the output matrix that are borrowed.
+
+        Raises:
+            SessionError: The native library refuses a shape.
+            MemoryCapError: There is no memory for the weights.
+        """
+        head, self.notes = fitted.head, fitted.notes
+        self.card = card = head.card
+        self.token_ids = np.ascontiguousarray(head.d2t, np.int32)
+        taps = np.array(card.taps, np.int32)
+        self.handle = ctypes.c_void_p()
+        self.mark = _mark(head)
+        config = _config(card)
+        code = native().ec_head_create(
+            *(model, ctypes.byref(config), address(taps), address(self.token_ids), ctypes.byref(self.handle))
+        )
+        check(code, f"the draft head {card.name}")
+        self._finalizer = weakref.finalize(self, native().ec_head_destroy, self.handle)
+        self._finalizer.atexit = False
+        self._tiles: list[U8] = []
+        for which, name in enumerate(MATRICES):
+            tensor = head.tensors.get(name)
+            if name == "output" and tensor is None:
+                tensor = borrowed_rows(gguf, self.token_ids)
+            if tensor is not None:
+                self._set_matrix(which, name, quantized(tensor))
+        for which, name in enumerate(VECTORS):
+            if name in head.tensors:
+                values = np.ascontiguousarray(head.tensors[name].floats())
+                check(native().ec_head_set_vector(self.handle, which, address(values), len(values)), name)
+        check(native().ec_head_finish(self.handle), f"the draft head {card.name}")
+        self.n_bytes = sum(tiles.nbytes for tiles in self._tiles)
+
+    def _set_matrix(self, which: int, name: str, tensor: HeadTensor) -> None:
+        n_rows, n_cols = tensor.shape
+        tiles = np.empty(native().ec_tile_bytes(int(tensor.type), n_rows, n_cols), np.uint8)
+        data = np.ascontiguousarray(tensor.data)
+        rows = (int(tensor.type), n_rows, n_cols, 0, n_rows)
+        check(native().ec_tile_pack(*rows, address(data), data.nbytes, address(tiles), tiles.nbytes), name)
+        what = (which, int(tensor.type), n_rows, n_cols)
+        check(native().ec_head_set_matrix(self.handle, *what, address(tiles), tiles.nbytes), name)
+        self._tiles.append(tiles)
+
+    def close(self) -> None:
+        """Free the weights; calling it again does nothing."""
+        self._finalizer()
+        self._tiles.clear()
+
+
+class CpuHeadState:
+    """Implements edgedec.head_state.HeadState over a native session.
+
+    Args:
+        head: The head that follows the session.
+        session: The native session.
+        using: Holds the model's lock inside its block, and refuses a closed session.
+        ops: Operations on a row of the target's logits.
+
+    Attributes:
+        head: The head.
+    """
+
+    def __init__(
+        self,
+        head: CpuHead,
+        session: ctypes.c_void_p,
+        using: Callable[[], AbstractContextManager[object]],
+        ops: NativeRowOps,
+    ) -> None:
+        self.head = head
+        self._session = session
+        self._using = using
+        self._ops = ops
+        self._scores = np.empty(len(head.token_ids), np.float32)
+        self._place: Callable[[int], int] | None = None
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """The tokens that the head can draft: a score's index -> the target's token id."""
+        return self.head.token_ids
+
+    @property
+    def ops(self) -> NativeRowOps:
+        """Operations on a row of logits."""
+        return self._ops
+
+    @property
+    def summary(self) -> str:
+        """The head's name and the bytes of its weights, for a person."""
+        return f"the draft head {self.head.card.name} ({format_bytes(self.head.n_bytes)})"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the head and its target, in sentences."""
+        return self.head.notes
+
+    @property
+    def reach(self) -> tuple[float, ...]:
+        """The chance that a draft is right up to its first, second, ... token, as its trainer measured."""
+        promise = self.head.card.promise
+        return () if promise is None else promise.reach
+
+    def judge(self, n_drafts: int, n_right: int) -> str | None:
+        """Return a sentence where the head accepts far less than its card promises."""
+        return accepts_too_little(self.head.card, (n_drafts,), (n_right,))
+
+    @property
+    def read_s(self) -> float:
+        """Seconds that the head has spent on the text so far, drafts not included."""
+        with self._using():
+            return float(native().ec_draft_read_seconds(self._session))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of what the head knows of the text."""
+        with self._using():
+            return int(native().ec_draft_state_bytes(self._session))
+
+    def reset(self) -> None:
+        """Know nothing of the text so far; call it with the model's lock held."""
+        check(native().ec_session_follow(self._session, self.head.handle), "a draft head of a session")
+
+    def rest(self) -> None:
+        """Stop following the text."""
+        with self._using():
+            check(native().ec_session_follow(self._session, None), "a draft head of a session")
+
+    def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
+        """Draft what follows `token`; see HeadState."""
+        if self._place is not None:
+            n_past = self._place(n_past)
+        if n_past < 0 or rules.n_max < 1:
+            return DraftedChain((), (), (), ())
+        edges = np.array(rules.edges, np.float32)
+        factors = None if rules.factors is None else np.array(rules.factors, np.float32)
+        native_rules = DraftRules(
+            *(rules.n_max, len(edges), address(edges), None if factors is None else address(factors)),
+            *(rules.least_path, rules.most_s if isfinite(rules.most_s) else _LONGEST_S),
+        )
+        nodes, n = (Drafted * rules.n_max)(), ctypes.c_int32()
+        with self._using():
+            code = native().ec_draft_chain(
+                *(self._session, n_past, token, ctypes.byref(native_rules), nodes, ctypes.byref(n))
+            )
+            check(code, "drafting")
+        found = nodes[: n.value]
+        return DraftedChain(
+            tuple(node.token for node in found),
+            tuple(node.p for node in found),
+            tuple(node.second_token for node in found),
+            tuple(node.second_p for node in found),
+        )
+
+    def begin(self, n_past: int, token: int) -> F32 | None:
+        """Return the scores of what follows `token`; see HeadState."""
+        if self._place is not None:
+            n_past = self._place(n_past)
+        return None if n_past < 0 else self._scored("ec_draft_begin", n_past, token)
+
+    def within(self, place: Callable[[int], int]) -> "CpuHeadState":
+        """Return the same head for a session that counts n_past in another way; see HeadState."""
+        twin = copy(self)
+        twin._place = place
+        return twin
+
+    def next(self, token: int) -> F32 | None:
+        """Return the scores of what follows one more drafted token."""
+        return self._scored("ec_draft_next", token)
+
+    def _scored(self, function: str, *arguments: int) -> F32 | None:
+        known = ctypes.c_int32()
+        with self._using():
+            call = getattr(native(), function)
+            check(call(self._session, *arguments, address(self._scores), ctypes.byref(known)), "drafting")
+        return self._scores if known.value else None
+
+    def saved(self, n_tokens: int) -> bytes:
+        """Return what the head knows of the first tokens; call it with the model's lock held."""
+        data = np.empty(native().ec_draft_saved_bytes(self._session, n_tokens), np.uint8)
+        if data.nbytes:
+            check(native().ec_draft_save(self._session, n_tokens, address(data), data.nbytes), "saving a draft head")
+        return self.head.mark + data.tobytes()
+
+    def restore(self, data: bytes, n_tokens: int) -> None:
+        """Know what saved() returned; what another head saved is dropped. Call it with the model's lock held."""
+        self.reset()
+        mark = self.head.mark
+        payload = np.frombuffer(data, np.uint8)[len(mark) :]
+        n_bytes = native().ec_draft_saved_bytes(self._session, n_tokens)
+        if data.startswith(mark) and payload.nbytes == n_bytes:
+            check(native().ec_draft_load(self._session, n_tokens, address(payload), n_bytes), "restoring a draft head")
+
+
+def borrowed_rows(gguf: GGUF, token_ids: NDArray[np.int32], name: str = "output.weight") -> HeadTensor:
+    """Return the rows of one of the target's matrices that belong to some tokens, in their order and type.
+
+    A target without an output matrix uses its embeddings as one.
+    """
+    info = gguf.tensors.get(name) or gguf.tensors["token_embd.weight"]
+    n_cols, n_rows = info.shape
+    row_bytes = info.n_bytes // n_rows
+    rows = np.empty((len(token_ids), row_bytes), np.uint8)
+    order = np.argsort(token_ids, kind="stable")
+    ascending = token_ids[order]
+    step = max(1, _PIECE_BYTES // row_bytes)
+    for begin in range(0, n_rows, step):
+        first, last = np.searchsorted(ascending, (begin, begin + step))
+        if first < last:
+            n = min(step, n_rows - begin)
+            piece = np.frombuffer(gguf.read_tensor_bytes(info.name, begin * row_bytes, n * row_bytes), np.uint8)
+            rows[order[first:last]] = piece.reshape(n, row_bytes)[ascending[first:last] - begin]
+    return HeadTensor((len(token_ids), n_cols), GGMLType(info.type), rows.reshape(-1))
+
+
+def quantized(tensor: HeadTensor) -> HeadTensor:
+    """Return a matrix of floats as Q8_0 where its rows are whole blocks of 32, any other matrix as it is."""
+    if tensor.type not in _FLOATS or tensor.shape[1] % _BLOCK:
+        return tensor
+    blocks = tensor.floats().reshape(-1, _BLOCK)
+    scales = (np.abs(blocks).max(axis=1) / 127).astype(np.float16)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(scales > 0, 1 / scales.astype(np.float32), 0).astype(np.float32)
+    data = np.empty((len(blocks), 2 + _BLOCK), np.uint8)
+    data[:, :2] = scales.view(np.uint8).reshape(-1, 2)
+    levels = np.clip(np.rint(blocks * inverse[:, None]), -127, 127).astype(np.int8)
+    data[:, 2:] = levels.view(np.uint8)
+    return HeadTensor(tensor.shape, GGMLType.Q8_0, data.reshape(-1))
+
+
+def stored_bytes(tensor: HeadTensor) -> int:
+    """Return the bytes that a head's matrix takes when it is loaded."""
+    if tensor.type not in _FLOATS or tensor.shape[1] % _BLOCK:
+        return tensor.data.nbytes
+    return tensor.shape[0] * tensor.shape[1] // _BLOCK * (_BLOCK + 2)
+
+
+def output_bytes(card: HeadCard, gguf: GGUF) -> int:
+    """Return the bytes of the rows that a head borrows of its target's output matrix; 0 where it has its own."""
+    if card.own_output:
+        return 0
+    info = gguf.tensors.get("output.weight") or gguf.tensors["token_embd.weight"]
+    return info.n_bytes // info.shape[1] * card.n_vocab_draft
+
+
+def _config(card: HeadCard) -> HeadConfig:
+    return HeadConfig(
+        *(card.n_vocab_draft, card.n_embd, card.n_head, card.n_head_kv, card.head_dim, card.n_ff, len(card.taps)),
+        *(_FC_NORMS[card.fc_norm], card.norm_before_residual, card.feeds_back_normed),
+        *(card.rms_epsilon, card.rope_base),
+    )
+
+
+def _mark(head: Head) -> bytes:
+    """Return 32 bytes that tell a head from others."""
+    digest = hashlib.sha256(repr(head.card).encode())
+    for name in _HASHED:
+        if name in head.tensors:
+            digest.update(head.tensors[name].data.tobytes())
+    digest.update(head.d2t.tobytes())
+    return digest.digest()

@@ -1,0 +1,65 @@
+"""The memory that a trained draft head takes on the cpu runtime, from its card."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from edgedec.counted import counted
+from edgedec.memory_plan import MemoryTerm
+from edgedec.trained_heads.card import HeadCard
+from edgedec.trained_heads.load import load_head
+from edgedec_runtimes.cpu.head import MATRICES, stored_bytes
+from edgedec_runtimes.cpu.library import KERNEL_ROWS
+
+_KEPT_ROWS = 96  # rows of taps that native/head.cpp keeps for each session
+_BLOCK_BYTES = 1 + 20 / 32  # of a number in native/kernels.h's ActivationBlock
+_PAGE_TOKENS = 64
+_USUAL_TAPS = 3  # of a head whose file names none
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """What the memory plan must know of a head: its card, and the bytes of its own matrices when they are loaded."""
+
+    card: HeadCard
+    own_bytes: int
+
+
+def head_facts(path: Path) -> HeadFacts:
+    """Return the facts of the head at a path (raises what load_head raises)."""
+    return _facts(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@lru_cache(maxsize=4)
+def _facts(path: Path, modified_ns: int) -> HeadFacts:
+    head = load_head(path)
+    return HeadFacts(head.card, sum(stored_bytes(head.tensors[name]) for name in MATRICES if name in head.tensors))
+
+
+def head_terms(facts: HeadFacts, n_output: int, n_ctx: int, n_parallel: int) -> tuple[MemoryTerm, ...]:
+    """Return what a head adds to the memory plan of its target.
+
+    Args:
+        facts: The head.
+        n_output: Bytes of the rows that it borrows of the target's output matrix.
+        n_ctx: Tokens of a session.
+        n_parallel: How many sessions there are.
+    """
+    card = facts.card
+    weights = facts.own_bytes + n_output
+    n_tokens = -(-n_ctx // _PAGE_TOKENS) * _PAGE_TOKENS
+    kv_bytes = 4 * n_tokens * card.n_head_kv * card.head_dim
+    width = (len(card.taps) or _USUAL_TAPS) * card.n_embd_target
+    n_q, n_kv = card.n_head * card.head_dim, card.n_head_kv * card.head_dim
+    floats = 2 * card.n_embd + 2 * n_q + 2 * n_kv + 2 * card.head_dim
+    quantized = 3 * card.n_embd + n_q + card.n_ff + width
+    activations = KERNEL_ROWS * (4 * floats + quantized * _BLOCK_BYTES)
+    of_session = 4 * (_KEPT_ROWS * (width + 2 * card.n_embd) + card.n_vocab_draft)
+    prompt = 4 * KERNEL_ROWS * (width + 2 * card.n_embd)
+    return (
+        MemoryTerm("draft head", weights, f"{card.name}, {card.n_vocab_draft} tokens"),
+        MemoryTerm(
+            "KV cache of the draft head", n_parallel * kv_bytes, f"{counted(n_ctx, 'token')} × {n_parallel}", grows=True
+        ),
+        MemoryTerm("taps of the draft head", int(activations + n_parallel * of_session + prompt), "hidden states"),
+    )

@@ -1,0 +1,322 @@
+#include "head.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+#include "forward_run.h"
+#include "row.h"
+#include "tiles.h"
+
+using namespace edgedec;
+
+namespace {
+
+constexpr int32_t LAZY_ROWS = 32;      // rows without a pair that a state keeps at most before it reads them
+constexpr int32_t KEPT_ROWS = 96;      // rows of taps whose memory is kept between forwards
+constexpr int32_t DRAFT_SLOTS = 256;   // slots behind the context for drafted tokens
+constexpr float SUREST = 0.995f;       // the highest probability that a node gets
+
+void require(bool holds, const std::string &message) {
+  if (!holds) throw Invalid(message);
+}
+
+void require_shape(const Matrix &m, const char *name, int64_t rows, int64_t cols) {
+  require(m.n_rows == rows && m.n_cols == cols, std::string("the head's matrix ") + name + " is missing or has another shape");
+}
+
+ec_config net_config(const ec_head_config &h) {
+  ec_config c{};
+  c.n_vocab = h.n_vocab, c.n_embd = h.n_embd, c.n_layer = 1, c.n_head = h.n_head, c.n_head_kv = h.n_head_kv;
+  c.head_dim = h.head_dim, c.n_ff = h.n_ff, c.n_rot = h.head_dim;
+  c.rms_epsilon = h.rms_epsilon, c.embedding_scale = 1.0f, c.rope_scale = 1.0f;
+  c.attention_scale = h.head_dim > 0 ? 1.0f / sqrtf((float)h.head_dim) : 0.0f;
+  c.rope_base = c.rope_base_sliding = h.rope_base;
+  return c;
+}
+
+}  // namespace
+
+ec_head::ec_head(ec_model &model, const ec_head_config &c, const int32_t *tapped, const int32_t *drafted)
+    : target(model), config(c), net(net_config(c), model.pool.size(), model.max_rows, model.kernels) {
+  net.paired = true;
+  net.normed_residual = c.norm_before_residual != 0;
+  require(model.finished, "the head's target is not finished");
+  require(c.n_taps >= 1 && c.n_taps <= 16, "the number of taps is out of range");
+  require(c.fc_norm >= EC_FC_NORM_NONE && c.fc_norm <= EC_FC_NORM_EACH, "no such norm before fc");
+  for (int32_t i = 0; i < c.n_taps; ++i)
+    require(tapped[i] >= 0 && tapped[i] <= model.config.n_layer, "a tap is out of range");
+  for (int32_t i = 0; i < c.n_vocab; ++i)
+    require(drafted[i] >= 0 && drafted[i] < model.config.n_vocab, "a drafted token is out of range");
+  taps.assign(tapped, tapped + c.n_taps);
+  tokens.assign(drafted, drafted + c.n_vocab);
+}
+
+void ec_head::finish() {
+  const bool own = embedding.n_rows != 0;
+  require_shape(fc, "fc", config.n_embd, n_tapped());
+  if (own) require_shape(embedding, "embedding", target.config.n_vocab, config.n_embd);
+  require(own || config.n_embd == target.config.n_embd, "the target's embeddings have another length");
+  require(config.fc_norm == EC_FC_NORM_NONE ? fc_norm.empty() : (int64_t)fc_norm.size() == n_tapped(),
+          "the vector fc_norm is missing or has another length");
+  net.finish();
+  joined_ = ActivationBuffer(net.max_rows, n_tapped(), !is_float_type(fc.type), is_float_type(fc.type));
+  normed_.resize((size_t)n_tapped());
+  products_.resize((size_t)net.pool.size() * BAND * PANEL_ROWS);
+  finished = true;
+}
+
+void ec_head::embed(int32_t token, float *out) {
+  if (embedding.n_rows != 0) return tile_row(embedding.type, config.n_embd, embedding.tiles, token, out);
+  if (target.streamer.started()) target.streamer.embed(token, out);
+  else if (target.row_file.is_open()) target.row_file.read(token, out);
+  else tile_row(target.token_embd.type, config.n_embd, target.token_embd.tiles, token, out);
+  if (target.config.embedding_scale != 1.0f)
+    for (int32_t i = 0; i < config.n_embd; ++i) out[i] *= target.config.embedding_scale;
+}
+
+void ec_head::fuse(const float *tapped, int64_t n, float *out, int64_t stride) {
+  const Kernels &k = *net.kernels;
+  const int64_t width = n_tapped(), piece = config.fc_norm == EC_FC_NORM_EACH ? target.config.n_embd : width;
+  for (int64_t i = 0; i < n; ++i) {
+    const float *row = tapped + i * width;
+    if (config.fc_norm != EC_FC_NORM_NONE)
+      for (int64_t at = 0; at < width; at += piece)
+        k.rms_norm(row + at, fc_norm.data() + at, config.rms_epsilon, piece, normed_.data() + at);
+    k.quantize(joined_.view(), i, 0, width, config.fc_norm != EC_FC_NORM_NONE ? normed_.data() : row);
+  }
+  const int64_t n_panels = (fc.n_rows + PANEL_ROWS - 1) / PANEL_ROWS;
+  std::atomic<int64_t> next{0};
+  net.pool.run([&](int thread) {
+    float *products = products_.data() + (int64_t)thread * BAND * PANEL_ROWS;
+    for (int64_t panel; (panel = next.fetch_add(1, std::memory_order_relaxed)) < n_panels;) {
+      const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (fc.n_rows + TILE_ROWS - 1) / TILE_ROWS);
+      const int64_t columns = std::min<int64_t>(PANEL_ROWS, fc.n_rows - panel * PANEL_ROWS);
+      for (int64_t begin = 0; begin < n; begin += BAND) {
+        const int64_t end = std::min<int64_t>(begin + BAND, n);
+        k.matmul(fc, tile, last, joined_.view(), begin, end, products, PANEL_ROWS);
+        for (int64_t r = begin; r < end; ++r)
+          memcpy(out + r * stride + panel * PANEL_ROWS, products + (r - begin) * PANEL_ROWS, (size_t)columns * sizeof(float));
+      }
+    }
+  });
+}
+
+namespace edgedec {
+
+HeadState::HeadState(ec_head &head, int32_t n_ctx)
+    : head_(head),
+      kv_(&head.net, KVCache({1, head.config.n_head_kv, head.config.head_dim, EC_KV_F16, 0}, n_ctx + DRAFT_SLOTS)),
+      fused_((size_t)head.config.n_embd),
+      outputs_((size_t)head.config.n_embd),
+      logits_((size_t)head.config.n_vocab) {}
+
+HeadState::HeadState(const HeadState &other, int32_t n_tokens)
+    : head_(other.head_),
+      kv_(&other.head_.net, KVCache(other.kv_.cache, other.n_pairs_)),
+      base_(other.base_),
+      n_pairs_(other.n_pairs_),
+      tokens_(other.tokens_),
+      taps_(other.taps_),
+      fused_(other.fused_),
+      fused_position_(other.fused_position_),
+      outputs_((size_t)head_.config.n_embd),
+      logits_((size_t)head_.config.n_vocab) {
+  go_back(n_tokens);
+}
+
+// Keep what is known of the first n_past positions. The last pair stays although its token may change: it is one of many that
+// attention reads, and without the taps of its position it can't be made again.
+void HeadState::go_back(int32_t n_past) {
+  n_drafted_ = -1;
+  if (n_past < base_ || n_past > end()) base_ = n_past, n_pairs_ = 0, tokens_.clear();
+  else if (n_past < base_ + n_pairs_) n_pairs_ = n_past - base_, tokens_.clear();
+  else tokens_.resize((size_t)(n_past - base_ - n_pairs_));
+  if (fused_position_ >= n_past) fused_position_ = -1;
+}
+
+void HeadState::before(const ec_item &item, Plan &plan, int32_t first_row) {
+  go_back(item.n_past);
+  if (item.tokens == nullptr) return;
+  if (n_pending() > LAZY_ROWS) absorb(n_pending() - 1, tokens_.back(), false);
+  const int64_t width = head_.n_tapped(), n_embd = head_.target.config.n_embd;
+  taps_.resize((size_t)((n_pending() + std::max(item.n_rows, KEPT_ROWS - n_pending())) * width));
+  float *out = taps_.data() + n_pending() * width;
+  for (size_t t = 0; t < head_.taps.size(); ++t)
+    plan.taps.push_back({head_.taps[t] - 1, first_row, item.n_rows, out + (int64_t)t * n_embd, width});
+}
+
+void HeadState::after(const ec_item &item) {
+  if (item.tokens == nullptr) return;
+  tokens_.insert(tokens_.end(), item.tokens, item.tokens + item.n_rows);
+  // The rows of a draft all want logits; a chain that wants at most its last row's is a part of the text.
+  if (item.parents == nullptr && item.n_wanted <= 1 && n_pending() > LAZY_ROWS) absorb(n_pending() - 1, tokens_.back(), false);
+  if ((int64_t)taps_.size() > KEPT_ROWS * head_.n_tapped() && n_pending() <= KEPT_ROWS) {
+    taps_.resize((size_t)(KEPT_ROWS * head_.n_tapped()));
+    taps_.shrink_to_fit();
+  }
+}
+
+void HeadState::move(const int32_t *source, int32_t n, int32_t start) {
+  const int32_t first = base_ + n_pairs_;
+  const size_t width = (size_t)head_.n_tapped();
+  if (start < first || start + n > end() || (n > 0 && source[n - 1] >= end())) return go_back(std::min(start, end()));
+  for (int32_t i = 0; i < n; ++i) {
+    tokens_[(size_t)(start + i - first)] = tokens_[(size_t)(source[i] - first)];
+    memmove(taps_.data() + (size_t)(start + i - first) * width, taps_.data() + (size_t)(source[i] - first) * width,
+            width * sizeof(float));
+  }
+  go_back(start + n);
+}
+
+// Make pairs of the first n rows; the last of them is followed by last_token.
+void HeadState::absorb(int32_t n, int32_t last_token, bool wanted) {
+  const auto started = std::chrono::steady_clock::now();
+  const int64_t width = head_.n_tapped(), d = head_.config.n_embd;
+  for (int32_t done = 0, count; done < n; done += count) {
+    count = std::min(n - done, head_.net.max_rows);
+    inputs_.resize((size_t)(2 * d * count));
+    head_.fuse(taps_.data() + done * width, count, inputs_.data() + d, 2 * d);
+    for (int32_t i = 0; i < count; ++i)
+      head_.embed(done + i + 1 < n ? tokens_[(size_t)(done + i + 1)] : last_token, inputs_.data() + 2 * d * i);
+    evaluate(n_pairs_ + done, count, wanted && done + count == n);
+  }
+  memcpy(fused_.data(), inputs_.data() + inputs_.size() - d, (size_t)d * sizeof(float));
+  n_pairs_ += n;
+  fused_position_ = base_ + n_pairs_ - 1;
+  tokens_.erase(tokens_.begin(), tokens_.begin() + n);
+  memmove(taps_.data(), taps_.data() + n * width, tokens_.size() * (size_t)width * sizeof(float));
+  if (inputs_.size() > (size_t)(2 * d * KEPT_ROWS)) std::vector<float>().swap(inputs_);
+  if (!wanted) read_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+}
+
+// Evaluate n pairs, whose keys and values go to the slots from `slot` on; the last one's output goes to outputs_, and its
+// scores to logits_ where they are wanted.
+void HeadState::evaluate(int32_t slot, int64_t n, bool wanted) {
+  const int32_t row = (int32_t)n - 1, layer = 0;
+  const int64_t d = head_.config.n_embd;
+  std::vector<float> states((size_t)(wanted ? n * d : 0));
+  ec_item item{};
+  item.session = &kv_;
+  item.n_past = slot, item.n_rows = (int32_t)n, item.hidden = inputs_.data();
+  if (wanted) item.n_wanted = 1, item.wanted = &row, item.n_taps = 1, item.taps = &layer, item.tapped = states.data();
+  if (forward(head_.net, &item, 1, logits_.data(), nullptr) != Outcome::done)
+    throw Invalid("the draft head's scores are not finite: its weights are damaged, or it was trained for another model");
+  if (!wanted) return;
+  const float *last = states.data() + row * d;
+  if (head_.config.feeds_back_normed)
+    head_.net.kernels->rms_norm(last, head_.net.output_norm.data(), head_.config.rms_epsilon, d, outputs_.data());
+  else
+    memcpy(outputs_.data(), last, (size_t)d * sizeof(float));
+}
+
+const float *HeadState::begin(int32_t n_past, int32_t token) {
+  require(n_past >= 0 && token >= 0 && token < head_.target.config.n_vocab, "a token or n_past is out of range");
+  if (n_past > end() || n_past <= base_) return nullptr;
+  go_back(n_past);
+  const int64_t d = head_.config.n_embd;
+  if (n_pending() > 0) {
+    absorb(n_pending(), token, true);
+  } else {
+    if (fused_position_ != n_past - 1) return nullptr;
+    inputs_.resize((size_t)(2 * d));
+    head_.embed(token, inputs_.data());
+    memcpy(inputs_.data() + d, fused_.data(), (size_t)d * sizeof(float));
+    evaluate(n_pairs_ - 1, 1, true);
+  }
+  n_drafted_ = 0;
+  return logits_.data();
+}
+
+const float *HeadState::next(int32_t token) {
+  require(n_drafted_ >= 0 && token >= 0 && token < head_.target.config.n_vocab, "no draft was begun, or no such token");
+  if (n_pairs_ + n_drafted_ >= kv_.cache.n_ctx()) return nullptr;
+  const int64_t d = head_.config.n_embd;
+  inputs_.resize((size_t)(2 * d));
+  head_.embed(token, inputs_.data());
+  memcpy(inputs_.data() + d, outputs_.data(), (size_t)d * sizeof(float));
+  evaluate(n_pairs_ + n_drafted_, 1, true);
+  ++n_drafted_;
+  return logits_.data();
+}
+
+int32_t HeadState::draft(int32_t n_past, int32_t token, const ec_draft_rules &rules, ec_drafted *nodes) {
+  const auto started = std::chrono::steady_clock::now();
+  const int64_t n = head_.config.n_vocab, width = std::min<int64_t>(2, n);
+  const float *scores = rules.n_max > 0 ? begin(n_past, token) : nullptr;
+  double path = 1.0;
+  for (int32_t depth = 0; scores != nullptr;) {
+    int64_t best[2] = {0, 0};
+    float most = 0;
+    const double total = row_total(*head_.net.kernels, scores, n, &most);
+    row_top_k(*head_.net.kernels, scores, n, width, best);
+    if (width == 2 && scores[best[1]] > scores[best[0]]) std::swap(best[0], best[1]);
+    ec_drafted &node = nodes[depth++];
+    node.token = head_.tokens[(size_t)best[0]];
+    node.p = (float)(exp((double)scores[best[0]] - most) / total);
+    node.second_token = width == 2 ? head_.tokens[(size_t)best[1]] : -1;
+    node.second_p = width == 2 ? (float)(exp((double)scores[best[1]] - most) / total) : 0.0f;
+    int32_t bin = 0;
+    while (bin < rules.n_edges && node.p >= rules.edges[bin]) ++bin;
+    path *= std::min(SUREST, node.p * (rules.factors != nullptr ? rules.factors[bin] : 1.0f));
+    const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    if (depth == rules.n_max || path < rules.least_path || spent > rules.most_seconds) return depth;
+    scores = next(node.token);
+    if (scores == nullptr) return depth;
+  }
+  return 0;
+}
+
+namespace {
+
+struct SavedHead {
+  int32_t base, n_pairs, n_pending, has_feature;
+};
+
+}  // namespace
+
+uint64_t HeadState::saved_bytes(int32_t n_tokens) const {
+  if (n_tokens < 0) return 0;
+  const uint64_t floats = (uint64_t)(head_.n_tapped() + head_.config.n_embd) * sizeof(float);
+  return sizeof(SavedHead) + (uint64_t)kv_.cache.token_bytes() * (uint64_t)n_tokens + floats;
+}
+
+uint64_t HeadState::state_bytes() const {
+  const int64_t n_pages = (n_pairs_ + PAGE_TOKENS - 1) / PAGE_TOKENS;
+  return (uint64_t)(n_pages * kv_.cache.shape().page_bytes()) +
+         sizeof(float) * (taps_.capacity() + fused_.size() + inputs_.capacity() + outputs_.size() + logits_.size());
+}
+
+void HeadState::save(int32_t n_tokens, uint8_t *target) {
+  memset(target, 0, (size_t)saved_bytes(n_tokens));
+  go_back(n_tokens);
+  if (n_pending() > 1) absorb(n_pending() - 1, tokens_.back(), false);
+  const SavedHead saved = {base_, n_pairs_, n_pending(), fused_position_ == base_ + n_pairs_ - 1};
+  memcpy(target, &saved, sizeof saved);
+  kv_.cache.save(n_pairs_, target + sizeof saved);
+  float *row = (float *)(target + saved_bytes(n_tokens)) - head_.n_tapped() - head_.config.n_embd;
+  if (n_pending() == 1) memcpy(row, taps_.data(), (size_t)head_.n_tapped() * sizeof(float));
+  memcpy(row + head_.n_tapped(), fused_.data(), fused_.size() * sizeof(float));
+}
+
+void HeadState::load(int32_t n_tokens, const uint8_t *source) {
+  SavedHead saved;
+  memcpy(&saved, source, sizeof saved);
+  require(saved.base >= 0 && saved.n_pairs >= 0 && (saved.n_pending == 0 || saved.n_pending == 1) &&
+              (int64_t)saved.base + saved.n_pairs + saved.n_pending == n_tokens && saved.n_pairs <= kv_.cache.n_ctx(),
+          "the saved state of the draft head is damaged");
+  kv_.cache.load(saved.n_pairs, source + sizeof saved);
+  base_ = saved.base, n_pairs_ = saved.n_pairs, n_drafted_ = -1;
+  const uint8_t *row = source + saved_bytes(n_tokens) - (size_t)(head_.n_tapped() + head_.config.n_embd) * sizeof(float);
+  // the token of the last row is read when the next row tells it
+  tokens_.assign((size_t)saved.n_pending, 0);
+  taps_.resize((size_t)(KEPT_ROWS * head_.n_tapped()));
+  memcpy(taps_.data(), row, (size_t)head_.n_tapped() * sizeof(float));
+  memcpy(fused_.data(), row + head_.n_tapped() * (int64_t)sizeof(float), fused_.size() * sizeof(float));
+  fused_position_ = saved.has_feature && saved.n_pairs > 0 ? base_ + n_pairs_ - 1 : -1;
+}
+
+}  // namespace edgedec

@@ -1,0 +1,98 @@
+// A trained draft head of the EAGLE-3 kind (arXiv:2503.01840): its weights, and what it keeps of one session's text.
+//
+// The head is one decoder layer. It reads pairs: the feature of a position, which `fc` makes of hidden states of the target
+// (the taps), and the embedding of the token that follows. Its output for a pair scores the token after that one.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "forward_plan.h"
+#include "model.h"
+
+struct ec_head {
+  ec_head(ec_model &target, const ec_head_config &config, const int32_t *taps, const int32_t *tokens);
+
+  ec_model &target;
+  ec_head_config config;
+  std::vector<int32_t> taps;    // layers of the target, whose input is tapped
+  std::vector<int32_t> tokens;  // the target's id of each token that the head can draft
+  ec_model net;                 // the layer and the output matrix
+  edgedec::Matrix fc{}, embedding{};
+  std::vector<float> fc_norm;
+  bool finished = false;
+
+  int64_t n_tapped() const { return (int64_t)config.n_taps * target.config.n_embd; }
+  void finish();
+  // Make the features of n rows of taps, [n][n_tapped], and write them to out[i * stride].
+  void fuse(const float *tapped, int64_t n, float *out, int64_t stride);
+  // Write a token's embedding to out[n_embd].
+  void embed(int32_t token, float *out);
+
+ private:
+  edgedec::ActivationBuffer joined_;
+  std::vector<float> normed_, products_;
+};
+
+namespace edgedec {
+
+// What a head keeps of one session's text: the keys and values of its pairs, and the taps of rows that have no pair yet. The
+// rows of a forward become pairs when a later call says with its n_past that they are kept, so a rejected draft costs nothing.
+// Where the taps of a position are missing (the text was restored without them), the state begins anew behind it.
+class HeadState {
+ public:
+  HeadState(ec_head &head, int32_t n_ctx);
+  // Share the keys and values that belong to the first n_tokens of another state's text.
+  HeadState(const HeadState &other, int32_t n_tokens);
+
+  ec_head &head() const { return head_; }
+
+  // --- around a forward of the target ---
+
+  // Drop what lies beyond the item's n_past, and have the forward copy the taps of its rows.
+  void before(const ec_item &item, Plan &plan, int32_t first_row);
+  // Take the rows of a forward that was done.
+  void after(const ec_item &item);
+  // Move rows of the latest forward, as ec_session_move moves their slots.
+  void move(const int32_t *source, int32_t n, int32_t start);
+
+  // --- drafting ---
+
+  // Score what follows `token`, which stands at position n_past. Return the scores, or nullptr where the text before it is
+  // not known. Throws Invalid, std::bad_alloc, Unreadable.
+  const float *begin(int32_t n_past, int32_t token);
+  // Score what follows one more drafted token.
+  const float *next(int32_t token);
+  // Draft a chain by the rules; return its length.
+  int32_t draft(int32_t n_past, int32_t token, const ec_draft_rules &rules, ec_drafted *nodes);
+
+  // --- the text's state as bytes ---
+
+  uint64_t saved_bytes(int32_t n_tokens) const;
+  void save(int32_t n_tokens, uint8_t *target);
+  void load(int32_t n_tokens, const uint8_t *source);
+
+  uint64_t state_bytes() const;  // of all that is held of the text
+
+  double read_seconds = 0;  // spent on pairs of the text, drafts not included
+
+ private:
+  void go_back(int32_t n_past);
+  void absorb(int32_t n, int32_t last_token, bool wanted);
+  void evaluate(int32_t slot, int64_t n, bool wanted);
+  int32_t n_pending() const { return (int32_t)tokens_.size(); }
+  int32_t end() const { return base_ + n_pairs_ + n_pending(); }  // the first position of which nothing is known
+
+  ec_head &head_;
+  ec_session kv_;
+  int32_t base_ = 0, n_pairs_ = 0;  // the pair of position base_ + i is in slot i
+  std::vector<int32_t> tokens_;     // of the rows behind the pairs
+  std::vector<float> taps_;         // of these rows, [n][n_tapped], and room for those of a forward
+  std::vector<float> fused_;        // the feature of the last pair that was made of taps, [n_embd]
+  int32_t fused_position_ = -1;     // its position, -1 for none
+  std::vector<float> inputs_, outputs_;  // pairs, and what the layer makes of them
+  std::vector<float> logits_;
+  int32_t n_drafted_ = -1;  // drafted tokens that were read since begin(); -1 where there is nothing to go on from
+};
+
+}  // namespace edgedec

@@ -1,0 +1,135 @@
+"""The drafter `head`: the contract, what it drafts, and when it rests."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tiny_heads import TinyHead, write_head
+from support.tiny_models import N_VOCAB
+from support.tiny_quantized import Tiny, write_tiny
+
+import edgedec
+from edgedec.conformance import check_drafter, raise_failures
+from edgedec.cost_curve import CostCurve
+from edgedec.draft import DraftContext, DrafterRestsError, Verification
+from edgedec.drafters.head.head import HeadDrafter, Tally
+from edgedec.errors import CapabilityError, RequestError
+from edgedec.model import LoadOptions, Model
+from edgedec.noise import Noise
+from edgedec.sampling import SamplingParams
+from edgedec_runtimes.cpu.runtime import Cpu
+
+TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
+HEAD = TinyHead(
+    n_embd=48, n_embd_target=48, n_ff=80, n_head=3, n_head_kv=1, head_dim=16, taps=(2, 3, 4), n_vocab_target=N_VOCAB
+)
+GREEDY = SamplingParams(temperature=0, seed=1)
+TEXT = np.random.default_rng(3).integers(0, N_VOCAB, 30).tolist()
+PROMPT = "the cat sat on the mat, the dog sat on the "
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A tiny model and a random head for it."""
+    write_head(tmp_path / "head", HEAD)
+    return write_tiny(tmp_path / "m.gguf", TINY), tmp_path / "head"
+
+
+def load(files: tuple[Path, Path]) -> Model:
+    """Load the model with the head."""
+    return Cpu().load(files[0], LoadOptions(n_ctx=128, n_parallel=4, tile_cache=False, draft_head=files[1]))
+
+
+def drafter(model: Model, params: SamplingParams = GREEDY, **context: object) -> HeadDrafter:
+    """Return a drafter that has begun TEXT, whose session holds all but the last token."""
+    session = model.session(100)
+    session.forward(np.array(TEXT[:-1], np.int32), n_past=0)
+    made = HeadDrafter(DraftContext(session, model.tokenizer, params, Noise(1), **context))  # type: ignore[arg-type]
+    made.begin(TEXT)
+    return made
+
+
+def test_it_keeps_the_contract(files: tuple[Path, Path]) -> None:
+    """The conformance suite, with texts equal to plain decoding's, greedy and sampled."""
+    results = check_drafter(HeadDrafter, lambda: load(files))
+    raise_failures(results)
+    assert all(result.status == "passed" for result in results)
+
+
+def test_sampled_and_penalized_drafts_use_the_targets_own_transform(files: tuple[Path, Path]) -> None:
+    """A banned token is never drafted, equal noise gives equal drafts, and drawn nodes come with their q."""
+    with load(files) as model:
+        best = drafter(model).draft(1, np.inf).tokens[0].item()
+        banned = SamplingParams(temperature=0, logit_bias={best: -np.inf})
+        assert best not in drafter(model, banned).draft(4, np.inf).tokens.tolist()
+        sampled = SamplingParams(temperature=1.0, top_p=1.0, seed=1)
+        first, second = (drafter(model, sampled).draft(4, np.inf) for _ in range(2))
+        assert first.tokens.tolist() == second.tokens.tolist()
+        drawn = drafter(model, sampled, coupled=False).draft(4, np.inf)
+        assert drawn.is_chain
+        assert drawn.q is not None
+        assert all(law is not None and token in law.token_ids for law, token in zip(drawn.q, drawn.tokens, strict=True))
+        ids = set(drafter(model).state.token_ids.tolist())
+        assert all(law is not None and ids.issuperset(law.token_ids.tolist()) for law in drawn.q)
+
+
+def test_a_head_that_accepts_too_little_rests(files: tuple[Path, Path]) -> None:
+    """After 200 drafts with next to no right token the drafter ends, says why, and stays away from later texts."""
+    store: dict[str, object] = {}
+    with load(files) as model:
+        made = drafter(model, store=store)
+        tally = store["head"]
+        assert isinstance(tally, Tally)
+        tally.n_drafts, tally.n_right = 199, 3
+        token = made.draft(1, np.inf).tokens[0].item()
+        with pytest.raises(DrafterRestsError, match="rests"):
+            made.accept(Verification((), ((token + 1) % N_VOCAB,)), {})
+        with pytest.raises(DrafterRestsError, match="rests"):
+            drafter(model, store=store)
+
+
+def test_without_a_head_it_says_what_to_do(files: tuple[Path, Path]) -> None:
+    """The drafter is refused before loading where no head is named, and when opened where none was loaded."""
+    with pytest.raises(RequestError, match="draft_head"):
+        edgedec.load(files[0], runtime="cpu", draft="head", tile_cache=False, offline=True)
+    with (
+        Cpu().load(files[0], LoadOptions(n_ctx=64, tile_cache=False)) as model,
+        pytest.raises(CapabilityError, match="draft_head"),
+    ):
+        drafter(model)
+
+
+@pytest.mark.parametrize("options", [{}, {"n_parallel": 2}, {"slide": True, "n_ctx": 64}, {"draft": "head+suffix"}])
+def test_texts_are_plain_decodings(
+    options: dict[str, object], files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and merged, with parallel sessions and in a context that slides, the head drafts and changes no text."""
+    monkeypatch.setattr("edgedec.api.open_drafters.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
+    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "n_draft_max": 5, "n_ctx": 128} | options
+    texts = []
+    for draft in ("off", str(options.get("draft", "head"))):
+        given = keywords | {"draft": draft, "draft_head": files[1]}
+        with edgedec.load(files[0], **given) as engine:  # type: ignore[arg-type]
+            for temperature in (0.0, 1.0):
+                made = engine.generate(PROMPT, max_tokens=40, temperature=temperature, seed=4, ignore_end=True)
+                texts.append(made.token_ids)
+                assert draft == "off" or made.stats.drafters["head"]["nodes"]
+                assert draft == "off" or any("read the text" in line for line in made.stats.explanation)
+    assert texts[:2] == texts[2:]
+
+
+def test_a_prompt_cache_carries_the_head(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """A text that goes on from a file drafts as the one that goes on in the same process."""
+    counts = []
+    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "draft": "head", "draft_head": files[1]}
+    for restored in (False, True):
+        with edgedec.load(files[0], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
+            if restored:
+                engine.load_prompt_cache(tmp_path / "cache")
+            else:
+                engine.generate(PROMPT, max_tokens=1, temperature=0)
+                engine.save_prompt_cache(tmp_path / "cache")
+            made = engine.generate(PROMPT + "log", max_tokens=20, temperature=0, ignore_end=True)
+            counts.append((made.token_ids, made.stats.drafters["head"]["nodes"], made.stats.n_reused_tokens))
+    assert counts[0] == counts[1]
+    assert counts[0][2]
