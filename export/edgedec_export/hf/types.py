@@ -26,12 +26,13 @@ def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     whole = np.floor(magnitude)
     rounded = np.copysign(whole + (magnitude - whole >= np.float32(0.5)), x)
     out = np.empty((len(blocks), 2 + _Q8_BLOCK), np.uint8)
-    out[:, :2] = _f16(scale).view(np.uint8)
+    out[:, :2] = to_f16(scale).view(np.uint8)
     out[:, 2:] = rounded.astype(np.int8).view(np.uint8)
     return out
 
 
-def _f16(values: NDArray[np.float32]) -> NDArray[np.float16]:
+def to_f16(values: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Round to float16; raises UnsupportedModelError for a number beyond its range, or NaN."""
     if not np.abs(values).max(initial=0) <= _LARGEST_F16:
         raise UnsupportedModelError(
             f"the checkpoint holds NaN or numbers beyond {_LARGEST_F16:.0f}, the largest of float16; convert it to "
@@ -49,7 +50,7 @@ def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 ENCODERS: dict[GGMLType, Callable[[NDArray[np.float32]], bytes]] = {
     GGMLType.F32: lambda values: values.astype("<f4").tobytes(),
-    GGMLType.F16: lambda values: _f16(values).tobytes(),
+    GGMLType.F16: lambda values: to_f16(values).tobytes(),
     GGMLType.BF16: lambda values: _bf16(np.ascontiguousarray(values)).tobytes(),
     GGMLType.Q8_0: lambda values: quantize_q8_0(values).tobytes(),
 }

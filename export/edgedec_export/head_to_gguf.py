@@ -1,0 +1,204 @@
+"""Write a trained draft head as a GGUF of the architecture `eagle3`, which llama.cpp 0.3.36's library loads, too.
+
+    write_head_gguf(load_head("head/"), read_gguf("model.gguf"), "head.gguf", types="Q4_0,fc=Q8_0")
+
+The file has the target's tokenizer, which llama.cpp needs, and edgedec's record of the target. llama.cpp rotates q and
+k in pairs of neighbours, so their rows are reordered. A head that borrows its output matrix stays small: its short list
+of tokens is a key that only edgedec reads, and llama.cpp drafts from the target's whole vocabulary. What llama.cpp
+can't express is refused by name.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from edgedec.errors import RequestError, UnsupportedModelError
+from edgedec.gguf.file import GGUF, ValueType
+from edgedec.gguf.levels import FLOATS
+from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.trained_heads.card import HeadCard
+from edgedec.trained_heads.gguf_head import ARCHITECTURE, D2T, TENSORS, TOKEN_IDS_KEY
+from edgedec.trained_heads.head import Head, HeadTensor
+from edgedec.trained_heads.record import RECORD_KEY, record_text
+from edgedec.trained_heads.target import fit
+from edgedec.trained_heads.target_rows import output_name, read_raw_rows
+from edgedec_export.block_types import BLOCK_ENCODERS
+from edgedec_export.gguf_writer import (
+    Entry,
+    OutTensor,
+    array_of,
+    boolean,
+    int32s,
+    new_file,
+    read_entries,
+    real_number,
+    text,
+    whole_number,
+    write_gguf,
+)
+
+MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "embedding", "output")
+DEFAULT_TYPES = "Q4_0,fc=Q8_0"
+"""What docs/heads.md measured to cost little acceptance; fc feeds every draft, and is small."""
+_FILE_TYPES = {name: number for number, name in FILE_TYPE_NAMES.items()}
+_CONTEXT = 4096
+
+
+def write_head_gguf(
+    head: Head,
+    target: GGUF,
+    out: str | Path,
+    *,
+    types: str = DEFAULT_TYPES,
+    own_output: bool = False,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> Path:
+    """Write a head as a GGUF and return its path.
+
+    Args:
+        head: The head, which must fit the target.
+        target: The model that it drafts for.
+        out: The file to write; it appears when it is complete.
+        types: How matrices are stored, as `parse_types` reads it.
+        own_output: Copy the rows of the target's output matrix that the head borrows, as the target stores them:
+            llama.cpp then drafts from the short list, and the file is larger.
+        force: Replace `out` where it exists.
+
+    Raises:
+        RequestError: `types` is malformed, or `out` may not be written.
+        UnsupportedModelError: The head does not fit the target, or has a setting that the format does not express.
+        StorageError: The target can't be read, or the result can't be written.
+        CancelledError: `cancel` was cancelled.
+    """
+    kinds = parse_types(types)
+    head = fit(head, target).head
+    _refuse_inexpressible(head.card)
+    if own_output and not head.card.own_output:
+        head = _with_output(head, target)
+        kinds["output"] = head.tensors["output"].type
+    tensors = [_out_tensor(name, tensor, head.card, kinds) for name, tensor in head.tensors.items()]
+    if head.card.own_output:
+        ids = head.d2t.astype("<i8")
+        tensors.append(OutTensor(D2T, (len(ids),), GGMLType.I64, lambda: iter([ids.tobytes()])))
+    with new_file(Path(out), sources=target.paths, force=force) as part:
+        entries = _entries(head, target, kinds)
+        write_gguf(part, entries, tensors, on_progress=on_progress, cancel=cancel)
+    return Path(out)
+
+
+def parse_types(types: str) -> dict[str, GGMLType]:
+    """Return the type of each matrix from a text like "Q4_0,fc=Q8_0": one for all, then exceptions by name.
+
+    Raises:
+        RequestError: A name is none of MATRICES, or a type is none that is written.
+
+    >>> {name: kind.name for name, kind in parse_types("q4_0,fc=q8_0").items() if name in ("fc", "q")}
+    {'fc': 'Q8_0', 'q': 'Q4_0'}
+    """
+    first, *rest = [part.strip() for part in types.split(",")]
+    kinds = dict.fromkeys(MATRICES, _type(first))
+    for part in rest:
+        name, found, kind = part.partition("=")
+        if not found or name not in kinds:
+            raise RequestError(
+                f"the type of a tensor is {part!r}, expected NAME=TYPE with a name of {', '.join(MATRICES)}"
+            )
+        kinds[name] = _type(kind)
+    return kinds
+
+
+def _type(name: str) -> GGMLType:
+    known = {kind.name: kind for kind in BLOCK_ENCODERS}
+    if name.upper() not in known:
+        raise RequestError(f"the type {name!r} can't be written for a draft head, expected one of {', '.join(known)}")
+    return known[name.upper()]
+
+
+def _refuse_inexpressible(card: HeadCard) -> None:
+    """Refuse a setting that the format has no place for, as a reader would leave it out."""
+    if card.feeds_back_normed:
+        _refuse(card, "it feeds the normed state back (norm_output)")
+    if card.fc_norm == "each":
+        _refuse(card, "it has a norm for each tap (fc_norm)")
+    if not card.norms_output:
+        _refuse(card, "it has no norm before its output matrix")
+    if len(card.taps) != 3:
+        _refuse(card, f"it has {len(card.taps)} taps, expected 3")
+
+
+def _refuse(card: HeadCard, why: str) -> NoReturn:
+    raise UnsupportedModelError(
+        f"the draft head {card.name} can't be written as a GGUF: {why}, which llama.cpp's eagle3 does not express; use "
+        "its folder as it is"
+    )
+
+
+def _with_output(head: Head, target: GGUF) -> Head:
+    """Return the head with the rows of the target's output matrix that it borrows, as the target stores them."""
+    name = output_name(target)
+    rows = read_raw_rows(target, name, head.d2t)
+    output = HeadTensor((len(head.d2t), head.card.n_embd), target.tensors[name].type, rows.reshape(-1))
+    return Head(replace(head.card, own_output=True), {**head.tensors, "output": output}, head.d2t)
+
+
+def _out_tensor(name: str, tensor: HeadTensor, card: HeadCard, kinds: Mapping[str, GGMLType]) -> OutTensor:
+    """Return a tensor as it is written: vectors in F32, matrices that are quantized already as they are."""
+    shape = tensor.shape[::-1]
+    n_heads = {"q": card.n_head, "k": card.n_head_kv}.get(name)
+    if n_heads is not None:
+        tensor = to_neighbours(tensor, n_heads)
+    if tensor.type not in FLOATS:
+        return OutTensor(TENSORS[name], shape, tensor.type, lambda: iter([tensor.data.tobytes()]))
+    kind = GGMLType.F32 if len(shape) == 1 else kinds[name]
+    if shape[0] % kind.block_size:
+        _refuse(card, f"rows of {name!r} have {shape[0]} numbers, expected a multiple of {kind.name}'s 32")
+    return OutTensor(TENSORS[name], shape, kind, partial(_encoded, tensor, kind))
+
+
+def _encoded(tensor: HeadTensor, kind: GGMLType) -> Iterator[bytes]:
+    yield BLOCK_ENCODERS[kind](tensor.floats())
+
+
+def to_neighbours(tensor: HeadTensor, n_heads: int) -> HeadTensor:
+    """Reorder the rows of q or k from halves of a head to pairs of neighbours; a row keeps its bytes."""
+    rows = tensor.data.reshape(n_heads, 2, tensor.shape[0] // n_heads // 2, -1)
+    return HeadTensor(tensor.shape, tensor.type, np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1))
+
+
+def _entries(head: Head, target: GGUF, kinds: Mapping[str, GGMLType]) -> list[Entry]:
+    card = head.card
+    n_ctx = target.metadata.get(f"{target.metadata.get('general.architecture')}.context_length")
+    values = {
+        "general.architecture": text(ARCHITECTURE),
+        "general.name": text(card.name),
+        f"{ARCHITECTURE}.block_count": whole_number(1),
+        f"{ARCHITECTURE}.context_length": whole_number(n_ctx if type(n_ctx) is int else _CONTEXT),
+        f"{ARCHITECTURE}.embedding_length": whole_number(card.n_embd),
+        f"{ARCHITECTURE}.feed_forward_length": whole_number(card.n_ff),
+        f"{ARCHITECTURE}.attention.head_count": whole_number(card.n_head),
+        f"{ARCHITECTURE}.attention.head_count_kv": whole_number(card.n_head_kv),
+        f"{ARCHITECTURE}.attention.key_length": whole_number(card.head_dim),
+        f"{ARCHITECTURE}.attention.value_length": whole_number(card.head_dim),
+        f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon": real_number(card.rms_epsilon),
+        f"{ARCHITECTURE}.rope.freq_base": real_number(card.rope_base),
+        f"{ARCHITECTURE}.rope.dimension_count": whole_number(card.head_dim),
+        f"{ARCHITECTURE}.vocab_size": whole_number(card.n_vocab_target),
+        f"{ARCHITECTURE}.target_layers": int32s(card.taps),
+        f"{ARCHITECTURE}.target_hidden_size": whole_number(card.n_embd_target),
+        f"{ARCHITECTURE}.norm_before_residual": boolean(card.norm_before_residual),
+        f"{ARCHITECTURE}.norm_before_fc": boolean(card.fc_norm == "joined"),
+        RECORD_KEY: text(record_text(card.name, card.target, card.promise)),
+    }
+    if (file_type := _FILE_TYPES.get(kinds["q"].name)) is not None:
+        values["general.file_type"] = whole_number(file_type)
+    if not card.own_output and card.n_vocab_draft < card.n_vocab_target:
+        values[TOKEN_IDS_KEY] = array_of(ValueType.INT32, len(head.d2t), head.d2t.astype("<i4").tobytes())
+    tokenizer = [entry for entry in read_entries(target) if entry[0].startswith("tokenizer.ggml.")]
+    return [*values.items(), *tokenizer]
