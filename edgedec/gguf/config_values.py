@@ -28,28 +28,28 @@ class ConfigValues:
         """Return an integer from 1 to `most`."""
         value = self.values.get(key, default)
         if type(value) is not int or not 1 <= value <= most:
-            self.fail(f"{key} is {str(value)[:40]}, expected a whole number from 1 to {most}")
+            self.fail(f"{key} is {shown(value)}, expected a whole number from 1 to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a positive number."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            self.fail(f"{key} is {str(value)[:40]}, expected a positive number")
+            self.fail(f"{key} is {shown(value)}, expected a positive number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false."""
         value = self.values.get(key, default)
         if not isinstance(value, bool):
-            self.fail(f"{key} is {str(value)[:40]}, expected true or false")
+            self.fail(f"{key} is {shown(value)}, expected true or false")
         return value
 
     def table(self, key: str) -> dict[str, Any]:
         """Return an object; an empty one where the key is absent."""
         value = self.values.get(key, {})
         if not isinstance(value, dict):
-            self.fail(f"{key} is {str(value)[:40]}, expected an object")
+            self.fail(f"{key} is {shown(value)}, expected an object")
         return value
 
     def fail(self, found: str) -> NoReturn:
@@ -58,9 +58,17 @@ class ConfigValues:
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raise UnsupportedModelError for the value of a key."""
-        raise UnsupportedModelError(
-            f"{self.path}: {key} is {str(self.values.get(key))[:80]}, {expected}; {self.remedy}"
-        )
+        raise UnsupportedModelError(f"{self.path}: {key} is {shown(self.values.get(key))}, {expected}; {self.remedy}")
+
+
+def shown(value: Any) -> str:
+    """Return at most 80 characters of a value for a message; what a terminal can't show is escaped.
+
+    >>> shown("gelu"), shown([2, "\\ud800"])
+    ('gelu', "[2, '\\\\ud800']")
+    """
+    found = str(value)[:80]
+    return found if found.isprintable() else ascii(value)[:80]
 
 
 def llama3_divisors(rope: ConfigValues, base: float, head_dim: int) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelNotFoundError, UnsupportedModelError
-from edgedec.gguf.config_values import ConfigValues
+from edgedec.gguf.config_values import ConfigValues, shown
 from edgedec.gguf.safetensors import parse_json, read_json
 from edgedec.trained_heads.card import Promise, Target
 
@@ -28,6 +28,7 @@ MOST_LAYERS = 1024
 _KEYS = frozenset({"name", "target", "reach", "reach_by_kind", "taps", "feeds_back_normed", "about"})
 _HASHES = ("weights", "norms", "tokenizer")
 _MOST_DEPTHS = 64
+_MOST_CHARACTERS = 1000
 _REMEDY = f"correct {RECORD_FILE}, or update edgedec"
 
 
@@ -112,10 +113,14 @@ def _record(path: Path, raw: dict[str, Any]) -> Record:
 
 
 def text(values: ConfigValues, key: str) -> str:
-    """Return the text of a key; "" where it is absent."""
+    """Return the text of a key; "" where it is absent.
+
+    Raises:
+        ModelFormatError: The value is no text, or one that can't be shown in a line.
+    """
     value = values.values.get(key, "")
-    if not isinstance(value, str):
-        values.fail(f"{key} is {str(value)[:40]}, expected text")
+    if not isinstance(value, str) or not value.isprintable() or len(value) > _MOST_CHARACTERS:
+        values.fail(f"{key} is {shown(value)}, expected a line of text of at most {_MOST_CHARACTERS} characters")
     return value
 
 
@@ -130,7 +135,7 @@ def layer_ids(values: ConfigValues, key: str) -> tuple[int, ...] | None:
         return None
     sound = isinstance(value, list) and all(type(i) is int and 0 <= i <= MOST_LAYERS for i in value)
     if not sound or not 1 <= len(value) <= MOST_TAPS or len(set(value)) != len(value):
-        values.fail(f"{key} is {str(value)[:80]}, expected 1 to {MOST_TAPS} different layers from 0 to {MOST_LAYERS}")
+        values.fail(f"{key} is {shown(value)}, expected 1 to {MOST_TAPS} different layers from 0 to {MOST_LAYERS}")
     return tuple(value)
 
 
@@ -151,6 +156,6 @@ def _reach(values: ConfigValues, what: str, value: Any) -> tuple[float, ...]:
     sound = isinstance(value, list) and all(type(p) in (int, float) and 0 <= p <= 1 for p in value)
     if not sound or not 1 <= len(value) <= _MOST_DEPTHS or value != sorted(value, reverse=True):
         values.fail(
-            f"{what} is {str(value)[:80]}, expected 1 to {_MOST_DEPTHS} numbers from 0 to 1, none above the one before"
+            f"{what} is {shown(value)}, expected 1 to {_MOST_DEPTHS} numbers from 0 to 1, none above the one before"
         )
     return tuple(map(float, value))
