@@ -41,7 +41,7 @@ _BUILT_IN = {
         "exit": "edgedec.drafters.self_speculation.exit:ExitDrafter",
     },
     RESOLVERS: {"models": "edgedec_models.resolve:resolve"},
-    FOLDERS: {"cache": "edgedec_models.folders:cache_folder"},
+    FOLDERS: {"cache": "edgedec_models.folders:cache_folder", "heads": "edgedec_models.folders:shipped_heads"},
     TEMPLATES: {"jinja": "edgedec_runtimes.chat.template:ChatTemplate"},
     GRAMMARS: {"llguidance": "edgedec_runtimes.grammar.compiler:Llguidance"},
 }

@@ -5,6 +5,7 @@ The cache, below its root:
     models/NAME.gguf                            models of the catalogue, and files that the user put there
     models/hf/OWNER/REPO/REVISION/FILE.gguf     from a Hugging Face hub
     models/url/HASH/FILE.gguf                   from a URL; HASH is of the URL
+    heads/NAME.gguf, heads/NAME/                draft heads that were trained here
 """
 
 import os
@@ -26,6 +27,11 @@ def cache_folder() -> Path:
 def models_folder(cache_dir: Path | None = None) -> Path:
     """Return the folder of models below a cache's root; None stands for the default root."""
     return (cache_folder() if cache_dir is None else cache_dir) / "models"
+
+
+def shipped_heads() -> Path:
+    """Return the folder of the draft heads that come with this package; it may be absent."""
+    return Path(__file__).with_name("heads")
 
 
 def own_folder() -> Path | None:

@@ -1,0 +1,120 @@
+"""Find the trained draft head of a model: one that lies beside it, was trained here, or is shipped with edgedec.
+
+A head is looked for in this order:
+
+1. Beside the model's file: NAME.head.gguf, or a folder NAME.head, for a model NAME.gguf. (A catalogue's head is called
+   NAME.head, so that the cache keeps it there.)
+2. In the folder `heads` of the cache, where `edgedec train-drafter` puts what it trained.
+3. In the folders that plug-ins of the group `edgedec.folders` name under "heads".
+
+In 2 and 3 a head is taken only if its record names this very model by hashes: first one that learned from these
+weights, else one that learned from another quantization of them.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgedec import plugins
+from edgedec.errors import EdgedecError
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.formats import header_path
+from edgedec.gguf.metadata import get_text
+from edgedec.trained_heads.card import Target
+from edgedec.trained_heads.gguf_head import is_head
+from edgedec.trained_heads.record import RECORD_FILE, RECORD_KEY, parse_record, read_record
+from edgedec.trained_heads.target import target_of
+
+HEADS = "heads"
+"""The name of the cache's folder of trained heads, and of the plug-in folder of shipped ones."""
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHead:
+    """A head that was found for a model.
+
+    Attributes:
+        path: The GGUF, or the folder of a checkpoint.
+        beside: It lies beside the model; otherwise its hashes named the model.
+    """
+
+    path: Path
+    beside: bool
+
+
+def find_head(model: Path, cache_dir: Path) -> FoundHead | None:
+    """Return the draft head for a model's file or exported folder; None where there is none.
+
+    A file among the candidates that is damaged, or no head, is passed over: nobody asked for it.
+
+    Args:
+        model: The model's GGUF, the first part of a split one, or the folder of an export.
+        cache_dir: The cache's root.
+
+    Raises:
+        ModelFormatError, ModelNotFoundError, StorageError: The model's own file can't be read.
+    """
+    for path in beside(model):
+        if path.is_file() or path.is_dir():
+            return FoundHead(path, beside=True)
+    candidates = [(path, target) for folder in _folders(cache_dir) for path, target in heads_in(folder)]
+    if not candidates:
+        return None
+    named = target_of(read_gguf(header_path(model)))
+    for wanted in ("weights_hash", "norms_hash"):
+        for path, target in candidates:
+            if getattr(named, wanted) and getattr(target, wanted) == getattr(named, wanted):
+                return FoundHead(path, beside=False)
+    return None
+
+
+def beside(model: Path) -> tuple[Path, Path]:
+    """Return the places beside a model where its head may lie: a file and a folder.
+
+    >>> [path.name for path in beside(Path("models/big-Q4_K_M-00001-of-00003.gguf"))]
+    ['big-Q4_K_M.head.gguf', 'big-Q4_K_M.head']
+    """
+    stem = _PART.sub("", model.name.removesuffix(".gguf"))
+    return model.with_name(f"{stem}.head.gguf"), model.with_name(f"{stem}.head")
+
+
+def heads_in(folder: Path) -> Iterator[tuple[Path, Target]]:
+    """Yield the heads of a folder that name their target, sorted by name: GGUFs, and folders with a record.
+
+    Nothing is yielded for a folder that does not exist.
+    """
+    try:
+        places = sorted(folder.iterdir())
+    except OSError:
+        return
+    for place in places:
+        target = _target(place)
+        if target is not None:
+            yield place, target
+
+
+def _target(place: Path) -> Target | None:
+    """Return what a head says of its target; None for what is no head, is damaged, or says nothing."""
+    try:
+        if place.is_dir():
+            return read_record(place).target if (place / RECORD_FILE).is_file() else None
+        if place.suffix != ".gguf":
+            return None
+        return _gguf_target(read_gguf(place))
+    except EdgedecError:
+        return None
+
+
+def _gguf_target(gguf: GGUF) -> Target | None:
+    record = get_text(gguf, RECORD_KEY)
+    return None if record is None or not is_head(gguf) else parse_record(record, gguf.paths[0]).target
+
+
+def _folders(cache_dir: Path) -> Iterator[Path]:
+    yield cache_dir / HEADS
+    found = plugins.plugins(plugins.FOLDERS)
+    if HEADS in found:
+        folder: Path = found[HEADS].load()()
+        yield folder
