@@ -20,12 +20,15 @@ class ResolveOptions:
         offline: Never touch the network; raise OfflineError where it would be needed.
         on_progress: Called with the progress of downloads, from the calling thread.
         cancel: Stops a download; the part that was fetched is kept for resuming.
+        draft_head: The name is a trained draft head's: a repository may hold config.json and safetensors instead of a
+            GGUF, and the file returned is then config.json.
     """
 
     cache_dir: Path | None = None
     offline: bool = False
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
+    draft_head: bool = False
 
 
 class Resolver(Protocol):

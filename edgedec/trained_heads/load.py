@@ -3,12 +3,27 @@
 import os
 from pathlib import Path
 
-from edgedec.errors import UnsupportedModelError
+from edgedec.errors import EdgedecError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.metadata import get_text
+from edgedec.gguf.safetensors import read_json
 from edgedec.trained_heads.checkpoint import CONFIG, read_checkpoint
 from edgedec.trained_heads.gguf_head import is_head, read_gguf_head
 from edgedec.trained_heads.head import Head
+
+_WORDS = ("draft_vocab_size", "eagle_config", "speculators_model_type", "eagle_aux_hidden_state_layer_ids")
+
+
+def is_head_path(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is that of a draft head rather than a model; False too where it can't be read."""
+    place = Path(path)
+    try:
+        if place.is_dir() or place.name == CONFIG:
+            config = read_json(place / CONFIG if place.is_dir() else place)
+            return any(word in config for word in _WORDS)
+        return place.suffix == ".gguf" and is_head(read_gguf(place))
+    except EdgedecError:
+        return False
 
 
 def load_head(path: str | os.PathLike[str]) -> Head:

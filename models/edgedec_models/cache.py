@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from edgedec.errors import ModelNotFoundError, StorageError
 from edgedec_models.addresses import url_path
 from edgedec_models.folders import models_folder, own_folder
-from edgedec_models.hub_spec import HubSpec, choose, parse_hub, shards_of
+from edgedec_models.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
 from edgedec_models.lock import locked_now
 from edgedec_models.names import did_you_mean
 from edgedec_models.partial import partial_path
@@ -96,6 +96,8 @@ def _stored(cache_dir: Path | None) -> list[tuple[CachedModel, list[Path]]]:
         if match := _COMPANION.fullmatch(path.name):
             first = shards_of(match["file"])[0]
             groups.setdefault(path.with_name(first), []).append(path)
+        elif path.is_relative_to(root / "hf") and path.name != LISTING:  # of a draft head's checkpoint
+            groups.setdefault(path.with_name(HEAD_CONFIG), []).append(path)
     models = [(_describe(path, files, root), files) for path, files in groups.items() if not _is_own(path)]
     return sorted([(model, files) for model, files in models if model.size_bytes], key=lambda pair: pair[0].name)
 
@@ -107,8 +109,12 @@ def _describe(path: Path, files: list[Path], root: Path) -> CachedModel:
         path=path,
         size_bytes=sum(size_of(file) for file in files if file.suffix not in (".json", ".lock", ".tmp")),
         origin="cache",
-        complete=there.issuperset(shards_of(path.name)),
+        complete=there.issuperset(shards_of(path.name)) and (path.name != HEAD_CONFIG or _has_weights(there)),
     )
+
+
+def _has_weights(names: set[str]) -> bool:
+    return any(name.endswith(".safetensors") for name in names) and not any(".partial" in name for name in names)
 
 
 def _name_of(path: Path, root: Path) -> str:
@@ -212,8 +218,8 @@ def _prune(folder: Path, root: Path) -> None:
     """Remove `folder` and the folders above it, up to the root, that hold at most a listing of their repository."""
     while folder != root and folder.is_relative_to(root):
         with storage_errors("delete", folder):
-            if any(child.name != ".files.json" for child in folder.iterdir()):
+            if any(child.name != LISTING for child in folder.iterdir()):
                 return
-            (folder / ".files.json").unlink(missing_ok=True)
+            (folder / LISTING).unlink(missing_ok=True)
             folder.rmdir()
         folder = folder.parent

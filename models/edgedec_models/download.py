@@ -33,18 +33,24 @@ class Remote:
 
 
 def download_gguf(
-    url: str, wanted: Wanted, options: ResolveOptions, *, headers: Mapping[str, str] | None = None, advice: str = ""
+    url: str,
+    wanted: Wanted,
+    options: ResolveOptions,
+    *,
+    headers: Mapping[str, str] | None = None,
+    advice: str = "",
+    magic: bytes = b"GGUF",
 ) -> str:
     """Fetch the GGUF at a URL as `wanted` and return its SHA-256 (hex); the caller holds the lock of the path.
 
     Args:
-        headers, advice: As in `Remote`.
+        headers, advice, magic: As in `Remote`; another `magic` is for the files of a draft head, which are no GGUFs.
 
     Raises:
         ModelNotFoundError, PullError, StorageError, CancelledError: As `download`.
     """
     with open_client() as client:
-        return download(client, Remote(url, headers or {}, advice, magic=b"GGUF"), wanted, options)
+        return download(client, Remote(url, headers or {}, advice, magic=magic), wanted, options)
 
 
 def download(client: httpx.Client, remote: Remote, wanted: Wanted, options: ResolveOptions) -> str:

@@ -5,21 +5,21 @@ HF_TOKEN (or the token of `hf auth login`) and HF_ENDPOINT are respected. The li
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from edgedec.errors import CancelledError, ModelNotFoundError, PullError
 from edgedec.resolver import ResolveOptions
-from edgedec_models.hub_spec import HubSpec, choose, shards_of
+from edgedec.trained_heads.load import is_head_path
+from edgedec_models.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, choose_head, shards_of
 from edgedec_models.lock import locked
 from edgedec_models.record import Wanted, is_recorded, read_json
 from edgedec_models.storage import make_folder, write_json
 from edgedec_models.verify import find_fault, write_record
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
-LISTING = ".files.json"
 _TOKEN_ADVICE = (
     "if the repository is private or gated, accept its terms on the hub and set HF_TOKEN to a token that may read it"
 )
@@ -52,13 +52,17 @@ def hub_folder(spec: HubSpec, models: Path) -> Path:
     return models / "hf" / spec.owner / spec.repo / quote(spec.revision, safe="")
 
 
-def find_cached(spec: HubSpec, folder: Path) -> Path | None:
-    """Return the model's file or first shard if all of the model is in `folder`, else None."""
+def find_cached(spec: HubSpec, folder: Path, *, draft_head: bool = False) -> Path | None:
+    """Return the model's file or first shard if all of the model is in `folder`, else None.
+
+    Args:
+        draft_head: As ResolveOptions.draft_head.
+    """
     listing = _read_listing(folder)
     if listing is None:
         return None
     try:
-        chosen = choose([file.path for file in listing.files], spec)
+        chosen = _choice(draft_head)([file.path for file in listing.files], spec)
     except ModelNotFoundError:
         return None  # it may have been added to the repository since
     complete = all(is_recorded(Wanted(spec.repo_id, folder / file, "")) for file in chosen)
@@ -68,6 +72,9 @@ def find_cached(spec: HubSpec, folder: Path) -> Path | None:
 def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: bool = False) -> Path:
     """Fetch a model with all its shards into `folder`, and return its file or first shard.
 
+    Where `options.draft_head` is set, the files may be those of a draft head's checkpoint; then config.json is fetched
+    first and returned, and nothing else is fetched where it is that of a model.
+
     Args:
         rehash: Check files that are there against what the hub has now, and replace those that differ.
 
@@ -76,7 +83,7 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
     """
     listing = list_repository(spec, options)
     files = {file.path: file for file in listing.files}
-    chosen = choose(list(files), spec)
+    chosen = _choice(options.draft_head)(list(files), spec)
     make_folder(folder)
     write_json(folder / LISTING, asdict(listing))
     for path in chosen:
@@ -85,7 +92,16 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
         with locked(wanted.path, name, options):
             if not wanted.path.exists() or find_fault(wanted, options, rehash=rehash):
                 write_record(wanted, _download(spec, path, listing.commit, wanted, options))
+        if path == HEAD_CONFIG and not is_head_path(wanted.path):
+            raise ModelNotFoundError(
+                f"hf:{spec.repo_id}: its {HEAD_CONFIG} is that of a model, not of a draft head; name a repository that "
+                "holds an EAGLE-3 head"
+            )
     return folder / chosen[0]
+
+
+def _choice(draft_head: bool) -> Callable[[Sequence[str], HubSpec], tuple[str, ...]]:
+    return choose_head if draft_head else choose
 
 
 def fetch_hub_file(spec: HubSpec, wanted: Wanted, options: ResolveOptions) -> str:
@@ -159,7 +175,8 @@ def _download(spec: HubSpec, file: str, revision: str, wanted: Wanted, options: 
 
     url = hf_hub_url(spec.repo_id, file, revision=revision, endpoint=endpoint())
     headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
-    return download_gguf(url, wanted, options, headers=headers, advice=_TOKEN_ADVICE)
+    magic = b"GGUF" if file.lower().endswith(".gguf") else b""
+    return download_gguf(url, wanted, options, headers=headers, advice=_TOKEN_ADVICE, magic=magic)
 
 
 def _read_listing(folder: Path) -> Listing | None:

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from edgedec.errors import ModelNotFoundError
 
 DEFAULTS = ("Q4_K_M", "Q4_0", "Q8_0")
+HEAD_CONFIG = "config.json"
+LISTING = ".files.json"
+"""The file in which the cache keeps the list of a repository's files."""
+_BESIDE_HEAD = ("edgedec-head.json", "model.safetensors.index.json")
 _SPEC = re.compile(
     r"hf:(?P<owner>\w[\w.-]*)/(?P<repo>\w[\w.-]*)(?::(?P<what>[^@:]+))?(?:@(?P<revision>\w[\w./-]*))?",
     re.ASCII,
@@ -109,6 +113,31 @@ def choose(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
     problem = f"{len(fitting)} files fit {wanted}" if fitting else f"nothing fits {wanted}"
     listed = "\n".join(f"  {spec.name_of(first)}" for first in sorted(fitting or models))
     raise ModelNotFoundError(f"hf:{spec.repo_id}: {problem}; name one of:\n{listed}")
+
+
+def choose_head(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
+    """Return the files of a draft head among the files of a repository: a GGUF, or config.json and what belongs to it.
+
+    Raises:
+        ModelNotFoundError: The repository holds no such files.
+
+    >>> choose_head(["README.md", "config.json", "model.safetensors"], parse_hub("hf:someone/head"))
+    ('config.json', 'model.safetensors')
+    """
+    if spec.what or _models_of(files):
+        return choose(files, spec)
+    weights = sorted(file for file in files if file.endswith(".safetensors") and "/" not in file and is_safe(file))
+    if HEAD_CONFIG not in files or not weights:
+        found = "has a PyTorch file (.bin), which can run code when it is read" if _has_bin(files) else "has neither"
+        raise ModelNotFoundError(
+            f"hf:{spec.repo_id}: expected a draft head, a GGUF or {HEAD_CONFIG} with safetensors, but the repository "
+            f"{found}; look for one that has them"
+        )
+    return (HEAD_CONFIG, *(file for file in _BESIDE_HEAD if file in files), *weights)
+
+
+def _has_bin(files: Sequence[str]) -> bool:
+    return any(file.endswith(".bin") for file in files)
 
 
 def shards_of(file: str) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ def _hub(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Pa
 
     spec = parse_hub(name)
     folder = hub_folder(spec, models)
-    if not force and (path := find_cached(spec, folder)):
+    if not force and (path := find_cached(spec, folder, draft_head=options.draft_head)):
         return path
     if reason := offline_reason(options):
         state = "verifying it again needs" if force else f"it is not in the cache {folder}, and comes from"

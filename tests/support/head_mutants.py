@@ -91,7 +91,7 @@ def _other_header(data: bytes, rng: random.Random) -> bytes:
     names = [name for name in header if name != "__metadata__"]
     for _ in range(rng.randint(1, 2)):
         name = rng.choice(names)
-        if name not in header:
+        if name not in header or not isinstance(header[name]["shape"], list):
             continue
         entry, what = header[name], rng.randrange(5)
         if what == 0:

@@ -69,8 +69,25 @@ class ExportJob:
     ] = True
     type_name: Annotated[
         str | None,
-        option("--type", help="gguf: type of the weights, such as Q4_K_M, Q8_0, F16.", metavar="TYPE", panel=_EXPORT),
+        option(
+            "--type",
+            help="gguf: type of the weights, such as Q4_K_M, Q8_0, F16; of a draft head also by tensor (Q4_0,fc=Q8_0).",
+            metavar="TYPE",
+            panel=_EXPORT,
+        ),
     ] = None
+    draft_for: Annotated[
+        str | None,
+        option("--for", help="gguf of a draft head: the model that it drafts for.", metavar="MODEL", panel=_EXPORT),
+    ] = None
+    own_output: Annotated[
+        bool,
+        option(
+            "--own-output",
+            help="gguf of a draft head: copy the output rows that it borrows, so that llama.cpp uses its short list.",
+            panel=_EXPORT,
+        ),
+    ] = False
     layers: Annotated[
         str | None,
         option("--layers", help="gguf: keep so many layers, or a list (0-13,20-27).", metavar="LIST", panel=_EXPORT),
@@ -88,7 +105,8 @@ def command(job: ExportJob) -> None:
     """Export a model to a folder that onnxruntime runs, here or on another device; or to another GGUF.
 
     MODEL is a GGUF, which is read tensor by tensor. For --to gguf it may also be a folder with a Hugging Face
-    checkpoint; for --via optimum it is such a checkpoint. An export that does not finish leaves no files.
+    checkpoint, or a trained draft head (with --for); for --via optimum it is such a checkpoint. An export that does not
+    finish leaves no files.
     """
     _check(job)
     make: Callable[[ExportJob, OnProgress, CancelToken], dict[str, Any]] = (
@@ -121,15 +139,22 @@ def _check(job: ExportJob) -> None:
         raise RequestError("--quant, --kv and --target are for --to onnx; give the type of a GGUF with --type")
     if job.target == "npu" and not as_default:
         raise RequestError("--quant and --kv are for --target cpu; an export for an NPU has one form, leave them out")
-    if not to_gguf and (job.type_name or job.layers or job.allow_requantize):
-        raise RequestError("--type, --layers and --allow-requantize are for --to gguf; add it, or leave them out")
+    if not to_gguf and (job.type_name or job.layers or job.allow_requantize or job.draft_for):
+        raise RequestError(
+            "--type, --layers, --allow-requantize and --for are for --to gguf: add it, or leave them out"
+        )
+    if job.own_output and not job.draft_for:
+        raise RequestError("--own-output is for a draft head; name its model with --for")
+    if job.draft_for and (job.layers or job.allow_requantize):
+        raise RequestError("--layers and --allow-requantize are for models; leave them out for a draft head")
 
 
 def _resolve(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> Path:
     """Return the path of the model, which is downloaded where need be."""
     from edgedec.loading.resolve import resolve
 
-    return resolve(job.model, ResolveOptions(cache_folder(), job.offline, on_progress, cancel))
+    options = ResolveOptions(cache_folder(), job.offline, on_progress, cancel, draft_head=job.draft_for is not None)
+    return resolve(job.model, options)
 
 
 def _make_onnx(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> dict[str, Any]:
@@ -185,9 +210,12 @@ def _make_gguf(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> 
     """Export to another GGUF, and return the JSON object about it."""
     from edgedec.gguf.file import read_gguf
     from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
+    from edgedec.trained_heads.load import is_head_path
     from edgedec_export.to_gguf import export_gguf
 
     source = _resolve(job, on_progress, cancel)
+    if job.draft_for is not None or is_head_path(source):
+        return _make_head(job, source, on_progress, cancel)
     path = export_gguf(
         source,
         job.out or _default_gguf(_default_name(job.model, source), job.layers, job.type_name),
@@ -207,6 +235,31 @@ def _make_gguf(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> 
         "type": FILE_TYPE_NAMES.get(number) if isinstance(number, int) else None,
         "n_layer": made.metadata.get(f"{made.metadata.get('general.architecture')}.block_count"),
     }
+
+
+def _make_head(job: ExportJob, source: Path, on_progress: OnProgress, cancel: CancelToken) -> dict[str, Any]:
+    """Write a draft head as a GGUF, and return the JSON object about it."""
+    from edgedec.gguf.file import read_gguf
+    from edgedec.loading.resolve import resolve
+    from edgedec.trained_heads.load import load_head
+    from edgedec_export.head_to_gguf import DEFAULT_TYPES, write_head_gguf
+
+    if job.draft_for is None:
+        raise RequestError(f"{job.model} is a draft head; name the model that it drafts for with --for")
+    target = resolve(job.draft_for, ResolveOptions(cache_folder(), job.offline, on_progress, cancel))
+    folder = source.parent if source.name == "config.json" else source
+    path = write_head_gguf(
+        load_head(source),
+        read_gguf(target),
+        job.out or Path(f"{_default_name(job.model, folder)}.head.gguf"),
+        types=job.type_name or DEFAULT_TYPES,
+        own_output=job.own_output,
+        force=job.force,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
+    kept = {"model": job.model, "file": str(path), "bytes": path.stat().st_size}
+    return kept | {"type": job.type_name or DEFAULT_TYPES, "n_layer": 1, "draft_for": job.draft_for}
 
 
 def _default_gguf(name: str, layers: str | None, type_name: str | None) -> Path:
@@ -277,5 +330,9 @@ def _say_folder(document: dict[str, Any]) -> None:
 
 def _say_gguf(document: dict[str, Any]) -> None:
     size = format_bytes(document["bytes"])
+    if "draft_for" in document:
+        used = f"edgedec run {document['draft_for']} --draft-head {document['file']}"
+        say(one_line(f"{document['file']}: {size}, a draft head in {document['type']}; use it with: {used}"))
+        return
     facts = ", ".join(str(fact) for fact in (size, document["type"], f"{document['n_layer']} layers") if fact)
     say(one_line(f"{document['file']}: {facts}; run it with: edgedec run {document['file']}"))

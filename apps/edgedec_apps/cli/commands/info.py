@@ -19,13 +19,15 @@ _ALWAYS_SHOWN = ("temperature", "top_p")
 
 
 def command(model: ModelName, *, as_json: AsJson = False) -> None:
-    """Show a model's architecture, quantization, context, memory, defaults and runtimes.
+    """Show a model's architecture, quantization, context, memory, defaults and runtimes; or a draft head's card.
 
-    Nothing is downloaded, and only the file's header is read.
+    Nothing is downloaded, and only the file's header is read (of a draft head, all).
     """
     from edgedec.api.base_memory import base_bytes
     from edgedec.loading.resolve import resolve
     from edgedec.memory.planner import Cap
+    from edgedec.trained_heads.load import is_head_path
+    from edgedec_apps.cli.head_report import head_document, head_facts
     from edgedec_apps.cli.model_report import model_document
     from edgedec_models.catalogue import load_catalogue
 
@@ -39,6 +41,10 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
         if entry is None:
             raise OfflineError(f"{model} is not on this machine; download it with: edgedec pull {model}") from error
         write_json(_catalogue_document(entry)) if as_json else write_facts(_catalogue_facts(entry))
+        return
+    if is_head_path(path):
+        found = head_document(path)
+        write_json(found) if as_json else write_facts(head_facts(found))
         return
     with shown_at_a_terminal("reading the header, planning the memory"):
         document = model_document(path, cap)

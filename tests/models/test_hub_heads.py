@@ -1,0 +1,90 @@
+"""Draft heads from a hub: a GGUF, or config.json with safetensors; fetched whole, kept, listed and removed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.hf_checkpoints import safetensors_bytes
+from support.servers import StubServer, add_repository, model_bytes
+from support.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
+
+from edgedec.errors import ModelNotFoundError, OfflineError
+from edgedec.resolver import ResolveOptions
+from edgedec.trained_heads.load import load_head
+from edgedec_models.cache import list_models, remove_model
+from edgedec_models.resolve import pull, resolve
+
+TINY = TinyHead()
+CONFIG = json.dumps(head_config(TINY)).encode()
+WEIGHTS = safetensors_bytes(stored_tensors(TINY, head_weights(TINY)))
+HEAD = {"README.md": b"# Head", "config.json": CONFIG, "model.safetensors": WEIGHTS, "optimizer.pt": b"x"}
+WANTED, OFFLINE = ResolveOptions(draft_head=True), ResolveOptions(draft_head=True, offline=True)
+
+
+@pytest.fixture(autouse=True)
+def _close_hub_session() -> Iterator[None]:
+    yield
+    from huggingface_hub import close_session
+
+    close_session()
+
+
+def test_a_checkpoint_is_fetched_whole_and_kept(server: StubServer, root: Path) -> None:
+    """config.json is returned, the weights lie beside it, and nothing else is fetched, then or later."""
+    add_repository(server, "someone/head", HEAD)
+    path = resolve("hf:someone/head", WANTED)
+    assert path is not None
+    assert path == root / "models" / "hf" / "someone" / "head" / "main" / "config.json"
+    assert load_head(path).card.n_embd == TINY.n_embd
+    assert not (path.parent / "optimizer.pt").exists()
+    n_seen = len(server.seen)
+    assert resolve("hf:someone/head", OFFLINE) == path
+    assert len(server.seen) == n_seen
+
+
+def test_a_head_without_its_weights_is_fetched_again(server: StubServer) -> None:
+    """Offline that is an error, as it is for a model."""
+    add_repository(server, "someone/head", HEAD)
+    path = pull("hf:someone/head", WANTED)
+    (path.parent / "model.safetensors").unlink()
+    with pytest.raises(OfflineError, match="hf:someone/head"):
+        resolve("hf:someone/head", OFFLINE)
+    assert pull("hf:someone/head", WANTED) == path
+    assert (path.parent / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_gguf_wins_over_a_checkpoint(server: StubServer) -> None:
+    """It is one file, and quantized."""
+    add_repository(server, "someone/head", HEAD | {"head-Q4_0.gguf": model_bytes(9_000)})
+    assert pull("hf:someone/head", WANTED).name == "head-Q4_0.gguf"
+
+
+def test_a_model_is_no_head(server: StubServer) -> None:
+    """Its weights are not fetched; and a head is no model."""
+    model = {"config.json": b'{"model_type": "llama"}', "model.safetensors": WEIGHTS}
+    add_repository(server, "someone/model", model)
+    with pytest.raises(ModelNotFoundError, match="that of a model, not of a draft head"):
+        pull("hf:someone/model", WANTED)
+    assert not any("safetensors" in seen.path for seen in server.seen)
+    add_repository(server, "someone/head", HEAD)
+    with pytest.raises(ModelNotFoundError, match="no GGUF model"):
+        pull("hf:someone/head", ResolveOptions())
+
+
+def test_a_pickle_is_refused(server: StubServer) -> None:
+    """The message says why."""
+    add_repository(server, "someone/head", {"config.json": CONFIG, "pytorch_model.bin": b"\x80\x02"})
+    with pytest.raises(ModelNotFoundError, match="can run code"):
+        pull("hf:someone/head", WANTED)
+
+
+def test_a_head_is_listed_and_removed(server: StubServer, root: Path) -> None:
+    """It is one line of the list, with the size of its weights; all of its files go."""
+    add_repository(server, "someone/head", HEAD)
+    pull("hf:someone/head", WANTED)
+    (found,) = list_models()
+    assert (found.name, found.complete) == ("hf:someone/head:config.json", True)
+    assert found.size_bytes == len(WEIGHTS)
+    assert remove_model("hf:someone/head") >= found.size_bytes
+    assert [path for path in root.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
