@@ -1,8 +1,8 @@
 """Drafters: they propose tokens, which the target verifies. One method a file.
 
-Four folders, by where the proposals come from: `suffix` copies them from text (the prompt, earlier outputs, a small
+Five folders, by where the proposals come from: `suffix` copies them from text (the prompt, earlier outputs, a small
 corpus), `ngram` looks them up in tables of the target's own probabilities, `draft_model` evaluates a smaller model, and
-`self_speculation` evaluates a part of the target's layers. Drafters with trained heads will be a folder `head`.
+`self_speculation` evaluates a part of the target's layers, and `head` evaluates a trained layer of its own.
 
 A new drafter is a file in one of these folders, with a class that keeps the contract edgedec.draft.Drafter: begin,
 draft, accept, memory_bytes, and what it needs of the target. edgedec.drafters.draft_builder builds the draft: a tree

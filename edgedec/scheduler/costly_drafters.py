@@ -72,6 +72,8 @@ def plan_draft(
     # One level more pays while it adds more tokens per second than the levels before it give.
     slope = (cost(length) - cost(0)) / length
     marginal = (level_s + slope) * rate * max(gain, 1.0)
+    if active.in_place:  # its chain ends by its own probabilities, the next of which is about p
+        return DraftPlan(min(n_max, 2 * length), level_s, min(1.0, marginal / max(p, 0.01)), is_trial, extra_s)
     least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
     return DraftPlan(min(n_max, 2 * length), level_s, least_path, is_trial, extra_s)
 

@@ -1,5 +1,6 @@
 """The drafter `head`: the contract, what it drafts, and when it rests."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,21 @@ def test_texts_are_plain_decodings(
                 assert draft == "off" or made.stats.drafters["head"]["nodes"]
                 assert draft == "off" or any("read the text" in line for line in made.stats.explanation)
     assert texts[:2] == texts[2:]
+
+
+def test_requests_at_the_same_time_draft_each_for_itself(files: tuple[Path, Path]) -> None:
+    """Three texts at once, each with its own head's state, are plain decoding's."""
+    texts: dict[str, list[tuple[int, ...]]] = {}
+    for draft in ("off", "head"):
+        keywords = {"draft": draft, "draft_head": files[1], "n_parallel": 3, "n_ctx": 128, "n_draft_max": 4}
+        with (
+            edgedec.load(files[0], runtime="cpu", offline=True, tile_cache=False, **keywords) as engine,  # type: ignore[arg-type]
+            ThreadPoolExecutor(3) as threads,
+        ):
+            made = list(threads.map(lambda word: engine.generate(PROMPT + word, max_tokens=30, seed=4), "abc"))
+        texts[draft] = [one.token_ids for one in made]
+        assert draft == "off" or all(one.stats.drafters["head"]["nodes"] for one in made)
+    assert texts["head"] == texts["off"]
 
 
 def test_a_prompt_cache_carries_the_head(files: tuple[Path, Path], tmp_path: Path) -> None:

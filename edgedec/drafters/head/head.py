@@ -109,7 +109,7 @@ class HeadDrafter:
             levels,
             deadline_s=deadline_s,
             least_path=floor,
-            least_leaf=max(_LEAST_LEAF, floor) if self._context.target.model.capabilities.trees else 1.0,
+            least_leaf=_LEAST_LEAF if self._context.target.model.capabilities.trees else 1.0,
             corrected=lambda p: min(0.995, p * factors[int(np.searchsorted(edges, p, side="right"))]),
         )
         draft = nodes.build()
