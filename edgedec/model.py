@@ -384,7 +384,11 @@ class RuntimeReport:
 
 
 class Runtime(Protocol):
-    """What an entry point of `edgedec.runtimes` names: a class that is called without arguments, or an object."""
+    """What an entry point of `edgedec.runtimes` names: a class that is called without arguments, or an object.
+
+    A runtime that honours LoadOptions.draft_head has a true attribute `takes_draft_heads`; no head is looked for
+    without it.
+    """
 
     name: str
 

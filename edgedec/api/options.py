@@ -48,8 +48,10 @@ class EngineOptions:
             joined by "+", or a factory pins drafters: their drafts are verified whatever they cost. "off" and None
             decode plainly. The text is the same in every case.
         draft_model: A smaller model, best of the same family, that may draft too; named as the model is.
-        draft_head: A trained draft head (EAGLE-3) for this model: the folder of a checkpoint, or a GGUF. It reads the
-            model's hidden states, and needs the cpu runtime.
+        draft_head: A trained draft head (EAGLE-3) for this model, named as the model is; also the folder of a
+            checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu). None for the head
+            that lies beside the model, was trained here or is shipped (edgedec.loading.draft_head), where there is one;
+            "off" for none.
         draft_overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU
             or a GPU (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise" and the other rules
             than "coupled".
@@ -147,7 +149,7 @@ class EngineOptions:
         return cache_folder(None if self.cache_dir is None else Path(self.cache_dir))
 
     def load_options(self, planning_bytes: int | None = None) -> LoadOptions:
-        """Return the runtime's options.
+        """Return the runtime's options, without a draft head: edgedec.api.wishes finds it.
 
         Args:
             planning_bytes: Bytes that making a memory plan may take; None for any.
@@ -167,7 +169,6 @@ class EngineOptions:
             tile_cache=self.tile_cache,
             huge_pages=self.huge_pages,
             planning_bytes=planning_bytes,
-            draft_head=None if self.draft_head is None else Path(self.draft_head),
             n_gpu_layers=self.n_gpu_layers,
             device=self.device,
             cache_dir=self._cache_root,

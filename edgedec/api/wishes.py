@@ -11,6 +11,7 @@ from edgedec.errors import RequestError, argument
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.layer_skip.choose import require_layer_skip
 from edgedec.layer_skip.layer_sets import LayerBytes
+from edgedec.loading.draft_head import OFF, usable_head
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime
 from edgedec.loading.second_model import pair_options
@@ -56,6 +57,8 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
     if options.draft_store is not None:
         require_draft_store(Path(options.draft_store))  # before a download
     path = resolve(model, options.resolving)
+    if options.draft_head not in (None, OFF) and options.draft not in (None, OFF):  # only some runtimes take one
+        load_options = replace(load_options, draft_head=_named_head(options))
     measure = measure and options.memory is None
     return choose(path, options.runtime, load_options, measure=measure, with_layers=options.layer_skip is not None)
 
@@ -102,11 +105,10 @@ def engine_wishes(
         draft, load_options = None, pair_options(load_options)
         small_model = resolve(options.small_model, options.resolving)
     found = None if options.draft_model is None else resolve(options.draft_model, options.resolving)
-    factories, pinned = drafter_factories(
-        draft, with_model=found is not None, with_head=load_options.draft_head is not None
-    )
-    if HEAD not in factories:
-        load_options = replace(load_options, draft_head=None)
+    head, head_note = _head(choice, draft, options)
+    factories, pinned = drafter_factories(draft, with_model=found is not None, with_head=head is not None)
+    if HEAD in factories:
+        load_options = replace(load_options, draft_head=head)
     if options.draft_overlap and factories:
         require_overlap(factories)
     sizes, force = None, options.layer_skip_force
@@ -127,13 +129,37 @@ def engine_wishes(
         request_bytes=application.request_bytes,
     )
     store = None if options.draft_store is None else require_draft_store(Path(options.draft_store))
-    return Wishes(setting, factories, store, sizes, notes)
+    return Wishes(setting, factories, store, sizes, (*notes, *filter(None, [head_note])))
+
+
+def _named_head(options: EngineOptions) -> Path:
+    assert options.draft_head is not None, "it is named"
+    return resolve(options.draft_head, replace(options.resolving, draft_head=True))
+
+
+def _head(choice: Choice, draft: str | DrafterFactory | None, options: EngineOptions) -> tuple[Path | None, str]:
+    """Return the draft head that may be used, and a note on one that is there but is not used.
+
+    Raises:
+        ModelNotFoundError, PullError, OfflineError: The head that `draft_head` names is not found.
+    """
+    is_named = options.draft_head not in (None, OFF)
+    if options.draft_head == OFF or draft in (None, OFF):
+        return None, ""
+    if not isinstance(draft, str) or (draft != "auto" and HEAD not in draft.split("+")):
+        return None, f"the draft head {options.draft_head} is not used, as no drafter of {draft} reads it" * is_named
+    if is_named:
+        return _named_head(options), ""
+    if not getattr(choice.runtime, "takes_draft_heads", False):  # runtimes of other packages need not have it
+        return None, ""
+    return usable_head(choice.path, options.resolving.cache_dir)
 
 
 def _require_alone(options: EngineOptions, application: Application) -> None:
     """Raise RequestError if another option is given that two models that write in turn can't honour."""
     refused = {
         f"a draft model ({argument('draft_model')})": options.draft_model is not None,
+        f"a draft head ({argument('draft_head')})": options.draft_head not in (None, OFF),
         f"the drafter {options.draft!r} ({argument('draft')})": options.draft not in ("auto", "off", None),
         f"a context that slides ({argument('slide')})": options.slide,
         f"a prompt cache ({argument('prompt_cache')})": application.prompt_cache,

@@ -23,11 +23,14 @@ from edgedec.gguf.formats import header_path
 from edgedec.gguf.metadata import get_text
 from edgedec.trained_heads.card import Target
 from edgedec.trained_heads.gguf_head import is_head
+from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.record import RECORD_FILE, RECORD_KEY, parse_record, read_record
-from edgedec.trained_heads.target import target_of
+from edgedec.trained_heads.target import fit, target_of
 
 HEADS = "heads"
 """The name of the cache's folder of trained heads, and of the plug-in folder of shipped ones."""
+OFF = "off"
+"""What load's `draft_head` is where no head is wanted."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -44,14 +47,31 @@ class FoundHead:
     beside: bool
 
 
-def find_head(model: Path, cache_dir: Path) -> FoundHead | None:
+def usable_head(model: Path, cache_dir: Path | None) -> tuple[Path | None, str]:
+    """Return the head that is found for a model and fits it, or None; and a note where one was found that does not fit.
+
+    Raises:
+        ModelFormatError, ModelNotFoundError, StorageError: The model's own file can't be read.
+    """
+    found = find_head(model, cache_dir)
+    if found is None:
+        return None, ""
+    gguf = read_gguf(header_path(model))
+    try:
+        fit(load_head(found.path), gguf)
+    except EdgedecError as error:
+        return None, f"the draft head {found.path.name} was found, but is not used: {error}"
+    return found.path, ""
+
+
+def find_head(model: Path, cache_dir: Path | None) -> FoundHead | None:
     """Return the draft head for a model's file or exported folder; None where there is none.
 
     A file among the candidates that is damaged, or no head, is passed over: nobody asked for it.
 
     Args:
         model: The model's GGUF, the first part of a split one, or the folder of an export.
-        cache_dir: The cache's root.
+        cache_dir: The cache's root; None for no cache.
 
     Raises:
         ModelFormatError, ModelNotFoundError, StorageError: The model's own file can't be read.
@@ -73,7 +93,7 @@ def find_head(model: Path, cache_dir: Path) -> FoundHead | None:
 def beside(model: Path) -> tuple[Path, Path]:
     """Return the places beside a model where its head may lie: a file and a folder.
 
-    >>> [path.name for path in beside(Path("models/big-Q4_K_M-00001-of-00003.gguf"))]
+    >>> [path.name for path in beside(Path("big-Q4_K_M-00001-of-00003.gguf"))]
     ['big-Q4_K_M.head.gguf', 'big-Q4_K_M.head']
     """
     stem = _PART.sub("", model.name.removesuffix(".gguf"))
@@ -112,8 +132,9 @@ def _gguf_target(gguf: GGUF) -> Target | None:
     return None if record is None or not is_head(gguf) else parse_record(record, gguf.paths[0]).target
 
 
-def _folders(cache_dir: Path) -> Iterator[Path]:
-    yield cache_dir / HEADS
+def _folders(cache_dir: Path | None) -> Iterator[Path]:
+    if cache_dir is not None:
+        yield cache_dir / HEADS
     found = plugins.plugins(plugins.FOLDERS)
     if HEADS in found:
         folder: Path = found[HEADS].load()()

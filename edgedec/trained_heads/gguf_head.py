@@ -1,6 +1,6 @@
 """Read an EAGLE-3 head from a GGUF of the architecture `eagle3`, as llama.cpp writes and loads it.
 
-The names and keys are those of llama.cpp (src/models/eagle3.cpp, conversion/llama.py). llama.cpp rotates q and k in
+The names and keys are those of llama.cpp (its eagle3.cpp and its converter). llama.cpp rotates q and k in
 pairs of neighbours, so their rows are put back into halves of a head. `d2t` holds the target's token ids themselves.
 
 Keys of edgedec's own: `edgedec.head` (a record) and `edgedec.head.token_ids`, which stands for d2t in a file without

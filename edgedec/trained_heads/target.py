@@ -136,7 +136,7 @@ def fit_card(card: HeadCard, gguf: GGUF) -> HeadCard:
 
 
 def default_taps(n_layer: int) -> tuple[int, int, int]:
-    """Return the layers that EAGLE-3's code taps where nothing else is said (modeling_*_kv.py), by the layer entered.
+    """Return the layers that EAGLE-3's code taps where nothing else is said, by the layer entered.
 
     >>> default_taps(28)
     (2, 14, 25)

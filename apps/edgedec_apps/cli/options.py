@@ -105,6 +105,14 @@ class LoadFlags:
         str | None,
         model_option("--draft-model", help="A smaller model of the same family to draft with.", metavar="MODEL"),
     ] = None
+    draft_head: Annotated[
+        str | None,
+        model_option(
+            "--draft-head",
+            help="A trained draft head for this model (default: the one that is found, see docs/heads.md), or off.",
+            metavar="HEAD",
+        ),
+    ] = None
     draft_overlap: Annotated[
         bool,
         model_option(

@@ -38,6 +38,7 @@ class Cpu:
     """Implements edgedec.model.Runtime."""
 
     name = "cpu"
+    takes_draft_heads = True
 
     def __init__(self) -> None:
         self._covered = ""  # hash of the header whose vocabulary was found to be covered; that takes 0.1 s

@@ -19,7 +19,7 @@ SUMMARIES = {
     "pull": "Download a model, or resume its download, and check it.",
     "list": "List the models on this machine, and those that the catalogue can download.",
     "rm": "Delete a model and its tiles from the cache; files elsewhere are never deleted.",
-    "info": "Show a model's architecture, quantization, context, memory, defaults and runtimes.",
+    "info": "Show a model's architecture, quantization, context, memory, defaults, runtimes; or a draft head's card.",
     "doctor": "Show CPU features, memory, runtimes, devices, plug-ins and versions.",
     "cache": "List, check and delete the files of the tile cache.",
 }

@@ -19,7 +19,7 @@ _ALWAYS_SHOWN = ("temperature", "top_p")
 
 
 def command(model: ModelName, *, as_json: AsJson = False) -> None:
-    """Show a model's architecture, quantization, context, memory, defaults and runtimes; or a draft head's card.
+    """Show a model's architecture, quantization, context, memory, defaults, runtimes; or a draft head's card.
 
     Nothing is downloaded, and only the file's header is read (of a draft head, all).
     """

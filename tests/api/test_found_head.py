@@ -1,0 +1,99 @@
+"""load uses the draft head that lies beside its model, or the one it is told, and says why it uses none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_heads import TinyHead, write_head
+from support.tiny_models import N_VOCAB
+from support.tiny_quantized import Tiny, write_tiny
+
+import edgedec
+from edgedec.api.options import LIBRARY, EngineOptions
+from edgedec.api.wishes import Wishes, engine_wishes, find_model
+from edgedec.errors import RequestError, UnsupportedModelError
+from edgedec.trained_heads.record import RECORD_FILE, record_text
+
+TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
+HEAD = TinyHead(
+    n_embd=48, n_embd_target=48, n_ff=80, n_head=3, n_head_kv=1, head_dim=16, taps=(2, 3, 4), n_vocab_target=N_VOCAB
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Return a tiny model with a head beside it."""
+    write_head(tmp_path / "m.head", HEAD)
+    return write_tiny(tmp_path / "m.gguf", TINY)
+
+
+def _wishes(model: Path, **options: Any) -> Wishes:
+    given: dict[str, Any] = {"runtime": "cpu", "cache_dir": model.parent / "cache"} | options
+    chosen = EngineOptions(**given)
+    return engine_wishes(find_model(model, chosen, None), chosen, LIBRARY)
+
+
+def _used(wishes: Wishes) -> Path | None:
+    assert ("head" in wishes.setting.drafters) == (wishes.setting.options.draft_head is not None)
+    return wishes.setting.options.draft_head
+
+
+def test_auto_uses_the_head_beside_the_model(model: Path) -> None:
+    """So does naming the drafter; other drafters, off, and draft_head="off" leave it alone."""
+    head = model.with_name("m.head")
+    assert _used(_wishes(model)) == head
+    assert _used(_wishes(model, draft="head")) == head
+    assert _used(_wishes(model, draft="suffix")) is None
+    assert _used(_wishes(model, draft="off")) is None
+    assert _used(_wishes(model, draft_head="off")) is None
+    assert _wishes(model, draft_head="off").notes == ()
+
+
+def test_the_head_that_is_named_wins(model: Path, tmp_path: Path) -> None:
+    """Where no drafter reads it, the statistics say so."""
+    other = tmp_path / "other"
+    write_head(other, HEAD)
+    assert _used(_wishes(model, draft_head=other)) == other
+    wishes = _wishes(model, draft="suffix", draft_head=other)
+    assert _used(wishes) is None
+    (note,) = wishes.notes
+    assert note == f"the draft head {other} is not used, as no drafter of suffix reads it"
+
+
+def test_a_head_that_does_not_fit_is_noted_or_refused(model: Path) -> None:
+    """One that was found is passed over with a note; one that was named is an error."""
+    head = model.with_name("m.head")
+    (head / RECORD_FILE).write_text(record_text("h", None, None, taps=[2, 3, 9]))
+    wishes = _wishes(model)
+    assert _used(wishes) is None
+    (note,) = wishes.notes
+    assert "m.head was found, but is not used: the draft head h does not fit the model: it taps layer 9" in note
+    with pytest.raises(UnsupportedModelError, match="it taps layer 9"):
+        edgedec.load(model, runtime="cpu", draft_head=head, n_ctx=64, tile_cache=False)
+
+
+def test_only_runtimes_that_take_heads_get_one(model: Path) -> None:
+    """A head that is named decides the runtime, or is refused; one that is found changes nothing."""
+    head = model.with_name("m.head")
+    assert _used(_wishes(model, runtime="reference")) is None
+    chosen = EngineOptions(draft_head=head, cache_dir=model.parent / "cache")
+    assert find_model(model, chosen, None, measure=False).runtime.name == "cpu"
+    with pytest.raises(RequestError, match="use the cpu runtime"):
+        edgedec.load(model, runtime="reference", draft_head=head, n_ctx=64)
+
+
+def test_two_models_in_turn_have_no_head(model: Path) -> None:
+    """A named head is refused beside a small model."""
+    with pytest.raises(RequestError, match="a draft head"):
+        _wishes(model, draft_head=model.with_name("m.head"), small_model=model, entropy=1.0)
+
+
+def test_the_text_is_the_same_with_the_head(model: Path) -> None:
+    """And the head was asked."""
+    texts = []
+    for draft in ("off", "head"):
+        with edgedec.load(model, runtime="cpu", draft=draft, n_ctx=128, tile_cache=False) as engine:
+            result = engine.generate("hello", max_tokens=24, temperature=0)
+            texts.append(result.token_ids)
+    assert texts[0] == texts[1]
+    assert "head" in result.stats.drafters
