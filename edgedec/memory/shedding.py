@@ -21,7 +21,7 @@ from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.suffix.suffix import SuffixStore
 from edgedec.errors import EdgedecError
 from edgedec.memory.watch import Shedder, Watch
-from edgedec.scheduler.drafter_factories import CASCADE, COMMON, NGRAMS, SUFFIX
+from edgedec.scheduler.drafter_factories import CASCADE, COMMON, HEAD, NGRAMS, SUFFIX
 from edgedec.scheduler.drafter_set import Drafting
 
 
@@ -48,7 +48,7 @@ def shedders(drafting: Drafting) -> list[Shedder]:
     A part is shed between two steps of a generation, by its thread, or while no generation runs.
     """
     names = [name for name, factory in drafting.factories.items() if not isinstance(factory, ModelFactory)]
-    others = [name for name in names if name not in (SUFFIX, COMMON, *NGRAMS)]
+    others = [name for name in names if name not in (SUFFIX, COMMON, HEAD, *NGRAMS)]  # a head stays with its target
     parts = {name: f"the table of {name}" for name in NGRAMS} | {COMMON: "the common text"}
     parts |= {name: f"the drafter {name}" for name in others}
     found = [_suffix_store(drafting)] if {SUFFIX, CASCADE} & set(drafting.factories) else []

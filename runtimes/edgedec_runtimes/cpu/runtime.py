@@ -87,6 +87,7 @@ class Cpu:
             )
             if head is not None:
                 undo.callback(head.close)
+                return_free_memory()  # the head as it was stored
             if options.cancel is not None:
                 options.cancel.check(f"loading {path.name}")
             isa = native().ec_model_instruction_set(handle).decode()
