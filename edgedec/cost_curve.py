@@ -269,17 +269,20 @@ class CostCurve:
         return self._buckets[min(self._buckets)].table() if self._buckets else {}
 
 
-def best_length(rate: float, level_s: float, cost: Cost, n_max: int, plain_rate: float) -> tuple[int, float]:
+def best_length(
+    rate: float, level_s: float, cost: Cost, n_max: int, plain_rate: float, others: float = 0.0
+) -> tuple[int, float]:
     """Return the best length of a chain, 1 to `n_max`, and how many times as fast as `plain_rate` it makes the text.
 
     Each node is accepted with P = `rate` and takes `level_s` seconds to draft; `cost(n)` is the seconds of a forward
-    with n nodes, `plain_rate` the tokens per second without the chain.
+    with n nodes, `plain_rate` the tokens per second without the chain, those of other requests included that share the
+    forward and gain `others` tokens by it.
 
     >>> best_length(0.8, 0.01, lambda n: 0.05, 8, 1 / 0.05)[0]
     4
     """
     best, gain = 1, 0.0
-    expected, path = 1.0, 1.0
+    expected, path = 1.0 + others, 1.0
     for n in range(1, n_max + 1):
         path *= rate
         expected += path

@@ -5,6 +5,7 @@ beyond n_past, kept, forked, saved and restored together with the KV cache.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -106,8 +107,15 @@ class HeadState(Protocol):
     def rest(self) -> None:
         """Stop following the text, which then costs nothing; drafts are empty from now on."""
 
-    def within(self, place: Callable[[int], int]) -> "HeadState":
-        """Return the same head for a session that counts n_past in another way.
+    def seen_by(
+        self,
+        *,
+        place: Callable[[int], int] | None = None,
+        during: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> "HeadState":
+        """Return the same head for a session around the one that it follows.
 
-        `place` turns that session's n_past into this head's; it returns -1 where the head does not know the text.
+        Args:
+            place: Turns the outer session's n_past into this head's; -1 where the head does not know the text.
+            during: Makes a block that every draft runs in.
         """

@@ -60,7 +60,7 @@ def plan_draft(
     level_s = record.level_s if record.level_s is not None else cost(0) / 4
     if active.missed is None and not options.always and not _pays_to_read(active, log, p, level_s, cost, n_max, room):
         return None
-    length, gain = best_length(p, level_s, cost, n_max, rate)
+    length, gain = best_length(p, level_s, cost, n_max, rate, log.others)
     is_trial = gain < _GAIN and not options.always
     if is_trial:
         length = min(2, n_max)

@@ -133,6 +133,7 @@ class DecisionLog:
         promised: Tokens that the best nodes promised, summed over the steps that decided against a proposal.
         price: What verifying these nodes would have cost, in plain steps, summed over the same steps.
         nodes: How many these nodes were, summed over the same steps.
+        others: Tokens that other requests gain by the forward of the present step.
     """
 
     n_steps: int = 0
@@ -143,6 +144,7 @@ class DecisionLog:
     promised: float = 0.0
     price: float = 0.0
     nodes: int = 0
+    others: float = 0.0
 
     @property
     def tokens_per_s(self) -> float:

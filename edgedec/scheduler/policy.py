@@ -84,6 +84,7 @@ class Policy:
         if not drafters.all or n_max < 1:
             return EMPTY_DRAFT
         started = perf_counter()
+        self._log.others = self._curve.others
         cost = self._curve.up_to(max(n_max, SHOWN) + 1, n_past).__getitem__
         plain = drafters.drawn is not None and self._trials.plain_is_due(self._log.tokens_per_s * cost(0))
         drafters.drawn, tree = None, DraftTree()

@@ -11,12 +11,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic, perf_counter
 
 import numpy as np
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CancelledError, SessionError
+from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sessions.item_session import OuterSession
@@ -26,7 +28,7 @@ PIECE_ROWS = 32
 LONE_PIECE_ROWS = 256
 """Rows of a prompt that a forward reads while no other session is due; a session that comes then waits for those."""
 
-_SHARE = 0.1  # others are waited for at most this part of a forward's time
+_SHARE = 0.1  # the next one is waited for at most this part of a forward's time
 _LONGEST_S = 0.02
 _NO_ROWS = np.empty(0, np.int32)
 
@@ -70,6 +72,8 @@ class Batcher:
         self._changed = threading.Condition()
         self._waiting: list[_Ticket] = []
         self._due: set[BatchedSession] = set()  # sessions in a generation that are not late
+        self._drafting: set[BatchedSession] = set()  # sessions whose heads are drafting
+        self._drafted = 0.0  # when the latest such draft ended
         self._busy = False
         self._last_s = 0.0
 
@@ -87,6 +91,19 @@ class Batcher:
         finally:
             with self._changed:
                 self._due.discard(session)
+                self._changed.notify_all()
+
+    @contextmanager
+    def drafting(self, session: "BatchedSession") -> Iterator[None]:
+        """Let others wait until the block is over, if they wait for this session."""
+        with self._changed:
+            self._drafting.add(session)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._drafting.discard(session)
+                self._drafted = monotonic()
                 self._changed.notify_all()
 
     @property
@@ -135,7 +152,7 @@ class Batcher:
             elif self._busy or ticket is not self._waiting[0]:
                 self._changed.wait()
             else:
-                self._changed.wait(max(0.0, self._deadline() - monotonic()))
+                self._changed.wait(None if self._due & self._drafting else max(0.0, self._deadline() - monotonic()))
 
     def _take_out(self, ticket: _Ticket) -> None:
         """Drop a ticket, whatever ended the waiting (KeyboardInterrupt too); a forward that runs with it ends first."""
@@ -163,8 +180,11 @@ class Batcher:
             self._changed.notify_all()
 
     def _deadline(self) -> float:
-        """Return when the first ticket has waited long enough, in seconds of the monotonic clock."""
-        return self._waiting[0].since + min(_LONGEST_S, _SHARE * self._last_s)
+        """Return when the tickets have waited long enough, in seconds of the monotonic clock.
+
+        Each session that comes, or ends a draft of its head, lets the others wait anew: heads draft one after another.
+        """
+        return max(self._waiting[-1].since, self._drafted) + min(_LONGEST_S, _SHARE * self._last_s)
 
     def _complete_batch(self) -> list[_Ticket]:
         """Return the tickets to evaluate now; none while other sessions are due and there is time to wait for them."""
@@ -172,7 +192,7 @@ class Batcher:
         if not self.joins:
             return tickets[:1]
         missing = self._due - {ticket.session for ticket in tickets}
-        if missing and monotonic() < self._deadline():
+        if missing & self._drafting or (missing and monotonic() < self._deadline()):
             return []
         self._due -= missing  # they are late, and not waited for until they come again
         self._due |= {ticket.session for ticket in tickets if ticket.session.taking_part}
@@ -272,6 +292,12 @@ class BatchedSession(OuterSession):
         """Tokens in the KV cache, counted along the prefix."""
         n_cached = self.inner.n_cached
         return n_cached if self.n_valid is None else min(n_cached, self.n_valid)
+
+    @property
+    def draft_head(self) -> HeadState | None:
+        """The draft head that follows the session inside; other sessions wait while it drafts."""
+        head = self.inner.draft_head
+        return None if head is None else head.seen_by(during=partial(self.batcher.drafting, self))
 
     @contextmanager
     def generating(self, n_prompt: int) -> Iterator[None]:

@@ -74,7 +74,7 @@ class SlidingSession(UnsavedSession, OuterSession):
     def draft_head(self) -> HeadState | None:
         """The draft head that follows the window; its n_past counts the text's tokens, as this session's does."""
         head = self.inner.draft_head
-        return None if head is None else head.within(self._in_window)
+        return None if head is None else head.seen_by(place=self._in_window)
 
     def _in_window(self, n_past: int) -> int:
         """Return the n_past of the session inside, -1 where it holds another window."""

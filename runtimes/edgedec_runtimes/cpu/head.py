@@ -4,7 +4,7 @@ import ctypes
 import hashlib
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from math import isfinite
 
@@ -123,6 +123,7 @@ class CpuHeadState:
         self._ops = ops
         self._scores = np.empty(len(head.token_ids), np.float32)
         self._place: Callable[[int], int] | None = None
+        self._during: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -188,7 +189,7 @@ class CpuHeadState:
             *(rules.least_path, rules.most_s if isfinite(rules.most_s) else _LONGEST_S),
         )
         nodes, n = (Drafted * rules.n_max)(), ctypes.c_int32()
-        with self._using():
+        with self._during(), self._using():
             code = native().ec_draft_chain(
                 *(self._session, n_past, token, ctypes.byref(native_rules), nodes, ctypes.byref(n))
             )
@@ -207,10 +208,16 @@ class CpuHeadState:
             n_past = self._place(n_past)
         return None if n_past < 0 else self._scored("ec_draft_begin", n_past, token)
 
-    def within(self, place: Callable[[int], int]) -> "CpuHeadState":
-        """Return the same head for a session that counts n_past in another way; see HeadState."""
+    def seen_by(
+        self,
+        *,
+        place: Callable[[int], int] | None = None,
+        during: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> "CpuHeadState":
+        """Return the same head for a session around the one that it follows; see HeadState."""
         twin = copy(self)
-        twin._place = place
+        twin._place = place or self._place
+        twin._during = during or self._during
         return twin
 
     def next(self, token: int) -> F32 | None:
@@ -219,7 +226,7 @@ class CpuHeadState:
 
     def _scored(self, function: str, *arguments: int) -> F32 | None:
         known = ctypes.c_int32()
-        with self._using():
+        with self._during(), self._using():
             call = getattr(native(), function)
             check(call(self._session, *arguments, address(self._scores), ctypes.byref(known)), "drafting")
         return self._scores if known.value else None
