@@ -15,6 +15,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, DrafterRestsError, Verification
 from edgedec.drafters.head.head import HeadDrafter, Tally
 from edgedec.errors import CapabilityError, RequestError
+from edgedec.grammar import Grammar
 from edgedec.model import LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
@@ -132,6 +133,19 @@ def test_requests_at_the_same_time_draft_each_for_itself(files: tuple[Path, Path
         texts[draft] = [one.token_ids for one in made]
         assert draft == "off" or all(one.stats.drafters["head"]["nodes"] for one in made)
     assert texts["head"] == texts["off"]
+
+
+def test_texts_of_a_grammar_are_plain_decodings(files: tuple[Path, Path]) -> None:
+    """Where a grammar limits the tokens, the head drafts among what the grammar forces, and changes nothing."""
+    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+    grammar = Grammar.regex(r"(foo|ba[rz]){1,4}-?\d{2}")
+    texts = []
+    for draft in ("off", "head"):
+        keywords = {"draft": draft, "draft_head": files[1], "n_ctx": 128, "n_draft_max": 5, "n_threads": 1}
+        with edgedec.load(files[0], runtime="cpu", offline=True, tile_cache=False, **keywords) as engine:  # type: ignore[arg-type]
+            made = [engine.generate(PROMPT, grammar=grammar, max_tokens=40, temperature=t, seed=3) for t in (0.0, 1.0)]
+        texts.append([one.token_ids for one in made])
+    assert texts[0] == texts[1]
 
 
 def test_a_prompt_cache_carries_the_head(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """The memory that a trained draft head takes on the cpu runtime, from its card."""
 
+import gc
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from edgedec.counted import counted
+from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.load import load_head
@@ -33,7 +35,11 @@ def head_facts(path: Path) -> HeadFacts:
 @lru_cache(maxsize=4)
 def _facts(path: Path, modified_ns: int) -> HeadFacts:
     head = load_head(path)
-    return HeadFacts(head.card, sum(stored_bytes(head.tensors[name]) for name in MATRICES if name in head.tensors))
+    facts = HeadFacts(head.card, sum(stored_bytes(head.tensors[name]) for name in MATRICES if name in head.tensors))
+    del head
+    gc.collect()  # cycles hold the weights
+    return_free_memory()
+    return facts
 
 
 def head_terms(facts: HeadFacts, n_output: int, n_ctx: int, n_parallel: int) -> tuple[MemoryTerm, ...]:

@@ -1,5 +1,7 @@
 """The cpu runtime: runs GGUFs with kernels of our own."""
 
+import ctypes
+import gc
 import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -82,12 +84,9 @@ class Cpu:
             tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed)
             undo.callback(tiles.close)
             weights.attach(handle, gguf, network, tiles)
-            head = (
-                None if options.draft_head is None else CpuHead(handle, fit(load_head(options.draft_head), gguf), gguf)
-            )
+            head = _open_head(handle, gguf, options)
             if head is not None:
                 undo.callback(head.close)
-                return_free_memory()  # the head as it was stored
             if options.cancel is not None:
                 options.cancel.check(f"loading {path.name}")
             isa = native().ec_model_instruction_set(handle).decode()
@@ -200,6 +199,18 @@ def _held_weights(job: Job, streamed: StreamPlan | None, tiles: Tiles | Streamed
     if isinstance(tiles, StreamedTiles):
         return weights.weights_term(job, streamed, in_file=True)
     return weights.weights_term(job, streamed, in_file=tiles.file is not None, held_as=tiles.held_as)
+
+
+def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions) -> CpuHead | None:
+    """Return the head that the options name, arranged for a native model; None where they name none."""
+    if options.draft_head is None:
+        return None
+    head = CpuHead(handle, fit(load_head(options.draft_head), gguf), gguf)
+    gc.collect()  # the head as it was stored is held by cycles
+    return_free_memory()
+    return head
+
+
 def _head_terms(gguf: GGUF, options: LoadOptions) -> Callable[[int], tuple[MemoryTerm, ...]]:
     """Return the terms of the draft head by the tokens of a session; they don't hold on to the header."""
     if options.draft_head is None:
