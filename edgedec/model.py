@@ -20,6 +20,7 @@ from edgedec.head_state import HeadState
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.runtime_report import RuntimeReport
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 
@@ -331,15 +332,12 @@ class LoadOptions:
         flash_attention: True, False, or None to let the runtime decide.
         mmap: Map the weights from the file instead of copying them.
         repack: Rearrange the weights for speed where the runtime can, which takes private memory.
-        tile_cache: Keep rearranged weights on the disk, below `cache_dir` or else in the platform's cache folder, so
-            that the next start maps them.
-        huge_pages: "auto", "on" or "off": whether the weights lie in pages of 2 MiB, for runtimes with weights of their
-            own (cpu). "auto" asks the system for such pages where they are free. "on" may read the tiles again, or copy
-            them to memory that no other process shares.
-        resident_bytes: Most bytes of weights that are held in memory; the other weights are read from the disk in each
-            forward. None to hold all weights.
-        planning_bytes: Most bytes that making the memory plan may take temporarily; None for any number. A runtime that
-            would take more returns only the terms that it knows without (MemoryTerm.partial).
+        tile_cache: Keep rearranged weights on the disk, below `cache_dir` or else in the platform's cache folder.
+        huge_pages: Whether the cpu runtime's weights lie in pages of 2 MiB: "auto" where such pages are free, "off", or
+            "on", which may read the tiles again or copy them to memory that no other process shares.
+        resident_bytes: Most bytes of weights held in memory; each forward reads the others from the disk. None for all.
+        planning_bytes: Most bytes that making the memory plan may take for a while, or None; a runtime that would take
+            more returns only the terms that it knows without (MemoryTerm.partial).
         draft_head: A trained draft head that follows each session's text, or None.
         n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
         device: Name of the device (`edgedec doctor` lists the names), or None.
@@ -372,15 +370,6 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
                 raise RequestError(f"{name} is {value!r}; it must be a whole number")
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeReport:
-    """What `edgedec doctor` shows of a runtime: its version, its devices, and notes for a person."""
-
-    version: str
-    devices: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 class Runtime(Protocol):

@@ -15,8 +15,9 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_info import require_text_decoder
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
+from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.progress import Progress
+from edgedec.runtime_report import RuntimeReport
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit
 from edgedec_runtimes.cpu import kv_types, weights

@@ -17,7 +17,8 @@ from edgedec.gguf.model_info import describe, require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm, format_bytes
-from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
+from edgedec.model import LoadOptions, Model, ModelCard
+from edgedec.runtime_report import RuntimeReport
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load

@@ -22,7 +22,8 @@ from edgedec.gguf.formats import VOCABULARY
 from edgedec.gguf.metadata import get_text
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
+from edgedec.model import LoadOptions, Model, ModelCard
+from edgedec.runtime_report import RuntimeReport
 from edgedec_runtimes.npu.facts import EMBEDDING, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
 from edgedec_runtimes.npu.memory import memory_terms

@@ -12,7 +12,8 @@ from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedM
 from edgedec.gguf.formats import DATA
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard, RuntimeReport
+from edgedec.model import LoadOptions, Model, ModelCard
+from edgedec.runtime_report import RuntimeReport
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
 from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms

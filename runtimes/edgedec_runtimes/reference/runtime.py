@@ -14,7 +14,8 @@ from edgedec.errors import EdgedecError, OptionError, RequestError, argument
 from edgedec.gguf.file import read_gguf
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, RuntimeReport
+from edgedec.model import LoadOptions, Model
+from edgedec.runtime_report import RuntimeReport
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import n_weight_bytes, read_shape, read_weights

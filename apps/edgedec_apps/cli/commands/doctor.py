@@ -20,8 +20,7 @@ from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 if TYPE_CHECKING:
-    from edgedec.model import RuntimeReport
-
+    from edgedec.runtime_report import RuntimeReport
 _PACKAGES = (
     *("numpy", "onnxruntime", "onnxruntime-qnn", "onnx", "llama-cpp-python", "gguf", "llguidance"),
     *("starlette", "uvicorn", "huggingface_hub", "typer", "rich", "jinja2"),
