@@ -401,3 +401,19 @@ def test_no_more_is_joined_than_one_forward_may_return(model: Model) -> None:
         counted.gate.set()
         assert [len(future.result(30).logits) for future in futures] == [1, 100, 100, 100]
     assert counted.sizes == [1, 2, 1]
+
+
+def test_a_session_is_waited_for_while_its_head_drafts(model: Model) -> None:
+    """A forward waits for a due session that drafts, however long that takes, and goes on when the draft is over."""
+    counted = Counted(model)
+    batcher = Batcher(counted)  # type: ignore[arg-type]
+    first, second = batcher.session(N_CTX), batcher.session(N_CTX)
+    with first.generating(1), second.generating(1), ThreadPoolExecutor(1) as threads:
+        with batcher.drafting(second):
+            result = threads.submit(first.forward, np.array([1], np.int32), n_past=0)
+            with pytest.raises(TimeoutError):
+                result.result(0.1)
+            assert counted.sizes == []
+        second.forward(np.array([2], np.int32), n_past=0)
+        result.result(30)
+    assert sum(counted.sizes) == 2
