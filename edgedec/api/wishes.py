@@ -11,7 +11,7 @@ from edgedec.errors import RequestError, argument
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.layer_skip.choose import require_layer_skip
 from edgedec.layer_skip.layer_sets import LayerBytes
-from edgedec.loading.draft_head import OFF, usable_head
+from edgedec.loading.draft_head import OFF, require_fit, usable_head
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime
 from edgedec.loading.second_model import pair_options
@@ -51,14 +51,18 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
         measure: Whether two runtimes may be compared by their speed, as load's `runtime` describes.
 
     Raises:
-        EdgedecError: The draft store can't be used, the model is not found, or no runtime takes it.
+        EdgedecError: The draft store can't be used, the model or the draft head is not found, the head does not fit the
+            model, or no runtime takes it.
     """
     load_options = options.load_options(planning_bytes)
     if options.draft_store is not None:
         require_draft_store(Path(options.draft_store))  # before a download
     path = resolve(model, options.resolving)
-    if options.draft_head not in (None, OFF) and options.draft not in (None, OFF):  # only some runtimes take one
-        load_options = replace(load_options, draft_head=_named_head(options))
+    if options.draft_head not in (None, OFF) and options.draft not in (None, OFF):
+        # Only some runtimes take a head. It is checked first, as the others' refusals would hide what is wrong with it.
+        head = _named_head(options)
+        require_fit(head, path)
+        load_options = replace(load_options, draft_head=head)
     measure = measure and options.memory is None
     return choose(path, options.runtime, load_options, measure=measure, with_layers=options.layer_skip is not None)
 

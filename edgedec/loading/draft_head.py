@@ -56,12 +56,21 @@ def usable_head(model: Path, cache_dir: Path | None) -> tuple[Path | None, str]:
     found = find_head(model, cache_dir)
     if found is None:
         return None, ""
-    gguf = read_gguf(header_path(model))
+    read_gguf(header_path(model))  # what is wrong with the model is no fault of the head
     try:
-        fit(load_head(found.path), gguf)
+        require_fit(found.path, model)
     except EdgedecError as error:
         return None, f"the draft head {found.path.name} was found, but is not used: {error}"
     return found.path, ""
+
+
+def require_fit(head: Path, model: Path) -> None:
+    """Check that a head can be read and fits a model.
+
+    Raises:
+        ModelError, StorageError, MemoryCapError: It can't, or does not; the message says why.
+    """
+    fit(load_head(head), read_gguf(header_path(model)))
 
 
 def find_head(model: Path, cache_dir: Path | None) -> FoundHead | None:

@@ -11,7 +11,7 @@ from support.tiny_quantized import Tiny, write_tiny
 import edgedec
 from edgedec.api.options import LIBRARY, EngineOptions
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
-from edgedec.errors import RequestError, UnsupportedModelError
+from edgedec.errors import ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec.trained_heads.record import RECORD_FILE, record_text
 
 TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
@@ -70,6 +70,19 @@ def test_a_head_that_does_not_fit_is_noted_or_refused(model: Path) -> None:
     assert "m.head was found, but is not used: the draft head h does not fit the model: it taps layer 9" in note
     with pytest.raises(UnsupportedModelError, match="it taps layer 9"):
         edgedec.load(model, runtime="cpu", draft_head=head, n_ctx=64, tile_cache=False)
+
+
+def test_what_is_wrong_with_a_named_head_is_said_whatever_the_runtime(model: Path, tmp_path: Path) -> None:
+    """A model in place of a head, and a damaged head, are not called a matter of the runtime."""
+    with pytest.raises(UnsupportedModelError, match="no trained draft head"):
+        edgedec.load(model, draft_head=model)
+    damaged = tmp_path / "damaged"
+    write_head(damaged, HEAD)
+    (damaged / "model.safetensors").write_bytes(b"{}")
+    with pytest.raises(ModelFormatError, match="claims a header"):
+        edgedec.load(model, draft_head=damaged)
+    with pytest.raises(ModelNotFoundError, match="'no such head'"):
+        edgedec.load(model, draft_head="no such head", offline=True)
 
 
 def test_only_runtimes_that_take_heads_get_one(model: Path) -> None:
