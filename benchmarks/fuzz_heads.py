@@ -3,8 +3,10 @@
     python benchmarks/fuzz_heads.py --seconds 60 --seed 1 --keep findings/
 
 Folders (config.json, safetensors, the record) and GGUFs are damaged in turn, in their bytes and in what they say. Each
-mutant is loaded, fitted to a tiny model, and drafts two tokens with the numpy head. A finding is any other exception,
-more than 1 s, or more memory than LIMIT_BYTES above the start. Findings are kept as files.
+mutant is loaded, fitted to a tiny model, and drafts two tokens with the numpy head; one that fits also drafts on the
+cpu runtime, behind a text of that model. A finding is any other exception, more than 1 s, or more memory than
+LIMIT_BYTES above the start. Findings are kept as files. Where the native code dies, the process does; the mutant is
+then in the folder that the first line of standard error names.
 """
 
 import argparse
@@ -18,7 +20,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -34,12 +35,15 @@ from support.head_mutants import mutant
 from support.tiny_heads import TinyHead, head_weights
 from support.tiny_models import tiny_llama
 
-from edgedec.errors import EdgedecError
+from edgedec.errors import EdgedecError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.head_state import ChainRules
+from edgedec.model import LoadOptions
 from edgedec.trained_heads.gguf_head import TENSORS
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.reference import ReferenceHead
 from edgedec.trained_heads.target import fit
+from edgedec_runtimes.cpu.runtime import Cpu
 
 LIMIT_S = 1.0
 LIMIT_BYTES = 256 * 2**20
@@ -52,7 +56,7 @@ class TooSlow(BaseException):
 
 def gguf_head() -> Source:
     """Return a sound head as a GGUF's values and tensors."""
-    weights = head_weights(TinyHead(own_output=True, fc_norm="joined"))
+    weights = head_weights(TinyHead(own_output=True, fc_norm="joined", n_head=2, n_head_kv=1, head_dim=16))
     metadata = {
         "general.architecture": "eagle3",
         "general.name": "tiny",
@@ -60,13 +64,13 @@ def gguf_head() -> Source:
         "eagle3.context_length": 64,
         "eagle3.embedding_length": 32,
         "eagle3.feed_forward_length": 64,
-        "eagle3.attention.head_count": 4,
-        "eagle3.attention.head_count_kv": 2,
-        "eagle3.attention.key_length": 8,
-        "eagle3.attention.value_length": 8,
+        "eagle3.attention.head_count": 2,
+        "eagle3.attention.head_count_kv": 1,
+        "eagle3.attention.key_length": 16,
+        "eagle3.attention.value_length": 16,
         "eagle3.attention.layer_norm_rms_epsilon": 1e-5,
         "eagle3.rope.freq_base": 5000.0,
-        "eagle3.rope.dimension_count": 8,
+        "eagle3.rope.dimension_count": 16,
         "eagle3.rope.scaling.type": "linear",
         "eagle3.rope.scaling.factor": 2.0,
         "eagle3.vocab_size": N_VOCAB,
@@ -80,11 +84,14 @@ def gguf_head() -> Source:
     return Source(metadata, tensors | {"d2t": weights["d2t"].astype(np.int64)})
 
 
-def exercise(path: Path, target: GGUF) -> None:
-    """Load a head, fit it, and draft, as a user's first command does."""
-    head = load_head(path)
-    with suppress(EdgedecError):  # a sound head for another model drafts all the same, below
+def exercise(path: Path, target: GGUF) -> bool:
+    """Load a head, fit it, and draft, as a user's first command does; return whether it fits the target."""
+    head, fits = load_head(path), True
+    try:
         head = fit(head, target).head
+        draft_natively(path, target)
+    except UnsupportedModelError:
+        fits = False  # a sound head for another model drafts all the same, below
     card = head.card
     n_taps = head.tensors["fc"].shape[1]
     embedding = np.ones((1, card.n_embd), np.float32)
@@ -93,16 +100,27 @@ def exercise(path: Path, target: GGUF) -> None:
     reference.absorb(np.ones((3, n_taps), np.float32))
     drafted, _ = reference.draft([1, 2, 3, 4], 2)
     assert all(0 <= token < card.n_vocab_target for token in drafted)
+    return fits
 
 
-def attempt(work: Callable[[], None]) -> tuple[BaseException | None, float]:
-    """Return what came out of one mutant (None for success) and the time it took."""
+def draft_natively(path: Path, target: GGUF) -> None:
+    """Draft with a head that fits, on the cpu runtime."""
+    options = LoadOptions(n_ctx=32, max_rows=2, n_threads=1, tile_cache=False, draft_head=path)
+    with Cpu().load(target.paths[0], options) as model:
+        session = model.session(32)
+        session.forward(np.arange(8, dtype=np.int32), n_past=0)
+        if session.draft_head is not None:
+            session.draft_head.chain(8, 8, ChainRules(3))
+
+
+def attempt(work: Callable[[], bool]) -> tuple[BaseException | bool, float]:
+    """Return what came out of one mutant (what `work` returned, or its error) and the time it took."""
     start = time.perf_counter()
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 10 * LIMIT_S)
-    outcome: BaseException | None = None
+    outcome: BaseException | bool
     try:
-        work()
+        outcome = work()
     except (Exception, TooSlow) as error:
         outcome = error
     finally:
@@ -131,18 +149,27 @@ def run(count: int, seconds: float, seed: int, keep: Path) -> dict[str, object]:
     built = build_gguf(source.metadata, source.tensors)
     refused: Counter[str] = Counter()
     findings: list[dict[str, object]] = []
-    n_done, slowest_s, start = 0, 0.0, time.perf_counter()
+    n_done, n_native, slowest_s, start = 0, 0, 0.0, time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        target = read_gguf(tiny_llama(Path(directory) / "t.gguf", n_embd=32, n_layer=6, n_vocab=N_VOCAB))
+        print(f"mutants are written to {directory}", file=sys.stderr)
+        target = read_gguf(
+            tiny_llama(Path(directory) / "t.gguf", n_embd=32, n_head=2, n_head_kv=1, n_layer=6, n_vocab=N_VOCAB)
+        )
         while n_done < count and time.perf_counter() - start < seconds:
             path = write_mutant(Path(directory) / "head", source, built, rng)
             outcome, spent_s = attempt(lambda path=path: exercise(path, target))  # type: ignore[misc]
             n_done, slowest_s = n_done + 1, max(slowest_s, spent_s)
             if isinstance(outcome, EdgedecError):
                 refused[type(outcome).__name__] += 1
-            if spent_s > LIMIT_S or not (outcome is None or isinstance(outcome, EdgedecError)):
+            n_native += outcome is True
+            if spent_s > LIMIT_S or not isinstance(outcome, bool | EdgedecError):
                 findings.append({"error": repr(outcome), "seconds": spent_s, "kept": save(path, keep)})
-    done = {"count": n_done, "ok": n_done - refused.total() - len(findings), "refused": dict(refused)}
+    done = {
+        "count": n_done,
+        "ok": n_done - refused.total() - len(findings),
+        "native": n_native,
+        "refused": dict(refused),
+    }
     return done | {"findings": findings, "seed": seed, "slowest_s": round(slowest_s, 3)}
 
 

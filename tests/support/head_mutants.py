@@ -3,7 +3,7 @@
 import json
 import random
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ KEYS = (
     *("hidden_size", "head_dim", "rope_scaling", "rope_parameters", "norm_output", "fc_norm", "layer_types", "unknown"),
     *("eagle_config", "speculators_config", "transformer_layer_config", "num_aux_hidden_states", "vocab_size"),
 )
+_BASE = TinyHead(n_head=2, n_head_kv=1, head_dim=16)
 KINDS = (
-    TinyHead(),
-    TinyHead(speculators=True, fc_norm="joined", feeds_back_normed=True),
-    TinyHead(fc_norm="each", own_output=True, norms_output=False),
-    TinyHead(own_embedding=True, own_output=True, norm_before_residual=True),
+    _BASE,
+    replace(_BASE, speculators=True, fc_norm="joined", feeds_back_normed=True),
+    replace(_BASE, fc_norm="each", own_output=True, norms_output=False),
+    replace(_BASE, own_embedding=True, own_output=True, norm_before_residual=True),
 )
 
 
@@ -47,7 +48,7 @@ class HeadFiles:
 
 def sound_files(tiny: TinyHead) -> HeadFiles:
     """Return a head with a record."""
-    record = record_text("h", Target("t", "a" * 32, "b" * 32, "c" * 32), Promise((0.5, 0.2), {"chat": (0.4,)}))
+    record = record_text("h", Target("t"), Promise((0.5, 0.2), {"chat": (0.4,)}))
     stored = stored_tensors(tiny, head_weights(tiny))
     config = json.dumps(head_config(tiny)).encode()
     return HeadFiles(
