@@ -5,7 +5,7 @@ A head is looked for in this order:
 1. Beside the model's file: NAME.head.gguf, or a folder NAME.head, for a model NAME.gguf. (A catalogue's head is called
    NAME.head, so that the cache keeps it there.)
 2. In the folder `heads` of the cache, where `edgedec train-drafter` puts what it trained.
-3. In the folders that plug-ins of the group `edgedec.folders` name under "heads".
+3. In the folders that plug-ins of the group `edgedec.folders` return, of those whose names begin with "heads".
 
 In 2 and 3 a head is taken only if its record names this very model by hashes: first one that learned from these
 weights, else one that learned from another quantization of them.
@@ -13,8 +13,10 @@ weights, else one that learned from another quantization of them.
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgedec import plugins
 from edgedec.errors import EdgedecError
@@ -28,7 +30,7 @@ from edgedec.trained_heads.record import RECORD_FILE, RECORD_KEY, parse_record, 
 from edgedec.trained_heads.target import fit, target_of
 
 HEADS = "heads"
-"""The name of the cache's folder of trained heads, and of the plug-in folder of shipped ones."""
+"""The name of the cache's folder of trained heads, and the beginning of the names of plug-ins that have others."""
 OFF = "off"
 """What load's `draft_head` is where no head is wanted."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -144,7 +146,10 @@ def _gguf_target(gguf: GGUF) -> Target | None:
 def _folders(cache_dir: Path | None) -> Iterator[Path]:
     if cache_dir is not None:
         yield cache_dir / HEADS
-    found = plugins.plugins(plugins.FOLDERS)
-    if HEADS in found:
-        folder: Path = found[HEADS].load()()
-        yield folder
+    for name, plugin in plugins.plugins(plugins.FOLDERS).items():
+        folder: Any = None
+        if name.startswith(HEADS):
+            with suppress(Exception):  # one plug-in's fault must not keep a model from loading
+                folder = plugin.load()()
+        if isinstance(folder, Path):
+            yield folder

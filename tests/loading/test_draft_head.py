@@ -75,6 +75,14 @@ def test_a_shipped_head_is_found(model: Path, cache: Path, tmp_path: Path, monke
     assert find_head(model, cache) == FoundHead(file, beside=False)
 
 
+def test_a_broken_plug_in_is_passed_over(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that can't be asked for, or is none, keeps no model from loading."""
+    monkeypatch.setattr("edgedec_models.folders.shipped_heads", lambda: 1 / 0)
+    assert find_head(model, cache) is None
+    monkeypatch.setattr("edgedec_models.folders.shipped_heads", lambda: None)
+    assert find_head(model, cache) is None
+
+
 def test_what_is_no_head_is_passed_over(model: Path, cache: Path) -> None:
     """Damaged files, models and other folders beside the heads are none of the user's concern here."""
     heads = cache / "heads"

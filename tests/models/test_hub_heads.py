@@ -1,15 +1,16 @@
 """Draft heads from a hub: a GGUF, or config.json with safetensors; fetched whole, kept, listed and removed."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.hf_checkpoints import safetensors_bytes
-from support.servers import StubServer, add_repository, model_bytes
+from support.servers import StubServer, add_repository, model_bytes, sha256
 from support.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
 
 from edgedec.errors import ModelNotFoundError, OfflineError
+from edgedec.loading.draft_head import FoundHead, find_head
 from edgedec.resolver import ResolveOptions
 from edgedec.trained_heads.load import load_head
 from edgedec_models.cache import list_models, remove_model
@@ -70,6 +71,20 @@ def test_a_model_is_no_head(server: StubServer) -> None:
     add_repository(server, "someone/head", HEAD)
     with pytest.raises(ModelNotFoundError, match="no GGUF model"):
         pull("hf:someone/head", ResolveOptions())
+
+
+def test_a_head_of_the_catalogue_lies_beside_its_model(
+    server: StubServer, root: Path, catalogue: Callable[[str], None]
+) -> None:
+    """Pulled under the name NAME.head, it is what a model NAME of the cache drafts with."""
+    data = model_bytes(5_000, seed=3)
+    server.add("/tiny.gguf", data)
+    fields = f'name = "tiny.head"\nsize_bytes = {len(data)}\nsha256 = "{sha256(data)}"\narchitecture = "eagle3"'
+    source = f'[[model.source]]\nkind = "url"\nurl = "{server.root}/tiny.gguf"'
+    catalogue(f'[[model]]\n{fields}\nlicence = "MIT"\nnote = "a head"\n{source}\n')
+    path = pull("tiny.head", ResolveOptions())
+    assert path == root / "models" / "tiny.head.gguf"
+    assert find_head(root / "models" / "tiny.gguf", root) == FoundHead(path, beside=True)
 
 
 def test_a_pickle_is_refused(server: StubServer) -> None:
