@@ -4,13 +4,16 @@ A head is looked for in this order:
 
 1. Beside the model's file: NAME.head.gguf, or a folder NAME.head, for a model NAME.gguf. (A catalogue's head is called
    NAME.head, so that the cache keeps it there.)
-2. In the folder `heads` of the cache, where `edgedec train-drafter` puts what it trained.
+2. In the folder `heads` of the cache: heads that lie there, and those that `remember_head` noted there, as
+   `edgedec train-drafter` does with what it trained.
 3. In the folders that plug-ins of the group `edgedec.folders` return, of those whose names begin with "heads".
 
 In 2 and 3 a head is taken only if its record names this very model by hashes: first one that learned from these
 weights, else one that learned from another quantization of them.
 """
 
+import hashlib
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from edgedec import plugins
-from edgedec.errors import EdgedecError
+from edgedec.errors import EdgedecError, StorageError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.metadata import get_text
+from edgedec.storage.whole_file import write_atomically
 from edgedec.trained_heads.card import Target
 from edgedec.trained_heads.gguf_head import is_head
 from edgedec.trained_heads.load import load_head
@@ -33,6 +37,8 @@ HEADS = "heads"
 """The name of the cache's folder of trained heads, and the beginning of the names of plug-ins that have others."""
 OFF = "off"
 """What load's `draft_head` is where no head is wanted."""
+_NOTE = ".path"
+_MOST_NOTE_BYTES = 1 << 16
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -121,9 +127,40 @@ def heads_in(folder: Path) -> Iterator[tuple[Path, Target]]:
     except OSError:
         return
     for place in places:
-        target = _target(place)
-        if target is not None:
-            yield place, target
+        head = _noted(place) if place.suffix == _NOTE else place
+        target = None if head is None else _target(head)
+        if head is not None and target is not None:
+            yield head, target
+
+
+def remember_head(head: Path, cache_dir: Path) -> None:
+    """Note where a head lies, so that it is found for its model wherever the model is.
+
+    Args:
+        head: The GGUF, or the folder of a checkpoint, whose record names its target.
+        cache_dir: The cache's root.
+
+    Raises:
+        StorageError: The note can't be written.
+    """
+    path = head.absolute()
+    note = cache_dir / HEADS / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}{_NOTE}"
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(note, os.fsencode(path))
+    except OSError as error:
+        raise StorageError(
+            f"{note}: it can't be written ({error.strerror or error}); check the cache's disk"
+        ) from error
+
+
+def _noted(note: Path) -> Path | None:
+    """Return the path that a note holds; None where it can't be read."""
+    try:
+        with note.open("rb") as file:
+            return Path(os.fsdecode(file.read(_MOST_NOTE_BYTES)))
+    except (OSError, ValueError):
+        return None
 
 
 def _target(place: Path) -> Target | None:

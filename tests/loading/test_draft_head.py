@@ -8,7 +8,7 @@ from support.tiny_models import tiny_llama
 
 from edgedec import plugins
 from edgedec.gguf.file import read_gguf
-from edgedec.loading.draft_head import FoundHead, find_head, heads_in
+from edgedec.loading.draft_head import FoundHead, find_head, heads_in, remember_head
 from edgedec.trained_heads.card import Target
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.record import RECORD_FILE, record_text
@@ -63,6 +63,20 @@ def test_a_trained_head_is_taken_by_its_hashes(model: Path, cache: Path, tmp_pat
     exact = _head(cache / "heads" / "4 exact", target_of(read_gguf(model)))
     assert find_head(model, cache) == FoundHead(exact, beside=False)
     assert find_head(tiny_llama(tmp_path / "copy.gguf", n_layer=4), cache) == FoundHead(exact, beside=False)
+
+
+def test_a_head_is_found_where_it_was_noted(model: Path, cache: Path, tmp_path: Path) -> None:
+    """Noting it twice is one note; a note of a head that is gone, or that holds no path, is passed over."""
+    trained = _head(tmp_path / "elsewhere" / "my head", target_of(read_gguf(model)))
+    remember_head(trained, cache)
+    remember_head(trained, cache)
+    assert len(list((cache / "heads").iterdir())) == 1
+    assert find_head(model, cache) == FoundHead(trained, beside=False)
+    (cache / "heads" / "0.path").write_bytes(b"\0")
+    (cache / "heads" / "1.path").mkdir()
+    assert find_head(model, cache) == FoundHead(trained, beside=False)
+    trained.rename(tmp_path / "moved")
+    assert find_head(model, cache) is None
 
 
 def test_a_shipped_head_is_found(model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
