@@ -49,6 +49,7 @@ _FILE_TYPES = {name: number for number, name in FILE_TYPE_NAMES.items()}
 _CONTEXT = 4096
 
 
+# Eight parameters: the head, its target, the result, and one for each option of `edgedec export HEAD --to gguf`.
 def write_head_gguf(
     head: Head,
     target: GGUF,
