@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.command_line import run_here
 from support.hf_checkpoints import safetensors_bytes
 from support.servers import StubServer, add_repository, model_bytes, sha256
 from support.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
@@ -53,6 +54,16 @@ def test_a_head_without_its_weights_is_fetched_again(server: StubServer) -> None
         resolve("hf:someone/head", OFFLINE)
     assert pull("hf:someone/head", WANTED) == path
     assert (path.parent / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_info_knows_a_head_of_a_hub_by_its_name(server: StubServer) -> None:
+    """Once it is in the cache; before, it says that it is not."""
+    add_repository(server, "someone/head", HEAD)
+    assert run_here("info", "hf:someone/head").code == 21
+    pull("hf:someone/head", WANTED)
+    told = run_here("info", "hf:someone/head")
+    assert told.code == 0, told.err
+    assert "a trained draft head" in told.text
 
 
 def test_a_gguf_wins_over_a_checkpoint(server: StubServer) -> None:

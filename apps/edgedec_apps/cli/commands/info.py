@@ -1,9 +1,11 @@
 """edgedec info: what a model's file says, and what the model needs here, for a person or as JSON."""
 
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgedec.errors import OfflineError
+from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.memory_plan import format_bytes
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.options import AsJson, ModelName
@@ -24,7 +26,6 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
     Nothing is downloaded, and only the file's header is read (of a draft head, all).
     """
     from edgedec.api.base_memory import base_bytes
-    from edgedec.loading.resolve import resolve
     from edgedec.memory.planner import Cap
     from edgedec.trained_heads.load import is_head_path
     from edgedec_apps.cli.head_report import head_document, head_facts
@@ -35,7 +36,7 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
         None, base_bytes(), whole_process=True
     )  # measured before the file is read, as in every command that plans memory
     try:
-        path = resolve(model, ResolveOptions(offline=True))
+        path = _stored(model)
     except OfflineError as error:
         entry = load_catalogue().get(model)
         if entry is None:
@@ -49,6 +50,18 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
     with shown_at_a_terminal("reading the header, planning the memory"):
         document = model_document(path, cap)
     write_json(document) if as_json else write_facts(_facts(document))
+
+
+def _stored(model: str) -> Path:
+    """Return the file of a model, or of a draft head, on this machine; raises what `resolve` raises for a model."""
+    from edgedec.loading.resolve import resolve
+
+    try:
+        return resolve(model, ResolveOptions(offline=True))
+    except OfflineError:
+        with suppress(OfflineError, ModelNotFoundError):
+            return resolve(model, ResolveOptions(offline=True, draft_head=True))
+        raise
 
 
 def _catalogue_document(entry: "Entry") -> dict[str, Any]:
