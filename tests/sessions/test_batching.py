@@ -406,7 +406,7 @@ def test_no_more_is_joined_than_one_forward_may_return(model: Model) -> None:
 def test_a_session_is_waited_for_while_its_head_drafts(model: Model) -> None:
     """A forward waits for a due session that drafts, however long that takes, and goes on when the draft is over."""
     counted = Counted(model)
-    batcher = Batcher(counted)  # type: ignore[arg-type]
+    batcher = Batcher(counted)
     first, second = batcher.session(N_CTX), batcher.session(N_CTX)
     with first.generating(1), second.generating(1), ThreadPoolExecutor(1) as threads:
         with batcher.drafting(second):
