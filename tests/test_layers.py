@@ -123,3 +123,11 @@ def test_no_environment_reads_in_the_core() -> None:
         text = path.read_text(encoding="utf-8")
         assert "os.environ" not in text, path
         assert "getenv" not in text, path
+
+
+def test_only_the_training_imports_torch() -> None:
+    """No other file imports torch, and of the training only the files that its docstring names."""
+    found = {path for package in ALLOWED for path in (ROOT / package).rglob("*.py") if "torch" in imports(path)}
+    training = ROOT / "export/edgedec_export/training"
+    said = (training / "__init__.py").read_text(encoding="utf-8")
+    assert found == {path for path in training.glob("*.py") if f"`{path.name}`" in said}

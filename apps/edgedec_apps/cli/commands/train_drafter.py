@@ -1,0 +1,146 @@
+"""edgedec train-drafter: a draft head for a model, trained on the model's own answers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from edgedec.progress import CancelToken
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.options import AsJson, JsonOut, ModelName, Offline, Quiet, Threads, option, sampling_option
+from edgedec_apps.cli.output_files import report, require_writable
+from edgedec_apps.cli.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from edgedec_export.training.train_drafter import Trained
+
+_TRAINING = "Training"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """The arguments and options of `edgedec train-drafter`."""
+
+    model: ModelName
+    out: Annotated[
+        Path | None,
+        option("--out", "-o", help="Folder of the head (default: here, NAME-head).", metavar="PATH", panel=_TRAINING),
+    ] = None
+    work: Annotated[
+        Path | None,
+        option(
+            "--work",
+            help="Folder of answers and checkpoints, which a later run goes on with (default: HEAD.training).",
+            metavar="PATH",
+            panel=_TRAINING,
+        ),
+    ] = None
+    prompts: Annotated[
+        list[Path] | None,
+        option(
+            "--prompts",
+            help="Also train on these prompts: one a line, or JSON lines with turns; may be repeated.",
+            metavar="FILE",
+            panel=_TRAINING,
+        ),
+    ] = None
+    tokens: Annotated[
+        int, option("--tokens", help="Train on N tokens of the model's answers.", metavar="N", panel=_TRAINING)
+    ] = 500_000
+    answer_tokens: Annotated[
+        int, option("--answer-tokens", help="Most tokens of an answer.", metavar="N", panel=_TRAINING)
+    ] = 256
+    vocabulary: Annotated[
+        int | None,
+        option(
+            "--vocabulary",
+            help="Tokens that the head can draft (default: those of 97 % of the answers).",
+            metavar="N",
+            panel=_TRAINING,
+        ),
+    ] = None
+    passes: Annotated[
+        float, option("--passes", help="Learn from every answer X times at most.", metavar="X", panel=_TRAINING)
+    ] = 3.0
+    seed: Annotated[int, sampling_option("--seed", help="Same seed, same head.", metavar="N")] = 0
+    threads: Threads = None
+    offline: Offline = False
+    as_json: AsJson = False
+    json_out: JsonOut = None
+    quiet: Quiet = False
+
+
+def command(job: TrainJob) -> None:
+    """Train a draft head for a model on the model's own answers; the same command resumes.
+
+    A head is a small network that guesses the model's next tokens from its hidden states. The model writes prompts and
+    answers itself, and the head learns to foresee the answers. Two cores need hours, a GPU minutes. Ctrl-C, or a crash,
+    loses a minute at most: the same command goes on where it stopped. Training ends when the head no longer gets better
+    on prompts that it does not learn from. MODEL is a GGUF that the cpu runtime runs.
+    """
+
+    def work(cancel: CancelToken) -> dict[str, Any]:
+        with ProgressLine(quiet=job.quiet) as on_progress:
+            return _document(_train(job, on_progress, cancel))
+
+    require_writable(job.json_out)
+    report(interruptible(work), _lines, as_json=job.as_json, json_out=job.json_out)
+
+
+def _train(job: TrainJob, on_progress: Any, cancel: CancelToken) -> "Trained":
+    """Find the model and train."""
+    from edgedec.loading.resolve import resolve
+    from edgedec.resolver import ResolveOptions
+    from edgedec_export.training.prompt_files import read_prompts
+    from edgedec_export.training.torch_library import require_torch
+    from edgedec_export.training.train_drafter import TrainOptions, train_drafter
+    from edgedec_models.folders import cache_folder
+
+    require_torch()  # before a model is downloaded
+    path = resolve(job.model, ResolveOptions(cache_folder(), job.offline, on_progress, cancel))
+    options = TrainOptions(
+        work=job.work,
+        prompts=read_prompts(job.prompts or []),
+        n_tokens=job.tokens,
+        n_answer=job.answer_tokens,
+        n_vocabulary=job.vocabulary,
+        n_passes=job.passes,
+        n_threads=job.threads,
+        seed=job.seed,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
+    return train_drafter(path, job.out or Path(f"{_default_name(job.model)}-head"), options)
+
+
+def _default_name(model: str) -> str:
+    """Return a file name for a model's head.
+
+    >>> _default_name("smollm2-135m"), _default_name("folder/some.Q4_K_M.gguf"), _default_name("hf:owner/repo:Q8_0")
+    ('smollm2-135m', 'some.Q4_K_M', 'repo-Q8_0')
+    """
+    name = model.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    return name.replace(":", "-")
+
+
+def _document(trained: "Trained") -> dict[str, Any]:
+    found = trained.report
+    return {
+        "head": str(trained.folder),
+        "vocabulary": trained.card.n_vocab_draft,
+        "coverage": trained.coverage,
+        "history": trained.history,
+        "sentence": found.sentence(),
+    } | found.as_json()
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    """Return the report: a line for each kind of prompt, and what to expect."""
+    from edgedec_apps.bench.table import columns
+
+    rows = [["prompts", "tokens", "tokens a step", "reach 1, 2, 3", "expected speed"]]
+    for kind, found in document["kinds"].items():
+        chances = ", ".join(f"{chance:.2f}" for chance in found["reach"][:3])
+        gained, speed = f"{found['tokens_per_step']:.2f}", f"{found['expected_speed']:.2f}"
+        rows.append([kind, str(found["tokens"]), gained, chances, speed])
+    drafts = f"{document['vocabulary']} tokens to draft with, {document['coverage']:.1%} of what the model writes"
+    return [*columns(rows), "", f"{document['head']}: {drafts}", document["sentence"]]

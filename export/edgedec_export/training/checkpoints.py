@@ -1,0 +1,91 @@
+"""The state of a training on the disk, from which a run that was killed goes on with the same bits."""
+
+import io
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, RequestError
+from edgedec.storage.whole_file import write_atomically
+from edgedec_export.training.batches import Place
+from edgedec_export.training.network import Weights
+
+FILE = "checkpoint.pt"
+
+
+@dataclass(slots=True)
+class Progressed:
+    """How far a training has come.
+
+    Attributes:
+        token_ids: int32[n_vocab_draft], the tokens that the head can draft.
+        place: Where it stands in the lessons.
+        n_seen: Tokens of answers that it learned from, each time counted.
+        history: Each time the head was measured: the tokens seen, and the tokens that a step adds.
+        best: The head's tensors when it was best; None before it was measured.
+        learner: What Learner.state returned; None before the first step.
+    """
+
+    token_ids: NDArray[np.int32]
+    place: Place
+    n_seen: int
+    history: list[tuple[int, float]]
+    best: Weights | None = None
+    learner: dict[str, Any] | None = None
+
+    @property
+    def best_yield(self) -> float:
+        """The most tokens that a step added when the head was measured; 0 before."""
+        return max((found for _, found in self.history), default=0.0)
+
+
+def save(folder: Path, key: str, state: Progressed) -> None:
+    """Write a training's state; a process that is killed meanwhile leaves the one before.
+
+    Args:
+        folder: Where the training keeps its files.
+        key: What the state belongs to: the target and the recipe.
+        state: The state.
+
+    Raises:
+        OSError: The file can't be written.
+    """
+    place = [state.place.n_pass, state.place.n_mix, state.place.n_group]
+    found = {
+        "key": key,
+        "token_ids": torch.from_numpy(state.token_ids),
+        "place": place,
+        "n_seen": state.n_seen,
+        "history": [list(entry) for entry in state.history],
+        "best": state.best,
+        "learner": state.learner,
+    }
+    buffer = io.BytesIO()
+    torch.save(found, buffer)
+    write_atomically(folder / FILE, buffer.getvalue(), sync=True)
+
+
+def restore(folder: Path, key: str) -> Progressed | None:
+    """Return the state that save() wrote, None where there is none.
+
+    Raises:
+        RequestError: It belongs to another recipe.
+        ModelFormatError: The file is damaged.
+    """
+    path = folder / FILE
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        return None
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError, OSError) as error:
+        raise ModelFormatError(f"{path} is damaged ({error}); delete it to train from the beginning") from error
+    if found["key"] != key:
+        raise RequestError(f"{path} is of a training with other settings; delete it to train from the beginning")
+    history = [(int(seen), float(gain)) for seen, gain in found["history"]]
+    token_ids, place = found["token_ids"].numpy(), Place(*found["place"])
+    return Progressed(token_ids, place, found["n_seen"], history, found["best"], found["learner"])

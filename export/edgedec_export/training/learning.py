@@ -1,0 +1,139 @@
+"""One step of training: a batch through several draft steps, and the optimizers' update of the head's tensors."""
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgedec.trained_heads.card import HeadCard
+from edgedec_export.training.batches import Batch
+from edgedec_export.training.network import TAP_SCALE, Tensor, Unroll, Weights, loss_of, target_shares
+from edgedec_export.training.target_parts import TargetParts
+
+DRAFT_STEPS = 4
+"""Draft steps that training unrolls."""
+
+_MATRIX_RATE, _VECTOR_RATE = 8e-3, 5e-3
+_WARM_UP = 0.03
+_LAST_RATE = 0.02  # of the highest
+_LARGEST_GRADIENT = 1.0
+
+
+@dataclass(slots=True)
+class Borrowed:
+    """What a head borrows from its target, on the device that trains.
+
+    Attributes:
+        parts: The target's file.
+        token_ids: int32[n_vocab_draft], the tokens that the head can draft.
+        rows: bf16[n_vocab_draft, n_embd], their rows of the output matrix.
+        norm: f32[n_embd], the target's last norm.
+        device: "cpu" or "cuda".
+    """
+
+    parts: TargetParts
+    token_ids: Any
+    rows: Tensor
+    norm: Tensor
+    device: str
+
+    @classmethod
+    def of(cls, parts: TargetParts, token_ids: Any, device: str) -> "Borrowed":
+        """Return what a head with this short list borrows."""
+        rows = torch.from_numpy(parts.output_rows(token_ids)).to(device, torch.bfloat16)
+        return cls(parts, token_ids, rows, torch.from_numpy(parts.output_norm).to(device), device)
+
+    def embeddings(self, batch: Batch, n_steps: int) -> list[Tensor]:
+        """Return for each step f32[B, T, n_embd], the embeddings of the tokens that it reads."""
+        known, places = np.unique(batch.token_ids, return_inverse=True)
+        table = torch.from_numpy(self.parts.embeddings(known)).to(self.device)
+        placed = torch.from_numpy(places.reshape(batch.token_ids.shape)).to(self.device)
+        n_rows = batch.taps.shape[1]
+        return [table[placed[:, 1 + k : 1 + k + n_rows]] for k in range(n_steps)]
+
+
+class Learner:
+    """A head that learns.
+
+    Matrices are updated by Muon (Jordan et al. 2024), which takes fewer steps than Adam; vectors by AdamW.
+
+    Attributes:
+        card: The head's shape.
+        weights: Its tensors, which every step changes.
+    """
+
+    def __init__(self, card: HeadCard, weights: Weights, borrowed: Borrowed) -> None:
+        self.card = card
+        self._borrowed = borrowed
+        device = borrowed.device
+        self.weights = {name: values.to(device).clone() for name, values in weights.items()}
+        for name in weights.keys() - {TAP_SCALE}:
+            self.weights[name].requires_grad_()
+        self._learned = [values for values in self.weights.values() if values.requires_grad]
+        matrices = [values for values in self._learned if values.ndim == 2]
+        vectors = [values for values in self._learned if values.ndim == 1]
+        self._optimizers = (
+            torch.optim.Muon(matrices, lr=_MATRIX_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(vectors, lr=_VECTOR_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        )
+        self._rates = (_MATRIX_RATE, _VECTOR_RATE)
+
+    def learn(self, batch: Batch, part: float) -> float:
+        """Learn from a batch and return its loss, in nats.
+
+        Args:
+            batch: What to learn from, with DRAFT_STEPS steps.
+            part: How much of the training is over, 0 to 1: the rate falls with a cosine.
+        """
+        b = self._borrowed
+        head = {"rows": b.rows, "shares": self._shares(batch)}
+        counted = [(self._on(at), self._on(which)) for at, which in zip(batch.at, batch.which, strict=True)]
+        with torch.autocast(b.device, torch.bfloat16):
+            unroll = Unroll.begin(self.card, self.weights, self._on(batch.taps).float())
+            loss, handle = loss_of(unroll, b.embeddings(batch, DRAFT_STEPS), counted, head)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        handle.backward()
+        torch.nn.utils.clip_grad_norm_(self._learned, _LARGEST_GRADIENT)
+        share = rate_at(part)
+        for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = share * rate
+            optimizer.step()
+        return float(loss)
+
+    def _shares(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            return target_shares(self._on(batch.last), self._borrowed.norm, self._borrowed.rows, self.card.rms_epsilon)
+
+    def _on(self, array: Any) -> Tensor:
+        return torch.from_numpy(array).to(self._borrowed.device)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that changes, for restore()."""
+        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
+        weights = {name: values.detach() for name, values in self.weights.items()}
+        return {"weights": weights, "optimizers": optimizers}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what state() returned."""
+        with torch.no_grad():
+            for name, values in self.weights.items():
+                values.copy_(state["weights"][name])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(deepcopy(saved))  # torch would share its tensors
+
+
+def rate_at(part: float) -> float:
+    """Return the share of the highest learning rate when so much of the training is over: a warm-up, then a cosine.
+
+    >>> [round(rate_at(part), 2) for part in (0.0, 0.015, 0.03, 0.515, 1.0)]
+    [0.02, 0.5, 1.0, 0.51, 0.02]
+    """
+    if part < _WARM_UP:
+        return max(_LAST_RATE, part / _WARM_UP)
+    rest = min(1.0, (part - _WARM_UP) / (1 - _WARM_UP))
+    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * rest))

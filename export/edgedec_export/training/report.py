@@ -1,0 +1,128 @@
+"""The report on a trained head: what it accepts by kind of prompt, and what that brings on this machine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgedec.cost_curve import CostCurve
+from edgedec.trained_heads.card import HeadCard, Promise
+from edgedec_export.training.simulation import Costs, Drafted, Outcome, best_outcome, reach, replay
+
+MOST_DRAFTED = 6
+LEAST_GAIN = 0.03
+"""A head that is expected to bring less than this is said not to pay."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindReport:
+    """What a head brings on one kind of prompt.
+
+    Attributes:
+        kind: The kind; "all" for all together.
+        n_tokens: Tokens that it was measured on.
+        tokens_per_step: Tokens that a step adds with drafts of MOST_DRAFTED tokens.
+        reach: The chance that such a draft is accepted up to its first, second, ... token.
+        best: The fastest way to draft under this machine's cost curve.
+    """
+
+    kind: str
+    n_tokens: int
+    tokens_per_step: float
+    reach: tuple[float, ...]
+    best: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class HeadReport:
+    """What a head brings.
+
+    Attributes:
+        kinds: By kind of prompt, "all" last.
+        drafted_token: What a drafted token is taken to cost, in times of a plain step.
+        curve: Seconds of a forward by its rows, as measured on this machine.
+    """
+
+    kinds: tuple[KindReport, ...]
+    drafted_token: float
+    curve: dict[int, float]
+
+    @property
+    def all(self) -> KindReport:
+        """All kinds together."""
+        return self.kinds[-1]
+
+    @property
+    def pays(self) -> bool:
+        """Whether the head is expected to make this machine faster."""
+        return self.all.best.speed >= 1 + LEAST_GAIN
+
+    @property
+    def promise(self) -> Promise:
+        """What the head's card promises."""
+        return Promise(self.all.reach, {kind.kind: kind.reach for kind in self.kinds[:-1]})
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON types."""
+        kinds = {
+            kind.kind: {
+                "tokens": kind.n_tokens,
+                "tokens_per_step": round(kind.tokens_per_step, 4),
+                "reach": [round(chance, 4) for chance in kind.reach],
+                "expected_speed": round(kind.best.speed, 4),
+                "draft_tokens": kind.best.n_most,
+                "least_sure": kind.best.least_sure,
+            }
+            for kind in self.kinds
+        }
+        curve = {str(n): seconds for n, seconds in self.curve.items()}
+        return {"kinds": kinds, "drafted_token": self.drafted_token, "curve_s": curve, "pays": self.pays}
+
+    def sentence(self) -> str:
+        """Return in a sentence what to expect on this machine."""
+        every, best = self.all, self.all.best
+        said = f"{every.tokens_per_step:.2f} tokens a step on prompts that it did not learn from"
+        if not self.pays:
+            return f"the head gives {said}, and does not pay here: a step of two rows costs too much on this machine"
+        return (
+            f"the head gives {said}: about {best.speed:.2f} times plain decoding here, with drafts of up to "
+            f"{best.n_most} (simulated with this machine's cost curve)"
+        )
+
+
+def head_report(drafted: Sequence[Drafted], curve: CostCurve, drafted_token: float) -> HeadReport:
+    """Return the report on what a head drafted on answers held back.
+
+    Args:
+        drafted: The drafts.
+        curve: The measured cost of forwards.
+        drafted_token: What a drafted token costs, in times of a plain step.
+    """
+    costs = _costs(curve, drafted_token)
+    kinds = sorted({text.kind for text in drafted})
+    groups = [(kind, [text for text in drafted if text.kind == kind]) for kind in kinds]
+    reports = tuple(_of(kind, texts, costs) for kind, texts in [*groups, ("all", list(drafted))])
+    return HeadReport(reports, drafted_token, curve.table())
+
+
+def _of(kind: str, texts: Sequence[Drafted], costs: Costs) -> KindReport:
+    gained = replay(texts, lambda n: 1.0, MOST_DRAFTED).tokens_per_step
+    n_tokens = sum(len(text.right) for text in texts)
+    return KindReport(kind, n_tokens, gained, reach(texts, MOST_DRAFTED), best_outcome(texts, costs))
+
+
+def _costs(curve: CostCurve, drafted_token: float) -> Callable[[int], float]:
+    seconds = curve.up_to(1 + MOST_DRAFTED)
+    return lambda n: seconds[n] / seconds[0] + n * drafted_token
+
+
+def drafted_token_share(card: HeadCard, n_target_bytes: int, bytes_per_output_row: float) -> float:
+    """Return what a drafted token is expected to cost, in times of a plain step: its share of the bytes that are read.
+
+    Args:
+        card: The head, whose layer is counted at 8 bits a weight.
+        n_target_bytes: Bytes of the target's weights that a plain step reads.
+        bytes_per_output_row: Bytes of a row of the output matrix.
+    """
+    n_q, n_kv = card.n_head * card.head_dim, card.n_head_kv * card.head_dim
+    layer = 2 * card.n_embd * (n_q + 2 * n_kv) + card.n_embd * n_q + 3 * card.n_embd * card.n_ff
+    return (layer * 1.0625 + card.n_vocab_draft * bytes_per_output_row) / n_target_bytes

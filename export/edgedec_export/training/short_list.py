@@ -1,0 +1,39 @@
+"""Which tokens a head can draft: those that the target itself writes most often (VocabTrim, arXiv:2506.22694)."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST_TOKENS, MOST_TOKENS = 1024, 32768
+COVERAGE = 0.97
+"""The share of the answers' tokens that a head can draft, unless the number of tokens is given."""
+
+
+def count_tokens(answers: Iterable[NDArray[np.int32]], n_vocab: int) -> NDArray[np.int64]:
+    """Return int64[n_vocab], how often each token occurs in the answers."""
+    counts = np.zeros(n_vocab, np.int64)
+    for token_ids in answers:
+        counts += np.bincount(token_ids, minlength=n_vocab)
+    return counts
+
+
+def short_list(counts: NDArray[np.int64], n_tokens: int | None = None) -> NDArray[np.int32]:
+    """Return int32[n], the most frequent tokens by token id, ascending; among equals those of lower id.
+
+    Args:
+        counts: What count_tokens returned.
+        n_tokens: How many; None for as many as make up COVERAGE of all that was written, a multiple of 1024 from
+            LEAST_TOKENS to MOST_TOKENS.
+    """
+    order = np.argsort(-counts, kind="stable")
+    if n_tokens is None:
+        covering = int(np.searchsorted(np.cumsum(counts[order]), COVERAGE * counts.sum())) + 1
+        n_tokens = min(MOST_TOKENS, -(-covering // LEAST_TOKENS) * LEAST_TOKENS)
+    return np.sort(order[: min(n_tokens, len(counts))]).astype(np.int32)
+
+
+def coverage(counts: NDArray[np.int64], token_ids: NDArray[np.int32]) -> float:
+    """Return the share of what was counted that a list of tokens makes up; 0 where nothing was counted."""
+    total = int(counts.sum())
+    return float(counts[token_ids].sum() / total) if total else 0.0

@@ -1,0 +1,240 @@
+"""Train a draft head for a target: collect answers, learn from them, measure, write the head.
+
+    train_drafter(Path("model.gguf"), Path("head"), TrainOptions())
+
+Every part goes on where an earlier run stopped, whatever stopped that.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.api.load import load
+from edgedec.cost_curve import CostCurve
+from edgedec.errors import OptionError, StorageError
+from edgedec.gguf.file import read_gguf, storage_error
+from edgedec.loading.draft_head import remember_head
+from edgedec.model import LoadOptions
+from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.scheduler.cost_probe import cost_curve
+from edgedec.storage.file_lock import try_lock
+from edgedec.storage.probe_cache import cache_folder
+from edgedec.trained_heads.card import HeadCard
+from edgedec.trained_heads.target import target_of
+from edgedec.trained_heads.target_rows import output_name
+from edgedec_export.training import recipe
+from edgedec_export.training.collecting import Collecting, collect
+from edgedec_export.training.head_folder import write_head
+from edgedec_export.training.lessons import LessonFile, first_files
+from edgedec_export.training.openings import Opening
+from edgedec_export.training.report import HeadReport, drafted_token_share, head_report
+from edgedec_export.training.short_list import count_tokens, coverage, short_list
+from edgedec_export.training.target_parts import TargetParts, card_of
+from edgedec_export.training.torch_library import require_torch
+
+_MOST_TEXT = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a head is trained.
+
+    Attributes:
+        work: The folder of answers and checkpoints; None for `NAME.training` beside the head.
+        prompts: The user's own prompts.
+        n_tokens: Tokens of the target's answers to learn from and to measure with.
+        n_answer: Most tokens of an answer.
+        n_vocabulary: Tokens that the head can draft; None for as many as make up 97 % of the answers.
+        n_passes: How often the head learns from every answer.
+        n_threads: Threads; None for as many as there are cores that this process may use.
+        n_parallel: Answers that are written in one forward.
+        seed: Another seed gives another training.
+        save_every_s: Seconds between two checkpoints.
+        cache_dir: The cache's root; None for this installation's default.
+        on_progress: Called with the tokens of each part.
+        cancel: Ends the training; the next run goes on.
+    """
+
+    work: Path | None = None
+    prompts: tuple[Opening, ...] = ()
+    n_tokens: int = 500_000
+    n_answer: int = 256
+    n_vocabulary: int | None = None
+    n_passes: float = 3.0
+    n_threads: int | None = None
+    n_parallel: int = 16
+    seed: int = 0
+    save_every_s: float = 60.0
+    cache_dir: Path | None = None
+    on_progress: OnProgress | None = None
+    cancel: CancelToken | None = None
+
+    def check(self) -> None:
+        """Raise OptionError for a number that is out of range."""
+        limits: dict[str, tuple[float, float]] = {
+            "n_tokens": (1, 10**12),
+            "n_answer": (8, _MOST_TEXT),
+            "n_vocabulary": (16, 1 << 24),
+            "n_passes": (0.01, 1000),
+            "n_threads": (1, 256),
+            "n_parallel": (1, 256),
+            "seed": (0, 2**32 - 1),
+        }
+        for name, (least, most) in limits.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise OptionError(name, value, f"it must be from {least:g} to {most:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A head that was written.
+
+    Attributes:
+        folder: Where it is.
+        card: Its shape, target and promise.
+        report: What it accepts, and what that brings on this machine.
+        coverage: The share of the answers' tokens that it can draft.
+        history: Each time it was measured: the tokens seen, and the tokens that a step adds.
+    """
+
+    folder: Path
+    card: HeadCard
+    report: HeadReport
+    coverage: float
+    history: list[tuple[int, float]]
+
+
+def train_drafter(model: Path, out: Path, options: TrainOptions) -> Trained:
+    """Train a head for a GGUF and write it into the folder `out`; an earlier run's work is used.
+
+    Raises:
+        RuntimeUnavailableError: torch is not installed.
+        UnsupportedModelError: The cpu runtime does not run the model.
+        RequestError: An option is out of range, or the folder of work is of another training.
+        StorageError: A file can't be written, or another process trains in the folder.
+        CancelledError: The cancel token was cancelled.
+    """
+    options.check()
+    require_torch()
+    gguf = read_gguf(model)
+    parts = TargetParts.of(gguf)
+    work = options.work or out.with_name(f"{out.name}.training")
+    n_ctx = min(max(1024, 2 * options.n_answer), parts.network.n_ctx_train)
+    texts = [opening.text for opening in options.prompts]
+    sizes = {"n_answer": options.n_answer, "n_ctx": n_ctx, "seed": options.seed}
+    made = recipe.Recipe.of(target_of(gguf), parts.taps, texts, **sizes)
+    recipe.keep(work, made)
+    try:
+        lock = try_lock(work / recipe.FILE)
+        if lock is None:
+            raise StorageError(f"another process trains in {work}; wait for it, or choose another folder with --work")
+        with lock:
+            files = _collected(model, parts, work / "lessons", n_ctx, options)
+            return _taught(parts, out, work, made.key, files, options)
+    except OSError as error:
+        raise storage_error(Path(error.filename) if error.filename else work, error) from error
+
+
+def _collected(model: Path, parts: TargetParts, folder: Path, n_ctx: int, options: TrainOptions) -> list[LessonFile]:
+    """Return the files of lessons to use, after collecting what is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if files := first_files(folder, options.n_tokens):
+        return files
+    keywords: dict[str, Any] = {"on_progress": options.on_progress, "cancel": options.cancel, "offline": True}
+    with load(
+        model,
+        runtime="cpu",
+        draft="off",
+        n_ctx=n_ctx,
+        n_threads=options.n_threads,
+        cache_dir=options.cache_dir,
+        **keywords,
+    ) as engine:
+        job = Collecting(
+            folder,
+            parts.layers_kept,
+            options.n_tokens,
+            options.n_answer,
+            seed=options.seed,
+            n_ctx=n_ctx,
+            n_at_once=options.n_parallel,
+            own=options.prompts,
+        )
+        collect(engine, job, options.on_progress, options.cancel)
+    return first_files(folder, options.n_tokens)
+
+
+def _curve(model: Path, options: TrainOptions) -> CostCurve:
+    """Return the cost curve of the target on this machine, with as many threads as a user has by default."""
+    cache_dir = cache_folder(options.cache_dir)
+    with load(model, runtime="cpu", draft="off", cache_dir=cache_dir, offline=True) as engine:
+        session = engine.session()
+        try:
+            return cost_curve(session, LoadOptions(cache_dir=cache_dir, on_progress=options.on_progress))
+        finally:
+            session.close()
+
+
+def _taught(
+    parts: TargetParts,
+    out: Path,
+    work: Path,
+    key: str,
+    files: list[LessonFile],
+    options: TrainOptions,
+) -> Trained:
+    """Train on lessons, and write the head with its report."""
+    from edgedec_export.training.teaching import Teaching, default_device, set_threads, teach
+
+    set_threads(options.n_threads)
+    job = Teaching(
+        work, key, options.n_passes, seed=options.seed, device=default_device(), save_every_s=options.save_every_s
+    )
+    card = partial(card_of, parts, out.name, target=target_of(parts.gguf))
+    counts = _counts(files, parts.network.n_vocab, options)
+    chosen = partial(short_list, counts, options.n_vocabulary)
+    taught = teach(parts, card, files, chosen, job, options.on_progress, options.cancel)
+    n = len(taught.token_ids)
+    report = head_report(taught.drafted, _curve(parts.gguf.paths[0], options), _drafted_token(parts, card(n)))
+    found = replace(card(n), promise=report.promise)
+    covered = coverage(counts, taught.token_ids)
+    about = {
+        "recipe": {
+            "answer_tokens": sum(file.n_tokens for file in files),
+            "passes": options.n_passes,
+            "seed": options.seed,
+            "vocabulary": n,
+            "coverage": round(covered, 4),
+        },
+        "history": taught.history,
+        "report": report.as_json(),
+    }
+    write_head(out, found, taught.arrays, taught.token_ids, about)
+    remember_head(out, cache_folder(options.cache_dir))
+    return Trained(out, found, report, covered, taught.history)
+
+
+def _counts(files: list[LessonFile], n_vocab: int, options: TrainOptions) -> NDArray[np.int64]:
+    """Return how often the target writes each token in the lessons to learn from."""
+    counts = np.zeros(n_vocab, np.int64)
+    with stage(options.on_progress, "counting tokens"):
+        for file in files:
+            if options.cancel is not None:
+                options.cancel.check("counting tokens")
+            if not file.is_held_back:
+                counts += count_tokens(file.answers(), n_vocab)
+    return counts
+
+
+def _drafted_token(parts: TargetParts, card: HeadCard) -> float:
+    """Return what a drafted token costs, in times of a plain step, by the bytes that are read."""
+    name = output_name(parts.gguf)
+    tensor = parts.gguf.tensors[name]
+    embedding = parts.gguf.tensors["token_embd.weight"].n_bytes if name != "token_embd.weight" else 0
+    read = sum(found.n_bytes for found in parts.gguf.tensors.values()) - embedding
+    return drafted_token_share(card, read, tensor.n_bytes / tensor.shape[1])

@@ -1,0 +1,150 @@
+"""The whole command: a head comes out that fits its target, whatever killed the runs before."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from numpy.testing import assert_array_equal
+from support.command_line import run_here
+
+from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.gguf.file import read_gguf
+from edgedec.trained_heads.load import load_head
+from edgedec.trained_heads.target import fit
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="training needs torch, which is not installed")
+
+OPTIONS = ("--tokens", "4200", "--answer-tokens", "20", "--vocabulary", "64", "--threads", "1", "--offline")
+SCRIPT = """
+import sys
+from pathlib import Path
+from edgedec_export.training.prompt_files import read_prompts
+from edgedec_export.training.train_drafter import TrainOptions, train_drafter
+own = read_prompts([Path(sys.argv[3])])
+options = TrainOptions(prompts=own, n_tokens=4200, n_answer=20, n_vocabulary=64, n_threads=1, save_every_s=0.02)
+print("begun", flush=True)
+train_drafter(Path(sys.argv[1]), Path(sys.argv[2]), options)
+"""
+"""The command with a checkpoint every 20 ms."""
+
+
+def names_and_bytes(folder: Path) -> dict[str, bytes]:
+    """Return the contents of a folder's files by name."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 200 prompts, more than the answers need."""
+    path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    path.write_text("\n".join(f"prompt {i}" for i in range(200)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A head that one run trained, and the command's report."""
+    head = tmp_path_factory.mktemp("trained") / "head"
+    result = run_here("train-drafter", target, "--out", head, "--prompts", prompts, *OPTIONS, "--json", "-q")
+    assert (result.code, result.err) == (0, ""), result
+    return head, json.loads(result.out)
+
+
+@needs_torch
+def test_a_head_comes_out(target: Path, trained: tuple[Path, dict[str, Any]]) -> None:
+    """It fits its target; its card promises what the report says; the record holds the recipe."""
+    folder, report = trained
+    head = load_head(folder)
+    assert fit(head, read_gguf(target)).notes == ()
+    assert head.card.promise is not None
+    assert [round(chance, 4) for chance in head.card.promise.reach] == report["kinds"]["all"]["reach"]
+    assert (head.card.n_vocab_draft, report["vocabulary"]) == (64, 64)
+    assert list(head.d2t) == sorted(head.d2t)
+    about = json.loads((folder / "edgedec-head.json").read_text())["about"]
+    assert about["recipe"]["answer_tokens"] >= 4200
+    assert about["report"]["pays"] == report["pays"]
+    assert report["kinds"]["all"]["tokens"] == sum(kind["tokens"] for kind in report["kinds"].values()) / 2
+    assert len(report["history"]) > 10
+    assert report["sentence"].startswith("the head gives ")
+
+
+@needs_torch
+def test_a_training_that_is_over_is_only_reported(
+    target: Path, prompts: Path, trained: tuple[Path, dict[str, Any]]
+) -> None:
+    """The same command again writes the same head; other settings are refused by name."""
+    folder, report = trained
+    before = names_and_bytes(folder)
+    result = run_here("train-drafter", target, "--out", folder, "--prompts", prompts, *OPTIONS)
+    assert result.code == 0, result
+    assert report["sentence"][:30] in result.text
+    assert names_and_bytes(folder)["model.safetensors"] == before["model.safetensors"]
+    refused = run_here("train-drafter", target, "--out", folder, "--prompts", prompts, *OPTIONS, "--seed", "8")
+    assert refused.code == RequestError.exit_code
+    assert "seed 0 instead of 8" in refused.err
+
+
+@needs_torch
+def test_ten_kills_change_nothing(
+    target: Path, prompts: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Killed at ten random moments, the command ends with the bits of the run that nothing disturbed."""
+    whole, _ = trained
+    head = tmp_path / "head"
+    command = [sys.executable, "-c", SCRIPT, str(target), str(head), str(prompts)]
+    draw, n_killed = Random(11), 0
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(10):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(draw.uniform(0.05, 1.5))
+        process.send_signal(signal.SIGKILL)
+        n_killed += process.wait() == -signal.SIGKILL
+        process.stdout.close()
+    assert n_killed > 0
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    assert_array_equal(load_head(head).d2t, load_head(whole).d2t)
+    ours, theirs = names_and_bytes(head), names_and_bytes(whole)
+    assert ours["model.safetensors"] == theirs["model.safetensors"]
+    left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix == ".lock")
+    assert left == []
+
+
+def test_without_torch_the_command_says_how_to_get_it(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any work; nothing is written."""
+    monkeypatch.setattr("edgedec_export.training.torch_library.find_spec", lambda name: None)
+    result = run_here("train-drafter", target, "--out", tmp_path / "head")
+    assert result.code == RuntimeUnavailableError.exit_code
+    assert "training a head needs torch, which is not installed: pip install" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tokens", "0"), "must be from 1"),
+        (("--passes", "nan"), "must be from 0.01"),
+        (("--vocabulary", "3"), "must be from 16"),
+        (("--prompts", "missing.txt"), "missing.txt can't be read"),
+    ],
+)
+def test_options_that_cannot_be(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
+) -> None:
+    """Each is refused by name, before any work."""
+    monkeypatch.setattr("edgedec_export.training.torch_library.find_spec", lambda name: object())
+    result = run_here("train-drafter", target, "--out", tmp_path / "head", *options)
+    assert result.code in (RequestError.exit_code, 60)
+    assert message in result.err
+    assert list(tmp_path.iterdir()) == []
