@@ -14,6 +14,7 @@ from edgedec_apps.cli.terminal import neutral, one_line, say
 _PATIENCE_S = 0.5  # before work is shown at a terminal
 _LINE_PATIENCE_S = 1.0  # before work is shown elsewhere
 _LINE_EVERY_S = 10.0  # between two lines on work without progress
+_PACE_AFTER_S = 10.0  # before a line says how fast tokens come
 _TICK_S = 0.25
 
 Key = tuple[str, str]
@@ -25,6 +26,7 @@ class _Work:
 
     latest: Progress
     started: float
+    n_before: int = 0  # what was done before it began: a run that goes on where another one stopped
     task: Any = None
     tenth: int = -1
     said_at: float | None = None
@@ -70,7 +72,7 @@ class ProgressLine:
             return
         key, now = (progress.phase, progress.detail), time.monotonic()
         with self._lock:
-            work = self._works.setdefault(key, _Work(progress, now))
+            work = self._works.setdefault(key, _Work(progress, now, progress.done))
             work.latest = progress
             self._show(work, now)
             if _is_over(progress):
@@ -128,7 +130,7 @@ class ProgressLine:
         patience = _LINE_PATIENCE_S if tenth > work.tenth else _LINE_EVERY_S
         if said_at is None or now - said_at >= patience:
             work.tenth, work.said_at = tenth, now
-            say(f"{work.label}: {_amount(latest) or f'{seconds:.0f} s so far'}")
+            say(f"{work.label}: {_amount(latest) or f'{seconds:.0f} s so far'}{_pace(work, seconds)}")
 
 
 @contextmanager
@@ -156,6 +158,25 @@ def _amount(progress: Progress) -> str:
     return f"{progress.done}{of} {progress.unit}"
 
 
+def _pace(work: _Work, seconds: float) -> str:
+    """Return how many tokens a second come, and how long the rest will take; "" for short work and other units.
+
+    >>> _pace(_Work(Progress("training", 2500, 4000, "tokens"), 0.0, 500), 20.0)
+    ' (100 tokens/s, 15 s left)'
+    >>> _pace(_Work(Progress("training", 2500, 400_000, "tokens"), 0.0, 500), 20.0)
+    ' (100 tokens/s, 66 min left)'
+    >>> _pace(_Work(Progress("prefill", 2500, 4000, "tokens"), 0.0), 2.0)
+    ''
+    """
+    latest = work.latest
+    rate = (latest.done - work.n_before) / max(seconds, 1e-9)
+    if latest.unit != "tokens" or latest.total is None or seconds < _PACE_AFTER_S or rate <= 0:
+        return ""
+    left_s = (latest.total - latest.done) / rate
+    left = f"{left_s / 60:.0f} min" if left_s >= 100 else f"{left_s:.0f} s"
+    return f" ({rate:.0f} tokens/s, {left} left)"
+
+
 def _bar() -> Any:
     """Return a progress bar of rich, which is imported only here, as that takes time."""
     from rich.console import Console
@@ -175,7 +196,8 @@ def _bar() -> Any:
             if unit == "%":
                 return Text("")
             seconds = f"{task.elapsed or 0:.0f} s"
-            return Text(_amount(Progress("", round(task.completed), total, unit)) or seconds)
+            speed = f" {task.speed:.0f}/s" if unit == "tokens" and task.speed and task.elapsed > _PACE_AFTER_S else ""
+            return Text((_amount(Progress("", round(task.completed), total, unit)) or seconds) + speed)
 
     # In a narrow terminal the label is shortened, as a line that wraps could not be overwritten.
     text = TextColumn(

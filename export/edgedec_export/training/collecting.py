@@ -99,6 +99,8 @@ class _Collector:
         self._waiting: deque[Task[_Key]] = deque()
         self._open: dict[int, _Open] = {}
         self._next_number = 0
+        while self._next_number in self._files and self._n_tokens < job.n_tokens:
+            self._begin_file()
 
     def progress(self) -> Progress:
         """Return how many of the wanted tokens there are."""
