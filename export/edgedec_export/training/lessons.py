@@ -79,7 +79,7 @@ class LessonFile:
     def prompt_hashes(self) -> set[str]:
         """Return the hashes of its prompts, without reading the rest; raises what read() raises."""
         try:
-            with np.load(self.path, allow_pickle=False) as arrays:
+            with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return set(arrays["prompt_hash"].tolist())
         except (OSError, ValueError, KeyError, BadZipFile):
             return {lesson.prompt_hash for lesson in self.read()}
@@ -87,7 +87,7 @@ class LessonFile:
     def answers(self) -> list[NDArray[np.int32]]:
         """Return the token ids of its answers, without reading the hidden states; raises what read() raises."""
         try:
-            with np.load(self.path, allow_pickle=False) as arrays:
+            with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 ends = np.cumsum(arrays["n"]).tolist()
                 token_ids = arrays["token_ids"] if ends else np.empty(0, np.int32)
                 parts = zip([0, *ends[:-1]], arrays["n_prompt"].tolist(), ends, strict=True) if ends else ()

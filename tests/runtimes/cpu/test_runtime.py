@@ -328,7 +328,7 @@ def test_every_operation_of_a_forward_is_counted(path: Path) -> None:
     assert isinstance(model, CpuModel)
     with model:
         assert set(model.operation_seconds().values()) == {0.0}
-        model.session(64).forward(TOKENS[:8], n_past=0)
+        model.session(64).forward(TOKENS[:40], n_past=0)  # a few rows are normalized as a part of what reads them
         first = model.operation_seconds()
         assert all(seconds > 0 for seconds in first.values())
         assert model.operation_seconds() == first
