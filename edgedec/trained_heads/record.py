@@ -63,7 +63,7 @@ def read_record(folder: Path) -> Record:
 
 
 def parse_record(text: str, path: Path) -> Record:
-    """Return the record that a JSON text holds; `path` is for messages.
+    """Return the record that a JSON text holds; error messages name `path`.
 
     Raises:
         ModelFormatError: The text is no sound JSON, or a value has another type than expected.

@@ -65,7 +65,7 @@ class ReferenceHead:
         self.features = np.concatenate((self.features, self.fuse(taps)))
 
     def rewind(self, n_tokens: int) -> None:
-        """Forget all but the first `n_tokens` tokens of the text: their features, and the pairs that need more."""
+        """Keep the features of the first `n_tokens` tokens of the text, and the pairs that need no later token."""
         self.features = self.features[:n_tokens]
         n_pairs = max(min(len(self.keys), n_tokens - 1), 0)
         self.keys, self.values = self.keys[:n_pairs], self.values[:n_pairs]

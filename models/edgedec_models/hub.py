@@ -72,8 +72,8 @@ def find_cached(spec: HubSpec, folder: Path, *, draft_head: bool = False) -> Pat
 def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: bool = False) -> Path:
     """Fetch a model with all its shards into `folder`, and return its file or first shard.
 
-    Where `options.draft_head` is set, the files may be those of a draft head's checkpoint; then config.json is fetched
-    first and returned, and nothing else is fetched where it is that of a model.
+    Where `options.draft_head` is set, the repository may hold the checkpoint of a draft head. Its config.json is
+    fetched first, and is what the function returns. Where config.json is a model's, no other file is fetched.
 
     Args:
         rehash: Check files that are there against what the hub has now, and replace those that differ.

@@ -1,7 +1,7 @@
 """Many texts at once, each with the hidden states that the target had while it wrote: what a head learns from.
 
-Every row of a model that is batch-invariant has the bits that it has alone, so a text does not depend on the others,
-and its hidden states are those that the runtime will show a head.
+A batch-invariant model gives each row the bits that it has alone. So a text does not depend on the other texts, and the
+hidden states of a text are those that a head will read when the runtime writes this text.
 """
 
 from collections.abc import Callable, Iterator, Sequence

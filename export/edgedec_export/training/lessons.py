@@ -37,7 +37,7 @@ class Lesson:
         temperature: What the answer was drawn with.
         n_prompt: Tokens of the prompt.
         token_ids: int32[n], prompt and answer.
-        best: int32[n - n_prompt], the target's most probable token in the place of each token of the answer.
+        best: int32[n - n_prompt], the target's most probable token at each place of the answer.
         taps: f16[n - 1, n_taps * H], the taps of every token but the last one.
         last: f16[n - n_prompt, H], what left the last layer where each token of the answer was chosen.
     """

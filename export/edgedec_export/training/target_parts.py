@@ -79,7 +79,7 @@ class TargetParts:
 
 
 def card_of(parts: TargetParts, name: str, n_vocab_draft: int, target: Target | None) -> HeadCard:
-    """Return the card of a new head: one Llama layer as wide as the target's, three taps, the target's output rows.
+    """Return the card of a new head: a Llama layer of the target's width, three taps, and the target's output rows.
 
     Args:
         parts: The target.

@@ -4,6 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "simd_x86.h"
+
 namespace {
 
 constexpr int LANES = 16;
@@ -98,37 +100,13 @@ inline void store_s8(int8_t *p, Floats x) {
 inline Floats power_of_two(Floats x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127)), 23));
 }
-EDGEDEC_INLINE void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 
-// --- one number from the lanes of a vector: lanes i and i + LANES / 2 are joined first, then half of those, and so on ---
-
-inline float sum_lanes(__m128 x) {
-  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
-}
-inline float max_lanes(__m128 x) {  // a pair with NaN gives its first element
-  x = _mm_max_ps(_mm_movehl_ps(x, x), x);
-  return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(x), x));
-}
-inline float max_magnitude_lanes(__m128i x) {
-  x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0x4e));
-  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(x, _mm_shuffle_epi32(x, 0xb1))));
-}
-inline float sum_lanes(__m256 x) { return sum_lanes(_mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1))); }
-inline float max_lanes(__m256 x) { return max_lanes(_mm_max_ps(_mm256_extractf128_ps(x, 1), _mm256_castps256_ps128(x))); }
 inline float sum_lanes(Floats x) { return sum_lanes(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
 inline float max_lanes(Floats x) { return max_lanes(_mm256_max_ps(_mm512_extractf32x8_ps(x, 1), _mm512_castps512_ps256(x))); }
 // The greatest of lanes that are not negative, as in max_magnitude.
 inline float max_magnitude_lanes(Floats x) {
   const __m512i bits = _mm512_castps_si512(x);
-  const __m256i a = _mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti32x8_epi32(bits, 1));
-  return max_magnitude_lanes(_mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
-}
-// The sum of 16 int8.
-inline int32_t sum_s8(const int8_t *p) {
-  const __m128i bytes = _mm_xor_si128(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi8((char)0x80));
-  const __m128i sums = _mm_sad_epu8(bytes, _mm_setzero_si128());
-  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
+  return max_magnitude_lanes(_mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti32x8_epi32(bits, 1)));
 }
 // In each lane a where x < 0, else b.
 inline Floats where_negative(Floats x, Floats a, Floats b) {

@@ -285,7 +285,7 @@ def _background_sha256(job: Job, detail: str) -> Iterator[Callable[[], str]]:
 
 
 def private_memory(n_bytes: int, *, huge: bool = False) -> mmap.mmap:
-    """Return private memory of zeros, at the start of a page; with `huge` in huge pages where the system has them.
+    """Return private memory of zeros that begins with a page; `huge` asks the system for huge pages.
 
     Raises:
         MemoryCapError: The system refuses the memory.
