@@ -1,17 +1,15 @@
 """The bits of a forward do not depend on how many threads there are, nor on how much of the processor they get."""
 
-import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.one_processor import busy, logits_on_one_processor
 from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
-from support.tiny_runs import Bits, extend, one_by_one
+from support.tiny_runs import extend, one_by_one
 
 from edgedec.errors import SessionError
 from edgedec.model import LoadOptions
@@ -21,7 +19,6 @@ from edgedec_runtimes.shared.cpu_count import linux_cores
 
 TEXT = np.random.default_rng(0).integers(0, 260, 40).astype(np.int32)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps threads to cores")
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
@@ -36,32 +33,6 @@ def test_any_number_of_threads(tmp_path: Path, name: str) -> None:
             np.testing.assert_array_equal(found[n_threads], found[1])
 
 
-def on_one_processor(path: Path, n_threads: int, cpu: int) -> Bits:
-    """Return the logits of a chunk and of single steps, with all threads on one logical processor."""
-    os.sched_setaffinity(0, {cpu})
-    with Cpu().load(path, LoadOptions(n_ctx=64, n_threads=n_threads)) as model:
-        return extend(model.session(64), TEXT, (25, *[1] * 11, 4))
-
-
-def count(cpu: int) -> None:
-    """Keep a logical processor busy until the process is ended."""
-    os.sched_setaffinity(0, {cpu})
-    while True:
-        pass
-
-
-@contextmanager
-def busy(cpu: int) -> Iterator[None]:
-    """Have another process busy on a logical processor."""
-    neighbour = _SPAWN.Process(target=count, args=(cpu,), daemon=True)
-    neighbour.start()
-    try:
-        yield
-    finally:
-        neighbour.terminate()
-        neighbour.join()
-
-
 @LINUX
 @pytest.mark.model
 def test_threads_that_lose_their_processor(smollm_path: Path) -> None:
@@ -69,8 +40,8 @@ def test_threads_that_lose_their_processor(smollm_path: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
     with Cpu().load(smollm_path, LoadOptions(n_ctx=64, n_threads=1)) as model:
         expected = one_by_one(model.session(64), TEXT)
-    with busy(cpu), _SPAWN.Pool(1) as pool:
-        found = pool.apply(on_one_processor, (smollm_path, 4, cpu))
+    with busy(cpu):
+        found = logits_on_one_processor(smollm_path, TEXT, 4, cpu)
     np.testing.assert_array_equal(found, expected)
 
 
