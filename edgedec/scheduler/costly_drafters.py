@@ -1,7 +1,8 @@
 """When to ask a drafter that costs time for every node, and for how many nodes.
 
 A costly drafter is asked where its record says that it pays, and at times to find out whether it does, within 1 % of
-the time.
+the time. What its record says is its mean acceptance; of a drafter that has read the text already it is the measured
+worth of its drafts (edgedec.scheduler.worth).
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,32 @@ _GAIN = 1.03  # what a costly drafter must promise against the best without it
 _TRIAL_SHARE = 0.01  # of the time: what trials of a drafter may lose
 _TRIAL_STEPS = 4
 _KEEPS_UP = 24  # tokens of text that a drafter reads as part of its next draft
+_ODD = 3.0  # times the expected seconds of a level: more is a busy machine or a first call, and is taken up slowly
+_FIRST_DRAFT = 2.0  # levels that a draft is taken to have before one was timed
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What is expected of a step with the nodes that were chosen so far.
+
+    Attributes:
+        n_nodes: The nodes.
+        tokens: Tokens that the step gives, those of other requests included.
+        seconds: What its forward takes.
+    """
+
+    n_nodes: int
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    def gain_s(self, before: "Best", rate: float) -> float:
+        """Return the seconds that these nodes are worth beyond those before, where `rate` tokens take a second."""
+        return (self.tokens - before.tokens) / rate - (self.seconds - before.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +57,19 @@ class DraftPlan:
         least_path: Path probability below which a node does not pay.
         is_trial: Whether the draft is made only to find out what the drafter is worth.
         extra_s: Seconds that the drafter may take beyond the usual deadline.
+        among_others: Whether other drafters proposed nodes that are worth verifying.
     """
 
     n_max: int
     level_s: float
     least_path: float
     is_trial: bool
-    extra_s: float
+    extra_s: float = 0.0
+    among_others: bool = False
 
 
 def plan_draft(
-    active: ActiveDrafter, log: DecisionLog, options: PolicyOptions, cost: Cost, n_max: int, rate: float, room: int
+    active: ActiveDrafter, log: DecisionLog, options: PolicyOptions, cost: Cost, n_max: int, best: Best, room: int
 ) -> DraftPlan | None:
     """Return how to ask a costly drafter now, None where its draft would not pay.
 
@@ -50,17 +79,19 @@ def plan_draft(
         options: How to draft.
         cost: Seconds of a forward by the nodes of the draft in it.
         n_max: Most nodes of a draft.
-        rate: Tokens per second expected without the drafter.
+        best: What is expected of the step without the drafter.
         room: Tokens that the text may still grow by.
     """
+    if active.in_place:
+        return _plan_known(active, log, options, cost, n_max, best)
     record = active.record
-    if active.in_place or active.drafter.needs.layers:
+    if active.drafter.needs.layers:
         active.missed = 0
     p = record.rate(options.greedy)
     level_s = record.level_s if record.level_s is not None else cost(0) / 4
     if active.missed is None and not options.always and not _pays_to_read(active, log, p, level_s, cost, n_max, room):
         return None
-    length, gain = best_length(p, level_s, cost, n_max, rate, log.others)
+    length, gain = best_length(p, level_s, cost, n_max, best.rate, log.others)
     is_trial = gain < _GAIN and not options.always
     if is_trial:
         length = min(2, n_max)
@@ -69,13 +100,35 @@ def plan_draft(
     extra_s = 2 * length * level_s if active.drafter.needs.layers else 0.0
     if options.always:
         return DraftPlan(n_max, level_s, 0.0, is_trial, extra_s)
-    # One level more pays while it adds more tokens per second than the levels before it give.
-    slope = (cost(length) - cost(0)) / length
-    marginal = (level_s + slope) * rate * max(gain, 1.0)
-    if active.in_place:  # its chain ends by its own probabilities, the next of which is about p
-        return DraftPlan(min(n_max, 2 * length), level_s, min(1.0, marginal / max(p, 0.01)), is_trial, extra_s)
+    marginal = _least_gain(level_s, cost, length, best.rate * max(gain, 1.0))
     least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
     return DraftPlan(min(n_max, 2 * length), level_s, least_path, is_trial, extra_s)
+
+
+def _plan_known(
+    active: ActiveDrafter, log: DecisionLog, options: PolicyOptions, cost: Cost, n_max: int, best: Best
+) -> DraftPlan | None:
+    """Return how to ask a drafter that has read the text already; the arguments are those of plan_draft.
+
+    Its chain ends by its own probabilities, the next of which is about its mean acceptance.
+    """
+    record, active.missed = active.record, 0
+    p = record.rate(options.greedy)
+    level_s = record.level_s if record.level_s is not None else cost(0) / 4
+    if options.always:
+        return DraftPlan(n_max, level_s, 0.0, is_trial=False)
+    worth, among_others = record.worth_of(options.greedy, _FIRST_DRAFT * level_s / cost(0)), best.n_nodes > 0
+    is_trial = not worth.pays(among_others)
+    if is_trial and record.lost_s + worth.price * cost(0) > _TRIAL_SHARE * record.total_s:
+        return None
+    length, gain = best_length(p, level_s, cost, n_max, best.rate, log.others)
+    least_path = min(1.0, _least_gain(level_s, cost, length, best.rate * max(gain, 1.0)) / max(p, 0.01))
+    return DraftPlan(n_max, level_s, least_path, is_trial, among_others=among_others)
+
+
+def _least_gain(level_s: float, cost: Cost, length: int, rate: float) -> float:
+    """Return the tokens that one level more must add to pay, where chains of `length` levels give `rate` tokens/s."""
+    return (level_s + (cost(length) - cost(0)) / length) * rate
 
 
 def _pays_to_read(
@@ -96,16 +149,26 @@ def _pays_to_read(
     return gain >= _GAIN and rest / mean * (1 - 1 / gain) > _REPAID * first_s
 
 
-def note_draft(active: ActiveDrafter, plan: DraftPlan, seconds: float, cost: Cost) -> None:
-    """Note what the draft that was made by a plan took."""
+def note_draft(
+    active: ActiveDrafter, plan: DraftPlan, seconds: float, gain_s: float, cost: Cost, *, greedy: bool
+) -> None:
+    """Note what the draft that was made by a plan took, and the seconds that the nodes chosen with it are worth."""
     record, n = active.record, len(active.draft)
     active.n_asked += 1
     active.asked_s += seconds
     if n:
-        _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
+        n_levels = max(active.draft.depths())
+        spent_s = min(seconds, _ODD * n_levels * plan.level_s) if active.in_place else seconds
+        _note_time(record, spent_s, plan.level_s, n_levels, active.missed)
     active.missed, active.tries = 0, plan.is_trial
-    if plan.is_trial:
+    if active.in_place:
+        worth = record.worth_of(greedy, _FIRST_DRAFT * plan.level_s / cost(0))
+        outcome = (gain_s / cost(0), seconds / cost(0))
+        worth.note(*outcome, among_others=plan.among_others, is_trial=plan.is_trial)
+        lost_s = max(0.0, seconds - gain_s)
+    else:
         lost_s = seconds + cost(n) - cost(0)
+    if plan.is_trial:
         record.lost_s += lost_s
         record.trial_s += lost_s
 

@@ -7,6 +7,7 @@ from edgedec.cost_curve import Cost
 from edgedec.counted import counted
 from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
 from edgedec.scheduler.acceptance import Calibration
+from edgedec.scheduler.worth import Worth
 
 SHOWN = 4
 """Nodes that the reason against drafting speaks of."""
@@ -30,6 +31,7 @@ class DrafterRecord:
         trial_s: Seconds that the latest trial has cost.
         read_s: Seconds that the drafter takes for each token of the text that it has not read yet.
         first_s: Seconds that reading the prompt took in the latest generation that asked it; None before the first.
+        worth: What the drafts are worth of a drafter that has read the text already, [sampling, greedy].
     """
 
     calibration: tuple[Calibration, Calibration] = field(default_factory=lambda: (Calibration(), Calibration()))
@@ -41,10 +43,18 @@ class DrafterRecord:
     trial_s: float = 0.0
     read_s: float = 0.0
     first_s: float | None = None
+    worth: list[Worth | None] = field(default_factory=lambda: [None, None])
 
     def rate(self, greedy: bool) -> float:
         """Return P(a node is accepted | its parent was accepted), at most 0.98."""
         return min(0.98, self.accepted[greedy] / self.offered[greedy])
+
+    def worth_of(self, greedy: bool, price: float) -> Worth:
+        """Return what its drafts are worth; `price`, in plain steps, is what one is expected to take at first."""
+        found = self.worth[greedy]
+        if found is None:
+            found = self.worth[greedy] = Worth(price)
+        return found
 
     def observe(self, n_right: int, depth: int, *, greedy: bool, is_trial: bool) -> None:
         """Take a draft that was right `n_right` tokens deep, where `depth` tokens were compared with the text."""

@@ -21,11 +21,11 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import Cost, CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, Floor, Verification
 from edgedec.scheduler.acceptance import score
 from edgedec.scheduler.active_drafters import ActiveDrafters
-from edgedec.scheduler.costly_drafters import note_draft, plan_draft
+from edgedec.scheduler.costly_drafters import Best, note_draft, plan_draft
 from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.scheduler.drafter_record import SHOWN, ActiveDrafter, DecisionLog
 from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
@@ -100,15 +100,7 @@ class Policy:
         nodes, rate = choose_nodes(tree, paths, cost, n_max, perf_counter() - started, self._curve, self._options)
         for active in drafters.all:
             if active.costly and not plain:
-                plan = plan_draft(active, self._log, self._options, cost, n_max, rate, room)
-                if plan is None:
-                    continue
-                self._floor.path_probability = plan.least_path
-                seconds = drafters.ask(stats, active, tree, plan.n_max, plan.extra_s)
-                note_draft(active, plan, seconds, cost)
-                if active.draft.tokens.size:
-                    paths = tree.paths()
-                    nodes, rate = choose_nodes(tree, paths, cost, n_max, 0.0, self._curve, self._options)
+                paths, nodes, rate = self._ask_costly(stats, active, tree, (paths, nodes, rate), cost, n_max, room)
         if self._recorder is not None:
             self._recorder.end(tree, paths, perf_counter() - started)
             nodes = []
@@ -127,6 +119,46 @@ class Policy:
         for active in drafters.all:
             active.record.total_s += forward_s
         return self._draft(tree, nodes) if nodes else EMPTY_DRAFT
+
+    def _ask_costly(
+        self,
+        stats: DecodeStats,
+        active: ActiveDrafter,
+        tree: DraftTree,
+        chosen: tuple[list[float], list[int], float],
+        cost: Cost,
+        n_max: int,
+        room: int,
+    ) -> tuple[list[float], list[int], float]:
+        """Ask a costly drafter where that pays; return the path probabilities, the nodes chosen and their rate."""
+        paths, nodes, rate = chosen
+        before = self._best(paths, nodes, cost)
+        plan = plan_draft(active, self._log, self._options, cost, n_max, before, room)
+        if plan is None:
+            return chosen
+        self._floor.path_probability = plan.least_path
+        seconds = self.drafters.ask(stats, active, tree, plan.n_max, plan.extra_s)
+        if active.draft.tokens.size:
+            paths = tree.paths()
+            nodes, rate = choose_nodes(tree, paths, cost, n_max, 0.0, self._curve, self._options)
+        drawn = active.draft is self.drafters.drawn
+        found = self._drawn(active, cost) if drawn else self._best(paths, nodes, cost)
+        mean_rate = max((1 + self._log.others) / cost(0), self._log.tokens_per_s)
+        note_draft(active, plan, seconds, found.gain_s(before, mean_rate), cost, greedy=self._options.greedy)
+        return paths, nodes, rate
+
+    def _best(self, paths: Sequence[float], nodes: Sequence[int], cost: Cost) -> Best:
+        """Return what is expected of a step that verifies these nodes."""
+        return Best(len(nodes), 1 + self._log.others + sum([paths[node] for node in nodes]), cost(len(nodes)))
+
+    def _drawn(self, active: ActiveDrafter, cost: Cost) -> Best:
+        """Return what is expected of a step that verifies a drafter's draft whole."""
+        tree, draft = DraftTree(), active.draft
+        calibration = active.record.calibration[self._options.greedy]
+        tree.add(
+            draft.tokens.tolist(), draft.parents.tolist(), [calibration.corrected(p) for p in draft.p_accept.tolist()]
+        )
+        return self._best(tree.paths(), range(len(draft)), cost)
 
     def _draft(self, tree: DraftTree, nodes: list[int]) -> Draft:
         """Return the nodes to verify as a draft and note whose they are; a whole draft is returned as it was made."""

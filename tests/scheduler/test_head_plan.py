@@ -1,60 +1,129 @@
 """How a trained head is asked: as long as its next token pays, and with what other requests gain."""
 
-import pytest
+from dataclasses import dataclass
 
-from edgedec.draft import Draft, DrafterNeeds
+import pytest
+from support.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
+
+from edgedec.cost_curve import CostCurve
+from edgedec.draft import Draft, Drafter
 from edgedec.memory.ladder import Setting, rungs
 from edgedec.model import LoadOptions
-from edgedec.scheduler.costly_drafters import plan_draft
+from edgedec.scheduler.costly_drafters import Best, plan_draft
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
 from edgedec.scheduler.node_choice import PolicyOptions
-
-
-class Head:
-    """A drafter that is only planned for."""
-
-    needs = DrafterNeeds()
-
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Not called."""
-        raise NotImplementedError
-
-
-def active(rate: float, level_s: float) -> ActiveDrafter:
-    """Return a head of which this acceptance and this cost are known."""
-    record = DrafterRecord(level_s=level_s, offered=[100.0, 100.0], accepted=[100.0 * rate] * 2)
-    return ActiveDrafter("head", Head(), record, costly=True, in_place=True)  # type: ignore[arg-type]
+from edgedec.scheduler.worth import Worth
 
 
 def cost(n_nodes: int) -> float:
-    """Return the seconds of a forward: 1, and 0.05 for each node."""
-    return 1 + 0.05 * n_nodes
+    """Return the seconds of a forward: 1, and 0.25 for each node."""
+    return 1 + 0.25 * n_nodes
+
+
+def seconds(n_rows: int) -> float:
+    """Return the seconds of a forward by its rows."""
+    return cost(n_rows - 1)
+
+
+def a_curve() -> CostCurve:
+    """Return the curve of these costs."""
+    return CostCurve({n: seconds(n) for n in range(1, 17)})
+
+
+def active(drafter: Drafter, record: DrafterRecord) -> ActiveDrafter:
+    """Return a drafter that has read the text already."""
+    return ActiveDrafter("head", drafter, record, costly=True, in_place=True)
+
+
+@dataclass(slots=True)
+class Sure(Oracle):
+    """Is sure of every third token, right in it, and nearly always wrong in the others."""
+
+    first_s: float = 0.0
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Return a chain that ends where the path is too improbable."""
+        self.n_asked += 1
+        tokens, says, path = list[int](), list[float](), 1.0
+        while len(tokens) < min(n_max, len(self.text) - self.position):
+            at = self.position + len(tokens)
+            p = 0.98 if at % 3 == 0 else 0.05
+            tokens.append((self.text[at] + int(self.rng.random() > p)) % N_VOCAB)
+            says.append(p)
+            path *= p
+            if path < self.floor.path_probability:
+                break
+        self.clock.now += len(tokens) * self.level_s + (self.first_s if self.n_asked == 1 else 0.0)
+        return Draft.tree(tokens, range(-1, len(tokens) - 1), says)
 
 
 def test_the_chain_ends_where_the_next_token_is_not_expected_to_pay() -> None:
     """A token more must gain, with the chance of its path and its own, what drafting and verifying it takes."""
-    plan = plan_draft(active(0.5, 0.05), DecisionLog(), PolicyOptions(8), cost, 8, 1.0, 100)
+    record = DrafterRecord(level_s=0.05, offered=[100.0, 100.0], accepted=[50.0, 50.0])
+    plan = plan_draft(active(Oracle([], 0.5), record), DecisionLog(), PolicyOptions(8), cost, 8, Best(0, 1.0, 1.0), 100)
     assert plan is not None
-    gain = max(sum(0.5**i for i in range(n + 1)) / (1 + 0.1 * n) for n in range(1, 9))
-    assert plan.least_path == pytest.approx((0.05 + 0.05) * gain / 0.5)
+    gain = max(sum(0.5**i for i in range(n + 1)) / (1 + 0.3 * n) for n in range(1, 9))
+    assert plan.least_path == pytest.approx((0.05 + 0.25) * gain / 0.5)
 
 
-def test_a_head_that_accepts_next_to_nothing_is_tried_only() -> None:
+@pytest.mark.parametrize("first_s", [0.0, 2.0])
+def test_a_head_that_is_sure_now_and_then_is_asked_at_every_step(first_s: float, clock: Clock) -> None:
+    """Its mean acceptance would not pay for a node; a first call that takes forty times as long changes nothing."""
+    text, curve = a_text(3000), a_curve()
+    sure = Sure(text, 0.36, clock=clock, level_s=0.05, first_s=first_s)
+    run = decode(policy_of([active(sure, DrafterRecord(level_s=0.05))], curve), text, curve, seconds, clock)
+    assert sure.n_asked >= 0.97 * len(run.drafted)
+    assert run.rate > 1.15
+    assert set(run.drafted) <= {0, 1, 2}
+
+
+def test_a_head_that_accepts_next_to_nothing_is_tried_only(clock: Clock) -> None:
     """Where nothing is gained, a head is asked in trials, whose share of the time is bounded."""
-    log, hopeless = DecisionLog(), active(0.01, 0.05)
-    assert plan_draft(hopeless, log, PolicyOptions(8), cost, 8, 1.0, 100) is None
-    hopeless.record.total_s = 1000.0
-    plan = plan_draft(hopeless, log, PolicyOptions(8), cost, 8, 1.0, 100)
-    assert plan is not None
-    assert plan.is_trial
+    text, curve, record = a_text(4000), a_curve(), DrafterRecord(level_s=0.1)
+    poor = Oracle(text, 0.02, says=0.3, clock=clock, level_s=0.1)
+    run = decode(policy_of([active(poor, record)], curve), text, curve, seconds, clock)
+    assert 10 < poor.n_asked < 0.12 * len(run.drafted)
+    assert record.lost_s <= 0.011 * clock.now
+    assert run.rate >= 0.97
+
+
+def test_a_head_is_taken_up_again_when_it_begins_to_pay(clock: Clock) -> None:
+    """Within some hundred tokens, by what the trials are worth."""
+
+    @dataclass(slots=True)
+    class Improving(Oracle):
+        def draft(self, n_max: int, deadline_s: float) -> Draft:
+            self.p, self.read = 0.8 if self.position >= 2000 else 0.02, self.position
+            return Oracle.draft(self, n_max, deadline_s)
+
+    text, curve = a_text(4000), a_curve()
+    run = decode(
+        policy_of([active(Improving(text, 0.02, clock=clock, level_s=0.1), DrafterRecord(level_s=0.1))], curve),
+        text,
+        curve,
+        seconds,
+        clock,
+    )
+    assert sum(map(bool, run.drafted[:1900])) < 200
+    assert sum(map(bool, run.drafted[-200:])) >= 190
+
+
+def test_a_head_is_judged_apart_where_others_propose() -> None:
+    """Drafts that are worth nothing beside copied text stay worth their time where nothing is copied."""
+    worth = Worth(0.1)
+    for _ in range(20):
+        worth.note(0.5, 0.1, among_others=False, is_trial=False)
+        worth.note(0.0, 0.1, among_others=True, is_trial=False)
+    assert worth.pays(among_others=False)
+    assert not worth.pays(among_others=True)
 
 
 def test_what_others_gain_counts() -> None:
-    """With two more requests in the forward, three tokens a second are plain speed, and a draft still pays."""
-    log = DecisionLog(others=2.0)
-    assert plan_draft(active(0.6, 0.05), log, PolicyOptions(8), cost, 8, 3.0, 100) is not None
-    assert plan_draft(active(0.6, 0.05), DecisionLog(), PolicyOptions(8), cost, 8, 3.0, 100) is None
+    """With two more requests in the forward, a node that costs a quarter of it gains less than it loses them."""
+    rate = 3.0
+    assert Best(1, 1.6, 1.25).gain_s(Best(0, 1.0, 1.0), 1.0) == pytest.approx(0.35)
+    assert Best(1, 3.6, 1.25).gain_s(Best(0, 3.0, 1.0), rate) == pytest.approx(-0.05)
 
 
 def test_the_ladder_gives_the_head_up_unless_it_is_pinned(tmp_path: object) -> None:
