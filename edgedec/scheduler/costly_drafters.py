@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from edgedec.cost_curve import Cost, best_length
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
 from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.scheduler.worth import DraftSeconds
 
 _LOOK_FIRST = 8  # steps before a draft model may read the text
 _FIRST_LEVELS = 32  # levels that reading the beginning of a text is taken to cost before that was timed
@@ -19,7 +20,6 @@ _GAIN = 1.03  # what a costly drafter must promise against the best without it
 _TRIAL_SHARE = 0.01  # of the time: what trials of a drafter may lose
 _TRIAL_STEPS = 4
 _KEEPS_UP = 24  # tokens of text that a drafter reads as part of its next draft
-_ODD = 3.0  # times the expected seconds of a level: more is a busy machine or a first call, and is taken up slowly
 _FIRST_DRAFT = 2.0  # levels that a draft is taken to have before one was timed
 
 
@@ -112,9 +112,10 @@ def _plan_known(
 
     Its chain ends by its own probabilities, the next of which is about its mean acceptance.
     """
-    record, active.missed = active.record, 0
-    p = record.rate(options.greedy)
-    level_s = record.level_s if record.level_s is not None else cost(0) / 4
+    record, p = active.record, active.record.rate(options.greedy)
+    if record.known is None:
+        record.known = DraftSeconds(record.level_s if record.level_s is not None else cost(0) / 4)
+    level_s = record.known.level_s
     if options.always:
         return DraftPlan(n_max, level_s, 0.0, is_trial=False)
     worth, among_others = record.worth_of(options.greedy, _FIRST_DRAFT * level_s / cost(0)), best.n_nodes > 0
@@ -156,10 +157,10 @@ def note_draft(
     record, n = active.record, len(active.draft)
     active.n_asked += 1
     active.asked_s += seconds
-    if n:
-        n_levels = max(active.draft.depths())
-        spent_s = min(seconds, _ODD * n_levels * plan.level_s) if active.in_place else seconds
-        _note_time(record, spent_s, plan.level_s, n_levels, active.missed)
+    if n and record.known is not None:
+        record.known.note(max(active.draft.depths()), seconds)
+    elif n:
+        _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
     active.missed, active.tries = 0, plan.is_trial
     if active.in_place:
         worth = record.worth_of(greedy, _FIRST_DRAFT * plan.level_s / cost(0))

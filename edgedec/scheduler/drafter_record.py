@@ -7,7 +7,7 @@ from edgedec.cost_curve import Cost
 from edgedec.counted import counted
 from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
 from edgedec.scheduler.acceptance import Calibration
-from edgedec.scheduler.worth import Worth
+from edgedec.scheduler.worth import DraftSeconds, Worth
 
 SHOWN = 4
 """Nodes that the reason against drafting speaks of."""
@@ -32,6 +32,7 @@ class DrafterRecord:
         read_s: Seconds that the drafter takes for each token of the text that it has not read yet.
         first_s: Seconds that reading the prompt took in the latest generation that asked it; None before the first.
         worth: What the drafts are worth of a drafter that has read the text already, [sampling, greedy].
+        known: What such a drafter's drafts take, by their levels; None before the first.
     """
 
     calibration: tuple[Calibration, Calibration] = field(default_factory=lambda: (Calibration(), Calibration()))
@@ -44,6 +45,7 @@ class DrafterRecord:
     read_s: float = 0.0
     first_s: float | None = None
     worth: list[Worth | None] = field(default_factory=lambda: [None, None])
+    known: DraftSeconds | None = None
 
     def rate(self, greedy: bool) -> float:
         """Return P(a node is accepted | its parent was accepted), at most 0.98."""
