@@ -19,7 +19,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,16 @@ class Head:
     card: HeadCard
     tensors: Mapping[str, HeadTensor]
     d2t: NDArray[np.int32]
+
+    def shortened(self, n_vocab: int) -> "Head":
+        """Return the head with the first `n_vocab` tokens of its list only; the head itself where it has no more."""
+        if n_vocab >= len(self.d2t):
+            return self
+        tensors = dict(self.tensors)
+        if (output := tensors.get("output")) is not None:
+            rows = output.data.reshape(len(self.d2t), -1)[:n_vocab]
+            tensors["output"] = HeadTensor((n_vocab, output.shape[1]), output.type, rows.reshape(-1))
+        return Head(replace(self.card, n_vocab_draft=n_vocab), tensors, self.d2t[:n_vocab])
 
     @property
     def n_bytes(self) -> int:

@@ -68,8 +68,8 @@ def write_head_gguf(
         target: The model that it drafts for.
         out: The file to write; it appears when it is complete.
         types: How matrices are stored, as `parse_types` reads it.
-        own_output: Copy the rows of the target's output matrix that the head borrows, as the target stores them:
-            llama.cpp then drafts from the short list, and the file is larger.
+        own_output: Copy the rows of the target's output matrix that the head borrows, as the target stores them, or in
+            the type that `types` gives them by name (output=Q4_0): llama.cpp then drafts from the short list.
         force: Replace `out` where it exists.
 
     Raises:
@@ -83,7 +83,11 @@ def write_head_gguf(
     _refuse_inexpressible(head.card)
     if own_output and not head.card.own_output:
         head = _with_output(head, target)
-        kinds["output"] = head.tensors["output"].type
+        if "output=" in types.replace(" ", ""):
+            output = HeadTensor.of(head.tensors["output"].floats())
+            head = Head(head.card, {**head.tensors, "output": output}, head.d2t)
+        else:
+            kinds["output"] = head.tensors["output"].type
     tensors = [_out_tensor(name, tensor, head.card, kinds) for name, tensor in head.tensors.items()]
     if head.card.own_output:
         ids = head.d2t.astype("<i8")

@@ -89,6 +89,24 @@ def test_borrowed_rows_can_be_copied(tmp_path: Path, target_path: Path) -> None:
     assert not plain.card.own_output
 
 
+@pytest.mark.parametrize("own_output", [False, True])
+def test_a_shorter_list_keeps_its_first_tokens(tmp_path: Path, target_path: Path, own_output: bool) -> None:
+    """The rows of an own output matrix are those tokens'; a number beyond the list changes nothing."""
+    write_head(tmp_path, TinyHead(**KIND | {"own_output": own_output}))
+    head = load_head(tmp_path)
+    short = head.shortened(7)
+    assert short.card.n_vocab_draft == 7
+    assert short.d2t.tolist() == head.d2t[:7].tolist()
+    assert head.shortened(len(head.d2t)) is head
+    path = write_head_gguf(short, read_gguf(target_path), tmp_path / "h.gguf", types="F32,output=Q4_0", own_output=True)
+    found = load_head(path)
+    assert found.d2t.tolist() == head.d2t[:7].tolist()
+    assert found.tensors["output"].type.name == "Q4_0"
+    target = read_gguf(target_path)
+    rows = short.tensors["output"].floats() if own_output else read_rows(target, "output.weight", short.d2t)
+    assert np.square(found.tensors["output"].floats() - rows).sum() < 8e-3 * np.square(rows).sum()
+
+
 def test_the_record_goes_along(tmp_path: Path, target_path: Path) -> None:
     """Name, target and promise are in the file, so that the GGUF alone says what it is for."""
     tiny = TinyHead(**KIND)

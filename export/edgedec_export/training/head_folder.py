@@ -43,7 +43,7 @@ def write_head(
         folder: The folder.
         card: The head's shape, target and promise.
         arrays: float32 arrays by the names of edgedec.trained_heads.head; matrices are written as float16.
-        token_ids: int32[n_vocab_draft], the tokens that it can draft, ascending.
+        token_ids: int32[n_vocab_draft], the tokens that it can draft, the most frequent first.
         about: The recipe and the report, for whoever reads the record.
 
     Raises:

@@ -6,8 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_TOKENS, MOST_TOKENS = 1024, 32768
-COVERAGE = 0.97
-"""The share of the answers' tokens that a head can draft, unless the number of tokens is given."""
+COVERAGE = 0.9
+"""The share of the answers' tokens that a head can draft, unless the number of tokens is given.
+
+Rare tokens are hardly ever drafted right, and each one's row is read for every draft (docs/training-heads.md).
+"""
 
 
 def count_tokens(answers: Iterable[NDArray[np.int32]], n_vocab: int) -> NDArray[np.int64]:
@@ -19,7 +22,7 @@ def count_tokens(answers: Iterable[NDArray[np.int32]], n_vocab: int) -> NDArray[
 
 
 def short_list(counts: NDArray[np.int64], n_tokens: int | None = None) -> NDArray[np.int32]:
-    """Return int32[n], the most frequent tokens by token id, ascending; among equals those of lower id.
+    """Return int32[n], the tokens that were written most often, the most frequent first; among equals the lower id.
 
     Args:
         counts: What count_tokens returned.
@@ -30,7 +33,7 @@ def short_list(counts: NDArray[np.int64], n_tokens: int | None = None) -> NDArra
     if n_tokens is None:
         covering = int(np.searchsorted(np.cumsum(counts[order]), COVERAGE * counts.sum())) + 1
         n_tokens = min(MOST_TOKENS, -(-covering // LEAST_TOKENS) * LEAST_TOKENS)
-    return np.sort(order[: min(n_tokens, len(counts))]).astype(np.int32)
+    return order[: min(n_tokens, len(counts))].astype(np.int32)
 
 
 def coverage(counts: NDArray[np.int64], token_ids: NDArray[np.int32]) -> float:

@@ -88,6 +88,15 @@ class ExportJob:
             panel=_EXPORT,
         ),
     ] = False
+    vocabulary: Annotated[
+        int | None,
+        option(
+            "--vocabulary",
+            help="gguf of a draft head: draft only the first N tokens of its list.",
+            metavar="N",
+            panel=_EXPORT,
+        ),
+    ] = None
     layers: Annotated[
         str | None,
         option("--layers", help="gguf: keep so many layers, or a list (0-13,20-27).", metavar="LIST", panel=_EXPORT),
@@ -143,8 +152,10 @@ def _check(job: ExportJob) -> None:
         raise RequestError(
             "--type, --layers, --allow-requantize and --for are for --to gguf: add it, or leave them out"
         )
-    if job.own_output and not job.draft_for:
-        raise RequestError("--own-output is for a draft head; name its model with --for")
+    if (job.own_output or job.vocabulary is not None) and not job.draft_for:
+        raise RequestError("--own-output and --vocabulary are for a draft head; name its model with --for")
+    if job.vocabulary is not None and job.vocabulary < 1:
+        raise RequestError(f"--vocabulary is {job.vocabulary}; it must be 1 or more")
     if job.draft_for and (job.layers or job.allow_requantize):
         raise RequestError("--layers and --allow-requantize are for models; leave them out for a draft head")
 
@@ -248,8 +259,9 @@ def _make_head(job: ExportJob, source: Path, on_progress: OnProgress, cancel: Ca
         raise RequestError(f"{job.model} is a draft head; name the model that it drafts for with --for")
     target = resolve(job.draft_for, ResolveOptions(cache_folder(), job.offline, on_progress, cancel))
     folder = source.parent if source.name == "config.json" else source
+    head = load_head(source)
     path = write_head_gguf(
-        load_head(source),
+        head if job.vocabulary is None else head.shortened(job.vocabulary),
         read_gguf(target),
         job.out or Path(f"{_default_name(job.model, folder)}.head.gguf"),
         types=job.type_name or DEFAULT_TYPES,
