@@ -27,7 +27,9 @@ VECTORS = ("input_norm", "hidden_norm", "post_attention_norm", "output_norm", "f
 _FC_NORMS = {"none": 0, "joined": 1, "each": 2}
 _HASHED = ("fc", "q", "o", "down", "output_norm")
 _FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+_EXACT = ("fc", "embedding")
 _BLOCK = 32
+_WIDEST = 256  # columns of the largest blocks
 _PIECE_BYTES = 8 << 20
 _LONGEST_S = 3600.0
 
@@ -70,10 +72,10 @@ class CpuHead:
         self._tiles: list[U8] = []
         for which, name in enumerate(MATRICES):
             tensor = head.tensors.get(name)
-            if name == "output" and tensor is None:
-                tensor = borrowed_rows(gguf, self.token_ids)
             if tensor is not None:
-                self._set_matrix(which, name, quantized(tensor))
+                self._set_matrix(which, name, stored(name, tensor))
+            elif name == "output":
+                self._set_matrix(which, name, stored(name, borrowed_rows(gguf, self.token_ids), borrowed=True))
         for which, name in enumerate(VECTORS):
             if name in head.tensors:
                 values = np.ascontiguousarray(head.tensors[name].floats())
@@ -269,10 +271,36 @@ def borrowed_rows(gguf: GGUF, token_ids: NDArray[np.int32], name: str = "output.
     return HeadTensor((len(token_ids), n_cols), GGMLType(info.type), rows.reshape(-1))
 
 
-def quantized(tensor: HeadTensor) -> HeadTensor:
-    """Return a matrix of floats as Q8_0 where its rows are whole blocks of 32, any other matrix as it is."""
-    if tensor.type not in _FLOATS or tensor.shape[1] % _BLOCK:
+def stored(name: str, tensor: HeadTensor, *, borrowed: bool = False) -> HeadTensor:
+    """Return a matrix of a head as it is stored for running, by its name in edgedec.trained_heads.head.
+
+    Every drafted token reads the head's matrices, so those of floats are rounded to Q4_0, and so are rows that are
+    borrowed from the target where its type is larger. Only fc and the embedding, of which little is read, are rounded
+    to Q8_0. What the head's own file has in blocks stays as it is, and so do rows that are no whole blocks of 32.
+    """
+    to = _stored_type(name, tensor.type, tensor.shape[1], borrowed)
+    if to == tensor.type:
         return tensor
+    return _to_q8_0(tensor) if to is GGMLType.Q8_0 else _to_q4_0(tensor)
+
+
+def stored_bytes(name: str, tensor: HeadTensor) -> int:
+    """Return the bytes that a matrix of a head's own takes when it is loaded."""
+    return _row_bytes(_stored_type(name, tensor.type, tensor.shape[1], False), tensor.shape[1]) * tensor.shape[0]
+
+
+def _stored_type(name: str, type: GGMLType, n_cols: int, borrowed: bool) -> GGMLType:
+    whole, is_large = n_cols % _BLOCK == 0, _row_bytes(type, _WIDEST) > _row_bytes(GGMLType.Q4_0, _WIDEST)
+    if not whole or not (type in _FLOATS or (borrowed and is_large)):
+        return type
+    return GGMLType.Q8_0 if name in _EXACT else GGMLType.Q4_0
+
+
+def _row_bytes(type: GGMLType, n_cols: int) -> int:
+    return n_cols // type.block_size * type.block_bytes
+
+
+def _to_q8_0(tensor: HeadTensor) -> HeadTensor:
     blocks = tensor.floats().reshape(-1, _BLOCK)
     scales = (np.abs(blocks).max(axis=1) / 127).astype(np.float16)
     with np.errstate(divide="ignore"):
@@ -284,11 +312,15 @@ def quantized(tensor: HeadTensor) -> HeadTensor:
     return HeadTensor(tensor.shape, GGMLType.Q8_0, data.reshape(-1))
 
 
-def stored_bytes(tensor: HeadTensor) -> int:
-    """Return the bytes that a head's matrix takes when it is loaded."""
-    if tensor.type not in _FLOATS or tensor.shape[1] % _BLOCK:
-        return tensor.data.nbytes
-    return tensor.shape[0] * tensor.shape[1] // _BLOCK * (_BLOCK + 2)
+def _to_q4_0(tensor: HeadTensor) -> HeadTensor:
+    n_rows, n_cols = tensor.shape
+    data = np.empty(_row_bytes(GGMLType.Q4_0, n_cols) * n_rows, np.uint8)
+    source = np.ascontiguousarray(tensor.data)
+    rows = (int(tensor.type), n_rows, n_cols)
+    check(
+        native().ec_rows_to_q4_0(*rows, address(source), source.nbytes, address(data), data.nbytes), "a head's matrix"
+    )
+    return HeadTensor(tensor.shape, GGMLType.Q4_0, data)
 
 
 def output_bytes(card: HeadCard, gguf: GGUF) -> int:
@@ -296,7 +328,8 @@ def output_bytes(card: HeadCard, gguf: GGUF) -> int:
     if card.own_output:
         return 0
     info = gguf.tensors.get("output.weight") or gguf.tensors["token_embd.weight"]
-    return info.n_bytes // info.shape[1] * card.n_vocab_draft
+    to = _stored_type("output", GGMLType(info.type), info.shape[0], True)
+    return _row_bytes(to, info.shape[0]) * card.n_vocab_draft
 
 
 def _config(card: HeadCard) -> HeadConfig:

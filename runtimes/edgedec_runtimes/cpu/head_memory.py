@@ -35,8 +35,9 @@ def head_facts(path: Path) -> HeadFacts:
 @lru_cache(maxsize=4)
 def _facts(path: Path, modified_ns: int) -> HeadFacts:
     head = load_head(path)
-    facts = HeadFacts(head.card, sum(stored_bytes(head.tensors[name]) for name in MATRICES if name in head.tensors))
-    del head
+    matrices = [(name, head.tensors[name]) for name in MATRICES if name in head.tensors]
+    facts = HeadFacts(head.card, sum(stored_bytes(name, tensor) for name, tensor in matrices))
+    del head, matrices
     gc.collect()  # cycles hold the weights
     return_free_memory()
     return facts

@@ -13,7 +13,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.extras import DISTRIBUTION
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -116,6 +116,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int32,
         (c_int32, c_int64, c_int64, c_int64, c_int64, c_void_p, c_uint64, c_void_p, c_uint64),
     ),
+    "ec_rows_to_q4_0": (c_int32, (c_int32, c_int64, c_int64, c_void_p, c_uint64, c_void_p, c_uint64)),
     "ec_model_create": (c_int32, (POINTER(Config), c_int32, c_int32, c_char_p, POINTER(c_void_p))),
     "ec_model_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
     "ec_model_set_mapping": (None, (c_void_p, c_void_p)),

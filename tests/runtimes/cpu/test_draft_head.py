@@ -10,18 +10,21 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import N_VOCAB
-from support.tiny_quantized import Tiny, write_tiny
+from support.tiny_quantized import Tiny, random_blocks, write_tiny
 
 from edgedec.errors import ModelFormatError, RequestError, SessionError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.levels import dequantize
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules, HeadState
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.sessions.sliding_window import SlidingSession
-from edgedec.trained_heads.head import Head
+from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.reference import ReferenceHead
 from edgedec.trained_heads.target import fit
-from edgedec_runtimes.cpu.head import borrowed_rows, quantized
+from edgedec_export.block_types import quantize_q4_0
+from edgedec_runtimes.cpu.head import borrowed_rows, stored
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
@@ -87,13 +90,28 @@ def oracle(folder: Path, taps: NDArray[np.float32], n: int) -> NDArray[np.float3
     """Return the logits of the plain head after TEXT[: n + 1], whose matrices are rounded as the runtime rounds."""
     gguf = read_gguf(folder / "m.gguf")
     head = fit(load_head(folder / "head"), gguf).head
-    tensors = {name: quantized(tensor) if len(tensor.shape) == 2 else tensor for name, tensor in head.tensors.items()}
+    tensors = {n: stored(n, tensor) if len(tensor.shape) == 2 else tensor for n, tensor in head.tensors.items()}
     rows = borrowed_rows(gguf, np.arange(N_VOCAB, dtype=np.int32), "token_embd.weight").floats()
-    output = tensors["output"] if "output" in tensors else borrowed_rows(gguf, head.d2t)
+    output = (
+        tensors["output"] if "output" in tensors else stored("output", borrowed_rows(gguf, head.d2t), borrowed=True)
+    )
     embedding = tensors["embedding"].floats() if "embedding" in tensors else rows
     plain = ReferenceHead(Head(head.card, tensors, head.d2t), embedding.__getitem__, output.floats())
     plain.absorb(taps)
     return plain.draft(TEXT[: n + 1].tolist(), N_DRAFT)[1]
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_0"])
+def test_rows_are_rounded_to_q4_0(kind: str) -> None:
+    """Rows of floats and larger blocks are rounded hardly worse than by the exporter; the file's own blocks stay."""
+    data = np.frombuffer(random_blocks(kind, 21, 512, np.random.default_rng(5)), np.uint8)
+    source = HeadTensor((21, 512), GGMLType[kind], data)
+    found, exact = stored("q", source, borrowed=True), source.floats()
+    best = dequantize(GGMLType.Q4_0, quantize_q4_0(exact).reshape(21, -1)).reshape(21, 512)
+    assert found.type is GGMLType.Q4_0
+    assert np.square(found.floats() - exact).sum() <= 1.001 * np.square(best - exact).sum()
+    assert stored("q", source).type is (GGMLType.Q4_0 if kind in ("F32", "F16", "BF16") else source.type)
+    assert stored("fc", source, borrowed=True).type is GGMLType.Q8_0
 
 
 KINDS = {

@@ -7,6 +7,7 @@
 #include "api_calls.h"
 #include "head.h"
 #include "kernel_sets.h"
+#include "requantize.h"
 #include "row.h"
 #include "tensor_types.h"
 #include "tiles.h"
@@ -92,6 +93,18 @@ int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_b
             "the rows to pack are out of range");
     require(source_bytes == row_bytes(type, n_cols) * (uint64_t)(row_end - row_begin), "the rows have another size");
     pack_tiles(type, n_cols, row_begin, row_end, (const uint8_t *)source, (uint8_t *)tiles);
+    return EC_OK;
+  });
+}
+
+int32_t ec_rows_to_q4_0(int32_t type, int64_t n_rows, int64_t n_cols, const void *source, uint64_t source_bytes, void *rows,
+                        uint64_t n_bytes) {
+  return guarded([&] {
+    require(n_rows > 0 && tile_bytes(type, n_rows, n_cols) != 0 && n_cols % block_layout(Q4_0).columns == 0,
+            "there is no such matrix in Q4_0");
+    require(source_bytes == row_bytes(type, n_cols) * (uint64_t)n_rows, "the rows have another size");
+    require(n_bytes == row_bytes(Q4_0, n_cols) * (uint64_t)n_rows, "the rows of Q4_0 have another size");
+    rows_to_q4_0(type, n_rows, n_cols, (const uint8_t *)source, (uint8_t *)rows);
     return EC_OK;
   });
 }

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 5
+#define EC_ABI_VERSION 6
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -160,6 +160,9 @@ EC_API uint64_t ec_tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
  * the GGUF; row_begin is a multiple of 16. */
 EC_API int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_begin, int64_t row_end,
                             const void *source, uint64_t source_bytes, void *tiles, uint64_t tile_bytes);
+/* Write rows of a matrix, as a GGUF has them in any type that has tiles, as rows of Q4_0. */
+EC_API int32_t ec_rows_to_q4_0(int32_t type, int64_t n_rows, int64_t n_cols, const void *source, uint64_t source_bytes,
+                               void *rows, uint64_t n_bytes);
 /* Make a model. instruction_set is a name of ec_instruction_sets(), or NULL for the best one; max_rows is the most rows of
  * one forward. */
 EC_API int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32_t max_rows,
