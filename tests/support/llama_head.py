@@ -1,10 +1,14 @@
 """Run a draft head with llama.cpp's own eagle3 code: the second oracle for files, flags and the order of rows.
 
-Two functions of the library have no C name (llama_set_embeddings_nextn, llama_get_embeddings_nextn); they are found by
-the name that gcc and clang give them, and `LlamaHead.available` says whether they were.
+    LlamaHead(head, target)      fuses taps and evaluates pairs that the caller gives it
+    LlamaPair(head, target)      evaluates a text with the target, and drafts behind it
+
+Some functions of the library have no C name (llama_set_embeddings_nextn, llama_get_embeddings_layer_inp, ...); they are
+found by the name that gcc and clang give them, and `LlamaHead.available` says whether they were.
 """
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,25 +18,36 @@ from numpy.typing import NDArray
 from edgedec_runtimes.llamacpp.library import llama
 
 F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
 _ENCODE, _DECODE = 0, 1
-_CONTEXT = "P13llama_context"
+_CONTEXT, _MODEL = "P13llama_context", "PK11llama_model"
 
 
 def _mangled(name: str, arguments: str) -> str:
-    return f"_Z{len(name)}{name}{_CONTEXT}{arguments}"
+    return f"_Z{len(name)}{name}{arguments}"
+
+
+def _function(name: str, arguments: str, types: Sequence[Any], result: Any) -> Any:
+    """Return a function of the library that has no C name."""
+    found = getattr(llama()._lib, _mangled(name, arguments))
+    found.argtypes, found.restype = list(types), result
+    return found
 
 
 class LlamaHead:
-    """A head in llama.cpp; `target` is the GGUF whose matrices it borrows, where it borrows any."""
+    """A head in llama.cpp; `target` is the GGUF whose matrices it borrows, where it borrows any.
 
-    def __init__(self, path: Path, target: Path | None = None) -> None:
+    Contexts have `n_ctx` tokens; that many rows can be evaluated at once.
+    """
+
+    def __init__(self, path: Path, target: Path | None = None, n_ctx: int = 64) -> None:
         self._api: Any = llama()
+        self._n_ctx = n_ctx
         self._models: list[Any] = []
         self._contexts: list[Any] = []
-        self._set = getattr(self._api._lib, _mangled("llama_set_embeddings_nextn", "bb"))
-        self._set.argtypes, self._set.restype = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool], None
-        self._get = getattr(self._api._lib, _mangled("llama_get_embeddings_nextn", ""))
-        self._get.argtypes, self._get.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
+        three = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
+        self._set = _function("llama_set_embeddings_nextn", f"{_CONTEXT}bb", three, None)
+        self._get = _function("llama_get_embeddings_nextn", _CONTEXT, three[:1], ctypes.POINTER(ctypes.c_float))
         other = None if target is None else self._open(target, None)
         self._ctx = self._open(path, other)
         vocabulary = self._api.llama_model_get_vocab(self._models[-1])
@@ -44,7 +59,7 @@ class LlamaHead:
     def available() -> bool:
         """Return whether the library has the functions that have no C name."""
         try:
-            return hasattr(llama()._lib, _mangled("llama_set_embeddings_nextn", "bb"))
+            return hasattr(llama()._lib, _mangled("llama_set_embeddings_nextn", f"{_CONTEXT}bb"))
         except Exception:
             return False
 
@@ -53,7 +68,7 @@ class LlamaHead:
         assert model, f"llama.cpp does not load {path}"
         self._models.append(model)
         params = self._api.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = 64
+        params.n_ctx = params.n_batch = params.n_ubatch = self._n_ctx
         params.n_threads = params.n_threads_batch = 1
         params.type_k = params.type_v = 0  # F32
         params.flash_attn_type = 0
@@ -67,7 +82,8 @@ class LlamaHead:
     def fuse(self, taps: F32) -> F32:
         """Return float32[n, n_embd], the features of float32[n, n_taps * n_embd_target] taps."""
         self._set(self._ctx, True, False)
-        return self._run(_ENCODE, taps, None, 0)[1]
+        last = self._api.llama_memory_seq_pos_max(self._api.llama_get_memory(self._ctx), 0)
+        return self._run(_ENCODE, taps, None, last + 1)[1]  # fc has no positions, but the library checks them
 
     def step(self, tokens: list[int], features: F32, position: int) -> tuple[F32, F32]:
         """Evaluate pairs at `position` and after.
@@ -114,3 +130,82 @@ class LlamaHead:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class LlamaPair(LlamaHead):
+    """A target and its head in llama.cpp, with the calls that its own speculative decoding makes.
+
+    Attributes:
+        features: float32[n, n_embd], what fc made of the taps of the tokens that were evaluated.
+    """
+
+    def __init__(self, path: Path, target: Path, n_ctx: int = 64) -> None:
+        super().__init__(path, target, n_ctx)
+        ids = _function("llama_model_target_layer_ids", _MODEL, [ctypes.c_void_p], ctypes.POINTER(ctypes.c_int32))
+        n_ids = _function("llama_model_target_layer_ids_n", _MODEL, [ctypes.c_void_p], ctypes.c_uint32)
+        self.taps: list[int] = ids(self._models[-1])[: n_ids(self._models[-1])]
+        watch = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool]
+        set_input = _function("llama_set_embeddings_layer_inp", f"{_CONTEXT}jb", watch, None)
+        floats = ctypes.POINTER(ctypes.c_float)
+        self._input = _function("llama_get_embeddings_layer_inp", f"{_CONTEXT}j", watch[:2], floats)
+        for layer in self.taps:
+            set_input(self._contexts[0], layer, True)
+        self._n_tapped: int = self._api.llama_model_n_embd(self._models[0])
+        self._target_batch = self._api.llama_batch_init(n_ctx, 0, 1)
+        self.features = np.zeros((0, self.n_embd), np.float32)
+
+    def read(self, tokens: Sequence[int], n_past: int) -> F32:
+        """Evaluate tokens of the text behind its first `n_past`, and the pairs that they complete.
+
+        Returns:
+            float32[n, n_taps * n_embd_target], the taps of the tokens.
+        """
+        self._forget(n_past)
+        taps = self._read_by_target(tokens, n_past)
+        known = max(0, n_past - 1)
+        waiting = self.features[known:n_past]
+        fused = self.fuse(taps)
+        self.features = np.concatenate((self.features[:n_past], fused))
+        if pairs := list(tokens if len(waiting) else tokens[1:]):
+            self.step(pairs, np.concatenate((waiting, fused[:-1])), known)
+        return taps
+
+    def scores(self, n_past: int, token: int, drafted: Sequence[int]) -> F32:
+        """Return float32[len(drafted) + 1, n_vocab], the logits behind `token`, and behind each drafted token."""
+        self._forget(n_past)
+        rows, states = self.step([token], self.features[n_past - 1 : n_past], n_past - 1)
+        found = [rows[-1]]
+        for i, following in enumerate(drafted):
+            rows, states = self.step([following], states[-1:], n_past + i)
+            found.append(rows[-1])
+        return np.stack(found)
+
+    def draft(self, n_past: int, token: int, n: int, allowed: I32) -> tuple[list[int], F32]:
+        """Return a chain of the most likely `allowed` tokens behind `token`, and their logits, float32[n, n_vocab]."""
+        drafted: list[int] = []
+        while True:
+            rows = self.scores(n_past, token, drafted)
+            drafted.append(int(allowed[rows[-1, allowed].argmax()]))
+            if len(drafted) == n:
+                return drafted, rows
+
+    def _forget(self, n_past: int) -> None:
+        """Drop the tokens behind the first `n_past`, and the pairs that need one of them."""
+        for context, first in ((self._contexts[0], n_past), (self._contexts[-1], max(0, n_past - 1))):
+            self._api.llama_memory_seq_rm(self._api.llama_get_memory(context), 0, first, -1)
+
+    def _read_by_target(self, tokens: Sequence[int], n_past: int) -> F32:
+        batch = self._target_batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, n_past + i, True
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        assert self._api.llama_decode(self._contexts[0], batch) == 0
+        shape = (len(tokens), self._n_tapped)
+        taps = [np.ctypeslib.as_array(self._input(self._contexts[0], layer), shape) for layer in self.taps]
+        return np.concatenate(taps, axis=1)
+
+    def close(self) -> None:
+        """Free everything."""
+        self._api.llama_batch_free(self._target_batch)
+        super().close()

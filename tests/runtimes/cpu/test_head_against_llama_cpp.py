@@ -1,0 +1,120 @@
+"""On llama and qwen3 targets the cpu runtime drafts what llama.cpp drafts with the same GGUF files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.tiny_heads import TinyHead, write_head
+from support.tiny_models import N_VOCAB
+from support.tiny_quantized import Tiny, write_tiny
+
+from edgedec.gguf.file import read_gguf
+from edgedec.head_state import ChainRules, HeadState
+from edgedec.loading.draft_head import usable_head
+from edgedec.model import LoadOptions
+from edgedec.trained_heads.load import load_head
+from edgedec_export.head_to_gguf import write_head_gguf
+from edgedec_runtimes.cpu.runtime import Cpu
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacpp`, is not installed")
+
+from support.llama_head import LlamaHead, LlamaPair
+
+pytestmark = pytest.mark.skipif(not LlamaHead.available(), reason="the library has no names as gcc gives them")
+
+N_DRAFT = 4
+N_CTX = 128
+ROUNDING = 0.04
+"""How far a logit may be off, as a share of the largest: the two round activations in blocks of other sizes."""
+ROUNDING_135M = 0.12
+"""The same behind the thirty layers of the 135M, whose matrices are quantized, too."""
+STEPS = ((17, 0), (1, 3), (3, 2), (1, 0), (5, 0), (2, 1), (1, 4), (4, 0))
+"""What each forward evaluates: tokens of the text, then drafted tokens that turn out to be wrong."""
+
+
+@pytest.mark.parametrize(
+    ("types", "n_embd", "own_output"),
+    [
+        ("F32", 48, False),  # of the head, the cpu runtime then rounds q, k and v, whose rows are blocks of 32
+        ("Q8_0", 64, True),
+        ("Q4_0,fc=Q8_0", 64, False),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_drafts_are_those_of_llama_cpp(
+    tmp_path: Path, architecture: str, types: str, n_embd: int, own_output: bool
+) -> None:
+    """A random head of a random target, with its own output matrix or the target's."""
+    sizes: dict[str, Any] = {"n_embd": n_embd, "n_head": 3 + (n_embd == 64), "n_head_kv": 1, "head_dim": 16, "n_ff": 96}
+    target = write_tiny(tmp_path / "m.gguf", Tiny(architecture, n_layer=6, tied=architecture == "qwen3", **sizes))
+    write_head(tmp_path / "head", TinyHead(n_embd_target=n_embd, taps=(2, 3, 4), n_vocab_target=N_VOCAB, **sizes))
+    checkpoint = load_head(tmp_path / "head")
+    path = write_head_gguf(checkpoint, read_gguf(target), tmp_path / "h.gguf", types=types, own_output=own_output)
+    text = np.random.default_rng(2).integers(0, N_VOCAB, 60).tolist()
+    assert share_of_equal_tokens(target, path, text, ROUNDING) >= 0.9
+
+
+@pytest.mark.model
+def test_drafts_of_the_135m_are_those_of_llama_cpp(smollm_path: Path) -> None:
+    """A trained head, where one lies beside the model or is shipped."""
+    head, _ = usable_head(smollm_path, None)
+    if head is None or head.suffix != ".gguf":
+        pytest.skip("no draft head for smollm2-135m as a GGUF")
+    with Cpu().load(smollm_path, LoadOptions(n_ctx=N_CTX, tile_cache=False)) as model:
+        words = (
+            "The water of the sea is salt because rivers carry salt from the rocks, and the sun takes only the water."
+        )
+        text = model.tokenizer.encode(words, add_special=False, parse_special=False)
+    assert share_of_equal_tokens(smollm_path, head, [*text, *text, *text], ROUNDING_135M) >= 0.7
+
+
+def share_of_equal_tokens(target: Path, head: Path, text: list[int], rounding: float) -> float:
+    """Let both draft behind each of STEPS; return the share of drafted tokens that are the same.
+
+    Taps and logits must be the same but for rounding, and tokens where the two best logits differ by more than that.
+    """
+    rng, n_past, n_same = np.random.default_rng(3), 0, 0
+    options = LoadOptions(n_ctx=N_CTX, tile_cache=False, draft_head=head)
+    with LlamaPair(head, target, N_CTX) as theirs, Cpu().load(target, options) as model:
+        session = model.session(N_CTX)
+        state = session.draft_head
+        assert state is not None
+        layers, ids = tuple(entered - 1 for entered in theirs.taps), state.token_ids
+        for n_right, n_wrong in STEPS:
+            tokens = [*text[n_past : n_past + n_right], *rng.integers(0, N_VOCAB, n_wrong).tolist()]
+            taps = theirs.read(tokens, n_past)
+            hidden = session.forward(np.array(tokens, np.int32), n_past=n_past, taps=layers).hidden
+            _assert_close(np.concatenate([hidden[layer] for layer in layers], axis=1), taps, rounding)
+            n_past += n_right
+            drafted, logits = theirs.draft(n_past, text[n_past], N_DRAFT, ids)
+            rows = logits[:, ids]
+            _assert_close(_scores(state, n_past, text[n_past], drafted[:-1]), rows, rounding)
+            chain = state.chain(n_past, text[n_past], ChainRules(N_DRAFT))
+            n_same += _n_same(chain.tokens, drafted, rows, 2 * rounding * np.abs(rows).max())
+    return n_same / (N_DRAFT * len(STEPS))
+
+
+def _assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32], rounding: float) -> None:
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=rounding * np.abs(theirs).max())
+
+
+def _scores(state: HeadState, n_past: int, token: int, drafted: list[int]) -> NDArray[np.float32]:
+    """Return the cpu runtime's scores behind `token`, and behind each drafted token."""
+    found = [state.begin(n_past, token)]
+    for following in drafted:
+        assert found[-1] is not None
+        found[-1] = found[-1].copy()  # the next row is written over it
+        found.append(state.next(following))
+    return np.stack([row for row in found if row is not None])
+
+
+def _n_same(ours: tuple[int, ...], theirs: list[int], rows: NDArray[np.float32], close: float) -> int:
+    """Return how many drafted tokens are the same up to the first other one, whose two best logits must be close."""
+    for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        if our != their:
+            second, best = np.sort(rows[i])[-2:]
+            assert best - second <= close, f"token {i}"
+            return i
+    return len(theirs)
