@@ -5,7 +5,7 @@ A head is looked for in this order:
 1. Beside the model's file: NAME.head.gguf, or a folder NAME.head, for a model NAME.gguf. (A catalogue's head is called
    NAME.head, so that the cache keeps it there.)
 2. In the folder `heads` of the cache: heads that lie there, and those that `remember_head` noted there, as
-   `edgedec train-drafter` does with what it trained.
+   `edgedec train-drafter` does with what it trained, and `edgedec pull` with what it fetched.
 3. In the folders that plug-ins of the group `edgedec.folders` return, of those whose names begin with "heads".
 
 In 2 and 3 a head is taken only if its record names this very model by hashes: first one that learned from these
@@ -143,8 +143,7 @@ def remember_head(head: Path, cache_dir: Path) -> None:
     Raises:
         StorageError: The note can't be written.
     """
-    path = head.absolute()
-    note = cache_dir / HEADS / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}{_NOTE}"
+    path, note = head.absolute(), _note(head, cache_dir)
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(note, os.fsencode(path))
@@ -152,6 +151,38 @@ def remember_head(head: Path, cache_dir: Path) -> None:
         raise StorageError(
             f"{note}: it can't be written ({error.strerror or error}); check the cache's disk"
         ) from error
+
+
+def remember_if_head(path: Path, cache_dir: Path) -> None:
+    """Note where a file of the cache lies, as `remember_head` does, where it is that of a head that names its target.
+
+    Args:
+        path: A GGUF, or a checkpoint's config.json.
+        cache_dir: The cache's root.
+
+    Raises:
+        StorageError: The note can't be written.
+    """
+    head = path if path.suffix == ".gguf" else path.parent
+    if _target(head) is not None:
+        remember_head(head, cache_dir)
+
+
+def forget_head(path: Path, cache_dir: Path) -> None:
+    """Remove the note of a head, which `remember_if_head` made for the same path; nothing happens where there is none.
+
+    Raises:
+        StorageError: The note can't be removed.
+    """
+    note = _note(path if path.suffix == ".gguf" else path.parent, cache_dir)
+    try:
+        note.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{note}: it can't be removed ({error.strerror or error}); remove it yourself") from error
+
+
+def _note(head: Path, cache_dir: Path) -> Path:
+    return cache_dir / HEADS / f"{hashlib.sha256(os.fsencode(head.absolute())).hexdigest()[:16]}{_NOTE}"
 
 
 def _noted(note: Path) -> Path | None:

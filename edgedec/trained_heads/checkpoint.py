@@ -109,7 +109,7 @@ def _card(
     target = Target(name=settings.target_name) if settings.target_name else None
     noted = settings.notes if record.taps is None and back is None else ()
     return HeadCard(
-        name=record.name or folder.name,
+        name=record.name or _name(folder),
         n_embd=settings.n_embd,
         n_embd_target=n_embd_target,
         n_ff=weights["gate"].shape[0],
@@ -131,6 +131,16 @@ def _card(
         promise=record.promise,
         notes=noted,
     )
+
+
+def _name(folder: Path) -> str:
+    """Return the folder's name; OWNER/REPO for a folder hf/OWNER/REPO/REVISION, which a hub's files are kept in.
+
+    >>> _name(Path("models/hf/someone/head/main")), _name(Path("heads/mine"))
+    ('someone/head', 'mine')
+    """
+    revision, *above = reversed(folder.absolute().parts)
+    return f"{above[1]}/{above[0]}" if len(above) > 2 and above[2] == "hf" else revision
 
 
 def _by_name(folder: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 from edgedec.errors import ModelNotFoundError, StorageError
+from edgedec.loading.draft_head import forget_head
 from edgedec_models.addresses import url_path
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_models.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
@@ -84,6 +85,7 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
                 locks.enter_context(locked_now(model.path.with_name(shard), model.name))
             n_freed += sum(_delete(file) for file in files if not file.name.endswith(".lock"))
     for model, _ in found:
+        forget_head(model.path, root.parent)
         _prune(model.path.parent, root)
     return n_freed
 

@@ -94,8 +94,8 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
                 write_record(wanted, _download(spec, path, listing.commit, wanted, options))
         if path == HEAD_CONFIG and not is_head_path(wanted.path):
             raise ModelNotFoundError(
-                f"hf:{spec.repo_id}: its {HEAD_CONFIG} is that of a model, not of a draft head; name a repository that "
-                "holds an EAGLE-3 head"
+                f"hf:{spec.repo_id}: no GGUF in this repository, and its {HEAD_CONFIG} is that of a model, not of a "
+                "draft head; look for a model whose name ends in -GGUF, or for an EAGLE-3 head"
             )
     return folder / chosen[0]
 

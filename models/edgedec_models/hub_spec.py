@@ -93,10 +93,9 @@ def choose(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
     """
     models = _models_of(files)
     if not models:
-        kinds = sorted({f".{file.rpartition('.')[2]}" for file in files if "." in file})
         raise ModelNotFoundError(
-            f"hf:{spec.repo_id}: no GGUF model in this repository (it holds {', '.join(kinds) or 'no files'}); "
-            "look for one whose name ends in -GGUF"
+            f"hf:{spec.repo_id}: no GGUF model in this repository (it holds {_kinds(files)}); look for one whose name "
+            "ends in -GGUF"
         )
     if spec.names_file:
         fitting = [first for first in models if first == spec.what] or [
@@ -128,12 +127,16 @@ def choose_head(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
         return choose(files, spec)
     weights = sorted(file for file in files if file.endswith(".safetensors") and "/" not in file and is_safe(file))
     if HEAD_CONFIG not in files or not weights:
-        found = "has a PyTorch file (.bin), which can run code when it is read" if _has_bin(files) else "has neither"
+        kinds = "; PyTorch files (.bin) can run code when they are read" if _has_bin(files) else ""
         raise ModelNotFoundError(
-            f"hf:{spec.repo_id}: expected a draft head, a GGUF or {HEAD_CONFIG} with safetensors, but the repository "
-            f"{found}; look for one that has them"
+            f"hf:{spec.repo_id}: no GGUF model in this repository (it holds {_kinds(files)}), and no draft head, which "
+            f"would be a GGUF, or {HEAD_CONFIG} with safetensors{kinds}; look for one whose name ends in -GGUF"
         )
     return (HEAD_CONFIG, *(file for file in _BESIDE_HEAD if file in files), *weights)
+
+
+def _kinds(files: Sequence[str]) -> str:
+    return ", ".join(sorted({f".{file.rpartition('.')[2]}" for file in files if "." in file})) or "no files"
 
 
 def _has_bin(files: Sequence[str]) -> bool:

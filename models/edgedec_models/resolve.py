@@ -7,12 +7,13 @@ imports at its top only what a model needs that is in the cache already.
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.resolver import ResolveOptions
-from edgedec_models.folders import flat_path, is_plain, models_folder, own_folder
+from edgedec_models.folders import cache_folder, flat_path, is_plain, models_folder, own_folder
 from edgedec_models.offline import offline_reason
 from edgedec_models.record import Wanted, is_recorded
 
@@ -41,7 +42,10 @@ def resolve(name: str, options: ResolveOptions) -> Path | None:
 
 
 def pull(name: str, options: ResolveOptions, force: bool = False) -> Path:
-    """Fetch a model unless it is there, and return its file.
+    """Fetch a model or a draft head unless it is there, and return its file.
+
+    A repository of a hub may hold the checkpoint of a draft head; its config.json is then returned. A head that names
+    its target is noted in the cache's folder of heads, so that `--draft auto` finds it for that model.
 
     Args:
         force: Verify again what is there, and replace what is wrong.
@@ -49,12 +53,16 @@ def pull(name: str, options: ResolveOptions, force: bool = False) -> Path:
     Raises:
         ModelNotFoundError, ModelFormatError, PullError, OfflineError, StorageError, CancelledError: As `resolve`.
     """
-    path = _find(name, options, force=force)
+    path = _find(name, replace(options, draft_head=True), force=force)
     if path is None:
         raise ModelNotFoundError(
             f"{name!r} is not a kind of name that can be pulled; give a name of the catalogue, hf:OWNER/REPO, "
             "ollama:NAME or an https:// address"
         )
+    if path.is_relative_to(models_folder(options.cache_dir)):
+        from edgedec.loading.draft_head import remember_if_head
+
+        remember_if_head(path, options.cache_dir or cache_folder())
     return path
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,16 @@ from support.command_line import run_here
 from support.hf_checkpoints import safetensors_bytes
 from support.servers import StubServer, add_repository, model_bytes, sha256
 from support.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
+from support.tiny_models import N_VOCAB
+from support.tiny_quantized import Tiny, write_tiny
 
 from edgedec.errors import ModelNotFoundError, OfflineError
+from edgedec.gguf.file import read_gguf
 from edgedec.loading.draft_head import FoundHead, find_head
 from edgedec.resolver import ResolveOptions
 from edgedec.trained_heads.load import load_head
+from edgedec.trained_heads.record import record_text
+from edgedec.trained_heads.target import target_of
 from edgedec_models.cache import list_models, remove_model
 from edgedec_models.resolve import pull, resolve
 
@@ -81,7 +87,33 @@ def test_a_model_is_no_head(server: StubServer) -> None:
     assert not any("safetensors" in seen.path for seen in server.seen)
     add_repository(server, "someone/head", HEAD)
     with pytest.raises(ModelNotFoundError, match="no GGUF model"):
-        pull("hf:someone/head", ResolveOptions())
+        resolve("hf:someone/head", ResolveOptions())
+
+
+def test_the_command_pulls_a_head_that_the_model_then_uses(server: StubServer, root: Path, tmp_path: Path) -> None:
+    """Named on the command line it drafts; a head that names its model by hashes is found without being named."""
+    model = write_tiny(tmp_path / "m.gguf", Tiny(n_layer=4, n_embd=48, n_head=3, n_head_kv=1, head_dim=16, n_ff=80))
+    tiny = replace(TINY, n_vocab_target=N_VOCAB, n_embd=48, n_embd_target=48, head_dim=16, taps=(2, 3, 4))
+    weights = safetensors_bytes(stored_tensors(tiny, head_weights(tiny)))
+    head = {"config.json": json.dumps(head_config(tiny)).encode(), "model.safetensors": weights}
+    record = record_text("named", target_of(read_gguf(model)), None).encode()
+    add_repository(server, "someone/named", head | {"edgedec-head.json": record})
+    add_repository(server, "someone/nameless", head)
+    for name in ("named", "nameless"):
+        pulled = run_here("pull", f"hf:someone/{name}", "--json", "-q")
+        assert pulled.code == 0, pulled.err
+        path = Path(json.loads(pulled.out)["path"])
+        assert path == root / "models" / "hf" / "someone" / name / "main" / "config.json"
+    n_seen = len(server.seen)
+    assert find_head(model, root) == FoundHead(root / "models" / "hf" / "someone" / "named" / "main", beside=False)
+    for options in (["--draft", "head", "--draft-head", "hf:someone/nameless"], ["--draft", "head"]):
+        told = run_here("run", model, "aa bb aa bb", "-n", "12", "--temperature", "0", "--offline", "--json", *options)
+        assert told.code == 0, told.err
+        assert json.loads(told.out)["stats"]["drafters"]["head"]["nodes"] > 0
+    assert len(server.seen) == n_seen
+    remove_model("hf:someone/named")
+    assert find_head(model, root) is None
+    assert list((root / "heads").iterdir()) == []
 
 
 def test_a_head_of_the_catalogue_lies_beside_its_model(

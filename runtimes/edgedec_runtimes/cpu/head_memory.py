@@ -11,6 +11,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.load import load_head
 from edgedec_runtimes.cpu.head import MATRICES, stored_bytes
+from edgedec_runtimes.cpu.head_check import require_runnable
 from edgedec_runtimes.cpu.library import KERNEL_ROWS
 
 _KEPT_ROWS = 96  # rows of taps that native/head.cpp keeps for each session
@@ -28,13 +29,14 @@ class HeadFacts:
 
 
 def head_facts(path: Path) -> HeadFacts:
-    """Return the facts of the head at a path (raises what load_head raises)."""
+    """Return the facts of the head at a path (raises what load_head and require_runnable raise)."""
     return _facts(path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
 @lru_cache(maxsize=4)
 def _facts(path: Path, modified_ns: int) -> HeadFacts:
     head = load_head(path)
+    require_runnable(head)
     matrices = [(name, head.tensors[name]) for name in MATRICES if name in head.tensors]
     facts = HeadFacts(head.card, sum(stored_bytes(name, tensor) for name, tensor in matrices))
     del head, matrices

@@ -75,7 +75,8 @@ class Cpu:
         _report(path, options, 0)
         gguf, network = _read(path)
         _check_kv(path, network, options)
-        tokenizer = open_tokenizer(gguf)  # before the tiles: it may refuse
+        of_head = _head_terms(gguf, options)  # before the tiles, as the next line: both may refuse
+        tokenizer = open_tokenizer(gguf)
         return_free_memory()  # building the tokenizer's tables took some 150 bytes a token
         with ExitStack() as undo:
             handle = weights.create(network, options.n_threads or usable_cores())
@@ -93,8 +94,6 @@ class Cpu:
             isa = native().ec_model_instruction_set(handle).decode()
             card = _card(gguf, network, tiles.head.model_sha256, f"{isa} {options.kv_type}")
             held = _held_weights(job, streamed, tiles)
-
-            of_head = _head_terms(gguf, options)
 
             @lru_cache(maxsize=8)
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header

@@ -12,7 +12,7 @@ from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, random_blocks, write_tiny
 
-from edgedec.errors import ModelFormatError, RequestError, SessionError
+from edgedec.errors import ModelFormatError, RequestError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
@@ -25,6 +25,7 @@ from edgedec.trained_heads.reference import ReferenceHead
 from edgedec.trained_heads.target import fit
 from edgedec_export.block_types import quantize_q4_0
 from edgedec_runtimes.cpu.head import borrowed_rows, stored
+from edgedec_runtimes.cpu.head_check import require_runnable
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
@@ -291,6 +292,38 @@ def test_the_plan_counts_the_head(tmp_path: Path) -> None:
     assert planned == held
     assert set(planned) == names
     assert planned["KV cache of the draft head"] == 256 * 2 * 2 * 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_dim": 24}, "head_dim is 24, expected a multiple of 16"),
+        ({"n_embd": 40}, "n_embd is 40, expected a multiple of 16"),
+        ({"n_ff": 2**21}, "n_ff is 2097152, expected at most 1048576"),
+        ({"taps": tuple(range(17))}, "it has 17 taps, expected at most 16"),
+    ],
+)
+def test_sizes_that_the_kernels_do_not_take_are_refused(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    """Each by name."""
+    write_head(tmp_path / "head", OF_FLOATS)
+    head = load_head(tmp_path / "head")
+    require_runnable(head)
+    with pytest.raises(UnsupportedModelError, match=message):
+        require_runnable(replace(head, card=replace(head.card, **changes)))  # type: ignore[arg-type]
+
+
+def test_a_head_of_other_sizes_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    """Planning and loading refuse it alike."""
+    with (
+        pytest.raises(UnsupportedModelError, match="head_dim is 8"),
+        loaded(tmp_path, head=replace(OF_FLOATS, head_dim=8)),
+    ):
+        pass
+    options = LoadOptions(n_ctx=64, tile_cache=False, draft_head=tmp_path / "head")
+    with pytest.raises(UnsupportedModelError, match="head_dim is 8"):
+        Cpu().plan(tmp_path / "m.gguf", options)
 
 
 @pytest.mark.parametrize("runtime", [Reference(), LlamaCpp()])

@@ -17,7 +17,7 @@ SUMMARIES = {
     "train-drafter": "Train a draft head for a model on the model's own answers; the same command resumes.",
     "export": "Export a model to a folder that onnxruntime runs, here or on another device; or to another GGUF.",
     "plan": "Show the memory that a model will need, what changes to fit --memory, and what else would fit.",
-    "pull": "Download a model, or resume its download, and check it.",
+    "pull": "Download a model or a draft head, or resume its download, and check it.",
     "list": "List the models on this machine, and those that the catalogue can download.",
     "rm": "Delete a model and its tiles from the cache; files elsewhere are never deleted.",
     "info": "Show a model's architecture, quantization, context, memory, defaults, runtimes; or a draft head's card.",

@@ -1,4 +1,4 @@
-"""edgedec pull: download a model."""
+"""edgedec pull: download a model or a draft head."""
 
 import os
 from typing import Annotated
@@ -22,7 +22,7 @@ def command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download a model, or resume its download, and check it."""
+    """Download a model or a draft head, or resume its download, and check it."""
 
     def work(cancel: CancelToken) -> str:
         with ProgressLine(quiet=quiet) as on_progress:

@@ -1,0 +1,35 @@
+"""Which draft heads the cpu runtime's kernels take, checked before anything is loaded."""
+
+from edgedec.errors import UnsupportedModelError
+from edgedec.trained_heads.head import Head
+from edgedec_runtimes.cpu.network import TILE_TYPES
+
+_MOST = {"n_vocab_draft": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
+_MULTIPLE = 16
+_MOST_TAPS = 16
+
+
+def require_runnable(head: Head) -> None:
+    """Check sizes and tensor types of a head.
+
+    Raises:
+        UnsupportedModelError: The kernels do not take one of them; the message names it.
+    """
+    card = head.card
+    for name, most in _MOST.items():
+        if getattr(card, name) > most:
+            _refuse(head, f"{name} is {getattr(card, name)}, expected at most {most}")
+    for name in ("n_embd", "head_dim"):
+        if getattr(card, name) % _MULTIPLE:
+            _refuse(head, f"{name} is {getattr(card, name)}, expected a multiple of {_MULTIPLE}")
+    if len(card.taps) > _MOST_TAPS:
+        _refuse(head, f"it has {len(card.taps)} taps, expected at most {_MOST_TAPS}")
+    for name, tensor in head.tensors.items():
+        if len(tensor.shape) == 2 and tensor.type not in TILE_TYPES:
+            _refuse(head, f"its matrix {name!r} is {tensor.type.name}")
+
+
+def _refuse(head: Head, why: str) -> None:
+    raise UnsupportedModelError(
+        f"the draft head {head.card.name} can't run on the cpu runtime: {why}; take another head, or draft without one"
+    )
