@@ -1,8 +1,11 @@
 """Files that appear whole or not at all: readers see the old contents or the new contents, never a part."""
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
+
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp$")
 
 
 def write_atomically(path: Path, *pieces: bytes, private: bool = False, sync: bool = False) -> None:
@@ -33,6 +36,18 @@ def write_atomically(path: Path, *pieces: bytes, private: bool = False, sync: bo
     finally:
         with suppress(OSError):  # it was renamed, or a file system that lets nothing be written lets nothing be deleted
             temporary.unlink()
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Delete the temporary files in a folder, which processes that were killed have left; one that can't be is left.
+
+    The caller sees to it that no process writes there meanwhile.
+    """
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            if _TEMPORARY.search(path.name):
+                with suppress(OSError):
+                    path.unlink()
 
 
 def publish(source: Path, target: Path) -> None:

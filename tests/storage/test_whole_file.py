@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedec.storage.whole_file import write_atomically
+from edgedec.storage.whole_file import remove_temporaries, write_atomically
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -36,3 +36,13 @@ def test_what_can_not_be_renamed_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="folder"):
         write_atomically(path, b"1")
     assert list(tmp_path.rglob("*")) == [path, path / "inside"]
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    """Temporary files go, and no others; a folder that does not exist has none."""
+    write_atomically(tmp_path / "a.json", b"1")
+    (tmp_path / "a.json.0123456789abcdef.tmp").write_bytes(b"part")
+    (tmp_path / "mine.tmp").write_bytes(b"2")
+    remove_temporaries(tmp_path)
+    remove_temporaries(tmp_path / "none")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "mine.tmp"]

@@ -23,6 +23,7 @@ from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.scheduler.cost_probe import cost_curve
 from edgedec.storage.file_lock import try_lock
 from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.whole_file import remove_temporaries
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.target import target_of
 from edgedec.trained_heads.target_rows import output_name
@@ -134,6 +135,8 @@ def train_drafter(model: Path, out: Path, options: TrainOptions) -> Trained:
         if lock is None:
             raise StorageError(f"another process trains in {work}; wait for it, or choose another folder with --work")
         with lock:
+            for folder in (work, work / "lessons", out):
+                remove_temporaries(folder)
             files = _collected(model, parts, work / "lessons", n_ctx, options)
             return _taught(parts, out, work, made.key, files, options)
     except OSError as error:

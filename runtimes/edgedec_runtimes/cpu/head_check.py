@@ -1,5 +1,8 @@
 """Which draft heads the cpu runtime's kernels take, checked before anything is loaded."""
 
+import ctypes
+import math
+
 from edgedec.errors import UnsupportedModelError
 from edgedec.trained_heads.head import Head
 from edgedec_runtimes.cpu.network import TILE_TYPES
@@ -19,6 +22,9 @@ def require_runnable(head: Head) -> None:
     for name, most in _MOST.items():
         if getattr(card, name) > most:
             _refuse(head, f"{name} is {getattr(card, name)}, expected at most {most}")
+    for name in ("rms_epsilon", "rope_base"):
+        if not 0 < ctypes.c_float(getattr(card, name)).value < math.inf:
+            _refuse(head, f"{name} is {getattr(card, name)}, expected a positive number that float32 holds")
     for name in ("n_embd", "head_dim"):
         if getattr(card, name) % _MULTIPLE:
             _refuse(head, f"{name} is {getattr(card, name)}, expected a multiple of {_MULTIPLE}")

@@ -1,11 +1,6 @@
 """The whole command: a head comes out that fits its target, whatever killed the runs before."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -14,6 +9,7 @@ from typing import Any
 import pytest
 from numpy.testing import assert_array_equal
 from support.command_line import run_here
+from support.killed_training import Training, kill, train
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import read_gguf
@@ -23,17 +19,6 @@ from edgedec.trained_heads.target import fit
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="training needs torch, which is not installed")
 
 OPTIONS = ("--tokens", "4200", "--answer-tokens", "20", "--vocabulary", "64", "--threads", "1", "--offline")
-SCRIPT = """
-import sys
-from pathlib import Path
-from edgedec_export.training.prompt_files import read_prompts
-from edgedec_export.training.train_drafter import TrainOptions, train_drafter
-own = read_prompts([Path(sys.argv[3])])
-options = TrainOptions(prompts=own, n_tokens=4200, n_answer=20, n_vocabulary=64, n_threads=1, save_every_s=0.02)
-print("begun", flush=True)
-train_drafter(Path(sys.argv[1]), Path(sys.argv[2]), options)
-"""
-"""The command with a checkpoint every 20 ms."""
 
 
 def names_and_bytes(folder: Path) -> dict[str, bytes]:
@@ -98,24 +83,19 @@ def test_ten_kills_change_nothing(
 ) -> None:
     """Killed at ten random moments, the command ends with the bits of the run that nothing disturbed."""
     whole, _ = trained
-    head = tmp_path / "head"
-    command = [sys.executable, "-c", SCRIPT, str(target), str(head), str(prompts)]
-    draw, n_killed = Random(11), 0
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    for _ in range(10):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(draw.uniform(0.05, 1.5))
-        process.send_signal(signal.SIGKILL)
-        n_killed += process.wait() == -signal.SIGKILL
-        process.stdout.close()
-    assert n_killed > 0
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    assert_array_equal(load_head(head).d2t, load_head(whole).d2t)
-    ours, theirs = names_and_bytes(head), names_and_bytes(whole)
+    training = Training(model=target, out=tmp_path / "head", prompts=prompts)
+    draw, died_in = Random(11), []
+    for part, n_kills, most_s in (("collecting", 5, 0.6), ("learning", 3, 0.4), ("writing", 2, 0.0)):
+        for _ in range(n_kills):
+            died_in.append(kill(training, part, after_s=draw.uniform(0, most_s), files=draw.randrange(4)))
+    assert len([part for part in died_in if part]) >= 8, died_in
+    assert "collecting" in died_in
+    train(training)
+    assert_array_equal(load_head(training.out).d2t, load_head(whole).d2t)
+    ours, theirs = names_and_bytes(training.out), names_and_bytes(whole)
     assert ours["model.safetensors"] == theirs["model.safetensors"]
-    left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix == ".lock")
+    assert ours.keys() == theirs.keys()
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".lock", ".tmp")]
     assert left == []
 
 

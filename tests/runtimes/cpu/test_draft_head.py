@@ -299,6 +299,8 @@ def test_the_plan_counts_the_head(tmp_path: Path) -> None:
     [
         ({"head_dim": 24}, "head_dim is 24, expected a multiple of 16"),
         ({"n_embd": 40}, "n_embd is 40, expected a multiple of 16"),
+        ({"rms_epsilon": 1e-60}, "rms_epsilon is 1e-60, expected a positive number"),
+        ({"rope_base": 1e60}, "rope_base is 1e\\+60, expected a positive number"),
         ({"n_ff": 2**21}, "n_ff is 2097152, expected at most 1048576"),
         ({"taps": tuple(range(17))}, "it has 17 taps, expected at most 16"),
     ],
