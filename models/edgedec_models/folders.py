@@ -5,7 +5,8 @@ The cache, below its root:
     models/NAME.gguf                            models of the catalogue, and files that the user put there
     models/hf/OWNER/REPO/REVISION/FILE.gguf     from a Hugging Face hub
     models/url/HASH/FILE.gguf                   from a URL; HASH is of the URL
-    heads/NAME.gguf, heads/NAME/                draft heads that were trained here
+    heads/NAME.gguf, heads/NAME/                draft heads that the user put there
+    heads/HASH.path                             where a draft head lies that was trained here, or fetched by name
 """
 
 import os

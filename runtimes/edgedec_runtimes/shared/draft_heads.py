@@ -3,11 +3,18 @@
 from edgedec.errors import RequestError, argument
 from edgedec.model import LoadOptions
 
+_WHY = {
+    "llamacpp": "llama.cpp's C interface does not give the hidden states that a head reads, and its internal functions "
+    "for them end the process for architectures such as qwen2 and gemma3",
+    "npu": "its graphs do not return the hidden states that a head reads",
+}
+_NO_STATE = "it keeps no head's keys and values beside a text"
+
 
 def refuse_draft_head(options: LoadOptions, runtime: str) -> None:
     """Raise RequestError where the options name a draft head, which only the cpu runtime can follow a text with."""
     if options.draft_head is not None:
         raise RequestError(
-            f"the {runtime} runtime can't give a draft head the hidden states that it reads; use the cpu runtime, or "
+            f"the {runtime} runtime does not run draft heads: {_WHY.get(runtime, _NO_STATE)}; use the cpu runtime, or "
             f"leave {argument('draft_head')} out"
         )

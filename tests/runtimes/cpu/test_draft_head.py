@@ -328,9 +328,11 @@ def test_a_head_of_other_sizes_is_refused_before_the_model_is_loaded(tmp_path: P
         Cpu().plan(tmp_path / "m.gguf", options)
 
 
-@pytest.mark.parametrize("runtime", [Reference(), LlamaCpp()])
-def test_other_runtimes_refuse_a_head(runtime: Reference | LlamaCpp, tmp_path: Path) -> None:
-    """A runtime that can't follow a text with a head says so before anything is loaded."""
+@pytest.mark.parametrize(
+    ("runtime", "why"), [(Reference(), "keeps no head's keys and values"), (LlamaCpp(), "end the process")]
+)
+def test_other_runtimes_refuse_a_head(runtime: Reference | LlamaCpp, why: str, tmp_path: Path) -> None:
+    """A runtime that can't follow a text with a head says so, and why, before anything is loaded."""
     path = write_tiny(tmp_path / "m.gguf", Tiny())
-    with pytest.raises(RequestError, match="use the cpu runtime"):
+    with pytest.raises(RequestError, match=f"{why}.*; use the cpu runtime"):
         runtime.load(path, LoadOptions(n_ctx=64, draft_head=tmp_path))
