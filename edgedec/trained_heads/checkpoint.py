@@ -136,7 +136,7 @@ def _card(
 def _name(folder: Path) -> str:
     """Return the folder's name; OWNER/REPO for a folder hf/OWNER/REPO/REVISION, which a hub's files are kept in.
 
-    >>> _name(Path("models/hf/someone/head/main")), _name(Path("heads/mine"))
+    >>> _name(Path("hf", "someone", "head", "main")), _name(Path("mine"))
     ('someone/head', 'mine')
     """
     revision, *above = reversed(folder.absolute().parts)

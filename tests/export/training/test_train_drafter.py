@@ -1,20 +1,28 @@
 """The whole command: a head comes out that fits its target, whatever killed the runs before."""
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 from support.command_line import run_here
 from support.killed_training import Training, kill, train
+from support.tiny_quantized import ARCHITECTURES, write_tiny
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import read_gguf
+from edgedec.head_state import ChainRules
+from edgedec.model import LoadOptions
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit
+from edgedec_export.training.prompt_files import read_prompts
+from edgedec_export.training.train_drafter import TrainOptions, train_drafter
+from edgedec_runtimes.cpu.runtime import Cpu
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="training needs torch, which is not installed")
 
@@ -59,6 +67,26 @@ def test_a_head_comes_out(target: Path, trained: tuple[Path, dict[str, Any]]) ->
     assert report["kinds"]["all"]["tokens"] == sum(kind["tokens"] for kind in report["kinds"].values()) / 2
     assert len(report["history"]) > 10
     assert report["sentence"].startswith("the head gives ")
+
+
+@needs_torch
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3"])
+def test_other_architectures(name: str, prompts: Path, tmp_path: Path) -> None:
+    """From a model to a head that fits it and drafts on the cpu runtime."""
+    model = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES[name], n_layer=7, n_embd=64, n_ff=64))
+    options = TrainOptions(
+        prompts=read_prompts([prompts]), n_tokens=1600, n_answer=8, n_vocabulary=64, n_passes=0.1, n_threads=1
+    )
+    found = train_drafter(model, tmp_path / "head", options)
+    assert found.history
+    with Cpu().load(model, LoadOptions(n_ctx=64, tile_cache=False, draft_head=found.folder)) as opened:
+        session = opened.session(64)
+        session.forward(np.arange(8, dtype=np.int32), n_past=0)
+        assert session.draft_head is not None
+        assert session.draft_head.notes == ()
+        chain = session.draft_head.chain(8, 8, ChainRules(3))
+        assert len(chain.tokens) == 3
+        assert set(chain.tokens) <= set(session.draft_head.token_ids.tolist())
 
 
 @needs_torch
