@@ -1,5 +1,6 @@
 """The operations of sampling over one whole row of logits; a runtime may have faster code for them."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,3 +90,17 @@ def nucleus(weights: NDArray[np.float64], goal: float) -> NDArray[np.int64]:
 
 
 NUMPY_ROW_OPS = NumpyRowOps()
+
+
+def entropy_of(row: NDArray[np.float32], ops: LogitOps) -> float:
+    """Return the entropy in bits of the softmax of a row of logits, f32[n_vocab]; NaN where a logit is not finite.
+
+    >>> entropy_of(np.zeros(8, np.float32), NUMPY_ROW_OPS)
+    3.0
+    """
+    total = ops.total(row)
+    if not math.isfinite(total.weight):
+        return math.nan
+    below = row - np.float32(total.most)
+    mean = float((np.exp(below) * below).sum(dtype=np.float64)) / total.weight
+    return max((math.log(total.weight) - mean) / math.log(2), 0.0)

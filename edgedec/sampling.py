@@ -44,6 +44,7 @@ _NUMBERS: Mapping[str, tuple[type, bool, Callable[[Any], bool], str]] = {
     "seed": (Integral, True, lambda seed: 0 <= seed < SEED_LIMIT, "0 to 2^64-1"),
     "max_tokens": (Integral, True, lambda n: n >= 1, "from 1"),
     "logprobs": (Integral, True, lambda n: 0 <= n <= 100, "0 to 100"),
+    "stop_unsure": (Real, True, lambda p: 0 < p < 1, "above 0 and below 1"),
 }
 
 
@@ -68,6 +69,8 @@ class SamplingParams:
         logprobs: Also return the log-probabilities of the chosen token and of this many most probable tokens, as
             the model gives them (before bias, penalties and truncation); None returns none.
         ignore_end: Go on past the model's end tokens (for benchmarks).
+        stop_unsure: End the text before the first token whose estimated chance to be right is below this; None never
+            does (edgedec.decoding.unsure).
     """
 
     temperature: float = 0.7
@@ -84,6 +87,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     ignore_end: bool = False
+    stop_unsure: float | None = None
 
     def __post_init__(self) -> None:
         for name, (kind, optional, holds, expected) in _NUMBERS.items():

@@ -9,7 +9,7 @@ from edgedec.model import LayerSet
 from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "unsure", "cancelled"]
 COUPLED = "coupled"
 """The default verification rule, edgedec.verification.coupled; edgedec.verification.RULES names the others."""
 
@@ -102,7 +102,8 @@ class Sequence:
         token_ids: Tokens of the prompt, then the accepted tokens.
         n_cached: How many of these are in the KV cache; the next step evaluates the others.
         finish_reason: "stop" (end token, stop string or complete grammar), "length" (max_tokens, or the context is
-            full), "cancelled", or None while the generation runs.
+            full), "unsure" (the next token is too likely to be wrong, see SamplingParams.stop_unsure), "cancelled", or
+            None while the generation runs.
         stats: Counts and times.
         proposals: What drafters proposed, one entry for each step after the first token, where that is recorded.
         is_whole: Whether the text so far matches its grammar as a whole; None without a grammar.

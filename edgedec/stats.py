@@ -31,6 +31,8 @@ class DecodeStats:
             that were right themselves, verified or not ("right"), time of drafting ("draft_s"), drafts after their
             deadline ("late"), failures ("failed"). For a drafter that drafts while the target verifies also the tokens
             drafted during that time ("ahead"), and how many of these were of use ("used").
+        chance_right: Where the text ended because the model was unsure: the estimated chance that the next token would
+            have been right, 0 to 1. Else None.
         switching: Where two models wrote in turn: tokens by each ("large_tokens", "small_tokens"), writer changes
             ("switches"), mean entropy of the rows that tokens were drawn from ("entropy_bits"). Else empty.
         curve: Seconds of a forward by its number of rows, as known at the end, where drafts were possible.
@@ -57,6 +59,7 @@ class DecodeStats:
     first_token_s: float = 0.0
     total_s: float = 0.0
     drafters: dict[str, dict[str, float]] = field(default_factory=dict)
+    chance_right: float | None = None
     switching: dict[str, float] = field(default_factory=dict)
     curve: dict[int, float] = field(default_factory=dict)
     explanation: list[str] = field(default_factory=list)

@@ -31,6 +31,7 @@ class SamplingOptions(TypedDict, total=False):
     stop: tuple[str, ...]
     logprobs: int | None
     ignore_end: bool
+    stop_unsure: float | None
 
 
 class RequestOptions(SamplingOptions, total=False):

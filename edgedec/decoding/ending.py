@@ -1,17 +1,36 @@
-"""Where a text ends: by an end token, a stop string, its grammar, max_tokens, or because the context is full."""
+"""Where a text ends: by an end token, a stop string, its grammar, max_tokens, doubt, or because the context is full."""
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgedec.constraint import Constraint
+from edgedec.decoding.unsure import UnsureStop, unsure_stop
 from edgedec.draft import Verification
-from edgedec.model import Session
+from edgedec.model import Forward, Session
 from edgedec.sequence import FinishReason, Request, Sequence
 
 
 def _never(token_id: int) -> bool:
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class EndBefore:
+    """Says that a text ends before a token, which is no part of it.
+
+    Attributes:
+        reason: Why.
+        chance: The token's estimated chance to be right, where the text ends because that is too small.
+        note: A sentence for a person about that; may be empty.
+    """
+
+    reason: FinishReason
+    chance: float | None = None
+    note: str = ""
+
+
+_END_TOKEN = EndBefore("stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,46 +42,70 @@ class TextEnd:
         max_tokens: Most tokens to generate; None for no limit.
         n_most: Most tokens of the text, the prompt included, that the session takes.
         constraint: The grammar that the text keeps to, or None.
+        unsure: Judges whether a token is likely to be wrong, or None.
     """
 
     is_end: Callable[[int], bool] = _never
     max_tokens: int | None = None
     n_most: int = sys.maxsize
     constraint: Constraint | None = None
+    unsure: UnsureStop | None = None
 
     @classmethod
     def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
         """Return what decides about the text of a request on a session."""
         is_end = _never if request.sampling.ignore_end else session.model.tokenizer.is_end
-        return cls(is_end, request.sampling.max_tokens, session.n_text_max, constraint)
+        unsure = unsure_stop(request.sampling.stop_unsure, session.model.card)
+        return cls(is_end, request.sampling.max_tokens, session.n_text_max, constraint, unsure)
 
-    def cut(self, verification: Verification) -> Verification:
+    def cut(self, verification: Verification, forward: Forward) -> tuple[Verification, EndBefore | None]:
         """Return what a step adds to the text, up to the token that ends it; the grammar takes these tokens.
 
         What a draft had behind the end is no text, so no drafter may learn it. Where the grammar puts another token in
-        the place of a token, the step ends there, too.
+        the place of a token, the step ends there, too. The second result says why the text ends before the last token
+        of the step; None where it does not.
+
+        Args:
+            verification: What was verified.
+            forward: The forward that it was verified with. Row 0 of its logits is that of the first token, row i + 1
+                that of the token behind node i.
         """
         path, token_ids, constraint = verification.path, verification.token_ids, self.constraint
-        if len(token_ids) == 1 and constraint is None:
-            return verification
         for i, token_id in enumerate(token_ids):
             taken = token_id if constraint is None else constraint.commit(token_id)
-            if taken != token_id or self.is_end(token_id) or (constraint is not None and constraint.is_over):
-                return Verification(path[:i], (*token_ids[:i], taken))
-        return verification
+            end = self._end_before(taken, forward, path[i - 1] + 1 if i else 0)
+            if end is not None or taken != token_id or (constraint is not None and constraint.is_over):
+                return Verification(path[:i], (*token_ids[:i], taken)), end
+        return verification, None
 
-    def reason(self, sequence: Sequence, *, is_end: bool, stopped: bool, is_last: bool) -> FinishReason | None:
+    def _end_before(self, token_id: int, forward: Forward, row: int) -> EndBefore | None:
+        """Return why the text ends before a token that was drawn from a row; None where it does not."""
+        if self.is_end(token_id):
+            return _END_TOKEN
+        if self.unsure is not None:
+            chance = self.unsure.chance(forward.logits[row], token_id, forward.ops)
+            if chance < self.unsure.least:
+                return EndBefore("unsure", chance, self.unsure.sentence(chance))
+        return None
+
+    def reason(self, sequence: Sequence, *, end: EndBefore | None, stopped: bool, is_last: bool) -> FinishReason | None:
         """Return why the text ends with its latest token, None where it goes on.
 
         Args:
-            sequence: The text so far, with the latest token, unless that is an end token.
-            is_end: Whether the latest token is an end token.
+            sequence: The text so far, with the latest token, unless the text ends before it.
+            end: Why the text ends before the latest token; None where it does not.
             stopped: Whether a stop string is complete.
             is_last: Whether the latest token is the last of its step, up to which the grammar has taken tokens.
         """
         if stopped:
             return "stop"
-        if is_end or (is_last and self.constraint is not None and self.constraint.is_complete):
+        if end is not None:
+            sequence.stats.chance_right = end.chance
+            if end.note:
+                sequence.stats.add_reason(end.note)
+            self.note_grammar(sequence, end.reason)
+            return end.reason
+        if is_last and self.constraint is not None and self.constraint.is_complete:
             self.note_grammar(sequence, "stop")
             return "stop"
         is_longest = len(sequence.token_ids) - len(sequence.request.prompt_ids) == self.max_tokens

@@ -14,7 +14,7 @@ from edgedec.decoding.one_reader import OneReader, Visit
 from edgedec.decoding.prompt_length import too_long
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.step import Decoder, step
-from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
+from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError, argument
 from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec.memory.watch import Watch
 from edgedec.model import Session
@@ -155,8 +155,12 @@ def _check_request(request: Request, session: Session, constraint: Constraint | 
         raise RequestError("the prompt is empty; give at least one token")
     if not all(0 <= token_id < n_vocab for token_id in request.prompt_ids):
         raise RequestError(f"the prompt holds a token id outside the vocabulary of {n_vocab}")
-    if constraint is not None and request.sampling.ignore_end:
-        raise RequestError("a grammar decides where the text ends, so ignore_end can't be kept: leave one of them out")
+    if constraint is not None:
+        for name in ("ignore_end", "stop_unsure"):
+            if getattr(request.sampling, name):
+                raise RequestError(
+                    f"a grammar decides where the text ends, so {argument(name)} can't be kept: leave one of them out"
+                )
     if n_prompt >= (most := session.n_text_max):
         raise too_long(n_prompt, most - 1)
 
@@ -269,15 +273,16 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
     added = sequence.token_ids[start:]
     del sequence.token_ids[start:]
     for index, token_id in enumerate(added):
-        is_end, new_text = ending.is_end(token_id), ""
-        if not is_end:
+        is_last, new_text = index == len(added) - 1, ""
+        end = decoder.end if is_last else None
+        if end is None:
             sequence.token_ids.append(token_id)
             new_text = text.feed(tokenizer.piece(token_id))
-        stopped, is_last = text.stopped is not None, index == len(added) - 1
-        sequence.finish_reason = ending.reason(sequence, is_end=is_end, stopped=stopped, is_last=is_last)
+        stopped = text.stopped is not None
+        sequence.finish_reason = ending.reason(sequence, end=end, stopped=stopped, is_last=is_last)
         if sequence.finish_reason is not None:
             new_text += text.finish()
-        if new_text or not is_end:
+        if new_text or end is None:
             if decoder.logprobs:
                 chosen = decoder.logprobs[index]
                 yield TokenOutput(token_id, new_text, chosen.logprob, chosen.top)
@@ -345,6 +350,8 @@ def _decoder(
         sequence.stats.add_reason(
             f"verified by {request.rule}: a text of the same distribution, not plain decoding's own"
         )
+    if decoder.ending.unsure is not None and decoder.ending.unsure.note:
+        sequence.stats.add_reason(decoder.ending.unsure.note)
     if drafting is not None and request.draft:
         decoder.strict = drafting.strict
         decoder.policy = open_policy(drafting, target.session, target.curve, sequence, decoder.noise)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.ending import TextEnd
+from edgedec.decoding.ending import EndBefore, TextEnd
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, Session
@@ -57,6 +57,7 @@ class Decoder:
         forward_rows: Most rows of a forward that verifies, where memory is planned; None for all that the model can.
         strict: Whether to verify only where the rows of one forward have the bits of single steps.
         logprobs: One entry for each token of the latest step, where the request asks for them.
+        end: Why the text ends before the last token of the latest step; None where it does not.
     """
 
     session: Session
@@ -70,6 +71,7 @@ class Decoder:
     forward_rows: int | None = None
     strict: bool = True
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
+    end: EndBefore | None = None
 
 
 def step(sequence: Sequence, decoder: Decoder) -> Verification:
@@ -165,7 +167,7 @@ def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
     The session keeps the accepted nodes. Returns the outcome, and the seconds that keeping one branch of a tree took;
     None for a chain, where n_past of the next forward says how much of it stays.
     """
-    verification = decoder.ending.cut(_verify(sequence, decoder, draft, forward))
+    verification, decoder.end = decoder.ending.cut(_verify(sequence, decoder, draft, forward), forward)
     n_top = sequence.request.sampling.logprobs
     if n_top is not None:
         rows = forward.logits[[0, *(node + 1 for node in verification.path)]]

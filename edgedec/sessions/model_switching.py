@@ -10,7 +10,6 @@ Lossy: nothing verifies what the small model wrote. The text still depends only 
 prompt, the settings and the seed.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgedec.counted import counted
 from edgedec.errors import CapabilityError, RequestError, SessionError, argument
-from edgedec.logit_ops import LogitOps
+from edgedec.logit_ops import entropy_of
 from edgedec.model import Forward, ForwardItem, Model, Rows, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import UnsavedSession
@@ -220,21 +219,6 @@ def next_writer(written: Sequence[Written], entropy: float) -> int:
     if mean == entropy:
         return writer
     return SMALL if mean < entropy else LARGE
-
-
-def entropy_of(row: NDArray[np.float32], ops: LogitOps) -> float:
-    """Return the entropy in bits of the softmax of a row of logits, f32[n_vocab]; NaN where a logit is not finite.
-
-    >>> from edgedec.logit_ops import NUMPY_ROW_OPS
-    >>> entropy_of(np.zeros(8, np.float32), NUMPY_ROW_OPS)
-    3.0
-    """
-    total = ops.total(row)
-    if not math.isfinite(total.weight):
-        return math.nan
-    below = row - np.float32(total.most)
-    mean = float((np.exp(below) * below).sum(dtype=np.float64)) / total.weight
-    return max((math.log(total.weight) - mean) / math.log(2), 0.0)
 
 
 def require_pair(small_model: object | None, entropy: float | None, *, force: bool) -> None:

@@ -22,12 +22,12 @@ from edgedec.api.wishes import choose
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
 from edgedec.loading.second_model import open_small_model
-from edgedec.logit_ops import NUMPY_ROW_OPS
+from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Rows
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
-from edgedec.sessions.model_switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, SwitchingSession, entropy_of
+from edgedec.sessions.model_switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, SwitchingSession
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_CTX = 256

@@ -254,6 +254,14 @@ class SamplingFlags:
         list[str] | None,
         sampling_option("--stop", help="End the text before this string. Repeatable.", metavar="TEXT"),
     ] = None
+    stop_unsure: Annotated[
+        float | None,
+        sampling_option(
+            "--stop-unsure",
+            help="For completions: end the text before a token whose estimated chance to be right is below P, 0 to 1.",
+            metavar="P",
+        ),
+    ] = None
     logprobs: Annotated[
         int | None,
         sampling_option(

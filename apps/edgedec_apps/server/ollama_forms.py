@@ -13,7 +13,7 @@ from edgedec_apps.server.generation import Finished, Piece
 from edgedec_apps.server.logprobs import chat_entries
 from edgedec_apps.server.ollama_requests import OllamaDelivery
 from edgedec_apps.server.reply import json_line
-from edgedec_apps.server.timings import decoding_s, explanations, timings
+from edgedec_apps.server.timings import decoding_s, explanations, finish_reason, timings
 from edgedec_apps.server.tools import Splitter
 from edgedec_apps.tool_calls import Parsed
 
@@ -89,7 +89,7 @@ class OllamaForm:
     def _report(self, generation: Generation, queued_s: float) -> dict[str, Any]:
         stats = generation.stats
         return {
-            "done_reason": generation.finish_reason,
+            "done_reason": finish_reason(generation),
             "total_duration": _ns(queued_s + stats.total_s),
             "load_duration": 0,  # the model was there before the request came
             "prompt_eval_count": stats.n_prompt_tokens,

@@ -23,6 +23,7 @@ _NUMBERS = {
     "repeat_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    "stop_unsure": "stop_unsure",
 }
 _WHOLE = {"top_k": "top_k", "repeat_last_n": "penalty_last_n"}
 _NAMES = {option: name for name, option in (_NUMBERS | _WHOLE | {"num_predict": "max_tokens"}).items()}

@@ -13,7 +13,7 @@ from edgedec_apps.server.generation import Finished, Piece
 from edgedec_apps.server.logprobs import chat_entries, completion_logprobs
 from edgedec_apps.server.reply import sse
 from edgedec_apps.server.requests import Delivery
-from edgedec_apps.server.timings import explanations, timings
+from edgedec_apps.server.timings import explanations, finish_reason, timings
 from edgedec_apps.server.tools import Splitter
 from edgedec_apps.tool_calls import ToolCall
 
@@ -153,7 +153,7 @@ def _delta(text: str, calls: Sequence[ToolCall], n_before: int) -> dict[str, Any
 
 
 def _reason(generation: Generation, n_calls: int) -> str:
-    return "tool_calls" if n_calls and generation.finish_reason == "stop" else generation.finish_reason
+    return "tool_calls" if n_calls and generation.finish_reason == "stop" else finish_reason(generation)
 
 
 class CompletionForm(_Form):
@@ -182,12 +182,12 @@ class CompletionForm(_Form):
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
         """Yield why a text ended, and the report on it."""
         text = "" if finished.index in self._lengths else self._echo(finished.index)
-        choice = _completion(finished.index, text, None, finished.generation.finish_reason)
+        choice = _completion(finished.index, text, None, finish_reason(finished.generation))
         yield self._event(choice, _report([finished.generation], queued_s))
 
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
         logprobs = self._logprobs(generation.outputs, 0)
-        return _completion(index, self._echo(index) + generation.text, logprobs, generation.finish_reason)
+        return _completion(index, self._echo(index) + generation.text, logprobs, finish_reason(generation))
 
     def _echo(self, index: int) -> str:
         return self._prompts[index // self._n] if self._delivery.echo else ""

@@ -18,7 +18,15 @@ MOST_TEXTS = 16
 MOST_PROMPTS = 64
 MOST_LOGPROBS = 20
 _COMPLETION_TOKENS = 16  # the default of OpenAI's reference
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "stop_unsure",
+)
 _WHOLE = ("top_k", "penalty_last_n")
 # Fields that change neither the text nor how it is sent.
 _WITHOUT_EFFECT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")

@@ -36,6 +36,11 @@ def decoding_s(stats: DecodeStats) -> float:
     return max(0.0, stats.total_s - stats.first_token_s) if stats.first_token_s else 0.0
 
 
+def finish_reason(generation: Generation) -> str:
+    """Return why a text ended, in the words of OpenAI and ollama: to them a model that was unsure has stopped."""
+    return "stop" if generation.finish_reason == "unsure" else generation.finish_reason
+
+
 def explanations(generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
     """Return the `edgedec` field: for each text its seed, what was drafted and why, and the time of each phase."""
     return {"queue_ms": 1000 * queued_s, "generations": [_explained(generation) for generation in generations]}
@@ -47,6 +52,7 @@ def _explained(generation: Generation) -> dict[str, Any]:
         "runtime": stats.runtime,
         "seed": stats.seed,
         "finish_reason": generation.finish_reason,
+        "chance_right": stats.chance_right,
         "n_drafts": stats.n_drafts,
         "accepted_by_position": stats.accepted_by_position,
         "drafters": stats.drafters,

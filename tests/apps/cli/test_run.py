@@ -71,6 +71,18 @@ def test_json_is_one_object_and_nothing_else(model: Path) -> None:
     assert len(found["token_ids"]) == len(found["logprobs"]) == 8
 
 
+def test_a_text_ends_where_the_model_is_unsure(model: Path) -> None:
+    """--stop-unsure says in the JSON object and in the summary why the text ended; a value out of range is refused."""
+    result = run_here("run", model, "Hello", *GREEDY, "--json", "--stop-unsure", "0.99")
+    found = document(result)
+    assert (found["finish_reason"], found["token_ids"]) == ("unsure", [])
+    assert 0 < found["stats"]["chance_right"] < 0.99
+    assert "the model was unsure" in result.err
+    run_here("run", model, "Hello", *GREEDY, "--stop-unsure", "1.5").failed(40, "--stop-unsure is 1.5")
+    refused = run_here("run", model, "Hello", "-n", "8", "--stop-unsure", "0.5", "--regex", "a+")
+    refused.failed(40, "--stop-unsure")
+
+
 def test_quiet_says_nothing(model: Path) -> None:
     """-q leaves standard error empty."""
     result = run_here("run", model, "Hello", *GREEDY, "-q")

@@ -79,6 +79,17 @@ def test_a_stop_string_and_a_schema(client: Any, server: Running) -> None:
     assert json.loads(own.text)["n"] in (1, 2, 3)
 
 
+def test_a_text_ends_where_the_model_is_unsure(client: Any, server: Running) -> None:
+    """The option stop_unsure is the engine's; ollama's field says "stop", ours that the model was unsure."""
+    own = server.engine.generate("Hi", max_tokens=8, temperature=0, stop_unsure=0.99)
+    options = {"num_predict": 8, "temperature": 0, "stop_unsure": 0.99}
+    reply = client.generate("tiny", "Hi", raw=True, options=options)
+    assert (reply.response, reply.done_reason) == (own.text, "stop")
+    asked = {"model": "tiny", "prompt": "Hi", "raw": True, "options": options, "stream": False}
+    (told,) = server.client.post("/api/generate", json=asked).json()["edgedec"]["generations"]
+    assert (told["finish_reason"], told["chance_right"]) == ("unsure", own.stats.chance_right)
+
+
 def test_logprobs(client: Any, server: Running) -> None:
     """Log-probabilities are the engine's."""
     own = server.engine.chat(messages("Hi"), max_tokens=4, temperature=0, logprobs=1)
@@ -96,6 +107,7 @@ def test_logprobs(client: Any, server: Running) -> None:
         ({"tempreature": 1}, "the field 'options.tempreature' is not known here"),
         ({"top_p": 7.0}, "options.top_p is 7.0"),
         ({"num_predict": 0}, "options.num_predict is 0"),
+        ({"stop_unsure": 0.0}, "options.stop_unsure is 0.0; it must be above 0 and below 1"),
     ],
 )
 def test_refusals_name_the_option(client: Any, options: dict[str, Any], words: str) -> None:

@@ -95,6 +95,34 @@ def test_logprobs(client: Any, server: Running) -> None:
     assert b"".join(bytes(e.bytes) for e in entries).decode("utf-8", "replace") == own.text
 
 
+def test_a_text_ends_where_the_model_is_unsure(client: Any, server: Running) -> None:
+    """stop_unsure is the engine's; OpenAI's field says "stop", ours that the model was unsure, and its chance."""
+    wanted = {"max_tokens": 12, "seed": 5, "temperature": 0.9}
+    found = [
+        (least, own)
+        for least in (0.1, 0.03, 0.02, 0.01, 0.007, 0.005, 0.003)
+        if (own := server.engine.generate("Hello", stop_unsure=least, **wanted)).finish_reason == "unsure"  # type: ignore[arg-type]
+    ]
+    least, own = max(found, key=lambda pair: len(pair[1].token_ids))
+    assert own.token_ids
+    asked = {"model": "tiny", "prompt": "Hello", "extra_body": {"stop_unsure": least}} | wanted
+    reply = client.completions.create(**asked)
+    assert (reply.choices[0].text, reply.choices[0].finish_reason) == (own.text, "stop")
+    told = reply.edgedec["generations"][0]
+    assert (told["finish_reason"], told["chance_right"]) == ("unsure", own.stats.chance_right)
+    parts = list(
+        client.completions.create(
+            model="tiny", prompt="Hello", stream=True, extra_body={"stop_unsure": least}, **wanted
+        )
+    )
+    assert "".join(part.choices[0].text for part in parts) == own.text
+    assert parts[-1].choices[0].finish_reason == "stop"
+    chat = client.chat.completions.create(
+        model="tiny", messages=messages("Hello"), extra_body={"stop_unsure": 0.99}, **wanted
+    )
+    assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == ("", "stop")
+
+
 def test_completions_take_several_prompts(client: Any, server: Running) -> None:
     """Prompts as texts and as token ids give the same texts, echoed with the prompt before them."""
     prompts = ["Once", "upon"]

@@ -33,6 +33,8 @@ CHAT = {"messages": messages("x"), "max_tokens": 1}
         ({"temperature": 10**400}, "temperature", "too many digits"),
         ({"repetition_penalty": 10**400}, "repetition_penalty", "too many digits"),
         ({"top_p": 0}, "top_p", "above 0"),
+        ({"stop_unsure": 1}, "stop_unsure", "above 0 and below 1"),
+        ({"stop_unsure": "very"}, "stop_unsure", "must be a number"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
         ({"n": 17}, "n", "1 to 16"),
