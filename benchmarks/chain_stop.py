@@ -51,7 +51,7 @@ from edgedec_export.training.target_parts import TargetParts
 _DEPTH = 6
 _FOLDS = 5
 _ROWS = 2048  # of a batch
-_THRESHOLDS = (0.0, *np.geomspace(0.02, 0.95, 40).tolist())
+_THRESHOLDS = (0.0, *np.geomspace(0.03, 0.9, 17).round(3).tolist())
 _WIDTH, _EPOCHS, _EXAMPLES = 64, 12, 1024  # of a stop head: its inner layer, passes, examples of a batch
 Floats = NDArray[np.float32]
 
@@ -279,7 +279,10 @@ def judged(
             },
         }
         found = ", ".join(f"{price}: {outcome.speed:.4f}" for price, outcome in outcomes.items())
-        print(f"{name:14} AUC {result[name]['auc']:.4f}  log loss {result[name]['log_loss']:.4f}  speed {found}")
+        print(
+            f"{name:14} AUC {result[name]['auc']:.4f}  log loss {result[name]['log_loss']:.4f}  speed {found}",
+            flush=True,
+        )
     return result
 
 

@@ -1,9 +1,11 @@
 """stop_unsure: a text ends before the first token that is too likely to be wrong, with drafts and without."""
 
+import json
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,15 @@ def test_the_chance_is_a_logistic_function() -> None:
     assert Fit(0.1, 0.2, -0.3, 0.5).chance(doubt) == pytest.approx(1 / (1 + math.exp(-total)), rel=1e-12)
     assert 0 < GENERAL.chance(Doubt(0.0, 17.0, -1.0)) < 0.01
     assert 0.99 < GENERAL.chance(Doubt(1.0, 0.0, 1.0)) < 1
+
+
+def test_the_coefficients_are_those_of_the_benchmark() -> None:
+    """The table equals benchmarks/results/stop_unsure.json."""
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "stop_unsure.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    shapes = {tuple(shape): name for name, shape in result["shapes"].items()}
+    assert {shapes[shape]: asdict(fit) for shape, fit in FITS.items()} == result["fits"]
+    assert asdict(GENERAL) == result["general_fit"]
 
 
 def test_a_model_without_a_fit_of_its_own_gets_the_general_one_with_a_note() -> None:
