@@ -85,7 +85,7 @@ def write_prompt_cache(path: Path, cache: PromptCache) -> None:
     ).encode()
     try:
         require_prompt_cache(path)
-        write_atomically(path, _MAGIC + _LENGTHS.pack(_VERSION, len(header)) + header, cache.payload)
+        write_atomically(path, _MAGIC + _LENGTHS.pack(_VERSION, len(header)) + header, cache.payload, private=True)
     except OSError as error:
         raise StorageError(f"the prompt cache {path} could not be written: {error.strerror or error}") from error
 

@@ -24,6 +24,8 @@ from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
 
 REQUESTS = "requests"
 """The term of what a server keeps for requests."""
+RESERVE = "reserve"
+"""The term of what a plan keeps free below the cap."""
 STORES = "draft stores"
 """The term of what drafters keep between requests; texts fill the stores."""
 
@@ -288,7 +290,7 @@ def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
         terms += [*_drafter_terms(setting, options.n_ctx or 0), *_request_terms(setting, terms)]
         if cap.n_bytes is not None:
             detail = "kept free: drafters shrink near the cap"
-            terms.append(MemoryTerm("reserve", margin_bytes(cap.n_bytes), detail, grows=True))
+            terms.append(MemoryTerm(RESERVE, margin_bytes(cap.n_bytes), detail, grows=True))
         given_up = tuple(setting.given_up.values())
         return Planned(setting, MemoryPlan(tuple(terms), cap.n_bytes, given_up, cap.name), choice)
 
