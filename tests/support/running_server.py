@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,16 @@ from typing import Any
 import httpx
 
 import edgedec
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.model_info import describe
+from edgedec.api.options import EngineOptions
 from edgedec.progress import CancelToken
-from edgedec_apps.server.service import Loaded, ModelFile, Service
+from edgedec_apps.server.models import Prepare
+from edgedec_apps.server.names import shown_name
+from edgedec_apps.server.opener import Opener
+from edgedec_apps.server.service import Service
 from edgedec_apps.server.serving import address_of, open_socket, serve
 from edgedec_apps.server.settings import Settings
+from edgedec_apps.server.shelf import Place
+from edgedec_apps.server.slots import Slots
 
 PATIENCE_S = 60.0
 CHAT = (
@@ -28,32 +32,55 @@ CHAT = (
 
 @dataclass
 class Running:
-    """A server that runs: where, its state, and the engine behind it."""
+    """A server that runs: where, its state, and the models behind it."""
 
     url: str
     service: Service
     client: httpx.Client
 
     @property
+    def place(self) -> Place:
+        """The place of the first model of the settings."""
+        return self.service.shelf.place(self.service.names.served[0].recipe)
+
+    @property
     def engine(self) -> edgedec.Engine:
-        """The model."""
-        assert self.service.loaded is not None
-        return self.service.loaded.engine
+        """The first model of the settings, which is loaded."""
+        return self.engine_of(self.service.names.served[0].name)
+
+    @property
+    def slots(self) -> Slots:
+        """The requests of the first model of the settings."""
+        return self.place.slots
+
+    def engine_of(self, name: str) -> edgedec.Engine:
+        """Return the engine of a model that is loaded."""
+        loaded = self.service.shelf.place(self.service.names.find(name).recipe).loaded
+        assert loaded is not None
+        return loaded.engine
+
+    @property
+    def loaded(self) -> list[str]:
+        """The names of the files that are loaded, the least recently used first."""
+        return [shown_name(place.recipe.model) for place in self.service.shelf.loaded]
 
 
 @contextmanager
-def started(path: Path, *, load_options: dict[str, Any] | None = None, **settings: Any) -> Iterator[Running]:
-    """Serve a model in this process until the end of the block, and end as Ctrl-C does."""
-    chosen = Settings(model=str(path), port=0, **settings)
+def started(
+    *paths: Path,
+    load_options: dict[str, Any] | None = None,
+    adapt: Callable[[Prepare], Prepare] = lambda prepare: prepare,
+    prompt_cache: Path | None = None,
+    **settings: Any,
+) -> Iterator[Running]:
+    """Serve models in this process until the end of the block, and end as Ctrl-C does; `adapt` wraps the loading."""
+    chosen = Settings(models=tuple(map(str, paths)), port=0, **settings)
     listener = open_socket(chosen)
     cancel, ready, services = CancelToken(), threading.Event(), list[Service]()
     failures: list[BaseException] = []
-
-    def load(_cancel: CancelToken) -> Loaded:
-        options: dict[str, Any] = {"runtime": "cpu", "n_ctx": 512, "draft": "off", "n_parallel": chosen.n_parallel}
-        engine = edgedec.load(path, **options | (load_options or {}))
-        file = ModelFile(path, describe(read_gguf(path)), path.stat().st_mtime, engine.card.chat_template)
-        return Loaded(engine, file, engine.close)
+    given: dict[str, Any] = {"runtime": "cpu", "n_ctx": 512, "draft": "off", "n_parallel": chosen.n_parallel}
+    options = EngineOptions(**given | (load_options or {}))
+    opener = Opener(chosen.models, options, options, 0, prompt_cache, nullcontext, print)
 
     def on_ready(service: Service) -> None:
         services.append(service)
@@ -61,7 +88,7 @@ def started(path: Path, *, load_options: dict[str, Any] | None = None, **setting
 
     def run() -> None:
         try:
-            serve(chosen, listener, load, cancel, on_ready)
+            serve(chosen, listener, adapt(opener.prepare), cancel, on_ready)
         except BaseException as error:
             failures.append(error)
 

@@ -20,6 +20,7 @@ from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED
 from edgedec_apps.cli.log import show_log, warnings_of
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
+from edgedec_apps.cli.preset_options import loading, preset_of
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import say
 from edgedec_apps.cli.wording import KEYWORDS, in_options
@@ -37,21 +38,17 @@ def open_model(
     cancel: CancelToken,
     *,
     one_request: bool = False,
-    n_parallel: int = 1,
     grammars: bool = False,
-    request_bytes: int = 0,
 ) -> Engine:
     """Find a model, plan its memory and load it, with progress and warnings on standard error.
 
     Args:
-        name: The model's name or path.
+        name: The name of the model, or of a preset; or a path.
         flags: How it is loaded.
         output: What is shown.
         cancel: Stops downloading and loading.
         one_request: Whether the engine will serve a single request, whose text the drafters need not keep for others.
-        n_parallel: Requests at the same time.
         grammars: Whether texts may keep to grammars, which takes memory.
-        request_bytes: Bytes that a server keeps for requests.
 
     Raises:
         EdgedecError: As edgedec.load.
@@ -62,8 +59,10 @@ def open_model(
     with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)
-        options = engine_options(flags, on_progress, cancel, n_parallel=n_parallel, grammars=grammars)
-        application = application_of(flags, base, one_request=one_request, request_bytes=request_bytes)
+        options = engine_options(flags, on_progress, cancel, grammars=grammars)
+        application = application_of(flags, base, one_request=one_request)
+        if (preset := preset_of(name)) is not None:
+            name, options = preset.model, loading(preset, options)
         engine = open_engine(name, options, application)
     if not output.quiet and not output.verbose:
         for warning in warnings:

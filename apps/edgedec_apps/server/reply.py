@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from logging import getLogger
@@ -10,11 +10,10 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from edgedec.api.engine import Engine
 from edgedec.errors import EdgedecError
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
-from edgedec_apps.server.errors import problem_of
+from edgedec_apps.server.errors import closing_error, problem_of
 from edgedec_apps.server.generation import (
     Begun,
     Event,
@@ -25,8 +24,11 @@ from edgedec_apps.server.generation import (
     read_prompts,
     run_in_thread,
 )
+from edgedec_apps.server.names import Named
 from edgedec_apps.server.room import SHARE, Share
-from edgedec_apps.server.service import Service, closing_error
+from edgedec_apps.server.service import Service
+from edgedec_apps.server.shelf import Lease
+from edgedec_apps.server.slots import Slots
 
 _LAST_WORD_S = 5.0
 _LOG = getLogger("edgedec.server")
@@ -54,17 +56,41 @@ class Dialect(Protocol):
         """Return the last part of a stream that an error ends."""
 
     def whole(self, generations: list[Generation], queued_s: float) -> Mapping[str, Any]:
-        """Return the answer in one piece."""
+        """Return the answer in one piece; without texts, to a request that only wants the model to be loaded."""
+
+
+Read = Callable[[Lease], tuple[TextRequest | None, Dialect]]
+"""Reads a request's fields for the model that is lent: the texts that it wants, if any, and the form of its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The model that a request wants.
+
+    Attributes:
+        named: The model.
+        n_ctx: The least tokens of its context; None for as many as its name has.
+        keep_s: Seconds for which it stays loaded after the request; None for as many as its name has.
+    """
+
+    named: Named
+    n_ctx: int | None = None
+    keep_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a request whose body has been read, in a dialect; an ASGI application."""
+    """The answer to a request whose body has been parsed; an ASGI application.
+
+    Attributes:
+        service: The server's state.
+        wanted: The model that the request wants.
+        read: Reads the request's fields once the model is there.
+    """
 
     service: Service
-    engine: Engine
-    request: TextRequest
-    dialect: Dialect
+    wanted: Wanted
+    read: Read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send; where the client disconnects, the generation stops at its next step."""
@@ -85,16 +111,48 @@ class Reply:
         try:
             with self.service.running(cancel):
                 async with asyncio.timeout(self.service.settings.timeout_s):
-                    await self._generate(sender, share, cancel)
+                    await self._with_model(sender, share, cancel)
         except Exception as error:
             if not isinstance(error, EdgedecError | TimeoutError):
                 _LOG.exception("an answer failed")
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):
-                    await sender.fail(error, self.dialect)
+                    await sender.fail(error)
 
-    async def _generate(self, sender: "_Sender", share: Share, cancel: CancelToken) -> None:
-        """Send the events of the producer; its place is free when the texts are complete, even before they are read."""
+    async def _with_model(self, sender: "_Sender", share: Share, cancel: CancelToken) -> None:
+        """Wait for the model, read the request's fields, and answer."""
+        named, keep_s = self.wanted.named, self.wanted.keep_s
+        slots = self.service.shelf.place(named.recipe).slots
+        with slots.preparing():
+            lease = await self.service.shelf.take(
+                named.recipe,
+                n_ctx=self.wanted.n_ctx or named.n_ctx,
+                keep_s=named.keep_s if keep_s is None else keep_s,
+            )
+        try:
+            texts, dialect = self.read(lease)
+            sender.dialect = dialect
+            if texts is None:
+                await sender.whole(200, dialect.whole([], 0.0))
+            else:
+                work = _Work(self.service, slots, lease, named.completed(texts), dialect)
+                await work.generate(sender, share, cancel)
+        finally:
+            lease.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The texts of a request, from their prompts to the answer, in a dialect."""
+
+    service: Service
+    slots: Slots
+    lease: Lease
+    request: TextRequest
+    dialect: Dialect
+
+    async def generate(self, sender: "_Sender", share: Share, cancel: CancelToken) -> None:
+        """Send the events of the producer; place and model are free when the texts are complete, read or not."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         producer = asyncio.create_task(self._produce(queue, share, cancel))
         producer.add_done_callback(lambda _: queue.put_nowait(None))
@@ -115,7 +173,7 @@ class Reply:
                     going = event is not None
                 if self.service.closing or (generations and _was_stopped(generations[-1])):
                     raise closing_error()
-                await sender.send(chunks, self.dialect)
+                await sender.send(chunks)
             await producer
         finally:
             producer.cancel()
@@ -123,21 +181,24 @@ class Reply:
             if not producer.cancelled():
                 producer.exception()  # raised above, or there is no client to answer
         if self.dialect.streams:
-            await sender.send(self.dialect.end(generations), self.dialect)
+            await sender.send(self.dialect.end(generations))
             await sender.finish()
         else:
             await sender.whole(200, self.dialect.whole(generations, queued_s))
 
     async def _produce(self, queue: "asyncio.Queue[Event | None]", share: Share, cancel: CancelToken) -> None:
-        with self.service.slots.preparing():
-            prompts = await read_prompts(self.engine, self.request, share, cancel)
-        async with self.service.slots.slot() as queued_s:
-            self.service.metrics.count_waiting(queued_s)
-            queue.put_nowait(Begun(queued_s))
-            await run_in_thread(lambda: self._counted(prompts, cancel), queue.put_nowait, cancel)
+        try:
+            with self.slots.preparing():
+                prompts = await read_prompts(self.lease.loaded.engine, self.request, share, cancel)
+            async with self.slots.slot() as queued_s:
+                self.service.metrics.count_waiting(queued_s)
+                queue.put_nowait(Begun(queued_s))
+                await run_in_thread(lambda: self._counted(prompts, cancel), queue.put_nowait, cancel)
+        finally:
+            self.lease.release()
 
     def _counted(self, prompts: Sequence[tuple[int, ...]], cancel: CancelToken) -> Iterator[Event]:
-        for event in events(self.engine, self.request, prompts, cancel):
+        for event in events(self.lease.loaded.engine, self.request, prompts, cancel):
             if isinstance(event, Finished):
                 self.service.metrics.count_generation(event.generation)
             yield event
@@ -162,20 +223,26 @@ async def _wait_until_gone(receive: Receive) -> None:
 
 
 class _Sender:
-    """Sends to the client: the headers with the first bytes, so that an early error has its own status."""
+    """Sends to the client: the headers with the first bytes, so that an early error has its own status.
+
+    Attributes:
+        dialect: The form of the answer; None until the request's fields are read.
+    """
 
     def __init__(self, path: str, send: Send) -> None:
+        self.dialect: Dialect | None = None
         self._path = path
         self._send = send
         self._started = False
 
-    async def send(self, chunks: Iterable[bytes], dialect: Dialect) -> None:
+    async def send(self, chunks: Iterable[bytes]) -> None:
         """Send a part of a stream."""
         data = b"".join(chunks)
         if not data:
             return
+        assert self.dialect is not None, "a stream begins when its form is known"
         if not self._started:
-            await self._start(200, {"content-type": dialect.media_type, "cache-control": "no-store"})
+            await self._start(200, {"content-type": self.dialect.media_type, "cache-control": "no-store"})
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self) -> None:
@@ -189,10 +256,10 @@ class _Sender:
         await self._start(status, sizes | dict(headers or {}))
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def fail(self, error: BaseException, dialect: Dialect) -> None:
+    async def fail(self, error: BaseException) -> None:
         """Send an error, as the answer or as the last part of the stream."""
-        if self._started:
-            await self._send({"type": "http.response.body", "body": dialect.failed(error), "more_body": False})
+        if self._started and self.dialect is not None:
+            await self._send({"type": "http.response.body", "body": self.dialect.failed(error), "more_body": False})
             return
         problem = problem_of(error)
         await self.whole(problem.status, problem.document(self._path), problem.headers)

@@ -1,9 +1,8 @@
-"""Runs a server, from its socket to its end: a thread loads the model meanwhile, and a cancel ends both."""
+"""Runs a server, from its socket to its end: it loads the first models meanwhile, and a cancel ends both."""
 
 import asyncio
 import os
 import socket
-import threading
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -15,14 +14,14 @@ from edgedec.errors import CancelledError, EdgedecError, RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.server.app import build_app
 from edgedec_apps.server.connections import Connection
-from edgedec_apps.server.service import Loaded, Service
+from edgedec_apps.server.models import Prepare
+from edgedec_apps.server.service import Service
 from edgedec_apps.server.settings import Settings
 
 _GRACE_S = 5
 _BACKLOG = 128
 _IDLE_S = 15
 _POLL_S = 0.05
-Load = Callable[[CancelToken], Loaded]
 
 
 def open_socket(settings: Settings) -> socket.socket:
@@ -66,24 +65,24 @@ def address_of(listener: socket.socket) -> str:
 def serve(
     settings: Settings,
     listener: socket.socket,
-    load: Load,
+    prepare: Prepare,
     cancel: CancelToken,
     on_ready: Callable[[Service], None],
 ) -> None:
-    """Serve until `cancel`; then cancel the requests that run, and close the sockets and the model.
+    """Serve until `cancel`; then cancel the requests that run, and close the sockets and the models.
 
     Args:
         settings: The settings of the server.
         listener: The socket of open_socket; it is closed at the end.
-        load: Loads the model; called in a thread, while the server answers 503.
+        prepare: Plans how a model is loaded; called in threads.
         cancel: Ends the server; may be cancelled from any thread.
-        on_ready: Called in the thread of `load` once the model is loaded.
+        on_ready: Called by the event loop's thread once the models of the settings are loaded; until then requests are
+            answered with 503.
 
     Raises:
-        EdgedecError: The model could not be loaded.
+        EdgedecError: A model of the settings could not be loaded.
     """
-    service = Service(settings)
-    loader = threading.Thread(target=_load, args=(service, load, cancel, on_ready), name="edgedec-load", daemon=True)
+    service = Service(settings, prepare)
     server = uvicorn.Server(
         uvicorn.Config(
             build_app(service),
@@ -98,42 +97,48 @@ def serve(
             timeout_graceful_shutdown=_GRACE_S,
         )
     )
-    loader.start()
     try:
-        asyncio.run(_run(server, service, listener, cancel))
+        asyncio.run(_run(server, service, listener, cancel, on_ready))
     finally:
         cancel.cancel()
         listener.close()
-        loader.join()
-        if service.loaded is not None:
-            service.loaded.close()
+        service.shelf.close()
     if service.failure is not None and not isinstance(service.failure, CancelledError):
         raise service.failure
 
 
-async def _run(server: uvicorn.Server, service: Service, listener: socket.socket, cancel: CancelToken) -> None:
-    """Run uvicorn until the cancel, or until loading the model fails."""
+async def _run(
+    server: uvicorn.Server,
+    service: Service,
+    listener: socket.socket,
+    cancel: CancelToken,
+    on_ready: Callable[[Service], None],
+) -> None:
+    """Run uvicorn until the cancel, or until loading the first models fails."""
     running = asyncio.create_task(server.serve(sockets=[listener]))
+    beside = [asyncio.create_task(_start(service, on_ready)), asyncio.create_task(service.shelf.expire())]
     while not cancel.cancelled and service.failure is None and not running.done():
         await asyncio.wait({running}, timeout=_POLL_S)
     service.stop()
     server.should_exit = True
+    for task in beside:
+        task.cancel()
+    await asyncio.wait(beside)
     await running
 
 
-def _load(service: Service, load: Load, cancel: CancelToken, on_ready: Callable[[Service], None]) -> None:
+async def _start(service: Service, on_ready: Callable[[Service], None]) -> None:
+    """Load the models of the settings, as many as fit together; the others are loaded when they are asked for."""
     begun = perf_counter()
     try:
-        loaded = load(cancel)
-    except EdgedecError as error:
-        service.failure = error
-        return
+        for named in service.names.served:
+            await service.shelf.preload(named.recipe, named.keep_s)
     except Exception as error:  # becomes the error of the command
-        service.failure = EdgedecError(f"the model could not be loaded: {type(error).__name__}: {error}")
+        if service.closing:
+            return
+        what = f"the model could not be loaded: {type(error).__name__}: {error}"
+        service.failure = error if isinstance(error, EdgedecError) else EdgedecError(what)
         return
     service.load_s = perf_counter() - begun
-    if loaded.room_bytes is not None:
-        service.room.n_bytes = loaded.room_bytes
-    service.loaded = loaded
-    if not cancel.cancelled:
-        on_ready(service)
+    service.starting = False
+    on_ready(service)

@@ -15,10 +15,10 @@ class Settings:
     """The settings of a server.
 
     Attributes:
-        model: The model's name, as the command line has it.
+        models: The names of the models that are loaded at the start, as the command line has them; may be empty.
         host: Name or address to listen on.
         port: TCP port; 0 takes a free one.
-        aliases: Further names of the model in requests.
+        aliases: Further names of the first model in requests.
         api_key: The key that requests must have, or None.
         no_auth: Allow other machines to use the server without a key.
         origins: Web origins other than the server's own whose pages may use the server ("https://example.org").
@@ -32,9 +32,10 @@ class Settings:
         n_per_address: Most connections of one address.
         room_bytes: Most memory for all requests together, from their bodies to their answers.
         offline: Never download a model.
+        keep_s: Seconds for which a model that a request loaded stays loaded without requests; infinite for ever.
     """
 
-    model: str
+    models: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8080
     aliases: tuple[str, ...] = ()
@@ -51,6 +52,7 @@ class Settings:
     n_per_address: int = 256
     room_bytes: int = ROOM_BYTES
     offline: bool = False
+    keep_s: float = 300.0
 
     def __post_init__(self) -> None:
         _require("--port", self.port, 0 <= self.port <= _MOST_PORT, f"0 to {_MOST_PORT}")
@@ -61,6 +63,8 @@ class Settings:
             _require(f"--{option.replace('_', '-')}", seconds, 0 < seconds < float("inf"), "above 0, in seconds")
         _require("--connections", self.n_connections, 1 <= self.n_connections <= 65_536, "1 to 65536")
         _require("--per-address", self.n_per_address, 1 <= self.n_per_address <= 65_536, "1 to 65536")
+        if self.aliases and not self.models:
+            raise RequestError("--alias names the model of the command line, and there is none; give its name first")
         for origin in self.origins:
             plain = origin == origin.strip().rstrip("/") and origin.count("/") == 2 and "://" in origin
             _require("--cors", origin, plain, "an origin, such as https://example.org")

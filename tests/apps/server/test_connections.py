@@ -127,15 +127,14 @@ def started_requests(running: Running, n: int, data: bytes) -> Iterator[None]:
     with connected(running, n) as asking:
         for connection in asking:
             connection.sendall(data)
-        slots = running.service.slots
+        slots = running.slots
         wait_until(lambda: slots.n_running + slots.n_waiting == n, "they are not there")
         yield
 
 
 def test_where_all_are_busy_a_new_one_is_refused(chat_path: Path) -> None:
     """With a whole request on every connection, one more is told so with a 503 and when to ask again."""
-    limits = {"n_connections": 2, "n_per_address": 2}
-    with started(chat_path, load_options={"n_ctx": 100_000}, **limits) as running:
+    with started(chat_path, load_options={"n_ctx": 100_000}, n_connections=2, n_per_address=2) as running:
         running.client.close()
         endless = request(body=json.dumps(ENDLESS | {"stream": False}).encode())
         with started_requests(running, 2, endless), connected(running) as (third,):
@@ -224,7 +223,7 @@ def test_half_a_request_and_the_end(server: Running) -> None:
 def test_a_client_that_leaves_altogether_is_noticed(endless: Running) -> None:
     """One that closes its connection, which begins as a closed half does, stops its text, or waits no longer."""
     body = json.dumps(ENDLESS | {"stream": False}).encode()
-    slots = endless.service.slots
+    slots = endless.slots
     with connected(endless, 2) as asking:
         for connection in asking:
             connection.sendall(request(body=body))

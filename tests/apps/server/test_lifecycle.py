@@ -15,7 +15,7 @@ from support.running_server import ENDLESS, PATIENCE_S, started, wait_until
 
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.progress import CancelToken
-from edgedec_apps.server.service import Loaded
+from edgedec_apps.server.models import Prepared, Recipe
 from edgedec_apps.server.serving import address_of, open_socket, serve
 from edgedec_apps.server.settings import Settings
 
@@ -24,18 +24,18 @@ QUICK = ("--port", "0", "--runtime", "cpu", "--draft", "off", "-c", "100000", "-
 
 def test_health_is_503_until_the_model_is_there() -> None:
     """While the model loads, health and requests are 503 with the reason; a failure to load ends the server with it."""
-    settings = Settings("model.gguf", port=0)
+    settings = Settings(("model.gguf",), port=0)
     listener = open_socket(settings)
     url, go = address_of(listener), threading.Event()
     errors: list[EdgedecError] = []
 
-    def load(_cancel: CancelToken) -> Loaded:
+    def prepare(_recipe: Recipe, _n_ctx: int | None, _cancel: CancelToken) -> Prepared:
         assert go.wait(PATIENCE_S)
         raise ModelFormatError("it is damaged")
 
     def run() -> None:
         try:
-            serve(settings, listener, load, CancelToken(), lambda _: None)
+            serve(settings, listener, prepare, CancelToken(), lambda _: None)
         except EdgedecError as error:
             errors.append(error)
 

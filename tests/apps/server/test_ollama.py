@@ -21,8 +21,8 @@ def client(server: Running) -> Iterator[Any]:
 
 
 def test_the_model_is_listed_and_described(client: Any, server: Running) -> None:
-    """list, ps and show tell of the model that is served."""
-    (listed,) = client.list().models
+    """list, ps and show tell of the model that is served, and list of those on this machine, too."""
+    listed, *_ = client.list().models
     assert (listed.model, listed.details.family, listed.details.format) == ("tiny", "llama", "gguf")
     (running,) = client.ps().models
     assert (running.model, running.context_length) == ("tiny", 512)
@@ -102,7 +102,7 @@ def test_logprobs(client: Any, server: Running) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_ctx": 8192}, "options.num_ctx is 8192; the model was loaded with 512"),
+        ({"num_ctx": 8192}, "options.num_ctx is 8192; the largest that fits is 4096: the model was trained for 4096"),
         ({"mirostat": 2}, "options.mirostat is 2"),
         ({"tempreature": 1}, "the field 'options.tempreature' is not known here"),
         ({"top_p": 7.0}, "options.top_p is 7.0"),
@@ -120,7 +120,7 @@ def test_refusals_name_the_option(client: Any, options: dict[str, Any], words: s
 
 def test_another_model_is_not_found(client: Any) -> None:
     """Another model's name is a 404."""
-    with pytest.raises(ollama.ResponseError, match="'llama9' is not served here") as caught:
+    with pytest.raises(ollama.ResponseError, match="there is no model 'llama9' here") as caught:
         client.chat("llama9", messages("x"))
     assert caught.value.status_code == 404
 

@@ -21,10 +21,10 @@ def client(server: Running) -> Iterator[Any]:
 
 
 def test_models(client: Any, server: Running) -> None:
-    """The one model is listed and answers to its name and its aliases; another is not there."""
+    """A model of the command line is listed and answers to its name and its aliases; another is not there."""
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny-alias").id == "tiny"
-    with pytest.raises(openai.NotFoundError, match="'gpt-x' is not served here"):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-x' here"):
         client.models.retrieve("gpt-x")
 
 
@@ -188,7 +188,7 @@ def test_three_streams_at_once_have_the_texts_they_have_alone(client: Any) -> No
 def test_a_stream_that_is_closed_stops_its_text(endless: Running) -> None:
     """A text whose stream the client closes in its middle is cancelled, and its place is the next request's."""
     asked = {"model": "tiny", "messages": messages("Go on"), "temperature": 0}
-    wait_until(lambda: endless.service.slots.n_running == 0, "an earlier text goes on")
+    wait_until(lambda: endless.slots.n_running == 0, "an earlier text goes on")
     before = n_cancelled(endless)
     with openai.OpenAI(base_url=f"{endless.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         stream = client.chat.completions.create(**asked, stream=True, extra_body={"ignore_end": True})

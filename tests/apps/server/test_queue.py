@@ -17,12 +17,14 @@ from support.running_server import ENDLESS, PATIENCE_S, Running, messages, metri
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.generation import TextRequest, run_in_thread
+from edgedec_apps.server.models import Prepared
 from edgedec_apps.server.openai_forms import ChatForm
-from edgedec_apps.server.reply import Reply
+from edgedec_apps.server.reply import Reply, Wanted
 from edgedec_apps.server.requests import Delivery
 from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.settings import Settings
+from edgedec_apps.server.shelf import Lease
 from edgedec_apps.server.slots import Slots
 
 
@@ -98,7 +100,7 @@ def test_beyond_the_queue_a_request_is_refused(endless: Running) -> None:
         lines = begun(running)
         waiting = threading.Thread(target=ask)
         waiting.start()
-        wait_until(lambda: endless.service.slots.n_waiting == 1, "nobody waits")
+        wait_until(lambda: endless.slots.n_waiting == 1, "nobody waits")
         for path in ("/v1/chat/completions", "/api/chat"):
             refused = endless.client.post(path, json={"model": "tiny", "messages": messages("x")})
             assert refused.status_code == 429
@@ -114,7 +116,7 @@ def test_a_client_that_goes_away_stops_its_text(endless: Running) -> None:
     before = metric(endless, "generated_tokens_total")
     with endless.client.stream("POST", "/v1/chat/completions", json=ENDLESS) as running:
         assert next(begun(running)) == ""
-    wait_until(lambda: endless.service.slots.n_running == 0, "the text goes on")
+    wait_until(lambda: endless.slots.n_running == 0, "the text goes on")
     assert metric(endless, "generated_tokens_total") - before < 50_000
     assert 'generations_total{finish_reason="cancelled"}' in endless.client.get("/metrics").text
 
@@ -128,7 +130,7 @@ def test_a_client_that_goes_away_before_the_answer(endless: Running) -> None:
         for _ in range(2):
             connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
             connection.sendall(head.encode() + body)
-        slots = endless.service.slots
+        slots = endless.slots
         wait_until(lambda: (slots.n_running, slots.n_waiting) == (1, 1), "nobody waits")
     wait_until(lambda: (slots.n_running, slots.n_waiting) == (0, 0), "it goes on")
 
@@ -152,13 +154,21 @@ def test_a_failure_that_is_no_exception_ends_the_request() -> None:
 
 
 def test_a_slow_reader_keeps_no_place(server: Running) -> None:
-    """A text is generated to its end, and its place free, even if the client reads nothing of the stream."""
+    """A text is generated to its end, place and model free, even if the client reads nothing of the stream."""
     delivery = Delivery(stream=True)
-    form = ChatForm("tiny", delivery, server.engine.tokenizer)
     texts = TextRequest((messages("x"),), {"max_tokens": 30, "ignore_end": True})
+    wanted = Wanted(server.service.names.served[0])
+    loaded = server.place.loaded
+    assert loaded is not None
+
+    def read(lease: Lease) -> tuple[TextRequest, ChatForm]:
+        return texts, ChatForm("tiny", delivery, lease.loaded.engine.tokenizer)
+
+    def prepare(*_given: Any) -> Prepared:
+        return Prepared(0, 0, 512, 512, lambda: loaded)
 
     async def scene() -> tuple[int, bytes]:
-        service, reads, sent = Service(Settings("tiny")), asyncio.Event(), list[Any]()
+        service, reads, sent = Service(Settings(), prepare), asyncio.Event(), list[Any]()
 
         async def send(message: Any) -> None:
             sent.append(message)
@@ -169,8 +179,9 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
             await asyncio.Event().wait()
 
         scope = {"path": "/", SHARE: Share(service.room, PATIENCE_S)}
-        reply = asyncio.create_task(Reply(service, server.engine, texts, form)(scope, receive, send))
-        while len(sent) < 2 or service.slots.n_running:
+        reply = asyncio.create_task(Reply(service, wanted, read)(scope, receive, send))
+        place = service.shelf.place(wanted.named.recipe)
+        while len(sent) < 2 or place.slots.n_running or place.n_users:
             await asyncio.sleep(0.01)
         n_sent = len(sent)
         reads.set()
@@ -192,7 +203,7 @@ def test_a_request_ends_when_its_time_is_over(chat_path: Path) -> None:
         lines = running.client.post(
             "/api/chat", json={"model": "tiny", "messages": messages("x"), "options": {"seed": 1}}
         )
-        wait_until(lambda: running.service.slots.n_running == 0, "it goes on")
+        wait_until(lambda: running.slots.n_running == 0, "it goes on")
     assert (whole.status_code, whole.json()["error"]["code"]) == (504, "timeout")
     assert stream.status_code == 200
     last = stream.text.strip().splitlines()[-1]

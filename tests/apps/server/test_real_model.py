@@ -15,7 +15,7 @@ def test_the_same_text_as_the_command_lines(smollm_path: Path) -> None:
     prompt, n = "Write the numbers from one to ten as words, twice.", 24
     texts: list[dict[str, Any]] = [{"temperature": 0}, {"seed": 11, "temperature": 0.8, "top_p": 0.9}]
     with started(smollm_path, load_options={"draft": "auto", "n_ctx": 1024}) as running:
-        assert running.service.name == "smollm2-135m"
+        assert running.loaded == ["smollm2-135m"]
         for options in texts:
             asked = {"model": "smollm2-135m", "messages": messages(prompt), "max_tokens": n} | options
             reply = running.client.post("/v1/chat/completions", json=asked).json()

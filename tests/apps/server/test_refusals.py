@@ -210,7 +210,7 @@ def test_unknown_addresses_and_methods(server: Running) -> None:
     assert server.client.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
     assert isinstance(server.client.get("/api/nothing").json()["error"], str)
     assert server.client.get("/v1/chat/completions").status_code == 405
-    assert server.client.delete("/api/delete").status_code == 501
+    assert server.client.post("/api/push").status_code == 501
 
 
 @pytest.mark.parametrize(
@@ -229,5 +229,5 @@ def test_unknown_addresses_and_methods(server: Running) -> None:
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
     """A server that others could reach without a key is refused, and so are values out of range."""
     with pytest.raises(RequestError, match=words):
-        Settings("m", **settings)
-    assert Settings("m", host="0.0.0.0", no_auth=True).on_loopback is False
+        Settings(("m",), **settings)
+    assert Settings(("m",), host="0.0.0.0", no_auth=True).on_loopback is False

@@ -12,6 +12,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.keyboard import typed_messages
 from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, SamplingFlags, System
+from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import argument_text, piped_lines
 from edgedec_apps.cli.replies import cut_text, print_stream, say_summary
@@ -71,7 +72,8 @@ def command(
     model: ModelName, *, system: System = None, load: LoadFlags, sampling: SamplingFlags, output: OutputFlags
 ) -> None:
     """Talk with a model. From a pipe, each line is a message."""
-    converse(model, argument_text(system, "--system"), load, sampling, output)
+    sampling, system = with_preset(model, sampling, argument_text(system, "--system"))
+    converse(model, system, load, sampling, output)
 
 
 def converse(model: str, system: str | None, load: LoadFlags, sampling: SamplingFlags, output: OutputFlags) -> None:

@@ -17,6 +17,7 @@ Row = tuple[str, int, str]
 
 def command(*, as_json: AsJson = False) -> None:
     """List the models on this machine, and those that the catalogue can download."""
+    from edgedec_models.presets import list_presets
     from edgedec_runtimes.cpu.tiles.listing import list_tiles
 
     models, tiles = list_models(), dict[Path, int]()
@@ -27,7 +28,8 @@ def command(*, as_json: AsJson = False) -> None:
     entries = [entry for entry in load_catalogue().values() if entry.name not in here]
     if as_json:
         to_pull = [{"name": entry.name, "size_bytes": entry.size_bytes, "note": entry.note} for entry in entries]
-        write_json({"models": [_document(model, tiles) for model in models], "to_pull": to_pull})
+        document = {"models": [_document(model, tiles) for model in models], "to_pull": to_pull}
+        write_json(document | {"presets": [{"name": preset.name, "model": preset.model} for preset in list_presets()]})
         return
     there: list[Row] = [(model.name, model.size_bytes, _place(model, tiles)) for model in models]
     to_pull_rows: list[Row] = [(entry.name, entry.size_bytes, entry.note) for entry in entries]
@@ -36,6 +38,8 @@ def command(*, as_json: AsJson = False) -> None:
         write_line("no models on this machine yet")
     for row in there:
         _write_row(row, width)
+    for preset in list_presets():
+        write_line(f"{one_line(preset.name):{width}}  a preset of {one_line(preset.model)}")
     if others := sum(n_bytes for path, n_bytes in tiles.items() if path not in {model.path for model in models}):
         write_line(f"\ntiles of other models: {format_bytes(others)} (edgedec cache list shows them)")
     if to_pull_rows:

@@ -13,6 +13,7 @@ from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import held_document, held_line
 from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, SamplingFlags, System, prompt_option
 from edgedec_apps.cli.output_files import require_writable, write_json_file
+from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import argument_text, find_prompt
 from edgedec_apps.cli.replies import cut_text, print_stream, say_summary
@@ -51,7 +52,8 @@ def command(job: RunJob) -> None:
     At a terminal, without a prompt, it becomes a chat.
     """
     text = find_prompt(job.prompt, job.file, job.load.memory)
-    job = replace(job, system=argument_text(job.system, "--system"))
+    sampling, system = with_preset(job.model, job.sampling, argument_text(job.system, "--system"))
+    job = replace(job, sampling=sampling, system=None if job.raw and job.system is None else system)
     if text is not None:
         _run_prompt(job, text)
     elif job.raw:

@@ -1,23 +1,37 @@
 """edgedec serve: the options of a server, and what a person sees of it."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from edgedec.errors import CancelledError, RuntimeUnavailableError
+import typer
+
+from edgedec.errors import CancelledError, RequestError, RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec.memory_plan import parse_size
-from edgedec.progress import CancelToken
-from edgedec.resolver import ResolveOptions
+from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, Quiet, option, output_option
+from edgedec_apps.cli.log import show_log, warnings_of
+from edgedec_apps.cli.options import LoadFlags, Quiet, option, output_option
+from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say
-from edgedec_apps.texts import read_text
 
 if TYPE_CHECKING:
-    from edgedec_apps.server.service import Loaded, Service
+    from edgedec_apps.server.opener import Opener
+    from edgedec_apps.server.service import Service
     from edgedec_apps.server.settings import Settings
 
 _SERVER = "Server"
+# The options that are for one model: models that are loaded on demand don't have them.
+_OF_NAMED = LoadFlags()
+_ON_DEMAND = {
+    name: getattr(_OF_NAMED, name)
+    for name in (
+        *("layer_skip", "layer_skip_force", "draft_model", "draft_head", "draft_overlap", "draft_store"),
+        *("small_model", "entropy", "entropy_force", "chat_template"),
+    )
+} | {"offline": True}
 
 
 @dataclass(frozen=True)
@@ -48,15 +62,29 @@ class ServeFlags:
     ] = None
     alias: Annotated[
         list[str] | None,
-        option("--alias", help="A further name of the model in requests. Repeatable.", metavar="NAME", panel=_SERVER),
+        option(
+            "--alias", help="A further name of the first MODEL in requests. Repeatable.", metavar="NAME", panel=_SERVER
+        ),
     ] = None
+    keep_alive: Annotated[
+        str,
+        option(
+            "--keep-alive",
+            help="How long a model that is no MODEL above stays loaded without requests: 30s, 5m, -1 for ever.",
+            metavar="TIME",
+            panel=_SERVER,
+        ),
+    ] = "5m"
     parallel: Annotated[
-        int, option("--parallel", help="Most requests that run at once.", metavar="N", panel=_SERVER)
+        int, option("--parallel", help="Most requests of a model that run at once.", metavar="N", panel=_SERVER)
     ] = 1
     queue: Annotated[
         int,
         option(
-            "--queue", help="Most requests that wait; further ones are answered with 429.", metavar="N", panel=_SERVER
+            "--queue",
+            help="Most requests of a model that wait; further ones are answered with 429.",
+            metavar="N",
+            panel=_SERVER,
         ),
     ] = 16
     timeout: Annotated[
@@ -93,10 +121,25 @@ class ServeFlags:
     ] = False
 
 
-def command(model: ModelName, *, load: LoadFlags, server: ServeFlags) -> None:
-    """Serve a model over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.
+ModelNames = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL]...",
+        help="Models to load at the start, as many as fit together; all others on this machine are loaded on demand.",
+        show_default=False,
+    ),
+]
 
-    Only this machine can reach it unless --host says otherwise. Ctrl-C ends it with exit code 130, SIGTERM with 0.
+
+def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags) -> None:
+    """Serve models over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.
+
+    A request may name any model on this machine. It is loaded then, and where memory is short the least recently used
+    one is unloaded; --memory is for all of them together. Options of drafts, layers and templates, and --prompt-cache
+    where it is a file, are for the models of the command line.
+
+    Only this machine can reach the server unless --host says otherwise. Ctrl-C ends it with exit code 130, SIGTERM with
+    0.
     """
     try:
         from edgedec_apps.server.serving import address_of, open_socket, serve
@@ -105,20 +148,23 @@ def command(model: ModelName, *, load: LoadFlags, server: ServeFlags) -> None:
             f"edgedec serve needs the package {error.name!r}, which is not installed; install it with: "
             f"{install_command('server')}"
         ) from error
-    settings = _settings(model, load, server)
+    settings = _settings(tuple(models or ()), load, server)
+    opener = _opener(settings, load, server)
     listener = open_socket(settings)
     address = address_of(listener)
 
     def ready(service: "Service") -> None:
         if not server.quiet:
-            say(f"edgedec: {one_line(service.name)} is ready at {address} (chat: /, OpenAI: /v1, ollama: /api)")
+            names = [named.name for named in service.names.served if service.shelf.place(named.recipe).loaded]
+            loaded = f"; loaded: {', '.join(map(one_line, names))}" if names else ""
+            say(f"edgedec: the server is ready at {address} (chat: /, OpenAI: /v1, ollama: /api){loaded}")
 
     def work(cancel: CancelToken) -> bool:
-        serve(settings, listener, lambda loading: _load(settings, load, server, loading), cancel, ready)
+        serve(settings, listener, opener.prepare, cancel, ready)
         return cancel.cancelled
 
     if not server.quiet:
-        say(f"edgedec: listening on {address}; the model is loading")
+        say(f"edgedec: listening on {address}{'; the model is loading' if settings.models else ''}")
     try:
         interrupted = interruptible(work)
     except TerminatedError:  # a service manager ends a server with SIGTERM, and takes exit code 0 for a success
@@ -127,13 +173,18 @@ def command(model: ModelName, *, load: LoadFlags, server: ServeFlags) -> None:
         raise CancelledError("interrupted")
 
 
-def _settings(model: str, load: LoadFlags, flags: ServeFlags) -> "Settings":
-    """Return the server's settings (RequestError where one is out of range)."""
+def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "Settings":
+    """Return the server's settings (RequestError where one is out of range, or is for one model and there are more)."""
     from edgedec_apps.cli.opening import room_bytes_of
+    from edgedec_apps.server.keep_alive import keep_seconds
     from edgedec_apps.server.settings import Settings
 
+    if len(set(models)) != len(models):
+        raise RequestError("a model is named twice; name each once")
+    if load.draft_store is not None and len(models) > 1:
+        raise RequestError("--draft-store is a file of one model; name one model, or leave it out")
     return Settings(
-        model=model,
+        models=models,
         host=flags.host,
         port=flags.port,
         aliases=tuple(flags.alias or ()),
@@ -150,38 +201,43 @@ def _settings(model: str, load: LoadFlags, flags: ServeFlags) -> "Settings":
         n_per_address=flags.per_address,
         room_bytes=room_bytes_of(load),
         offline=load.offline,
+        keep_s=keep_seconds(flags.keep_alive, "--keep-alive"),
     )
 
 
-def _load(settings: "Settings", load: LoadFlags, flags: ServeFlags, cancel: CancelToken) -> "Loaded":
-    """Load the model for a server, with what the server tells of its file (EdgedecError as edgedec.load)."""
-    from edgedec.gguf.trained_context import read_model_info
-    from edgedec.loading.resolve import resolve
-    from edgedec.memory.planner import REQUESTS
-    from edgedec_apps.cli.opening import open_model, restore_prompt_cache, serves_grammars, store_prompt_cache
-    from edgedec_apps.server.service import Loaded, ModelFile
+def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener":
+    """Return what loads the models (EdgedecError where an option is out of range)."""
+    from edgedec_apps.cli.opening import engine_options, serves_grammars
+    from edgedec_apps.server.opener import Opener
 
-    engine = open_model(
-        settings.model,
-        load,
-        OutputFlags(quiet=flags.quiet, verbose=flags.verbose),
-        cancel,
-        n_parallel=settings.n_parallel,
-        grammars=serves_grammars(),
-        request_bytes=0 if load.memory is None else settings.room_bytes,
+    if flags.verbose:
+        show_log()
+
+    @contextmanager
+    def showing() -> Iterator[OnProgress]:
+        with (
+            warnings_of("edgedec.tiles", "edgedec.api.load") as warnings,
+            ProgressLine(quiet=flags.quiet) as on_progress,
+        ):
+            yield on_progress
+        if not flags.quiet and not flags.verbose:
+            for warning in warnings:
+                say(f"edgedec: {warning}")
+
+    told = set[str]()
+
+    def tell(sentence: str) -> None:
+        if not flags.quiet and sentence not in told:
+            told.add(sentence)  # a model that is loaded again has no news
+            say(f"edgedec: {sentence}")
+
+    grammars = serves_grammars()
+    return Opener(
+        named=settings.models,
+        options=engine_options(load, n_parallel=settings.n_parallel, grammars=grammars),
+        others=engine_options(replace(load, **_ON_DEMAND), n_parallel=settings.n_parallel, grammars=grammars),
+        request_bytes=settings.room_bytes,
+        prompt_cache=load.prompt_cache,
+        showing=showing,
+        tell=tell,
     )
-
-    def close() -> None:
-        store_prompt_cache(engine, load.prompt_cache)
-        engine.close()
-
-    try:
-        restore_prompt_cache(engine, load.prompt_cache)
-        path = resolve(settings.model, ResolveOptions(offline=True))
-        template = engine.card.chat_template if load.chat_template is None else read_text(load.chat_template)
-        file = ModelFile(path, read_model_info(path), path.stat().st_mtime, template)
-    except BaseException:
-        engine.close()
-        raise
-    planned = [term.n_bytes for term in engine.plan.terms if term.name == REQUESTS]
-    return Loaded(engine, file, close, room_bytes=planned[0] if planned else None)

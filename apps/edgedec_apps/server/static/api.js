@@ -26,12 +26,15 @@ export async function isReady() {
 export async function modelCard(settings) {
   const response = await fetch("/v1/models", { headers: headers(settings) });
   if (!response.ok) throw await failure(response);
-  return (await response.json()).data[0];
+  const [card] = (await response.json()).data;
+  if (!card) throw new Error("No model is on this machine yet: edgedec pull NAME fetches one.");
+  return card;
 }
 
 function request(messages, settings) {
   const system = settings.system?.trim();
   const body = {
+    model: settings.model,
     messages: [...(system ? [{ role: "system", content: system }] : []), ...messages],
     stream: true,
     stream_options: { include_usage: true },

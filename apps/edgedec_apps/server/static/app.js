@@ -174,9 +174,11 @@ async function connect() {
       const { ready, message, failed } = await isReady();
       if (ready) {
         const card = await modelCard(settings);
+        settings.model = card.id;
         find("model").textContent = card.id;
         document.title = `${card.id} · edgedec`;
-        state.textContent = card.meta.chat ? `${card.meta.n_ctx} tokens of context` : "This model has no chat template.";
+        const context = card.ready ? `${card.meta.n_ctx} tokens of context` : "It is loaded when you write.";
+        state.textContent = card.meta.chat ? context : "This model has no chat template.";
         return;
       }
       state.textContent = message;

@@ -1,0 +1,91 @@
+"""edgedec create: make a preset."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgedec.errors import RequestError
+from edgedec.resolver import ResolveOptions
+from edgedec_apps.cli.options import Quiet, System, model_option, prompt_option
+from edgedec_apps.cli.terminal import say
+from edgedec_apps.texts import read_text
+
+
+def command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The preset's name.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="The model, or the preset, that it is made of.", show_default=False),
+    ],
+    *,
+    system: System = None,
+    system_file: Annotated[
+        Path | None, prompt_option("--system-file", help="File with the system message.", metavar="FILE")
+    ] = None,
+    chat_template: Annotated[
+        Path | None,
+        model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),
+    ] = None,
+    draft_head: Annotated[
+        str | None, model_option("--draft-head", help="A trained draft head for the model, or off.", metavar="HEAD")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        model_option(
+            "--option",
+            help="An option of sampling, such as temperature=0.2, stop=END, or n_ctx=8192. Repeatable.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make a preset: a name for a model with its own system message, template, options or draft head.
+
+    It is a small TOML file, which edgedec rm deletes. Requests to edgedec serve can name it at once.
+    """
+    from edgedec_apps.new_preset import new_preset
+    from edgedec_models.presets import has_preset, save_preset
+    from edgedec_models.resolve import resolve
+
+    if system is not None and system_file is not None:
+        raise RequestError("--system and --system-file exclude each other; give one of them")
+    if system_file is not None:
+        system = read_text(system_file)
+    template = None if chat_template is None else read_text(chat_template)
+    texts = {"system": system, "template": template, "draft_head": draft_head}
+    preset = new_preset(name, model, texts, _options(option or []))
+    if not has_preset(model):
+        resolve(model, ResolveOptions(offline=True))
+    path = save_preset(preset)
+    if not quiet:
+        say(f"{name}: {path}")
+
+
+def _options(given: list[str]) -> dict[str, Any]:
+    """Return options by name; a value that is no number and no truth value is a text.
+
+    >>> _options(["top_k=5", "temperature=0.5", "ignore_end=true", "stop=a", "stop=b"])
+    {'top_k': 5, 'temperature': 0.5, 'ignore_end': True, 'stop': ['a', 'b']}
+    """
+    options: dict[str, Any] = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise RequestError(f"--option is {text!r:.100}; write NAME=VALUE, such as temperature=0.2")
+        if name == "stop":
+            options.setdefault(name, []).append(value)
+        else:
+            options[name] = _number(value)
+    return options
+
+
+def _number(text: str) -> int | float | bool | str:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

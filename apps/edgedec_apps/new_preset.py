@@ -1,0 +1,37 @@
+"""Makes a preset from a model or from another preset."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from edgedec import plugins
+from edgedec.errors import ModelNotFoundError, RequestError
+from edgedec_models.cache import list_models
+from edgedec_models.presets import Preset, find_preset
+
+
+def new_preset(name: str, base: str, texts: Mapping[str, str | None], options: Mapping[str, Any]) -> Preset:
+    """Return a preset, not yet saved.
+
+    Args:
+        name: The preset's name.
+        base: The name of a model, or of a preset, whose settings are taken over.
+        texts: The `system`, `template` and `draft_head` that replace those of the base; None keeps the base's.
+        options: Options that replace or join those of the base.
+
+    Raises:
+        RequestError: The name is a model's, or no name; an option is out of range; the template does not compile.
+        ModelNotFoundError: The base is a path.
+        ModelFormatError: The base is a damaged preset.
+    """
+    if any(mark in base for mark in "/\\") and not base.startswith(("hf:", "ollama:")):
+        raise ModelNotFoundError(f"{base!r:.200} is a path; a preset is made of a model with a name (edgedec list)")
+    if any(model.name == name for model in list_models()):
+        raise RequestError(f"{name!r} is the name of a model; give the preset another name")
+    older = find_preset(base)
+    start = Preset(name, base) if older is None else replace(older, name=name)
+    changes = {key: text for key, text in texts.items() if text is not None}
+    preset = replace(start, **changes, options={**start.options, **options})
+    if preset.template:
+        plugins.load_plugin(plugins.TEMPLATES, "jinja")(preset.template, bos_token="", eos_token="")
+    return preset

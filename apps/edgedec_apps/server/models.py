@@ -1,0 +1,84 @@
+"""Values about models: what is to be loaded, what that would take, and what is loaded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgedec.api.engine import Engine
+from edgedec.gguf.model_info import ModelInfo
+from edgedec.progress import CancelToken
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an engine is loaded from. Names with equal recipes share one engine.
+
+    Attributes:
+        model: The model's name or path, for edgedec's resolvers.
+        chat_template: Jinja source to use instead of the model's own template, or None.
+        draft_head: Name of the draft head, "off", or None for the one that is found.
+    """
+
+    model: str
+    chat_template: str | None = None
+    draft_head: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model's file.
+
+    Attributes:
+        path: The path of the file.
+        info: The facts in the header of a GGUF; else None.
+        modified_s: Time of the last change, in seconds since 1970.
+        template: Source of the chat template in use, or None.
+    """
+
+    path: Path
+    info: ModelInfo | None
+    modified_s: float
+    template: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loaded model.
+
+    Attributes:
+        engine: The engine of the model.
+        file: The model's file.
+        close: Frees the model, after saving what is to be kept.
+        room_bytes: Memory that the plan keeps for requests; None without a plan.
+    """
+
+    engine: Engine
+    file: ModelFile
+    close: Callable[[], None]
+    room_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that can be loaded, with the memory that it will take.
+
+    Attributes:
+        n_bytes: The most bytes that the model will hold, without what all models of a server share.
+        budget_bytes: The most bytes that all loaded models may hold together.
+        n_ctx: Tokens of the context that it will have.
+        n_ctx_train: Tokens of the context that it was trained for; 0 where that is unknown.
+        open: Loads the model. It raises EdgedecError, and leaves nothing behind then.
+    """
+
+    n_bytes: int
+    budget_bytes: int
+    n_ctx: int
+    n_ctx_train: int
+    open: Callable[[], Loaded]
+
+
+Prepare = Callable[[Recipe, int | None, CancelToken], Prepared]
+"""Plans how a recipe is loaded with so many tokens of context, or None for the usual number; called in a thread.
+
+It raises EdgedecError: MemoryCapError where the model can't fit even if it were alone.
+"""

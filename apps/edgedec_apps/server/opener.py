@@ -1,0 +1,166 @@
+"""Plans and loads the models of a server, each within the memory that the server has for all of them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+from edgedec.api.base_memory import base_bytes
+from edgedec.api.engine import Engine
+from edgedec.api.load import open_choice
+from edgedec.api.options import Application, EngineOptions
+from edgedec.api.prompt_cache import require_prompt_cache
+from edgedec.api.wishes import engine_wishes, find_model
+from edgedec.errors import EdgedecError, ModelFormatError
+from edgedec.gguf.trained_context import read_model_info, trained_context
+from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.planner import REQUESTS, RESERVE, Cap, Planned, plan_wishes, plan_within, planning_bytes
+from edgedec.memory.system import available_bytes, resident_bytes, return_free_memory
+from edgedec.memory_plan import format_bytes
+from edgedec.progress import CancelToken, OnProgress
+from edgedec_apps.server.models import Loaded, ModelFile, Prepared, Recipe
+
+_USABLE = 0.9  # of the memory that the system has free when the server starts
+_OF_ALL = (REQUESTS, RESERVE)  # the terms of a plan that all models of a server share
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Plans and loads models; its method `prepare` is a shelf's Prepare.
+
+    Without `options.memory`, nine tenths of what the system had free at the first call are for the models.
+
+    Attributes:
+        named: The models of the command line.
+        options: How these are loaded.
+        others: How all other models are loaded.
+        request_bytes: Bytes that the server keeps for requests; 0 without a cap.
+        prompt_cache: The file for the KV cache of the first of `named`, or a folder with a file for each model; or
+            None.
+        showing: Returns a context in which a model is prepared or loaded; it yields what the progress is reported to.
+        tell: Called with sentences for the person who started the server.
+    """
+
+    named: Sequence[str]
+    options: EngineOptions
+    others: EngineOptions
+    request_bytes: int
+    prompt_cache: Path | None
+    showing: Callable[[], AbstractContextManager[OnProgress | None]]
+    tell: Callable[[str], None]
+
+    @cached_property
+    def _base_bytes(self) -> int:
+        return base_bytes()  # before any model's file is looked at
+
+    @cached_property
+    def _cap(self) -> Cap:
+        base, cap_bytes = self._base_bytes, self.options.cap_bytes
+        if cap_bytes is not None:
+            return Cap(cap_bytes, base, whole_process=True)
+        free = available_bytes()
+        return Cap(None if free is None else base + int(_USABLE * free), base, whole_process=True, name="free")
+
+    def prepare(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
+        """Plan how a recipe is loaded, as if it were alone; a model of the command line is downloaded where it must be.
+
+        Args:
+            recipe: The model.
+            n_ctx: Tokens of its context, or None for the usual number.
+            cancel: Stops planning and loading.
+
+        Raises:
+            MemoryCapError: The model can't fit.
+            EdgedecError: As edgedec.load.
+        """
+        options = self._options(recipe, n_ctx, cancel)
+        cache_file = self._cache_file(recipe)
+        if cache_file is not None:
+            require_prompt_cache(cache_file)
+        base = None if options.memory is None else self._base_bytes
+        application = Application(
+            base, prompt_cache=cache_file is not None, request_bytes=self.request_bytes if base is not None else 0
+        )
+        with self.showing() as on_progress:
+            options = replace(options, on_progress=on_progress)
+            now = replace(self._cap, beside_bytes=max(self._cap.beside_bytes, resident_bytes() or 0))
+            choice = find_model(recipe.model, options, planning_bytes(now))
+            planned = self._planned(choice, options, application)
+        shared = sum(term.n_bytes for term in planned.plan.terms if term.name in _OF_ALL)
+        budget = self._cap.n_bytes
+        return Prepared(
+            n_bytes=planned.plan.own_bytes - shared,
+            budget_bytes=(1 << 62) if budget is None else budget - self._cap.beside_bytes - shared,
+            n_ctx=planned.setting.options.n_ctx or 0,
+            n_ctx_train=trained_context(choice.path),
+            open=lambda: self._open(choice, options, application, cache_file),
+        )
+
+    def _planned(self, choice: Choice, options: EngineOptions, application: Application) -> Planned:
+        """Return the setting for a model that is alone (MemoryCapError where none fits)."""
+        setting = engine_wishes(choice, options, application).setting
+        planned = plan_wishes(choice, setting, self._cap)
+        if not planned.plan.fits:
+            planned = plan_within(choice, setting, self._cap)
+            planned.plan.require()
+        return planned
+
+    def _options(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> EngineOptions:
+        options = self.options if recipe.model in self.named else self.others
+        return replace(
+            options,
+            n_ctx=n_ctx or options.n_ctx,
+            chat_template=recipe.chat_template or options.chat_template,
+            draft_head=recipe.draft_head or options.draft_head,
+            cancel=cancel,
+        )
+
+    def _cache_file(self, recipe: Recipe) -> Path | None:
+        """Return the file that keeps the KV cache of a model, or None."""
+        path = self.prompt_cache
+        if path is not None and path.is_dir():
+            return path / f"{sha256(repr(recipe).encode()).hexdigest()[:32]}.kv"
+        return path if recipe.model in self.named[:1] else None
+
+    def _open(
+        self, choice: Choice, options: EngineOptions, application: Application, cache_file: Path | None
+    ) -> Loaded:
+        with self.showing() as on_progress:
+            engine = open_choice(choice, replace(options, on_progress=on_progress), application)
+        try:
+            self._restore(engine, cache_file)
+            template = engine.card.chat_template if options.chat_template is None else options.chat_template
+            path = choice.path
+            file = ModelFile(path, read_model_info(path), path.stat().st_mtime, template)
+        except BaseException:
+            engine.close()
+            raise
+        if engine.plan.given_up:
+            cap = format_bytes(engine.plan.cap_bytes or 0)
+            self.tell(f"{path.stem}: to keep within {cap}: {', '.join(engine.plan.given_up)}")
+        planned = [term.n_bytes for term in engine.plan.terms if term.name == REQUESTS]
+        return Loaded(engine, file, lambda: self._close(engine, cache_file), planned[0] if planned else None)
+
+    def _restore(self, engine: Engine, cache_file: Path | None) -> None:
+        """Load a KV cache where its file exists; one that does not fit is reported, and replaced later."""
+        if cache_file is not None and cache_file.exists() and cache_file.stat().st_size:
+            try:
+                engine.load_prompt_cache(cache_file)
+            except ModelFormatError as error:
+                self.tell(f"{error}; going on without it")
+
+    def _close(self, engine: Engine, cache_file: Path | None) -> None:
+        """Save the KV cache and the draft store, and free the model; a failure to save is only reported."""
+        try:
+            if cache_file is not None:
+                engine.save_prompt_cache(cache_file)
+        except EdgedecError as error:
+            self.tell(str(error))
+        try:
+            engine.save_draft_store()
+        except EdgedecError as error:
+            self.tell(str(error))
+        engine.close()
+        return_free_memory()
