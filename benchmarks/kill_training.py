@@ -3,9 +3,9 @@
     python benchmarks/kill_training.py smollm2-135m.gguf --tokens 3000 --answer-tokens 64
 
 First a training runs undisturbed, and says how long its parts take: collecting, learning, writing. Then another one is
-killed (SIGKILL) ten times, in turn in each part: so many seconds after the part began, or while so many files are put
-in their places, drawn at random. What is left is trained to the end. The exit status is 1 where the two heads differ
-in a bit, or where a file of a killed process is left.
+killed (SIGKILL) ten times, a third of them in each part: after so many files were put in their places there, and so
+many seconds later, both drawn at random. What is left is trained to the end. The exit status is 1 where the two heads
+differ in a bit, or where a file of a killed process is left.
 """
 
 import argparse
@@ -28,8 +28,9 @@ def run(training: Training, n_kills: int, seed: int) -> dict[str, object]:
     seconds = train(replace(training, out=training.out / "whole"))
     print(json.dumps({"seconds": {part: round(spent, 1) for part, spent in seconds.items()}}), flush=True)
     torn = replace(training, out=training.out / "torn")
-    for part in sorted((PARTS[i % len(PARTS)] for i in range(n_kills)), key=PARTS.index):
-        after_s, files = draw.uniform(0, seconds[part] / 2), draw.randrange(3)
+    parts = sorted((PARTS[i % len(PARTS)] for i in range(n_kills)), key=PARTS.index)
+    for part in parts:
+        after_s, files = draw.uniform(0, seconds[part] / parts.count(part)), draw.randrange(3)
         died_in = kill(torn, part, after_s, files)
         kills.append({"wanted": part, "after_s": round(after_s, 2), "files": files, "died_in": died_in or "not killed"})
         print(json.dumps(kills[-1]), flush=True)
