@@ -6,10 +6,12 @@
 METHOD is medusa, hydra, ppd or eagle3 (arXiv:2401.10774, 2402.05109, 2405.18628, 2503.01840). HEAD is an EAGLE-3 head
 of the model, FOLDER the `lessons` of its training (`edgedec train-drafter`). Each method learns from the lessons that
 the head learned from, in the same order, and is measured on the same lessons held back; heads draft the tokens that
-HEAD drafts. A training that was stopped (Ctrl-C, or --seconds) goes on when the same command runs again. Torch uses one
-thread. `report` prints one table: greedy chains of at most six tokens (of three for PPD), and the speed that this
-machine's measured cost curve makes of them. A drafted token of a head costs its share of the bytes that a plain step
-reads; one of PPD costs rows of the target's forward.
+HEAD drafts. A training that was stopped (Ctrl-C, or --seconds) goes on when the same command runs again; with `measure`
+in place of `train` it is measured as it is. Torch uses one thread.
+
+`report` prints one table: greedy chains of at most six tokens (of three for PPD), and the speed that this machine's
+measured cost curve makes of them. A drafted token of a head costs its share of the bytes that a plain step reads; one
+of PPD costs rows of the target's forward.
 """
 
 import argparse
@@ -26,7 +28,7 @@ import torch
 from provenance import provenance
 from relatives_costs import best_prompt_tokens, costs_of, eagle3_bytes, heads_bytes, step_bytes
 from relatives_heads import HeadShape
-from relatives_methods import METHODS, Given, method_of
+from relatives_methods import METHODS, Given, Method, method_of
 from relatives_prompt import N_PROMPT_TOKENS, TorchLlama, agreement
 
 import edgedec
@@ -64,14 +66,9 @@ def train(name: str, given: Given, work: Path, n_tokens: int, seconds: float) ->
         n_tokens: Tokens to learn from.
         seconds: It stops after so many; a checkpoint is written.
     """
-    begin, key = monotonic(), json.dumps([name, n_tokens, *given.parts.gguf.paths], default=str)
+    begin, key = monotonic(), _key(name, given, n_tokens)
     work.mkdir(parents=True, exist_ok=True)
-    if (work / DRAFTED).exists():
-        return True
-    method = method_of(name, given)
-    state = checkpoints.restore(work, key) or Progressed(given.head.d2t, Place(), 0, [])
-    if state.learner is not None:
-        method.restore(state.learner)
+    method, state = _restored(name, given, work, key)
     groups = endless_groups(given.to_learn, 1 if name == "ppd" else _ROWS, 0, state.place)
     saved_at = monotonic()
     try:
@@ -90,8 +87,29 @@ def train(name: str, given: Given, work: Path, n_tokens: int, seconds: float) ->
         checkpoints.save(work, key, state)
     if state.n_seen < n_tokens:
         return False
-    _keep(work / DRAFTED, method.drafted(given.held_back()), state.n_seen)
+    if not (work / DRAFTED).exists() or kept(work / DRAFTED)[1] != state.n_seen:
+        _keep(work / DRAFTED, method.drafted(given.held_back()), state.n_seen)
     return True
+
+
+def measure(name: str, given: Given, work: Path, n_tokens: int) -> int:
+    """Measure a method as it is, its training over or not, and return the tokens that it learned from; as train()."""
+    method, state = _restored(name, given, work, _key(name, given, n_tokens))
+    _keep(work / DRAFTED, method.drafted(given.held_back()), state.n_seen)
+    return state.n_seen
+
+
+def _key(name: str, given: Given, n_tokens: int) -> str:
+    return json.dumps([name, n_tokens, *given.parts.gguf.paths], default=str)
+
+
+def _restored(name: str, given: Given, work: Path, key: str) -> tuple[Method, Progressed]:
+    """Return a method and how far it has come; a new one where there is no checkpoint."""
+    method = method_of(name, given)
+    state = checkpoints.restore(work, key) or Progressed(given.head.d2t, Place(), 0, [])
+    if state.learner is not None:
+        method.restore(state.learner)
+    return method, state
 
 
 def _keep(path: Path, drafted: Sequence[Drafted], n_seen: int) -> None:
@@ -237,28 +255,35 @@ def main() -> int:
     """Train a method, or print the report; return 1 where a training stopped before its end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    training, reporting = commands.add_parser("train"), commands.add_parser("report")
-    training.add_argument("method", choices=METHODS)
-    for command in (training, reporting):
+    training, measuring, reporting = (commands.add_parser(name) for name in ("train", "measure", "report"))
+    for command in (training, measuring):
+        command.add_argument("method", choices=METHODS)
+    for command in (training, measuring, reporting):
         command.add_argument("model", help="the target: a path or a name")
         command.add_argument("--head", required=True, help="an EAGLE-3 head of the target")
         command.add_argument("--lessons", required=True, type=Path, help="the folder of lessons")
         command.add_argument("--work", required=True, type=Path, help="where checkpoints are kept")
-    training.add_argument("--tokens", type=int, default=63_000, help="tokens to learn from (default: 63000)")
+    for command in (training, measuring):
+        command.add_argument("--tokens", type=int, default=63_000, help="tokens to learn from (default: 63000)")
+        command.add_argument("--name", help="the folder in --work and the row in the table (default: the method)")
     training.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many (default: never)")
-    training.add_argument("--name", help="the folder in --work and the row in the table (default: the method)")
     reporting.add_argument("--json-out", type=Path, help="write the table there as JSON")
     reporting.add_argument("--cache-dir", type=Path, help="where measurements are kept; an empty one measures anew")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = resolve(options.model, ResolveOptions(cache_folder(), offline=True))
     parts, head = TargetParts.of(read_gguf(model)), load_head(options.head)
-    given = Given(parts, head, list(lesson_files(options.lessons).values()))
-    if options.command == "train":
-        done = train(
-            options.method, given, options.work / (options.name or options.method), options.tokens, options.seconds
+    if head.card.own_output or head.card.own_embedding:
+        parser.error(
+            f"{options.head}: this head has an embedding or output matrix of its own; take one that borrows both"
         )
-        return 0 if done else 1
+    given = Given(parts, head, list(lesson_files(options.lessons).values()))
+    if options.command != "report":
+        work = options.work / (options.name or options.method)
+        if options.command == "measure":
+            print(measure(options.method, given, work, options.tokens), "tokens learned from")
+            return 0
+        return 0 if train(options.method, given, work, options.tokens, options.seconds) else 1
     record = json.loads((Path(options.head) / "edgedec-head.json").read_text(encoding="utf-8"))
     found = report(model, given, options.work, record["about"]["history"][-1][0], options.cache_dir)
     if options.json_out is not None:

@@ -20,6 +20,8 @@ from edgedec_export.training.target_parts import TargetParts
 
 METHODS = ("eagle3", "medusa", "hydra", "ppd")
 
+_MOST_HELD_BACK = 48_000_000
+
 
 class Method(Protocol):
     """A method that learns."""
@@ -57,11 +59,17 @@ class Given:
         return [file for file in self.files if not file.is_held_back and file.n_tokens]
 
     def held_back(self) -> list[Lesson]:
-        """Return the greedy lessons held back whose prompts no method learns from, as `edgedec train-drafter` does."""
+        """Return the greedy lessons held back that `edgedec train-drafter` measures on.
+
+        No lesson to learn from has their prompts, and there are at most about _MOST_HELD_BACK numbers of taps.
+        """
         learned = {found for file in self.to_learn for found in file.prompt_hashes()}
-        lessons = [lesson for file in self.files if file.is_held_back for lesson in file.read()]
-        greedy = [lesson for lesson in lessons if lesson.temperature == 0 and lesson.n_answer > 1]
-        return [lesson for lesson in greedy if lesson.prompt_hash not in learned]
+        found: list[Lesson] = []
+        for file in self.files:
+            if file.is_held_back and sum(lesson.taps.size for lesson in found) < _MOST_HELD_BACK:
+                greedy = [lesson for lesson in file.read() if lesson.temperature == 0 and lesson.n_answer > 1]
+                found += [lesson for lesson in greedy if lesson.prompt_hash not in learned]
+        return found
 
     def borrowed(self) -> Borrowed:
         """Return what heads borrow from the target, with the head's short list."""
