@@ -140,7 +140,8 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
 def _cap(options: EngineOptions, application: Application) -> Cap:
     """Return the cap that `memory` sets: for the application's whole process, or for the engines of this process."""
     if application.base_bytes is not None:
-        return Cap(options.cap_bytes, application.base_bytes, whole_process=True)
+        peak = application.earlier_peak_bytes
+        return Cap(options.cap_bytes, application.base_bytes, whole_process=True, earlier_peak_bytes=peak)
     return Cap(options.cap_bytes, sum(engine.held_bytes for engine in _ENGINES))
 
 

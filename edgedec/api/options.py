@@ -187,12 +187,14 @@ class Application:
         store_bytes: Most bytes that each drafter keeps between requests.
         prompt_cache: Whether the KV cache will be read from a file or saved to one.
         request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.
+        earlier_peak_bytes: The most bytes that the process held before the model was looked at.
     """
 
     base_bytes: int | None = None
     store_bytes: int = STORE_BYTES
     prompt_cache: bool = False
     request_bytes: int = 0
+    earlier_peak_bytes: int = 0
 
 
 LIBRARY = Application()

@@ -50,12 +50,14 @@ class Cap:
             those of edgedec's other models.
         whole_process: Whether the cap is for the whole process, the interpreter included, or for edgedec's models only.
         name: Where the cap comes from: "allowed" by the user, or "free" on this machine.
+        earlier_peak_bytes: The most bytes that the process held before the plan was begun, as a server may have done.
     """
 
     n_bytes: int | None = None
     beside_bytes: int = 0
     whole_process: bool = False
     name: str = "allowed"
+    earlier_peak_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def with_peak(planned: Planned, cap: Cap) -> Planned:
     """
     plan, peak = planned.plan, peak_resident_bytes() or 0
     is_checked = cap.n_bytes is not None and cap.whole_process and cap.name == "allowed"
-    if not is_checked or peak <= max(cap.n_bytes or 0, plan.total_bytes):
+    if not is_checked or peak <= max(cap.n_bytes or 0, plan.total_bytes, cap.earlier_peak_bytes):
         return planned
     detail = "held for a while to make this plan, before anything is loaded"
     term = MemoryTerm("planning", peak - plan.total_bytes, detail)

@@ -58,18 +58,17 @@ class Named:
 
 
 class Names:
-    """The names that a server knows (RequestError where two models of the command line have the same name)."""
+    """The names that a server knows (RequestError where two models of the command line have the same name).
+
+    Attributes:
+        served: The models of the command line, in its order.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._served = {shown_name(model): Recipe(model) for model in settings.models}
-        if len(self._served) < len(settings.models):
+        self.served = [_served(model) for model in settings.models]
+        if len({named.name for named in self.served}) < len(self.served):
             raise RequestError("two models of the command line have the same name; rename the file of one")
-
-    @property
-    def served(self) -> list[Named]:
-        """The models of the command line, in its order."""
-        return [Named(name, recipe, FOREVER_S) for name, recipe in self._served.items()]
 
     def find(self, name: str | None) -> Named:
         """Return what a name stands for, with ":latest" or without; None stands for the first model served.
@@ -79,11 +78,12 @@ class Names:
             EdgedecError: A preset's file is damaged, or a folder can't be read.
         """
         if name is None:
-            if not self._served:
+            if not self.served:
                 raise ApiError("the field model is missing; name a model of GET /v1/models", param="model")
             return self.served[0]
         for each in dict.fromkeys((name, name.removesuffix(":latest"))):
-            if (preset := find_preset(each)) is not None and each not in self._served:
+            served = any(each == named.name for named in self.served)
+            if not served and (preset := find_preset(each)) is not None:
                 return self._of_preset(preset)
             if (found := self._model(each)) is not None:
                 return found
@@ -118,7 +118,7 @@ class Names:
         for named, given in zip(self.served, self._settings.models, strict=True):
             if name in (named.name, given):
                 return named
-        if name in self._settings.aliases and self._served:
+        if name in self._settings.aliases:
             return self.served[0]
         if (path := _installed().get(name)) is not None:
             return self._installed(path, name)
@@ -141,20 +141,33 @@ class Names:
                 code="model_not_found",
                 param="model",
             )
-        recipe = replace(
+        return _with_preset(base, preset)
+
+
+def _served(model: str) -> Named:
+    """Return what a name or a path of the command line stands for, whether it is downloaded already or not."""
+    preset = None if Path(model).exists() else find_preset(model)
+    if preset is None:
+        return Named(shown_name(model), Recipe(model), FOREVER_S)
+    base = Recipe(str(_installed().get(preset.model, preset.model)))  # by its path, as other names of the model have it
+    return _with_preset(Named(preset.model, base, FOREVER_S), preset)
+
+
+def _with_preset(base: Named, preset: Preset) -> Named:
+    """Return the name of a preset that is made of the model `base`."""
+    return replace(
+        base,
+        name=preset.name,
+        recipe=replace(
             base.recipe,
             chat_template=preset.template or base.recipe.chat_template,
             draft_head=preset.draft_head or base.recipe.draft_head,
-        )
-        return replace(
-            base,
-            name=preset.name,
-            recipe=recipe,
-            n_ctx=preset.n_ctx,
-            system=preset.system,
-            options=preset.sampling,
-            base=base.name,
-        )
+        ),
+        n_ctx=preset.n_ctx,
+        system=preset.system,
+        options=preset.sampling,
+        base=base.name,
+    )
 
 
 def shown_name(model: str) -> str:

@@ -16,8 +16,8 @@ from edgedec.api.wishes import engine_wishes, find_model
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.trained_context import read_model_info, trained_context
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import REQUESTS, RESERVE, Cap, Planned, plan_wishes, plan_within, planning_bytes
-from edgedec.memory.system import available_bytes, resident_bytes, return_free_memory
+from edgedec.memory.planner import REQUESTS, RESERVE, Cap, plan_wishes, plan_within, planning_bytes
+from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.server.models import Loaded, ModelFile, Prepared, Recipe
@@ -33,7 +33,7 @@ class Opener:
     Without `options.memory`, nine tenths of what the system had free at the first call are for the models.
 
     Attributes:
-        named: The models of the command line.
+        named: The models of the command line, as their recipes have them.
         options: How these are loaded.
         others: How all other models are loaded.
         request_bytes: Bytes that the server keeps for requests; 0 without a cap.
@@ -79,33 +79,30 @@ class Opener:
         cache_file = self._cache_file(recipe)
         if cache_file is not None:
             require_prompt_cache(cache_file)
-        base = None if options.memory is None else self._base_bytes
+        cap, is_capped = replace(self._cap, earlier_peak_bytes=peak_resident_bytes() or 0), options.memory is not None
         application = Application(
-            base, prompt_cache=cache_file is not None, request_bytes=self.request_bytes if base is not None else 0
+            cap.beside_bytes if is_capped else None,
+            prompt_cache=cache_file is not None,
+            request_bytes=self.request_bytes if is_capped else 0,
+            earlier_peak_bytes=cap.earlier_peak_bytes,
         )
         with self.showing() as on_progress:
             options = replace(options, on_progress=on_progress)
-            now = replace(self._cap, beside_bytes=max(self._cap.beside_bytes, resident_bytes() or 0))
-            choice = find_model(recipe.model, options, planning_bytes(now))
-            planned = self._planned(choice, options, application)
+            room = planning_bytes(replace(cap, beside_bytes=max(cap.beside_bytes, resident_bytes() or 0)))
+            choice = find_model(recipe.model, options, room)
+            setting = engine_wishes(choice, options, application, room).setting
+            planned = plan_wishes(choice, setting, cap)
+            if not planned.plan.fits:
+                planned = plan_within(choice, setting, cap)
+                planned.plan.require()
         shared = sum(term.n_bytes for term in planned.plan.terms if term.name in _OF_ALL)
-        budget = self._cap.n_bytes
         return Prepared(
             n_bytes=planned.plan.own_bytes - shared,
-            budget_bytes=(1 << 62) if budget is None else budget - self._cap.beside_bytes - shared,
+            budget_bytes=(1 << 62) if cap.n_bytes is None else cap.n_bytes - cap.beside_bytes - shared,
             n_ctx=planned.setting.options.n_ctx or 0,
             n_ctx_train=trained_context(choice.path),
             open=lambda: self._open(choice, options, application, cache_file),
         )
-
-    def _planned(self, choice: Choice, options: EngineOptions, application: Application) -> Planned:
-        """Return the setting for a model that is alone (MemoryCapError where none fits)."""
-        setting = engine_wishes(choice, options, application).setting
-        planned = plan_wishes(choice, setting, self._cap)
-        if not planned.plan.fits:
-            planned = plan_within(choice, setting, self._cap)
-            planned.plan.require()
-        return planned
 
     def _options(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> EngineOptions:
         options = self.options if recipe.model in self.named else self.others
@@ -122,7 +119,7 @@ class Opener:
         path = self.prompt_cache
         if path is not None and path.is_dir():
             return path / f"{sha256(repr(recipe).encode()).hexdigest()[:32]}.kv"
-        return path if recipe.model in self.named[:1] else None
+        return path if [recipe.model] == list(self.named[:1]) else None
 
     def _open(
         self, choice: Choice, options: EngineOptions, application: Application, cache_file: Path | None
@@ -153,14 +150,15 @@ class Opener:
 
     def _close(self, engine: Engine, cache_file: Path | None) -> None:
         """Save the KV cache and the draft store, and free the model; a failure to save is only reported."""
+        saves: list[Callable[[], None]] = [engine.save_draft_store]
+        if cache_file is not None:
+            saves.append(lambda: engine.save_prompt_cache(cache_file))
         try:
-            if cache_file is not None:
-                engine.save_prompt_cache(cache_file)
-        except EdgedecError as error:
-            self.tell(str(error))
-        try:
-            engine.save_draft_store()
-        except EdgedecError as error:
-            self.tell(str(error))
-        engine.close()
-        return_free_memory()
+            for save in saves:
+                try:
+                    save()
+                except EdgedecError as error:
+                    self.tell(str(error))
+        finally:
+            engine.close()
+            return_free_memory()

@@ -15,7 +15,7 @@ from logging import getLogger
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
-from edgedec.errors import EdgedecError, MemoryCapError
+from edgedec.errors import MemoryCapError
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError, closing_error
 from edgedec_apps.server.models import Loaded, Prepare, Prepared, Recipe
@@ -254,8 +254,8 @@ class Shelf:
         place.leaving = True
         try:
             await self._in_thread(loaded.close)
-        except EdgedecError as error:  # the model is freed nevertheless
-            _LOG.warning("%s", error)
+        except Exception as error:  # the model is freed nevertheless
+            _LOG.warning("%s: %s", type(error).__name__, error)
         finally:
             place.loaded, place.leaving, place.n_bytes = None, False, 0
             self._on_change()

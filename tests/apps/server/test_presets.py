@@ -64,6 +64,20 @@ def test_a_preset_answers_as_it_was_made(client: Any, running: Running, home: Pa
     assert [model.model for model in client.ps().models] == ["ape"]
 
 
+def test_a_preset_on_the_command_line(home: Path) -> None:
+    """A server can be started with a preset; its model is the same engine."""
+    assert run_here("create", "poet", "ape", "--system", "Rhyme.", "--option", "n_ctx=1024").code == 0
+    with started(Path("poet")) as running:
+        asked = {"messages": messages("Hello"), "max_tokens": 4, "temperature": 0}
+        reply = running.client.post("/v1/chat/completions", json=asked).json()
+        told = [{"role": "system", "content": "Rhyme."}, *messages("Hello")]
+        text = running.engine.chat(told, max_tokens=4, temperature=0).text
+        assert (reply["model"], reply["choices"][0]["message"]["content"]) == ("poet", text)
+        running.client.post("/v1/chat/completions", json=asked | {"model": "ape"}).raise_for_status()
+        assert running.loaded == ["ape"]
+        assert running.engine.n_ctx == 1024
+
+
 def test_copies_and_templates(client: Any, running: Running) -> None:
     """A copy keeps everything; a template of its own needs an engine of its own, and must be sound."""
     client.create("plain", from_="ape", template="{{ messages[-1].content }}", parameters={"num_ctx": 1024})
@@ -165,7 +179,11 @@ def test_no_server_runs(running: Running) -> None:
 
 
 def test_a_key_is_asked_for(home: Path) -> None:
-    """Who has no key can neither create nor delete, list nor stop."""
+    """Who has no key can neither create nor delete, list nor stop; nor can the page of another site."""
+    with started() as running:
+        for method, path in (("POST", "/api/create"), ("DELETE", "/api/delete"), ("POST", "/api/pull")):
+            other = {"origin": "https://evil.example"}
+            assert running.client.request(method, path, json={"model": "ape"}, headers=other).status_code == 403
     with started(api_key="secret") as running:
         for method, path in (("POST", "/api/create"), ("DELETE", "/api/delete"), ("POST", "/api/copy")):
             reply = running.client.request(method, path, json={"model": "x"}, headers={"authorization": ""})

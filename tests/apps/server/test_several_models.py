@@ -347,6 +347,24 @@ def test_how_long_a_model_stays(cache: Path) -> None:
         assert (refused["status"], "keep_alive is 'soon'" in refused["error"]) == (400, True)
 
 
+def test_a_model_that_writes_is_unloaded_after_its_text(cache: Path) -> None:
+    """Who unloads or deletes a model waits until its texts have ended."""
+    spare = cache / "models" / "spare.gguf"
+    tiny_llama(spare, seed=9, n_layer=1, n_ctx_train=4096, chat_template=CHAT)
+    with started(load_options={"n_ctx": 100_000}) as running, ThreadPoolExecutor() as pool:
+        for name, end in (
+            ("ape", lambda: generate(running, "ape", prompt="", keep_alive=0)["done_reason"]),
+            ("spare", lambda: running.client.request("DELETE", "/api/delete", json={"model": "spare"}).status_code),
+        ):
+            with endless(running, name):
+                ended = pool.submit(end)
+                wait_until(lambda: running.service.shelf.loaded[-1].leaving, "nobody waits for its end")
+                assert (ended.done(), spare.exists()) == (False, True)
+            assert ended.result(PATIENCE_S) in ("unload", 200)
+            assert running.loaded == []
+        assert not spare.exists()
+
+
 def test_a_larger_context_is_loaded(cache: Path) -> None:
     """A larger num_ctx loads the model again with it; a smaller one takes what is there; the text is the same."""
     with started() as running:

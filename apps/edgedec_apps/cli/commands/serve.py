@@ -208,6 +208,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
 def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener":
     """Return what loads the models (EdgedecError where an option is out of range)."""
     from edgedec_apps.cli.opening import engine_options, serves_grammars
+    from edgedec_apps.server.names import Names
     from edgedec_apps.server.opener import Opener
 
     if flags.verbose:
@@ -233,7 +234,7 @@ def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener
 
     grammars = serves_grammars()
     return Opener(
-        named=settings.models,
+        named=[named.recipe.model for named in Names(settings).served],
         options=engine_options(load, n_parallel=settings.n_parallel, grammars=grammars),
         others=engine_options(replace(load, **_ON_DEMAND), n_parallel=settings.n_parallel, grammars=grammars),
         request_bytes=settings.room_bytes,
