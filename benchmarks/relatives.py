@@ -50,7 +50,7 @@ from edgedec_export.training.simulation import Drafted, best_outcome, reach, rep
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_models.folders import cache_folder
 
-DRAFTED = "drafted.npz"
+DRAFTED, CHECKPOINT = "drafted.npz", "checkpoint.pt"
 _ROWS = 2048  # of a batch, as in `edgedec train-drafter`
 _SAVE_EVERY_S = 60.0
 _CHECKED = 8  # lessons on which the target in torch is compared
@@ -81,10 +81,10 @@ def train(name: str, given: Given, work: Path, n_tokens: int, seconds: float) ->
                 break
             if monotonic() - saved_at > _SAVE_EVERY_S:
                 state.learner, saved_at = method.state(), monotonic()
-                checkpoints.save(work, key, state)
+                checkpoints.save(work / CHECKPOINT, key, state)
     finally:
         state.learner = method.state()
-        checkpoints.save(work, key, state)
+        checkpoints.save(work / CHECKPOINT, key, state)
     if state.n_seen < n_tokens:
         return False
     if not (work / DRAFTED).exists() or kept(work / DRAFTED)[1] != state.n_seen:
@@ -106,7 +106,7 @@ def _key(name: str, given: Given, n_tokens: int) -> str:
 def _restored(name: str, given: Given, work: Path, key: str) -> tuple[Method, Progressed]:
     """Return a method and how far it has come; a new one where there is no checkpoint."""
     method = method_of(name, given)
-    state = checkpoints.restore(work, key) or Progressed(given.head.d2t, Place(), 0, [])
+    state = checkpoints.restore(work / CHECKPOINT, key) or Progressed(given.head.d2t, Place(), 0, [])
     if state.learner is not None:
         method.restore(state.learner)
     return method, state

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from edgedec_export.training.batches import Batch, batch_of, grouped_by_length
-from edgedec_export.training.learning import Borrowed, rate_at
+from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.lessons import Lesson
 from edgedec_export.training.network import Tensor, Weights, cross_entropy, target_shares
+from edgedec_export.training.optimizing import rate_at
 from edgedec_export.training.simulation import Drafted
 
 N_HEADS = 6

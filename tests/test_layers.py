@@ -130,4 +130,4 @@ def test_only_the_training_imports_torch() -> None:
     found = {path for package in ALLOWED for path in (ROOT / package).rglob("*.py") if "torch" in imports(path)}
     training = ROOT / "export/edgedec_export/training"
     said = (training / "__init__.py").read_text(encoding="utf-8")
-    assert found == {path for path in training.glob("*.py") if f"`{path.name}`" in said}
+    assert found == {path for path in training.rglob("*.py") if f"`{path.relative_to(training).as_posix()}`" in said}

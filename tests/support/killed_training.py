@@ -1,4 +1,4 @@
-"""Train a draft head in a process of its own, and kill that process in a part of the training.
+"""Train a drafter in a process of its own, and kill that process in a part of the training.
 
     whole = train(Training(model, tmp_path / "whole"))
     kill(Training(model, tmp_path / "head"), "learning", 0.5)
@@ -27,6 +27,7 @@ from edgedec_export.training.train_drafter import TrainOptions, train_drafter
 
 model, out, prompts = (Path(text) for text in sys.argv[1:4])
 n_tokens, n_answer, n_passes, save_every_s = (float(text) for text in sys.argv[4:8])
+kind, work = sys.argv[8], Path(sys.argv[9])
 parts = {"answers": "collecting", "training": "learning"}
 
 def on_progress(progress):
@@ -41,23 +42,25 @@ def on_event(event, arguments):
 sys.addaudithook(on_event)
 own = read_prompts([prompts]) if prompts.name else ()
 train_drafter(model, out, TrainOptions(
-    prompts=own, n_tokens=int(n_tokens), n_answer=int(n_answer), n_passes=n_passes, n_vocabulary=64, n_threads=1,
-    save_every_s=save_every_s, on_progress=on_progress))
+    kind=kind, work=work if work.name else None, prompts=own, n_tokens=int(n_tokens), n_answer=int(n_answer),
+    n_passes=n_passes, n_vocabulary=64, n_threads=1, save_every_s=save_every_s, on_progress=on_progress))
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A training of a draft head with 64 tokens on one thread.
+    """A training of a drafter with 64 tokens on one thread.
 
     Attributes:
         model: The target.
-        out: The head's folder.
+        out: The head's folder, or the draft model's file.
         prompts: A file of prompts; None where the target writes them all.
         n_tokens: Tokens of answers.
         n_answer: Most tokens of an answer.
-        n_passes: How often the head learns from every answer.
+        n_passes: How often the drafter learns from every answer.
         save_every_s: Seconds between two checkpoints.
+        kind: What is trained: "head" or "model".
+        work: The folder of answers and checkpoints; None for the usual one.
     """
 
     model: Path
@@ -67,6 +70,8 @@ class Training:
     n_answer: int = 20
     n_passes: float = 3.0
     save_every_s: float = 0.02
+    kind: str = "head"
+    work: Path | None = None
 
 
 def train(training: Training) -> dict[str, float]:
@@ -123,7 +128,8 @@ def kill(training: Training, part: str, after_s: float = 0.0, files: int = 0) ->
 def _process(training: Training) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
     numbers = (training.n_tokens, training.n_answer, training.n_passes, training.save_every_s)
     prompts = "" if training.prompts is None else str(training.prompts)
-    command = [sys.executable, "-c", _SCRIPT, str(training.model), str(training.out), prompts, *map(str, numbers)]
+    words = (prompts, *map(str, numbers), training.kind, "" if training.work is None else str(training.work))
+    command = [sys.executable, "-c", _SCRIPT, str(training.model), str(training.out), *words]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None

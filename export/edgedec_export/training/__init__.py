@@ -1,5 +1,5 @@
-"""Training of draft heads: a target writes prompts and answers, and a head learns to foresee the answers.
+"""Training of drafters: a target writes prompts and answers, and a head or a narrow model learns from the answers.
 
-Only `network.py`, `learning.py`, `foresight.py`, `checkpoints.py` and `teaching.py` import torch, which the extra
-`train` installs; the other files run without it.
+Only `network.py`, `learning.py`, `optimizing.py`, `foresight.py`, `checkpoints.py`, `teaching.py`, `narrow/network.py`
+and `narrow/student.py` import torch, which the extra `train` installs; the other files run without it.
 """

@@ -15,20 +15,18 @@ from edgedec.storage.whole_file import write_atomically
 from edgedec_export.training.batches import Place
 from edgedec_export.training.network import Weights
 
-FILE = "checkpoint.pt"
-
 
 @dataclass(slots=True)
 class Progressed:
     """How far a training has come.
 
     Attributes:
-        token_ids: int32[n_vocab_draft], the tokens that the head can draft.
+        token_ids: int32[n_vocab_draft], the tokens to draft with.
         place: Where it stands in the lessons.
         n_seen: Tokens of answers that it learned from, each time counted.
-        history: Each time the head was measured: the tokens seen, and the tokens that a step adds.
-        best: The head's tensors when it was best; None before it was measured.
-        learner: What Learner.state returned; None before the first step.
+        history: Each time the drafter was measured: the tokens seen, and the tokens that a step adds.
+        best: The drafter's tensors when it was best; None before it was measured.
+        learner: What Student.state returned; None before the first step.
     """
 
     token_ids: NDArray[np.int32]
@@ -40,16 +38,16 @@ class Progressed:
 
     @property
     def best_yield(self) -> float:
-        """The most tokens that a step added when the head was measured; 0 before."""
+        """The most tokens that a step added when the drafter was measured; 0 before."""
         return max((found for _, found in self.history), default=0.0)
 
 
-def save(folder: Path, key: str, state: Progressed) -> None:
+def save(path: Path, key: str, state: Progressed) -> None:
     """Write a training's state; a process that is killed meanwhile leaves the one before.
 
     Args:
-        folder: Where the training keeps its files.
-        key: What the state belongs to: the target and the recipe.
+        path: The file.
+        key: What the state belongs to: the target, the recipe and the drafter.
         state: The state.
 
     Raises:
@@ -67,17 +65,16 @@ def save(folder: Path, key: str, state: Progressed) -> None:
     }
     buffer = io.BytesIO()
     torch.save(found, buffer)
-    write_atomically(folder / FILE, buffer.getvalue(), sync=True)
+    write_atomically(path, buffer.getvalue(), sync=True)
 
 
-def restore(folder: Path, key: str) -> Progressed | None:
+def restore(path: Path, key: str) -> Progressed | None:
     """Return the state that save() wrote, None where there is none.
 
     Raises:
         RequestError: It belongs to another recipe.
         ModelFormatError: The file is damaged.
     """
-    path = folder / FILE
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

@@ -1,7 +1,5 @@
 """One step of training: a batch through several draft steps, and the optimizers' update of the head's tensors."""
 
-import math
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +9,13 @@ import torch
 from edgedec.trained_heads.card import HeadCard
 from edgedec_export.training.batches import Batch
 from edgedec_export.training.network import TAP_SCALE, Tensor, Unroll, Weights, loss_of, target_shares
+from edgedec_export.training.optimizing import Optimizers
 from edgedec_export.training.target_parts import TargetParts
 
 DRAFT_STEPS = 4
 """Draft steps that training unrolls."""
 
 _MATRIX_RATE, _VECTOR_RATE = 8e-3, 5e-3
-_WARM_UP = 0.03
-_LAST_RATE = 0.02  # of the highest
-_LARGEST_GRADIENT = 1.0
 
 
 @dataclass(slots=True)
@@ -58,8 +54,6 @@ class Borrowed:
 class Learner:
     """A head that learns.
 
-    Matrices are updated by Muon (Jordan et al. 2024), which takes fewer steps than Adam; vectors by AdamW.
-
     Attributes:
         card: The head's shape.
         weights: Its tensors, which every step changes.
@@ -72,14 +66,8 @@ class Learner:
         self.weights = {name: values.to(device).clone() for name, values in weights.items()}
         for name in weights.keys() - {TAP_SCALE}:
             self.weights[name].requires_grad_()
-        self._learned = [values for values in self.weights.values() if values.requires_grad]
-        matrices = [values for values in self._learned if values.ndim == 2]
-        vectors = [values for values in self._learned if values.ndim == 1]
-        self._optimizers = (
-            torch.optim.Muon(matrices, lr=_MATRIX_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(vectors, lr=_VECTOR_RATE, betas=(0.9, 0.95), weight_decay=0.0),
-        )
-        self._rates = (_MATRIX_RATE, _VECTOR_RATE)
+        learned = [values for values in self.weights.values() if values.requires_grad]
+        self._optimizers = Optimizers(learned, _MATRIX_RATE, _VECTOR_RATE)
 
     def learn(self, batch: Batch, part: float) -> float:
         """Learn from a batch and return its loss, in nats.
@@ -94,15 +82,7 @@ class Learner:
         with torch.autocast(b.device, torch.bfloat16):
             unroll = Unroll.begin(self.card, self.weights, self._on(batch.taps).float())
             loss, handle = loss_of(unroll, b.embeddings(batch, DRAFT_STEPS), counted, head)
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        handle.backward()
-        torch.nn.utils.clip_grad_norm_(self._learned, _LARGEST_GRADIENT)
-        share = rate_at(part)
-        for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = share * rate
-            optimizer.step()
+        self._optimizers.descend(handle, part)
         return float(loss)
 
     def _shares(self, batch: Batch) -> Tensor:
@@ -114,26 +94,12 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Return all that changes, for restore()."""
-        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
         weights = {name: values.detach() for name, values in self.weights.items()}
-        return {"weights": weights, "optimizers": optimizers}
+        return {"weights": weights, "optimizers": self._optimizers.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what state() returned."""
         with torch.no_grad():
             for name, values in self.weights.items():
                 values.copy_(state["weights"][name])
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(deepcopy(saved))  # torch would share its tensors
-
-
-def rate_at(part: float) -> float:
-    """Return the share of the highest learning rate when so much of the training is over: a warm-up, then a cosine.
-
-    >>> [round(rate_at(part), 2) for part in (0.0, 0.015, 0.03, 0.515, 1.0)]
-    [0.02, 0.5, 1.0, 0.51, 0.02]
-    """
-    if part < _WARM_UP:
-        return max(_LAST_RATE, part / _WARM_UP)
-    rest = min(1.0, (part - _WARM_UP) / (1 - _WARM_UP))
-    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * rest))
+        self._optimizers.restore(state["optimizers"])

@@ -1,4 +1,4 @@
-"""The report on a trained head: what it accepts by kind of prompt, and what that brings on this machine."""
+"""The report on a trained drafter: what of its drafts is accepted by kind of prompt, and what that brings here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,15 @@ from edgedec.trained_heads.card import HeadCard, Promise
 from edgedec_export.training.simulation import Costs, Drafted, Outcome, best_outcome, reach, replay
 
 MOST_DRAFTED = 6
+"""Tokens of the longest drafts that are looked at."""
+
 LEAST_GAIN = 0.03
-"""A head that is expected to bring less than this is said not to pay."""
+"""A drafter that is expected to bring less than this is said not to pay."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindReport:
-    """What a head brings on one kind of prompt.
+    """What a drafter brings on one kind of prompt.
 
     Attributes:
         kind: The kind; "all" for all together.
@@ -33,18 +35,20 @@ class KindReport:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadReport:
-    """What a head brings.
+class DrafterReport:
+    """What a drafter brings.
 
     Attributes:
         kinds: By kind of prompt, "all" last.
         drafted_token: What a drafted token is taken to cost, in times of a plain step.
         curve: Seconds of a forward by its rows, as measured on this machine.
+        drafter: What the drafter is called in a sentence.
     """
 
     kinds: tuple[KindReport, ...]
     drafted_token: float
     curve: dict[int, float]
+    drafter: str = "the head"
 
     @property
     def all(self) -> KindReport:
@@ -53,7 +57,7 @@ class HeadReport:
 
     @property
     def pays(self) -> bool:
-        """Whether the head is expected to make this machine faster."""
+        """Whether the drafter is expected to make this machine faster."""
         return self.all.best.speed >= 1 + LEAST_GAIN
 
     @property
@@ -82,26 +86,33 @@ class HeadReport:
         every, best = self.all, self.all.best
         said = f"{every.tokens_per_step:.2f} tokens a step on prompts that it did not learn from"
         if not self.pays:
-            return f"the head gives {said}, and does not pay here: a step of two rows costs too much on this machine"
+            one, two = CostCurve(self.curve).up_to(2)
+            return (
+                f"{self.drafter} gives {said}, and does not pay here: a step of two rows takes {two / one:.2f} of a "
+                f"plain one, and a drafted token {self.drafted_token:.2f}"
+            )
         return (
-            f"the head gives {said}: about {best.speed:.2f} times plain decoding here, with drafts of up to "
+            f"{self.drafter} gives {said}: about {best.speed:.2f} times plain decoding here, with drafts of up to "
             f"{best.n_most} (simulated with this machine's cost curve)"
         )
 
 
-def head_report(drafted: Sequence[Drafted], curve: CostCurve, drafted_token: float) -> HeadReport:
-    """Return the report on what a head drafted on answers held back.
+def drafter_report(
+    drafted: Sequence[Drafted], curve: CostCurve, drafted_token: float, drafter: str = "the head"
+) -> DrafterReport:
+    """Return the report on what was drafted on answers held back.
 
     Args:
         drafted: The drafts.
         curve: The measured cost of forwards.
         drafted_token: What a drafted token costs, in times of a plain step.
+        drafter: What the drafter is called in a sentence.
     """
     costs = _costs(curve, drafted_token)
     kinds = sorted({text.kind for text in drafted})
     groups = [(kind, [text for text in drafted if text.kind == kind]) for kind in kinds]
     reports = tuple(_of(kind, texts, costs) for kind, texts in [*groups, ("all", list(drafted))])
-    return HeadReport(reports, drafted_token, curve.table())
+    return DrafterReport(reports, drafted_token, curve.table(), drafter)
 
 
 def _of(kind: str, texts: Sequence[Drafted], costs: Costs) -> KindReport:

@@ -21,18 +21,19 @@ def count_tokens(answers: Iterable[NDArray[np.int32]], n_vocab: int) -> NDArray[
     return counts
 
 
-def short_list(counts: NDArray[np.int64], n_tokens: int | None = None) -> NDArray[np.int32]:
+def short_list(counts: NDArray[np.int64], n_tokens: int | None = None, covering: float = COVERAGE) -> NDArray[np.int32]:
     """Return int32[n], the tokens that were written most often, the most frequent first; among equals the lower id.
 
     Args:
         counts: What count_tokens returned.
-        n_tokens: How many; None for as many as make up COVERAGE of all that was written, a multiple of 1024 from
-            LEAST_TOKENS to MOST_TOKENS.
+        n_tokens: How many; None for as many as make up the share `covering` of all that was written, a multiple of
+            1024 from LEAST_TOKENS to MOST_TOKENS.
+        covering: The share.
     """
     order = np.argsort(-counts, kind="stable")
     if n_tokens is None:
-        covering = int(np.searchsorted(np.cumsum(counts[order]), COVERAGE * counts.sum())) + 1
-        n_tokens = min(MOST_TOKENS, -(-covering // LEAST_TOKENS) * LEAST_TOKENS)
+        n_covering = int(np.searchsorted(np.cumsum(counts[order]), covering * counts.sum())) + 1
+        n_tokens = min(MOST_TOKENS, -(-n_covering // LEAST_TOKENS) * LEAST_TOKENS)
     return order[: min(n_tokens, len(counts))].astype(np.int32)
 
 

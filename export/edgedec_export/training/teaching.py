@@ -1,10 +1,10 @@
-"""The training of a head on lessons: batches in turn, measured on those held back, resumable at any moment."""
+"""The training of a drafter on lessons: batches in turn, measured on those held back, resumable at any moment."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,79 +12,94 @@ from numpy.typing import NDArray
 
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken, OnProgress, report_progress
-from edgedec.trained_heads.card import HeadCard
 from edgedec_export.training import checkpoints
-from edgedec_export.training.batches import Place, batch_of, endless_groups, tap_scale
+from edgedec_export.training.batches import Place, endless_groups
 from edgedec_export.training.checkpoints import Progressed
-from edgedec_export.training.foresight import MOST_DRAFTED, drafted_on
-from edgedec_export.training.learning import DRAFT_STEPS, Borrowed, Learner
 from edgedec_export.training.lessons import Lesson, LessonFile
-from edgedec_export.training.network import Weights, folded, new_weights
+from edgedec_export.training.network import Weights
+from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_export.training.simulation import Drafted, replay
-from edgedec_export.training.target_parts import TargetParts
 
-_MEASUREMENTS = 16  # of a whole training
 _PATIENCE = 5  # measurements without a rise after which the training ends
 _MOST_HELD_BACK = 48_000_000  # numbers of taps: lessons held back beyond that are left out
 _PHASE = "training"
 
 
+class Student(Protocol):
+    """A drafter that learns."""
+
+    @property
+    def weights(self) -> Weights:
+        """The tensors, which learn() changes."""
+
+    def learn(self, lessons: Sequence[Lesson], part: float) -> float:
+        """Learn from lessons and return the loss, in nats; `part` of the training is over, 0 to 1."""
+
+    def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
+        """Return what the drafter drafts on lessons with these tensors, which may be an earlier state of its own."""
+
+    def state(self) -> dict[str, Any]:
+        """Return all that changes, for another student to go on with."""
+
+
+NewStudent = Callable[[NDArray[np.int32], Sequence[LessonFile], dict[str, Any] | None], Student]
+"""Returns a student for the tokens to draft with and the files of lessons; it goes on from a state, or from nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Teaching:
-    """How a head is trained.
+    """How a drafter is trained.
 
     Attributes:
-        folder: Where checkpoints are kept.
-        key: What identifies target and recipe; a checkpoint with another key is refused.
-        n_passes: How often the head learns from every answer.
+        checkpoint: The file of checkpoints.
+        key: What identifies target, recipe and drafter; a checkpoint with another key is refused.
+        n_passes: How often the drafter learns from every answer.
         n_rows: Rows of a batch, padding included.
-        seed: Of the first tensors and of the order of lessons.
-        device: "cpu" or "cuda".
+        n_measurements: How often the drafter is measured on the answers held back.
+        seed: Of the order of lessons.
         save_every_s: Seconds between two checkpoints.
     """
 
-    folder: Path
+    checkpoint: Path
     key: str
     n_passes: float = 3.0
     n_rows: int = 2048
+    n_measurements: int = 16
     seed: int = 0
-    device: str = "cpu"
     save_every_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taught:
-    """A trained head.
+    """A drafter that was trained.
 
     Attributes:
-        arrays: float32 arrays by the names of edgedec.trained_heads.head.
-        token_ids: int32[n_vocab_draft], the tokens that it can draft.
+        weights: Its tensors when it was best.
+        token_ids: int32[n], the tokens to draft with.
         history: Each time it was measured: the tokens seen, and the tokens that a step adds.
         drafted: What it drafts on the answers held back.
     """
 
-    arrays: dict[str, NDArray[np.float32]]
+    weights: Weights
     token_ids: NDArray[np.int32]
     history: list[tuple[int, float]]
     drafted: list[Drafted]
 
 
 def teach(
-    parts: TargetParts,
-    card: Callable[[int], HeadCard],
+    new_student: NewStudent,
     files: Sequence[LessonFile],
     short_list: Callable[[], NDArray[np.int32]],
     job: Teaching,
     on_progress: OnProgress | None = None,
     cancel: CancelToken | None = None,
 ) -> Taught:
-    """Train a head, or go on where an earlier run stopped, and return the best one found.
+    """Train a drafter, or go on where an earlier run stopped, and return the best one found.
 
     Args:
-        parts: The target.
-        card: Returns the head's card for a number of tokens that it can draft.
+        new_student: Makes the drafter.
         files: The lessons.
-        short_list: Returns the tokens that a new head can draft; not called where a checkpoint names them.
+        short_list: Returns the tokens that a new drafter drafts with; not called where a checkpoint names them.
         job: How to train.
         on_progress: Called with the tokens seen.
         cancel: Ends the training; a checkpoint is written first.
@@ -99,13 +114,11 @@ def teach(
     held = _held_back(files)
     if not train or not held:
         raise RequestError("there are too few answers to train on and to measure with; collect more (--tokens)")
-    state = checkpoints.restore(job.folder, job.key) or Progressed(short_list(), Place(), 0, [])
-    borrowed = Borrowed.of(parts, state.token_ids, job.device)
-    trainer = _Trainer(card(len(state.token_ids)), borrowed, state, train, held, job)
-    trainer.run(on_progress, cancel)
-    best = trainer.best()
-    drafted = drafted_on(trainer.card, best, borrowed, held)
-    return Taught(folded(best), state.token_ids, state.history, drafted)
+    state = checkpoints.restore(job.checkpoint, job.key) or Progressed(short_list(), Place(), 0, [])
+    student = new_student(state.token_ids, train, state.learner)
+    _Trainer(student, state, train, held, job).run(on_progress, cancel)
+    assert state.best is not None, "a training that is over has measured the drafter"
+    return Taught(state.best, state.token_ids, state.history, student.drafted(state.best, held))
 
 
 class _Trainer:
@@ -113,26 +126,18 @@ class _Trainer:
 
     def __init__(
         self,
-        card: HeadCard,
-        borrowed: Borrowed,
+        student: Student,
         state: Progressed,
         train: Sequence[LessonFile],
         held: Sequence[Lesson],
         job: Teaching,
     ) -> None:
-        self.card, self._borrowed, self._state, self._job = card, borrowed, state, job
+        self._student, self._state, self._job = student, state, job
         self._train, self._held = train, held
         self._n_in_all = int(sum(file.n_tokens for file in train) * job.n_passes)
-        scale = tap_scale([lesson for lesson in train[0].read() if lesson.n_answer > 1])
-        weights = new_weights(card, borrowed.parts.output_norm, scale, job.seed)
-        self._learner = Learner(card, weights, borrowed)
-        if state.learner is not None:
-            self._learner.restore(state.learner)
-        self._can_draft = np.zeros(card.n_vocab_target, np.bool_)
-        self._can_draft[state.token_ids] = True
 
     def run(self, on_progress: OnProgress | None, cancel: CancelToken | None) -> None:
-        """Learn until all passes are done, or the head no longer gets better."""
+        """Learn until all passes are done, or the drafter no longer gets better."""
         state, saved_at = self._state, monotonic()
         groups = endless_groups(self._train, self._job.n_rows, self._job.seed, state.place)
         try:
@@ -140,7 +145,7 @@ class _Trainer:
                 if cancel is not None:
                     cancel.check(_PHASE)
                 place, lessons = next(groups)
-                self._learner.learn(batch_of(lessons, DRAFT_STEPS, self._can_draft), state.n_seen / self._n_in_all)
+                self._student.learn(lessons, state.n_seen / self._n_in_all)
                 state.place, state.n_seen = place, state.n_seen + sum(lesson.n_answer for lesson in lessons)
                 report_progress(on_progress, _PHASE, min(state.n_seen, self._n_in_all - 1), self._n_in_all, "tokens")
                 if self._is_measured_now():
@@ -152,27 +157,21 @@ class _Trainer:
             self._save()
         report_progress(on_progress, _PHASE, self._n_in_all, self._n_in_all, "tokens")
 
-    def best(self) -> Weights:
-        """Return the tensors of the head when it was best."""
-        found = self._state.best
-        assert found is not None, "a training that is over has measured the head"
-        return {name: values.to(self._job.device) for name, values in found.items()}
-
     def _is_over(self) -> bool:
         gains = [gain for _, gain in self._state.history]
         waited = len(gains) - 1 - gains.index(max(gains)) if gains else 0
         return bool(gains) and (self._state.n_seen >= self._n_in_all or waited >= _PATIENCE)
 
     def _is_measured_now(self) -> bool:
-        seen, every = self._state.n_seen, max(1, self._n_in_all // _MEASUREMENTS)
+        seen, every = self._state.n_seen, max(1, self._n_in_all // self._job.n_measurements)
         last = self._state.history[-1][0] if self._state.history else 0
         return seen // every > last // every or seen >= self._n_in_all
 
     def _measure(self) -> None:
-        """Measure the head on the answers held back, and keep it where it is the best so far."""
+        """Measure the drafter on the answers held back, and keep it where it is the best so far."""
         state = self._state
-        weights = {name: values.detach().clone() for name, values in self._learner.weights.items()}
-        drafted = drafted_on(self.card, weights, self._borrowed, self._held)
+        weights = {name: values.detach().clone() for name, values in self._student.weights.items()}
+        drafted = self._student.drafted(weights, self._held)
         gain = replay(drafted, lambda n: 1.0, MOST_DRAFTED).tokens_per_step
         if gain > state.best_yield:
             state.best = weights
@@ -180,8 +179,8 @@ class _Trainer:
 
     def _save(self) -> None:
         state = self._state
-        state.learner = self._learner.state()
-        checkpoints.save(self._job.folder, self._job.key, state)
+        state.learner = self._student.state()
+        checkpoints.save(self._job.checkpoint, self._job.key, state)
 
 
 def _held_back(files: Sequence[LessonFile]) -> list[Lesson]:

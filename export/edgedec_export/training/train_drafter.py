@@ -1,14 +1,15 @@
-"""Train a draft head for a target: collect answers, learn from them, measure, write the head.
+"""Train a drafter for a target: collect answers, learn from them, measure, write the drafter.
 
     train_drafter(Path("model.gguf"), Path("head"), TrainOptions())
+    train_drafter(Path("model.gguf"), Path("draft.gguf"), TrainOptions(kind="model"))
 
 Every part goes on where an earlier run stopped, whatever stopped that.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +18,21 @@ from edgedec.api.load import load
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import OptionError, StorageError
 from edgedec.gguf.file import read_gguf, storage_error
-from edgedec.loading.draft_head import remember_head
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.scheduler.cost_probe import cost_curve
 from edgedec.storage.file_lock import try_lock
 from edgedec.storage.probe_cache import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
-from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.target import target_of
-from edgedec.trained_heads.target_rows import output_name
 from edgedec_export.training import recipe
 from edgedec_export.training.collecting import Collecting, collect
-from edgedec_export.training.head_folder import write_head
+from edgedec_export.training.kinds import Kind, Start, kind_of
 from edgedec_export.training.lessons import LessonFile, first_files
 from edgedec_export.training.openings import Opening
-from edgedec_export.training.report import HeadReport, drafted_token_share, head_report
+from edgedec_export.training.report import DrafterReport, drafter_report
 from edgedec_export.training.short_list import count_tokens, coverage, short_list
-from edgedec_export.training.target_parts import TargetParts, card_of
+from edgedec_export.training.target_parts import TargetParts
 from edgedec_export.training.torch_library import require_torch
 
 _MOST_TEXT = 1 << 20
@@ -42,15 +40,20 @@ _MOST_TEXT = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """How a head is trained.
+    """How a drafter is trained.
 
     Attributes:
-        work: The folder of answers and checkpoints; None for `NAME.training` beside the head.
+        kind: "head", or "model" for a narrow draft model.
+        n_layers: Layers of a draft model; None for four.
+        width: Elements of its hidden states; None for half of the target's.
+        work: The folder of answers and checkpoints; None for `NAME.training` beside the drafter. Drafters of one
+            target may share it, one after the other.
         prompts: The user's own prompts.
         n_tokens: Tokens of the target's answers to learn from and to measure with.
         n_answer: Most tokens of an answer.
-        n_vocabulary: Tokens that the head can draft; None for as many as make up 97 % of the answers.
-        n_passes: How often the head learns from every answer.
+        n_vocabulary: Tokens that the head can draft, or the draft model learns to tell apart; None for as many as make
+            up 90 % or 99.5 % of the answers.
+        n_passes: How often the drafter learns from every answer.
         n_threads: Threads; None for as many as there are cores that this process may use.
         n_parallel: Answers that are written in one forward.
         seed: Another seed gives another training.
@@ -60,6 +63,9 @@ class TrainOptions:
         cancel: Ends the training; the next run goes on.
     """
 
+    kind: Literal["head", "model"] = "head"
+    n_layers: int | None = None
+    width: int | None = None
     work: Path | None = None
     prompts: tuple[Opening, ...] = ()
     n_tokens: int = 500_000
@@ -93,25 +99,25 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A head that was written.
+    """A drafter that was written.
 
     Attributes:
-        folder: Where it is.
-        card: Its shape, target and promise.
+        path: The head's folder, or the draft model's file.
+        n_vocabulary: The tokens that it can draft, or learned to tell apart.
         report: What it accepts, and what that brings on this machine.
-        coverage: The share of the answers' tokens that it can draft.
+        coverage: The share of the answers' tokens that these are.
         history: Each time it was measured: the tokens seen, and the tokens that a step adds.
     """
 
-    folder: Path
-    card: HeadCard
-    report: HeadReport
+    path: Path
+    n_vocabulary: int
+    report: DrafterReport
     coverage: float
     history: list[tuple[int, float]]
 
 
 def train_drafter(model: Path, out: Path, options: TrainOptions) -> Trained:
-    """Train a head for a GGUF and write it into the folder `out`; an earlier run's work is used.
+    """Train a drafter for a GGUF and write it to `out`; an earlier run's work is used.
 
     Raises:
         RuntimeUnavailableError: torch is not installed.
@@ -124,6 +130,8 @@ def train_drafter(model: Path, out: Path, options: TrainOptions) -> Trained:
     require_torch()
     gguf = read_gguf(model)
     parts = TargetParts.of(gguf)
+    shape = {"n_layers": options.n_layers, "width": options.width}
+    kind = kind_of(options.kind, parts, cache_dir=options.cache_dir, **shape)
     work = options.work or out.with_name(f"{out.name}.training")
     n_ctx = min(max(1024, 2 * options.n_answer), parts.network.n_ctx_train)
     texts = [opening.text for opening in options.prompts]
@@ -138,7 +146,7 @@ def train_drafter(model: Path, out: Path, options: TrainOptions) -> Trained:
             for folder in (work, work / "lessons", out):
                 remove_temporaries(folder)
             files = _collected(model, parts, work / "lessons", n_ctx, options)
-            return _taught(parts, out, work, made.key, files, options)
+            return _taught(kind, out, work, made.key, files, options)
     except OSError as error:
         raise storage_error(Path(error.filename) if error.filename else work, error) from error
 
@@ -183,28 +191,27 @@ def _curve(model: Path, options: TrainOptions) -> CostCurve:
             session.close()
 
 
-def _taught(
-    parts: TargetParts,
-    out: Path,
-    work: Path,
-    key: str,
-    files: list[LessonFile],
-    options: TrainOptions,
-) -> Trained:
-    """Train on lessons, and write the head with its report."""
+def _taught(kind: Kind, out: Path, work: Path, key: str, files: list[LessonFile], options: TrainOptions) -> Trained:
+    """Train on lessons, and write the drafter with its report."""
     from edgedec_export.training.teaching import Teaching, default_device, set_threads, teach
 
     set_threads(options.n_threads)
     job = Teaching(
-        work, key, options.n_passes, seed=options.seed, device=default_device(), save_every_s=options.save_every_s
+        work / kind.checkpoint,
+        key + kind.key,
+        options.n_passes,
+        n_rows=kind.n_rows,
+        n_measurements=kind.n_measurements,
+        seed=options.seed,
+        save_every_s=options.save_every_s,
     )
-    card = partial(card_of, parts, out.name, target=target_of(parts.gguf))
-    counts = _counts(files, parts.network.n_vocab, options)
-    chosen = partial(short_list, counts, options.n_vocabulary)
-    taught = teach(parts, card, files, chosen, job, options.on_progress, options.cancel)
+    counts = _counts(files, kind.parts.network.n_vocab, options)
+    chosen = partial(short_list, counts, options.n_vocabulary, kind.coverage)
+    new_student = partial(kind.new_student, start=Start(options.seed, default_device()))
+    taught = teach(new_student, files, chosen, job, options.on_progress, options.cancel)
     n = len(taught.token_ids)
-    report = head_report(taught.drafted, _curve(parts.gguf.paths[0], options), _drafted_token(parts, card(n)))
-    found = replace(card(n), promise=report.promise)
+    curve = _curve(kind.parts.gguf.paths[0], options)
+    report = drafter_report(taught.drafted, curve, kind.drafted_token(n), kind.called)
     covered = coverage(counts, taught.token_ids)
     about = {
         "recipe": {
@@ -217,9 +224,8 @@ def _taught(
         "history": taught.history,
         "report": report.as_json(),
     }
-    write_head(out, found, taught.arrays, taught.token_ids, about)
-    remember_head(out, cache_folder(options.cache_dir))
-    return Trained(out, found, report, covered, taught.history)
+    kind.write(out, taught, report, about)
+    return Trained(out, n, report, covered, taught.history)
 
 
 def _counts(files: list[LessonFile], n_vocab: int, options: TrainOptions) -> NDArray[np.int64]:
@@ -232,12 +238,3 @@ def _counts(files: list[LessonFile], n_vocab: int, options: TrainOptions) -> NDA
             if not file.is_held_back:
                 counts += count_tokens(file.answers(), n_vocab)
     return counts
-
-
-def _drafted_token(parts: TargetParts, card: HeadCard) -> float:
-    """Return what a drafted token costs, in times of a plain step, by the bytes that are read."""
-    name = output_name(parts.gguf)
-    tensor = parts.gguf.tensors[name]
-    embedding = parts.gguf.tensors["token_embd.weight"].n_bytes if name != "token_embd.weight" else 0
-    read = sum(found.n_bytes for found in parts.gguf.tensors.values()) - embedding
-    return drafted_token_share(card, read, tensor.n_bytes / tensor.shape[1])

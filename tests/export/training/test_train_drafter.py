@@ -1,6 +1,7 @@
-"""The whole command: a head comes out that fits its target, whatever killed the runs before."""
+"""The whole command: a drafter comes out that fits its target, whatever killed the runs before."""
 
 import json
+import shutil
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from support.command_line import run_here
 from support.killed_training import Training, kill, train
 from support.tiny_quantized import ARCHITECTURES, write_tiny
 
+import edgedec
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules
@@ -60,7 +62,6 @@ def test_a_head_comes_out(target: Path, trained: tuple[Path, dict[str, Any]]) ->
     assert head.card.promise is not None
     assert [round(chance, 4) for chance in head.card.promise.reach] == report["kinds"]["all"]["reach"]
     assert (head.card.n_vocab_draft, report["vocabulary"]) == (64, 64)
-    assert list(head.d2t) == sorted(head.d2t)
     about = json.loads((folder / "edgedec-head.json").read_text())["about"]
     assert about["recipe"]["answer_tokens"] >= 4200
     assert about["report"]["pays"] == report["pays"]
@@ -79,7 +80,7 @@ def test_other_architectures(name: str, prompts: Path, tmp_path: Path) -> None:
     )
     found = train_drafter(model, tmp_path / "head", options)
     assert found.history
-    with Cpu().load(model, LoadOptions(n_ctx=64, tile_cache=False, draft_head=found.folder)) as opened:
+    with Cpu().load(model, LoadOptions(n_ctx=64, tile_cache=False, draft_head=found.path)) as opened:
         session = opened.session(64)
         session.forward(np.arange(8, dtype=np.int32), n_past=0)
         assert session.draft_head is not None
@@ -127,6 +128,77 @@ def test_ten_kills_change_nothing(
     assert left == []
 
 
+@pytest.fixture(scope="module")
+def narrow(
+    target: Path, prompts: Path, trained: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """A draft model that one run trained on the answers that are there already, and the command's report."""
+    out = tmp_path_factory.mktemp("narrow") / "draft.gguf"
+    work = trained[0].with_name("head.training")
+    asked = ("--kind", "model", "--work", work, "--prompts", prompts, *OPTIONS, "--json", "-q")
+    result = run_here("train-drafter", target, "--out", out, *asked)
+    assert (result.code, result.err) == (0, ""), result
+    return out, json.loads(result.out)
+
+
+@needs_torch
+def test_a_draft_model_comes_out_that_drafts(target: Path, narrow: tuple[Path, dict[str, Any]]) -> None:
+    """It shares the target's tokens, so it drafts tokens, not text; the text stays the same on the cpu runtime."""
+    out, report = narrow
+    assert report["sentence"].startswith("the draft model gives ")
+    assert (report["kind"], report["out"], report["vocabulary"]) == ("model", str(out), 64)
+    about = json.loads(str(read_gguf(out).metadata["edgedec.draft_model"]))["about"]
+    assert about["report"]["pays"] == report["pays"]
+    with edgedec.load(target, runtime="cpu", draft="off", n_ctx=256) as engine:
+        plain = engine.generate("some words", max_tokens=24, temperature=0)
+    with edgedec.load(target, runtime="cpu", draft="model", draft_model=out, n_ctx=256) as engine:
+        drafted = engine.generate("some words", max_tokens=24, temperature=0)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.drafters["model"]["nodes"] > 0
+
+
+@needs_torch
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
+def test_the_llamacpp_runtime_runs_a_draft_model(target: Path, narrow: tuple[Path, dict[str, Any]]) -> None:
+    """The same file; the text stays the same there, too."""
+    with edgedec.load(target, runtime="llamacpp", draft="off", n_ctx=256) as engine:
+        plain = engine.generate("some words", max_tokens=24, temperature=0)
+    with edgedec.load(target, runtime="llamacpp", draft="model", draft_model=narrow[0], n_ctx=256) as engine:
+        drafted = engine.generate("some words", max_tokens=24, temperature=0)
+    assert drafted.token_ids == plain.token_ids
+
+
+@needs_torch
+def test_kills_change_nothing_of_a_draft_model(
+    target: Path, prompts: Path, narrow: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Killed while it learns, the command ends with the tensors of the run that nothing disturbed."""
+    (tmp_path / "work").mkdir()
+    done = narrow[0].parents[1]
+    lessons = next(folder for folder in done.rglob("lessons") if folder.is_dir())
+    shutil.copytree(lessons, tmp_path / "work" / "lessons")
+    out = tmp_path / "draft.gguf"
+    training = Training(model=target, out=out, prompts=prompts, kind="model", work=tmp_path / "work")
+    draw = Random(3)
+    assert "learning" in [kill(training, "learning", after_s=draw.uniform(0, 0.4)) for _ in range(4)]
+    train(training)
+    ours, theirs = read_gguf(out), read_gguf(narrow[0])
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    assert all(ours.read_tensor_bytes(name) == theirs.read_tensor_bytes(name) for name in ours.tensors)
+
+
+@needs_torch
+def test_another_shape_does_not_go_on_with_a_checkpoint(
+    target: Path, prompts: Path, narrow: tuple[Path, dict[str, Any]], trained: tuple[Path, dict[str, Any]]
+) -> None:
+    """It is refused, with what to delete."""
+    work = trained[0].with_name("head.training")
+    asked = ("--kind", "model", "--layers", "2", "--work", work, "--prompts", prompts, *OPTIONS)
+    result = run_here("train-drafter", target, "--out", narrow[0], *asked)
+    assert result.code == RequestError.exit_code
+    assert "checkpoint-model.pt is of a training with other settings; delete it" in result.err
+
+
 def test_without_torch_the_command_says_how_to_get_it(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +217,8 @@ def test_without_torch_the_command_says_how_to_get_it(
         (("--passes", "nan"), "must be from 0.01"),
         (("--vocabulary", "3"), "must be from 16"),
         (("--prompts", "missing.txt"), "missing.txt can't be read"),
+        (("--layers", "2"), "a head has one layer"),
+        (("--kind", "model", "--width", "33"), "must be a multiple of 32"),
     ],
 )
 def test_options_that_cannot_be(

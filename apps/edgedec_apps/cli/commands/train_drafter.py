@@ -1,8 +1,8 @@
-"""edgedec train-drafter: a draft head for a model, trained on the model's own answers."""
+"""edgedec train-drafter: a draft head or a narrow draft model for a model, trained on the model's own answers."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
@@ -21,15 +21,38 @@ class TrainJob:
     """The arguments and options of `edgedec train-drafter`."""
 
     model: ModelName
+    kind: Annotated[
+        Literal["head", "model"],
+        option("--kind", help="A head (cpu runtime), or a small model as a GGUF (every runtime).", panel=_TRAINING),
+    ] = "head"
     out: Annotated[
         Path | None,
-        option("--out", "-o", help="Folder of the head (default: here, NAME-head).", metavar="PATH", panel=_TRAINING),
+        option(
+            "--out",
+            "-o",
+            help="The head's folder, or the model's GGUF (default: here, NAME-head or NAME-draft.gguf).",
+            metavar="PATH",
+            panel=_TRAINING,
+        ),
+    ] = None
+    layers: Annotated[
+        int | None,
+        option("--layers", help="Layers of a small model (default: 4).", metavar="N", panel=_TRAINING),
+    ] = None
+    width: Annotated[
+        int | None,
+        option(
+            "--width",
+            help="Width of a small model's hidden states (default: half of MODEL's).",
+            metavar="N",
+            panel=_TRAINING,
+        ),
     ] = None
     work: Annotated[
         Path | None,
         option(
             "--work",
-            help="Folder of answers and checkpoints, which a later run goes on with (default: HEAD.training).",
+            help="Folder of answers and checkpoints, which a later run goes on with (default: OUT.training).",
             metavar="PATH",
             panel=_TRAINING,
         ),
@@ -53,7 +76,7 @@ class TrainJob:
         int | None,
         option(
             "--vocabulary",
-            help="Tokens that the head can draft (default: those of 97 % of the answers).",
+            help="Tokens that a head can draft, or a small model tells apart (default: those of most answers).",
             metavar="N",
             panel=_TRAINING,
         ),
@@ -61,7 +84,7 @@ class TrainJob:
     passes: Annotated[
         float, option("--passes", help="Learn from every answer X times at most.", metavar="X", panel=_TRAINING)
     ] = 3.0
-    seed: Annotated[int, sampling_option("--seed", help="Same seed, same head.", metavar="N")] = 0
+    seed: Annotated[int, sampling_option("--seed", help="Same seed, same drafter.", metavar="N")] = 0
     threads: Threads = None
     offline: Offline = False
     as_json: AsJson = False
@@ -70,17 +93,18 @@ class TrainJob:
 
 
 def command(job: TrainJob) -> None:
-    """Train a draft head for a model on the model's own answers; the same command resumes.
+    """Train a drafter for a model on the model's own answers; the same command resumes.
 
-    A head is a small network that guesses the model's next tokens from its hidden states. The model writes prompts and
-    answers itself, and the head learns to foresee the answers. Two cores need hours, a GPU minutes. Ctrl-C, or a crash,
-    loses a minute at most: the same command goes on where it stopped. Training ends when the head no longer gets better
-    on prompts that it does not learn from. MODEL is a GGUF that the cpu runtime runs.
+    A head is a small network that guesses the model's next tokens from its hidden states, on the cpu runtime. With
+    --kind model it is a small model of its own, which drafts on every runtime (--draft-model). MODEL writes prompts and
+    answers itself, and the drafter learns to foresee the answers. Two cores need hours, a GPU minutes. Ctrl-C, or a
+    crash, loses a minute at most: the same command goes on where it stopped. Training ends when the drafter no longer
+    gets better on prompts that it does not learn from. MODEL is a GGUF that the cpu runtime runs.
     """
 
     def work(cancel: CancelToken) -> dict[str, Any]:
         with ProgressLine(quiet=job.quiet) as on_progress:
-            return _document(_train(job, on_progress, cancel))
+            return _document(job, _train(job, on_progress, cancel))
 
     require_writable(job.json_out)
     report(interruptible(work), _lines, as_json=job.as_json, json_out=job.json_out)
@@ -98,6 +122,9 @@ def _train(job: TrainJob, on_progress: Any, cancel: CancelToken) -> "Trained":
     require_torch()  # before a model is downloaded
     path = resolve(job.model, ResolveOptions(cache_folder(), job.offline, on_progress, cancel))
     options = TrainOptions(
+        kind=job.kind,
+        n_layers=job.layers,
+        width=job.width,
         work=job.work,
         prompts=read_prompts(job.prompts or []),
         n_tokens=job.tokens,
@@ -109,11 +136,12 @@ def _train(job: TrainJob, on_progress: Any, cancel: CancelToken) -> "Trained":
         on_progress=on_progress,
         cancel=cancel,
     )
-    return train_drafter(path, job.out or Path(f"{_default_name(job.model)}-head"), options)
+    ending = "draft.gguf" if job.kind == "model" else "head"
+    return train_drafter(path, job.out or Path(f"{_default_name(job.model)}-{ending}"), options)
 
 
 def _default_name(model: str) -> str:
-    """Return a file name for a model's head.
+    """Return the beginning of a file name for a model's drafter.
 
     >>> _default_name("smollm2-135m"), _default_name("folder/some.Q4_K_M.gguf"), _default_name("hf:owner/repo:Q8_0")
     ('smollm2-135m', 'some.Q4_K_M', 'repo-Q8_0')
@@ -122,11 +150,12 @@ def _default_name(model: str) -> str:
     return name.replace(":", "-")
 
 
-def _document(trained: "Trained") -> dict[str, Any]:
+def _document(job: TrainJob, trained: "Trained") -> dict[str, Any]:
     found = trained.report
     return {
-        "head": str(trained.folder),
-        "vocabulary": trained.card.n_vocab_draft,
+        "kind": job.kind,
+        "out": str(trained.path),
+        "vocabulary": trained.n_vocabulary,
         "coverage": trained.coverage,
         "history": trained.history,
         "sentence": found.sentence(),
@@ -142,5 +171,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
         chances = ", ".join(f"{chance:.2f}" for chance in found["reach"][:3])
         gained, speed = f"{found['tokens_per_step']:.2f}", f"{found['expected_speed']:.2f}"
         rows.append([kind, str(found["tokens"]), gained, chances, speed])
-    drafts = f"{document['vocabulary']} tokens to draft with, {document['coverage']:.1%} of what the model writes"
-    return [*columns(rows), "", f"{document['head']}: {drafts}", document["sentence"]]
+    tokens = f"{document['vocabulary']} tokens, {document['coverage']:.1%} of what the model writes"
+    is_head = document["kind"] == "head"
+    use = f"--draft-head {document['out']}" if is_head else f"--draft model --draft-model {document['out']}"
+    return [*columns(rows), "", f"{document['out']}: learned {tokens}", document["sentence"], f"use it with {use}"]

@@ -1,0 +1,205 @@
+"""The kinds of drafters that are trained: what differs between a head and a narrow draft model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import OptionError
+from edgedec.loading.draft_head import remember_head
+from edgedec.storage.probe_cache import cache_folder
+from edgedec.trained_heads.card import HeadCard
+from edgedec.trained_heads.record import record_text
+from edgedec.trained_heads.target import target_of
+from edgedec.trained_heads.target_rows import output_name
+from edgedec_export.training import short_list
+from edgedec_export.training.head_folder import write_head
+from edgedec_export.training.lessons import LessonFile
+from edgedec_export.training.narrow import gguf as narrow_gguf
+from edgedec_export.training.narrow.shape import NarrowShape, shape_of
+from edgedec_export.training.report import DrafterReport, drafted_token_share
+from edgedec_export.training.target_parts import TargetParts, card_of
+
+if TYPE_CHECKING:
+    Files = Sequence[LessonFile]
+    State = dict[str, Any] | None
+    from edgedec_export.training.teaching import Student, Taught
+
+
+_FITTED_FILES = 8  # of lessons, to which a new draft model's output is fitted
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a training begins.
+
+    Attributes:
+        seed: Of random numbers.
+        device: "cpu" or "cuda".
+    """
+
+    seed: int
+    device: str
+
+
+class Kind(Protocol):
+    """A kind of drafter, for one target.
+
+    Attributes:
+        parts: The target.
+        called: What the drafter is called in a sentence.
+        checkpoint: The name of the file of checkpoints, beside the answers, which all kinds share.
+        coverage: The share of the answers' tokens that it learns to tell apart, unless their number is given.
+        n_rows: Rows of a batch.
+        n_measurements: How often it is measured while it learns.
+    """
+
+    parts: TargetParts
+    called: str
+    checkpoint: str
+    coverage: float
+    n_rows: int
+    n_measurements: int
+
+    @property
+    def key(self) -> str:
+        """A text that differs where two drafters of this kind differ in shape."""
+
+    def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
+        """Return a drafter with its tokens, which goes on from a state; None for one that has learned nothing."""
+
+    def drafted_token(self, n_tokens: int) -> float:
+        """Return what a drafted token costs, in times of a plain step, by the bytes read; `n_tokens` can be drafted."""
+
+    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
+        """Write the drafter; `about` is the recipe and the report, for its record."""
+
+
+@dataclass(slots=True)
+class HeadKind:
+    """Implements Kind for heads.
+
+    Attributes:
+        parts: The target.
+        cache_dir: The cache's root, which notes where heads are; None for this installation's default.
+    """
+
+    parts: TargetParts
+    cache_dir: Path | None
+    called: str = "the head"
+    checkpoint: str = "checkpoint.pt"
+    coverage: float = short_list.COVERAGE
+    n_rows: int = 2048
+    n_measurements: int = 16
+
+    @property
+    def key(self) -> str:
+        """Nothing: the target decides the shape."""
+        return ""
+
+    def _card(self, n_tokens: int) -> HeadCard:
+        return card_of(self.parts, "", n_tokens, target_of(self.parts.gguf))
+
+    def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
+        """Return a head."""
+        from edgedec_export.training.head_student import HeadStudent
+
+        lessons = [lesson for lesson in files[0].read() if lesson.n_answer > 1]
+        card = self._card(len(token_ids))
+        student = HeadStudent(self.parts, card, token_ids, lessons, seed=start.seed, device=start.device)
+        if state is not None:
+            student.restore(state)
+        return student
+
+    def drafted_token(self, n_tokens: int) -> float:
+        """Return what a drafted token costs, in times of a plain step."""
+        tensor = self.parts.gguf.tensors[output_name(self.parts.gguf)]
+        return drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), tensor.n_bytes / tensor.shape[1])
+
+    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
+        """Write the head's folder, and note in the cache where it is."""
+        from edgedec_export.training.network import folded
+
+        card = replace(self._card(len(taught.token_ids)), name=out.name, promise=report.promise)
+        write_head(out, card, folded(taught.weights), taught.token_ids, about)
+        remember_head(out, cache_folder(self.cache_dir))
+
+
+@dataclass(slots=True)
+class NarrowKind:
+    """Implements Kind for narrow draft models.
+
+    Attributes:
+        parts: The target.
+        shape: The draft model's shape.
+    """
+
+    parts: TargetParts
+    shape: NarrowShape
+    called: str = "the draft model"
+    checkpoint: str = "checkpoint-model.pt"
+    coverage: float = 0.995
+    n_rows: int = 1024
+    n_measurements: int = 8
+
+    @property
+    def key(self) -> str:
+        """The shape."""
+        return f" {self.shape}"
+
+    def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
+        """Return a draft model, which begins with layers of the target and an output that is fitted to lessons."""
+        from edgedec_export.training.narrow.initial import initial_weights
+        from edgedec_export.training.narrow.student import NarrowStudent
+
+        lessons = [lesson for file in files[:_FITTED_FILES] for lesson in file.read()]
+        weights = initial_weights(self.parts, self.shape, lessons, start.seed)
+        student = NarrowStudent(self.parts, self.shape, weights, token_ids, start.device)
+        if state is None:
+            student.fit_output(lessons)
+        else:
+            student.restore(state)
+        return student
+
+    def drafted_token(self, n_tokens: int) -> float:
+        """Return what a drafted token costs, in times of a plain step; the output matrix is read whole."""
+        return narrow_gguf.bytes_per_token(self.shape) / bytes_per_step(self.parts)
+
+    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
+        """Write the GGUF."""
+        weights = {name: values.detach().cpu().float().numpy() for name, values in taught.weights.items()}
+        record = record_text(out.stem, target_of(self.parts.gguf), report.promise, about=about)
+        narrow_gguf.write_narrow(out, self.parts, self.shape, weights, record)
+
+
+def kind_of(name: str, parts: TargetParts, *, n_layers: int | None, width: int | None, cache_dir: Path | None) -> Kind:
+    """Return a kind by its name.
+
+    Args:
+        name: "head" or "model".
+        parts: The target.
+        n_layers: Layers of a draft model; None for the default.
+        width: Its width; None for the default.
+        cache_dir: As in HeadKind.
+
+    Raises:
+        OptionError: There is no such kind, a head was given a shape, or a draft model can't have this shape.
+    """
+    if name == "model":
+        return NarrowKind(parts, shape_of(parts.network, n_layers, width))
+    if name != "head":
+        raise OptionError("kind", name, "it must be head or model")
+    for option, value in (("n_layers", n_layers), ("width", width)):
+        if value is not None:
+            raise OptionError(option, value, "a head has one layer of the target's width; it is for the kind model")
+    return HeadKind(parts, cache_dir)
+
+
+def bytes_per_step(parts: TargetParts) -> int:
+    """Return the bytes of weights that a plain step of the target reads."""
+    tensors = parts.gguf.tensors
+    tied = output_name(parts.gguf) == "token_embd.weight"
+    return sum(tensor.n_bytes for name, tensor in tensors.items() if tied or name != "token_embd.weight")

@@ -1,0 +1,140 @@
+"""Write a narrow draft model as an ordinary GGUF of the architecture llama, with the target's tokenizer."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
+from edgedec.progress import CancelToken, OnProgress
+from edgedec_export.block_types import BLOCK_ENCODERS
+from edgedec_export.gguf_writer import (
+    Entry,
+    OutTensor,
+    new_file,
+    read_entries,
+    real_number,
+    text,
+    whole_number,
+    write_gguf,
+)
+from edgedec_export.training.narrow.shape import NarrowShape
+from edgedec_export.training.target_parts import TargetParts
+
+Floats = NDArray[np.float32]
+
+LAYER_TYPE = GGMLType.Q8_0
+OUTPUT_TYPE = GGMLType.Q4_0
+EMBEDDING_TYPE = GGMLType.Q8_0  # one row is read for a token
+RECORD_KEY = "edgedec.draft_model"
+"""The metadata key with the target's hashes, the recipe and the report, as JSON."""
+
+_ROWS_AT_ONCE = 4096
+_NAMES = {
+    "attn_norm": "attn_norm.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "o": "attn_output.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+}
+
+
+def bytes_per_token(shape: NarrowShape) -> int:
+    """Return the bytes of weights that a drafted token reads: all layers, and the output matrix."""
+    n_output = shape.n_vocab * shape.n_embd
+    return _n_bytes(LAYER_TYPE, shape.n_layer_weights) + _n_bytes(OUTPUT_TYPE, n_output)
+
+
+def write_narrow(
+    out: Path,
+    parts: TargetParts,
+    shape: NarrowShape,
+    weights: dict[str, Floats],
+    record: str,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> None:
+    """Write the draft model; a file that is there is replaced when the new one is complete.
+
+    Args:
+        out: The file.
+        parts: The target, whose embedding and output matrix are multiplied by `enter` and `leave`.
+        shape: The draft model's shape.
+        weights: float32 arrays by the names of `initial.initial_weights`.
+        record: What RECORD_KEY holds.
+        on_progress: Called with the bytes written.
+        cancel: Ends the writing; nothing is left of it.
+
+    Raises:
+        RequestError: `out` is a folder, or the target's file.
+        UnsupportedModelError: A number is beyond what the types hold.
+        StorageError: The file can't be written.
+        CancelledError: `cancel` was cancelled.
+    """
+    tensors = [
+        _product("token_embd.weight", parts.embeddings, weights["enter"], shape.n_vocab, EMBEDDING_TYPE),
+        _product("output.weight", parts.output_rows, weights["leave"], shape.n_vocab, OUTPUT_TYPE),
+        _tensor("output_norm.weight", weights["output_norm"]),
+    ]
+    for i in range(shape.n_layer):
+        found = {name: weights[f"{i}.{name}"] for name in _NAMES if f"{i}.{name}" in weights}
+        tensors += [_tensor(f"blk.{i}.{_NAMES[name]}", values) for name, values in found.items()]
+    entries = _entries(parts, shape, out.stem, record)
+    with new_file(out, sources=parts.gguf.paths, force=True) as part:
+        write_gguf(part, entries, tensors, on_progress=on_progress, cancel=cancel)
+
+
+def _tensor(name: str, values: Floats) -> OutTensor:
+    kind = LAYER_TYPE if values.ndim == 2 else GGMLType.F32
+    return OutTensor(name, values.shape[::-1], kind, lambda: iter([BLOCK_ENCODERS[kind](values)]))
+
+
+def _product(
+    name: str, rows: Callable[[NDArray[np.integer]], Floats], matrix: Floats, n_rows: int, kind: GGMLType
+) -> OutTensor:
+    """Return a tensor with the rows of one of the target's matrices times `matrix`."""
+    return OutTensor(name, (matrix.shape[1], n_rows), kind, partial(_products, rows, matrix, n_rows, kind))
+
+
+def _products(
+    rows: Callable[[NDArray[np.integer]], Floats], matrix: Floats, n_rows: int, kind: GGMLType
+) -> Iterator[bytes]:
+    for begin in range(0, n_rows, _ROWS_AT_ONCE):
+        yield BLOCK_ENCODERS[kind](rows(np.arange(begin, min(n_rows, begin + _ROWS_AT_ONCE))) @ matrix)
+
+
+def _entries(parts: TargetParts, shape: NarrowShape, name: str, record: str) -> list[Entry]:
+    values = {
+        "general.architecture": text("llama"),
+        "general.name": text(name),
+        "llama.block_count": whole_number(shape.n_layer),
+        "llama.context_length": whole_number(shape.n_ctx_train),
+        "llama.embedding_length": whole_number(shape.n_embd),
+        "llama.feed_forward_length": whole_number(shape.n_ff),
+        "llama.attention.head_count": whole_number(shape.n_head),
+        "llama.attention.head_count_kv": whole_number(shape.n_head_kv),
+        "llama.attention.key_length": whole_number(shape.head_dim),
+        "llama.attention.value_length": whole_number(shape.head_dim),
+        "llama.attention.layer_norm_rms_epsilon": real_number(shape.rms_epsilon),
+        "llama.rope.freq_base": real_number(shape.rope_base),
+        "llama.rope.dimension_count": whole_number(shape.n_rot),
+        "llama.vocab_size": whole_number(shape.n_vocab),
+        RECORD_KEY: text(record),
+    }
+    numbers = {kind: number for number, kind in FILE_TYPE_NAMES.items()}
+    values["general.file_type"] = whole_number(numbers[LAYER_TYPE.name])
+    tokenizer = [entry for entry in read_entries(parts.gguf) if entry[0].startswith("tokenizer.")]
+    return [*values.items(), *tokenizer]
+
+
+def _n_bytes(kind: GGMLType, n: int) -> int:
+    return n // kind.block_size * kind.block_bytes

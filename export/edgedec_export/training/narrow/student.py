@@ -1,0 +1,178 @@
+"""A narrow draft model as a student: learns the target's distribution on the target's own answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from edgedec_export.training.batches import grouped_by_length
+from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.narrow.network import states_of
+from edgedec_export.training.narrow.shape import NarrowShape
+from edgedec_export.training.network import Tensor, Weights, cross_entropy, target_shares
+from edgedec_export.training.optimizing import Optimizers
+from edgedec_export.training.report import MOST_DRAFTED
+from edgedec_export.training.simulation import Drafted
+from edgedec_export.training.target_parts import TargetParts
+
+_MATRIX_RATE, _VECTOR_RATE = 8e-3, 5e-3
+_ROWS = 4096  # rows of a batch that does not learn
+_RIDGE = 1e-3  # of the mean square of a state's element
+_LOGIT_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Texts:
+    """Some lessons side by side: B texts of at most T tokens, N tokens of answers.
+
+    Attributes:
+        token_ids: int64[B, T], padded with zeros.
+        last: f16[N, H], what left the target's last layer where each token of an answer was chosen.
+        at: int64[N], the rows after which these tokens come, as indices into [B * T].
+    """
+
+    token_ids: NDArray[np.int64]
+    last: NDArray[np.float16]
+    at: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lessons: Sequence[Lesson]) -> "Texts":
+        """Return at least one lesson as a batch."""
+        n_rows = max(len(lesson.token_ids) for lesson in lessons)
+        token_ids, at = np.zeros((len(lessons), n_rows), np.int64), []
+        for i, lesson in enumerate(lessons):
+            n = len(lesson.token_ids)
+            token_ids[i, :n] = lesson.token_ids
+            at.append(np.arange(lesson.n_prompt - 1, n - 1) + i * n_rows)
+        return cls(token_ids, np.concatenate([lesson.last for lesson in lessons]), np.concatenate(at))
+
+
+class NarrowStudent:
+    """Implements edgedec_export.training.teaching.Student for a narrow draft model.
+
+    Args:
+        parts: The target.
+        shape: The draft model's shape.
+        weights: Its first tensors, of `initial.initial_weights`.
+        token_ids: int32[n], the tokens among which the two distributions are compared.
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(
+        self,
+        parts: TargetParts,
+        shape: NarrowShape,
+        weights: dict[str, NDArray[np.float32]],
+        token_ids: NDArray[np.int32],
+        device: str,
+    ) -> None:
+        self._parts, self._shape, self._device = parts, shape, device
+        self._rows = torch.from_numpy(parts.output_rows(token_ids)).to(device, torch.bfloat16)
+        self._norm = torch.from_numpy(parts.output_norm).to(device)
+        self.weights: Weights = {
+            name: torch.from_numpy(values.copy()).to(device).requires_grad_() for name, values in weights.items()
+        }
+        self._optimizers = Optimizers(self.weights.values(), _MATRIX_RATE, _VECTOR_RATE)
+
+    def learn(self, lessons: Sequence[Lesson], part: float) -> float:
+        """Learn from lessons, and return the cross entropy in nats; `part` of the training is over."""
+        texts = Texts.of(lessons)
+        with torch.autocast(self._device, torch.bfloat16):
+            outputs = self._outputs(self.weights, texts)
+            with torch.no_grad():
+                last = torch.from_numpy(texts.last).to(self._device)
+                shares = target_shares(last, self._norm, self._rows, self._shape.rms_epsilon)
+                which = torch.arange(len(texts.at), device=self._device)
+            loss, gradient = cross_entropy(outputs.detach(), shares, which, self._rows)
+            handle = (outputs.float() * gradient).sum()
+        self._optimizers.descend(handle, part)
+        return float(loss)
+
+    def fit_output(self, lessons: Sequence[Lesson]) -> None:
+        """Set `leave` to the matrix with which the outputs come nearest to the target's, by least squares.
+
+        One pass over the lessons, without the vocabulary.
+        """
+        width, n_out = self._shape.n_embd, self._parts.network.n_embd
+        squares = torch.zeros(width, width, dtype=torch.float64, device=self._device)
+        products = torch.zeros(width, n_out, dtype=torch.float64, device=self._device)
+        with torch.no_grad(), torch.autocast(self._device, torch.bfloat16):
+            for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer], _ROWS):
+                texts = Texts.of(group)
+                states = self._states(self.weights, texts).double()
+                wide = torch.from_numpy(texts.last).to(self._device).double()
+                scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._shape.rms_epsilon)
+                squares += states.T @ states
+                products += states.T @ (wide * scale * self._norm)
+        ridge = _RIDGE * squares.trace() / width * torch.eye(width, dtype=torch.float64, device=self._device)
+        with torch.no_grad():
+            self.weights["leave"].copy_(torch.linalg.solve(squares + ridge, products).T)
+
+    def _outputs(self, weights: Weights, texts: Texts) -> Tensor:
+        """Return [N, target's width], whose products with the target's output rows are the logits."""
+        return F.linear(self._states(weights, texts), weights["leave"])
+
+    def _states(self, weights: Weights, texts: Texts) -> Tensor:
+        """Return [N, width], the states before the tokens of the answers."""
+        known, places = np.unique(texts.token_ids, return_inverse=True)
+        table = torch.from_numpy(self._parts.embeddings(known)).to(self._device)
+        embeddings = table[torch.from_numpy(places.reshape(texts.token_ids.shape)).to(self._device)]
+        states = states_of(self._shape, weights, embeddings).flatten(0, 1)
+        return states[torch.from_numpy(texts.at).to(self._device)]
+
+    def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
+        """Return what the model drafts from its whole vocabulary after each token of each lesson's answer."""
+        on_device = {name: values.detach().to(self._device) for name, values in weights.items()}
+        every = np.arange(self._shape.n_vocab)
+        rows = torch.from_numpy(self._parts.output_rows(every)).to(self._device, torch.bfloat16)
+        found: list[Drafted] = []
+        with torch.no_grad(), torch.autocast(self._device, torch.bfloat16):
+            for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
+                best, sure = _best(self._outputs(on_device, Texts.of(group)), rows)
+                ends = np.cumsum([lesson.n_answer for lesson in group])[:-1]
+                pairs = zip(group, np.split(best, ends), np.split(sure, ends), strict=True)
+                found += [_drafted(lesson, tokens, chances) for lesson, tokens, chances in pairs]
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Return all that changes, for restore()."""
+        weights = {name: values.detach() for name, values in self.weights.items()}
+        return {"weights": weights, "optimizers": self._optimizers.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what state() returned."""
+        with torch.no_grad():
+            for name, values in self.weights.items():
+                values.copy_(state["weights"][name])
+        self._optimizers.restore(state["optimizers"])
+
+
+def _best(outputs: Tensor, rows: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the most probable token of each output, int64[n], and its probability, float32[n]."""
+    tokens, chances = [], []
+    for part in outputs.split(_LOGIT_ROWS):
+        logits = F.linear(part.to(rows.dtype), rows).float()
+        best, place = logits.max(-1)
+        tokens.append(place.cpu().numpy())
+        chances.append((best - logits.logsumexp(-1)).exp().cpu().numpy())
+    return np.concatenate(tokens), np.concatenate(chances)
+
+
+def _drafted(lesson: Lesson, best: NDArray[np.int64], sure: NDArray[np.float32]) -> Drafted:
+    """Return the drafts that begin after each token of an answer but the last one.
+
+    Token number k of a draft after token i is what the model writes after token i + k, given that it was right so far.
+
+    Args:
+        lesson: The lesson.
+        best: int64[n_answer], the model's token in the place of each token of the answer.
+        sure: float32[n_answer], its probability.
+    """
+    n, right = lesson.n_answer, best == lesson.token_ids[lesson.n_prompt :]
+    places = np.arange(1, n)[:, None] + np.arange(MOST_DRAFTED)
+    inside = np.minimum(places, n - 1)
+    return Drafted(lesson.kind, right[inside] & (places < n), np.where(places < n, sure[inside], 0).astype(np.float32))

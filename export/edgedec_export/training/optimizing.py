@@ -1,0 +1,70 @@
+"""The update of tensors that learn: matrices by Muon (Jordan et al. 2024), which takes fewer steps than Adam.
+
+Vectors are updated by AdamW.
+"""
+
+import math
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+from edgedec_export.training.network import Tensor
+
+_WARM_UP = 0.03
+_LAST_RATE = 0.02  # of the highest
+_LARGEST_GRADIENT = 1.0
+
+
+class Optimizers:
+    """The optimizers of some tensors, which they change in place.
+
+    Args:
+        tensors: What learns: matrices and vectors.
+        matrix_rate: The highest learning rate of matrices.
+        vector_rate: The highest learning rate of vectors.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], matrix_rate: float, vector_rate: float) -> None:
+        self._tensors = list(tensors)
+        matrices = [values for values in self._tensors if values.ndim == 2]
+        vectors = [values for values in self._tensors if values.ndim == 1]
+        self._optimizers = (
+            torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(vectors, lr=vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        )
+        self._rates = (matrix_rate, vector_rate)
+
+    def descend(self, handle: Tensor, part: float) -> None:
+        """Take one step down the gradient of `handle`, a number; `part` of the training is over, 0 to 1."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        handle.backward()
+        torch.nn.utils.clip_grad_norm_(self._tensors, _LARGEST_GRADIENT)
+        share = rate_at(part)
+        for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = share * rate
+            optimizer.step()
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return all that changes but the tensors, for restore()."""
+        return [optimizer.state_dict() for optimizer in self._optimizers]
+
+    def restore(self, state: list[dict[str, Any]]) -> None:
+        """Go on from what state() returned."""
+        for optimizer, saved in zip(self._optimizers, state, strict=True):
+            optimizer.load_state_dict(deepcopy(saved))  # torch would share its tensors
+
+
+def rate_at(part: float) -> float:
+    """Return the share of the highest learning rate when so much of the training is over: a warm-up, then a cosine.
+
+    >>> [round(rate_at(part), 2) for part in (0.0, 0.015, 0.03, 0.515, 1.0)]
+    [0.02, 0.5, 1.0, 0.51, 0.02]
+    """
+    if part < _WARM_UP:
+        return max(_LAST_RATE, part / _WARM_UP)
+    rest = min(1.0, (part - _WARM_UP) / (1 - _WARM_UP))
+    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * rest))
