@@ -147,10 +147,10 @@ class Names:
 def _served(model: str) -> Named:
     """Return what a name or a path of the command line stands for, whether it is downloaded already or not."""
     preset = None if Path(model).exists() else find_preset(model)
-    if preset is None:
-        return Named(shown_name(model), Recipe(model), FOREVER_S)
-    base = Recipe(str(_installed().get(preset.model, preset.model)))  # by its path, as other names of the model have it
-    return _with_preset(Named(preset.model, base, FOREVER_S), preset)
+    name = model if preset is None else preset.model
+    path = None if Path(name).exists() else _installed().get(name)  # as presets of the model have it
+    base = Named(shown_name(name), Recipe(name if path is None else str(path)), FOREVER_S)
+    return base if preset is None else _with_preset(base, preset)
 
 
 def _with_preset(base: Named, preset: Preset) -> Named:

@@ -132,7 +132,7 @@ async def _start(service: Service, on_ready: Callable[[Service], None]) -> None:
     begun = perf_counter()
     try:
         for named in service.names.served:
-            await service.shelf.preload(named.recipe, named.keep_s)
+            await service.shelf.preload(named.recipe, n_ctx=named.n_ctx, keep_s=named.keep_s)
     except Exception as error:  # becomes the error of the command
         if service.closing:
             return

@@ -142,7 +142,7 @@ class Shelf:
         load_s = 0.0 if ready else perf_counter() - begun
         return Lease(place.loaded, load_s, lambda: self._give_back(place, keep_s))
 
-    async def preload(self, recipe: Recipe, keep_s: float = FOREVER_S) -> bool:
+    async def preload(self, recipe: Recipe, *, n_ctx: int | None = None, keep_s: float = FOREVER_S) -> bool:
         """Load a model if it fits beside those that are loaded, and return whether it does.
 
         Raises:
@@ -151,7 +151,9 @@ class Shelf:
         with self._stoppable():
             async with self._turn:
                 place = self.place(recipe)
-                prepared = await self._in_thread(lambda: self._prepare(recipe, None, self._loading))
+                if place.loaded is not None:  # as another preset of the same model
+                    return True
+                prepared = await self._in_thread(lambda: self._prepare_for(recipe, n_ctx, self._loading))
                 if self._n_bytes() + prepared.n_bytes > prepared.budget_bytes and self.loaded:
                     return False
                 await self._open(place, prepared)

@@ -67,7 +67,8 @@ def test_a_preset_answers_as_it_was_made(client: Any, running: Running, home: Pa
 def test_a_preset_on_the_command_line(home: Path) -> None:
     """A server can be started with a preset; its model is the same engine."""
     assert run_here("create", "poet", "ape", "--system", "Rhyme.", "--option", "n_ctx=1024").code == 0
-    with started(Path("poet")) as running:
+    with started(Path("poet"), Path("ape")) as running:
+        assert running.loaded == ["ape"]
         asked = {"messages": messages("Hello"), "max_tokens": 4, "temperature": 0}
         reply = running.client.post("/v1/chat/completions", json=asked).json()
         told = [{"role": "system", "content": "Rhyme."}, *messages("Hello")]
