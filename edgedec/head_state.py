@@ -4,8 +4,7 @@ The head reads hidden states of the target, so what it knows of a text belongs t
 beyond n_past, kept, forked, saved and restored together with the KV cache.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -13,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import SharedForward
 from edgedec.logit_ops import LogitOps
 
 
@@ -53,6 +53,30 @@ class DraftedChain:
     second_p: tuple[float, ...]
 
 
+class HeadCall(Protocol):
+    """A call of a head for one session's text: a chain, or the scores of one token.
+
+    Calls of several sessions of a model are answered together where they are of one kind, so that each reading of the
+    head's weights serves all of them. Each call gets the bits that it would get alone.
+
+    Attributes:
+        kind: Calls of one kind can be answered together.
+    """
+
+    kind: str
+
+    def answer(self, others: Sequence["HeadCall"]) -> None:
+        """Answer this call, and calls of the same kind of other sessions of the model, together.
+
+        Raises:
+            EdgedecError: The head's weights are damaged, or one of the sessions is closed; no call is answered then.
+        """
+
+
+JoinedCalls = Callable[[HeadCall], SharedForward]
+"""Answers a call, maybe together with other sessions' calls, and returns what was answered together."""
+
+
 class HeadState(Protocol):
     """A trained head and what it knows of one session's text.
 
@@ -91,6 +115,10 @@ class HeadState(Protocol):
     def n_bytes(self) -> int:
         """Bytes of what the head knows of the text."""
 
+    @property
+    def shared(self) -> SharedForward:
+        """The latest call of chain(), begin() or next(), in which other sessions may have had texts (`n_items`)."""
+
     def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
         """Draft what follows `token`; empty where the head does not know the text before it.
 
@@ -107,15 +135,10 @@ class HeadState(Protocol):
     def rest(self) -> None:
         """Stop following the text, which then costs nothing; drafts are empty from now on."""
 
-    def seen_by(
-        self,
-        *,
-        place: Callable[[int], int] | None = None,
-        during: Callable[[], AbstractContextManager[None]] | None = None,
-    ) -> "HeadState":
+    def seen_by(self, *, place: Callable[[int], int] | None = None, joined: JoinedCalls | None = None) -> "HeadState":
         """Return the same head for a session around the one that it follows.
 
         Args:
             place: Turns the outer session's n_past into this head's; -1 where the head does not know the text.
-            during: Makes a block that every draft runs in.
+            joined: Answers the head's calls.
         """

@@ -1,5 +1,7 @@
 """Forwards of several threads joined into one, so that parallel requests share each reading of the weights.
 
+Drafts of a trained head are joined in the same way: they are made before the forwards that verify them.
+
 The thread that comes first waits a moment for the sessions whose next forward is due; then one thread evaluates the
 rows of all: continuous batching (Orca, Yu et al. 2022, OSDI). Long prompts are read in pieces, so that other sessions'
 steps go on between them. Forwards are joined only where a model's rows do not depend on what else is in a forward; the
@@ -18,10 +20,11 @@ import numpy as np
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CancelledError, SessionError
-from edgedec.head_state import HeadState
+from edgedec.head_state import HeadCall, HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sessions.item_session import OuterSession
+from edgedec.sessions.joined_work import Result, Work, evaluated, n_rows_of, n_wanted_of
 
 PIECE_ROWS = 32
 """Rows of a prompt that one joined forward reads."""
@@ -35,24 +38,24 @@ _NO_ROWS = np.empty(0, np.int32)
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """A forward that a session waits for.
+    """A forward that a session waits for, or a call of its head.
 
     Attributes:
         session: The session that waits.
-        item: What to evaluate; its session is the runtime's.
+        item: What to evaluate, whose session is the runtime's; or the call.
         since: When the session began to wait, in seconds of the monotonic clock.
         running: Whether the item is being evaluated.
         cancelled: Whether the result is not wanted any more.
-        result: The result or the error of the forward; None before there is one.
-        shared: The joined forward that the item was evaluated in, or None.
+        result: The result of the forward, the call that was answered, or the error; None before there is one.
+        shared: What the item was joined into, or None.
     """
 
     session: "BatchedSession"
-    item: ForwardItem
+    item: Work
     since: float
     running: bool = False
     cancelled: bool = False
-    result: Forward | BaseException | None = None
+    result: Result | None = None
     shared: SharedForward | None = None
 
 
@@ -72,8 +75,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._waiting: list[_Ticket] = []
         self._due: set[BatchedSession] = set()  # sessions in a generation that are not late
-        self._drafting: set[BatchedSession] = set()  # sessions whose heads are drafting
-        self._drafted = 0.0  # when the latest such draft ended
+        self._drafted = 0.0  # when heads were last called
         self._busy = False
         self._last_s = 0.0
 
@@ -91,19 +93,6 @@ class Batcher:
         finally:
             with self._changed:
                 self._due.discard(session)
-                self._changed.notify_all()
-
-    @contextmanager
-    def drafting(self, session: "BatchedSession") -> Iterator[None]:
-        """Let others wait until the block is over, if they wait for this session."""
-        with self._changed:
-            self._drafting.add(session)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._drafting.discard(session)
-                self._drafted = monotonic()
                 self._changed.notify_all()
 
     @property
@@ -125,20 +114,39 @@ class Batcher:
             What Session.forward raises. An item that is refused does not affect the other sessions.
         """
         ticket = _Ticket(session, item, monotonic())
+        result = self._result(ticket)
+        session.shared = ticket.shared or session.shared
+        assert isinstance(result, Forward), "the result of an item is a forward"
+        if ticket.cancelled and item.parents is None:  # the rows of a tree are still to be chosen from, or dropped
+            raise CancelledError("a forward was cancelled")
+        return result
+
+    def draft(self, session: "BatchedSession", call: HeadCall) -> SharedForward:
+        """Answer a call of a session's head together with those of other sessions that come at the same time.
+
+        Sessions whose forwards wait are not waited for; their forwards wait until the drafts are made.
+
+        Raises:
+            What HeadCall.answer raises. A call that fails does not affect the other sessions.
+        """
+        ticket = _Ticket(session, call, monotonic())
+        self._result(ticket)
+        assert ticket.shared is not None, "what has a result was joined into something"
+        return ticket.shared
+
+    def _result(self, ticket: _Ticket) -> Forward | HeadCall:
+        """Wait for the result of a ticket and return it, or raise its error."""
         with self._changed:
-            session.ticket = ticket
+            ticket.session.ticket = ticket
             self._waiting.append(ticket)
             self._changed.notify_all()
             try:
                 self._wait_for(ticket)
             finally:
                 self._take_out(ticket)
-        session.shared = ticket.shared or session.shared
         if isinstance(ticket.result, BaseException):
             raise ticket.result
         assert ticket.result is not None, "_wait_for returns when there is a result"
-        if ticket.cancelled and item.parents is None:  # the rows of a tree are still to be chosen from, or dropped
-            raise CancelledError("a forward was cancelled")
         return ticket.result
 
     def _wait_for(self, ticket: _Ticket) -> None:
@@ -152,7 +160,7 @@ class Batcher:
             elif self._busy or ticket is not self._waiting[0]:
                 self._changed.wait()
             else:
-                self._changed.wait(None if self._due & self._drafting else max(0.0, self._deadline() - monotonic()))
+                self._changed.wait(max(0.0, self._deadline() - monotonic()))
 
     def _take_out(self, ticket: _Ticket) -> None:
         """Drop a ticket, whatever ended the waiting (KeyboardInterrupt too); a forward that runs with it ends first."""
@@ -172,7 +180,7 @@ class Batcher:
         with self._changed:
             session.cancelled = True
             ticket = session.ticket
-            if ticket is None:
+            if ticket is None or not isinstance(ticket.item, ForwardItem):  # a draft takes a moment only
                 return
             ticket.cancelled = True
             if ticket.running and not any(t.running for t in self._waiting if t is not ticket):
@@ -182,26 +190,32 @@ class Batcher:
     def _deadline(self) -> float:
         """Return when the tickets have waited long enough, in seconds of the monotonic clock.
 
-        Each session that comes, or ends a draft of its head, lets the others wait anew: heads draft one after another.
+        Each session that comes lets the others wait anew, and so do drafts, whose sessions come back with forwards.
         """
         return max(self._waiting[-1].since, self._drafted) + min(_LONGEST_S, _SHARE * self._last_s)
 
     def _complete_batch(self) -> list[_Ticket]:
-        """Return the tickets to evaluate now; none while other sessions are due and there is time to wait for them."""
+        """Return the tickets to evaluate now; none while other sessions are due and there is time to wait for them.
+
+        Calls of heads come before forwards: the sessions that draft have rows in the forward that the others wait for.
+        """
         tickets = [ticket for ticket in self._waiting if not ticket.cancelled]
         if not self.joins:
             return tickets[:1]
         missing = self._due - {ticket.session for ticket in tickets}
-        if missing & self._drafting or (missing and monotonic() < self._deadline()):
+        if missing and monotonic() < self._deadline():
             return []
         self._due -= missing  # they are late, and not waited for until they come again
         self._due |= {ticket.session for ticket in tickets if ticket.session.taking_part}
+        kinds = [ticket.item.kind for ticket in tickets if not isinstance(ticket.item, ForwardItem)]
+        if kinds:
+            return [ticket for ticket in tickets if getattr(ticket.item, "kind", None) == kinds[0]]
         return self._fitting(tickets)
 
     def _fitting(self, tickets: list[_Ticket]) -> list[_Ticket]:
-        """Return the first tickets whose rows of logits one forward may return; at least one ticket."""
+        """Return the first forwards whose rows of logits one forward may return; at least one of them."""
         n_left, n = self._most_rows, 0
-        while n < len(tickets) and (n_left := n_left - _n_wanted(tickets[n].item)) >= 0:
+        while n < len(tickets) and (n_left := n_left - n_wanted_of(tickets[n].item)) >= 0:
             n += 1
         return tickets[: max(1, n)]
 
@@ -210,11 +224,11 @@ class Batcher:
         self._busy = True
         for ticket in batch:
             ticket.running = True
-        results: list[Forward | BaseException] = []
+        results: list[Result] = []
         started = perf_counter()
         self._changed.release()
         try:
-            results = self._evaluate(batch)
+            results = evaluated(self.model, [ticket.item for ticket in batch])
         except BaseException as error:  # KeyboardInterrupt in this thread; the others' forwards begin again
             results = [error]
         finally:
@@ -224,44 +238,14 @@ class Batcher:
             for ticket in batch:
                 ticket.running = False
             self._changed.notify_all()
-        self._last_s = seconds
-        shared = SharedForward(seconds, sum(_n_rows(ticket.item) for ticket in batch), len(batch))
+        if isinstance(batch[0].item, ForwardItem):
+            self._last_s = seconds
+        else:
+            self._drafted = monotonic()
+        shared = SharedForward(seconds, sum(n_rows_of(ticket.item) for ticket in batch), len(batch))
         for ticket, result in zip(batch, results, strict=False):
             self._waiting.remove(ticket)
             ticket.shared, ticket.result = shared, result
-
-    def _evaluate(self, batch: list[_Ticket]) -> list[Forward | BaseException]:
-        """Evaluate the items of a batch together; where that fails, evaluate each by itself."""
-        try:
-            return [_own(forward) for forward in self.model.forward([ticket.item for ticket in batch])]
-        except Exception as error:
-            if len(batch) == 1:
-                return [error]
-        results: list[Forward | BaseException] = []
-        for ticket in batch:
-            try:
-                results.append(_own(self.model.forward([ticket.item])[0]))
-            except Exception as error:
-                results.append(error)
-        return results
-
-
-def _own(forward: Forward) -> Forward:
-    """Return a copy of a result that stays valid after the model's next forward."""
-    hidden = {tap: states.copy() for tap, states in forward.hidden.items()}
-    return replace(forward, logits=forward.logits.copy(), hidden=hidden)
-
-
-def _n_rows(item: ForwardItem) -> int:
-    rows = item.tokens if item.tokens is not None else item.hidden
-    return 0 if rows is None else len(rows)
-
-
-def _n_wanted(item: ForwardItem) -> int:
-    """Return how many rows of logits an item returns."""
-    if isinstance(item.rows, str):
-        return 1 if item.rows == "last" else _n_rows(item)
-    return len(item.rows)
 
 
 class BatchedSession(OuterSession):
@@ -295,9 +279,9 @@ class BatchedSession(OuterSession):
 
     @property
     def draft_head(self) -> HeadState | None:
-        """The draft head that follows the session inside; other sessions wait while it drafts."""
+        """The draft head that follows the session inside; its drafts are joined with those of other sessions."""
         head = self.inner.draft_head
-        return None if head is None else head.seen_by(during=partial(self.batcher.drafting, self))
+        return None if head is None else head.seen_by(joined=partial(self.batcher.draft, self))
 
     @contextmanager
     def generating(self, n_prompt: int) -> Iterator[None]:
@@ -347,7 +331,7 @@ class BatchedSession(OuterSession):
     def _is_cut(self, item: ForwardItem) -> bool:
         """Tell whether an item may be read in pieces: a prompt that fits, of which the last row is wanted."""
         plain = item.parents is None and not item.taps and isinstance(item.rows, str)
-        return plain and item.rows == "last" and self.batcher.joins and item.n_past + _n_rows(item) <= self.n_ctx
+        return plain and item.rows == "last" and self.batcher.joins and item.n_past + n_rows_of(item) <= self.n_ctx
 
     def fork(self) -> "BatchedSession":
         """Open a second session that shares this one's cached prefix."""

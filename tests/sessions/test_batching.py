@@ -403,17 +403,83 @@ def test_no_more_is_joined_than_one_forward_may_return(model: Model) -> None:
     assert counted.sizes == [1, 2, 1]
 
 
-def test_a_session_is_waited_for_while_its_head_drafts(model: Model) -> None:
-    """A forward waits for a due session that drafts, however long that takes, and goes on when the draft is over."""
+class Drafting:
+    """A call of a head: implements edgedec.head_state.HeadCall.
+
+    Args:
+        log: Gets how many calls are answered together, each time.
+        fails: Whether the call can't be answered.
+    """
+
+    def __init__(self, log: list[str], kind: str = "chains", *, fails: bool = False) -> None:
+        self.kind = kind
+        self.log = log
+        self.fails = fails
+
+    def answer(self, others: Sequence[Any]) -> None:
+        """Note the calls, or fail."""
+        if any(call.fails for call in (self, *others)):
+            raise SessionError("a session is closed")
+        self.log.append(f"{1 + len(others)} {self.kind}")
+
+
+def test_drafts_are_joined_and_come_before_forwards(model: Model) -> None:
+    """What waits behind a forward: calls of one kind are answered at once, each kind by itself, then the forwards."""
     counted = Counted(model)
-    batcher = Batcher(counted)
-    first, second = batcher.session(N_CTX), batcher.session(N_CTX)
+    shared = batcher(counted)
+    log: list[str] = []
+    sessions = [shared.session(N_CTX) for _ in range(7)]
+    counted.gate.clear()
+    with ThreadPoolExecutor(7) as pool:
+        pool.submit(sessions[0].forward, prompt(1, 4), n_past=0)
+        assert counted.inside.wait(30)
+        forwards = [pool.submit(s.forward, prompt(1, 4), n_past=0) for s in sessions[1:3]]
+        wait_for(shared, 3)
+        kinds = ("chains", "scores", "chains", "chains")
+        drafts = [pool.submit(shared.draft, s, Drafting(log, k)) for s, k in zip(sessions[3:], kinds, strict=True)]
+        wait_for(shared, 7)
+        sessions[3].cancel()  # a draft is not worth it
+        counted.gate.set()
+        n_together = sorted(draft.result(30).n_items for draft in drafts)
+        rows = [future.result(30).logits for future in forwards]
+    assert sorted(log) == ["1 scores", "3 chains"]
+    assert n_together == [1, 3, 3, 3]
+    assert counted.sizes == [1, 2]
+    assert np.array_equal(rows[0], rows[1])
+
+
+def test_a_draft_that_fails_fails_alone(model: Model) -> None:
+    """Of three calls that come together one can't be answered: the others are, each by itself."""
+    counted = Counted(model)
+    shared = batcher(counted)
+    log: list[str] = []
+    sessions = [shared.session(N_CTX) for _ in range(4)]
+    counted.gate.clear()
+    with ThreadPoolExecutor(4) as pool:
+        pool.submit(sessions[0].forward, prompt(1, 4), n_past=0)
+        assert counted.inside.wait(30)
+        calls = [Drafting(log, fails=i == 1) for i in range(3)]
+        drafts = [pool.submit(shared.draft, s, call) for s, call in zip(sessions[1:], calls, strict=True)]
+        wait_for(shared, 4)
+        counted.gate.set()
+        errors = [draft.exception(30) for draft in drafts]
+    assert [type(error) for error in errors] == [type(None), SessionError, type(None)]
+    assert log == ["1 chains", "1 chains"]
+
+
+def test_a_session_that_drafts_is_waited_for(model: Model) -> None:
+    """A session that is due has its rows in the forward although it drafts first."""
+    counted = Counted(model)
+    shared = batcher(counted)
+    first, second = shared.session(N_CTX), shared.session(N_CTX)
+    first.forward(prompt(1, 4), n_past=0)
+    shared._last_s = 1000.0  # a long forward: the next one is waited for long
+    log: list[str] = []
     with first.generating(1), second.generating(1), ThreadPoolExecutor(1) as threads:
-        with batcher.drafting(second):
-            result = threads.submit(first.forward, np.array([1], np.int32), n_past=0)
-            with pytest.raises(TimeoutError):
-                result.result(0.1)
-            assert counted.sizes == []
-        second.forward(np.array([2], np.int32), n_past=0)
+        result = threads.submit(first.forward, prompt(1, 4), n_past=0)
+        wait_for(shared, 1)
+        shared.draft(second, Drafting(log))
+        second.forward(prompt(1, 4), n_past=0)
         result.result(30)
-    assert sum(counted.sizes) == 2
+    assert log == ["1 chains"]
+    assert counted.sizes == [1, 2]

@@ -1,26 +1,18 @@
-"""A trained draft head on the cpu runtime: its native weights, and what it knows of each session's text."""
+"""A trained draft head on the cpu runtime: its native weights."""
 
 import ctypes
 import hashlib
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from copy import copy
-from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.head_state import ChainRules, DraftedChain
-from edgedec.memory_plan import format_bytes
-from edgedec.trained_heads.acceptance import accepts_too_little
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.target import Fitted
-from edgedec_runtimes.cpu.library import Drafted, DraftRules, HeadConfig, address, check, native
-from edgedec_runtimes.cpu.logit_ops import NativeRowOps
+from edgedec_runtimes.cpu.library import HeadConfig, address, check, native
 
 MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "output", "embedding")
 VECTORS = ("input_norm", "hidden_norm", "post_attention_norm", "output_norm", "fc_norm", "rope_divisors")
@@ -31,9 +23,7 @@ _EXACT = ("fc", "embedding")
 _BLOCK = 32
 _WIDEST = 256  # columns of the largest blocks
 _PIECE_BYTES = 8 << 20
-_LONGEST_S = 3600.0
 
-F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
 
@@ -97,157 +87,6 @@ class CpuHead:
         """Free the weights; calling it again does nothing."""
         self._finalizer()
         self._tiles.clear()
-
-
-class CpuHeadState:
-    """Implements edgedec.head_state.HeadState over a native session.
-
-    Args:
-        head: The head that follows the session.
-        session: The native session.
-        using: Holds the model's lock inside its block, and refuses a closed session.
-        ops: Operations on a row of the target's logits.
-
-    Attributes:
-        head: The head.
-    """
-
-    def __init__(
-        self,
-        head: CpuHead,
-        session: ctypes.c_void_p,
-        using: Callable[[], AbstractContextManager[object]],
-        ops: NativeRowOps,
-    ) -> None:
-        self.head = head
-        self._session = session
-        self._using = using
-        self._ops = ops
-        self._scores = np.empty(len(head.token_ids), np.float32)
-        self._place: Callable[[int], int] | None = None
-        self._during: Callable[[], AbstractContextManager[None]] = nullcontext
-
-    @property
-    def token_ids(self) -> NDArray[np.int32]:
-        """The tokens that the head can draft: a score's index -> the target's token id."""
-        return self.head.token_ids
-
-    @property
-    def ops(self) -> NativeRowOps:
-        """Operations on a row of logits."""
-        return self._ops
-
-    @property
-    def summary(self) -> str:
-        """The head's name and the bytes of its weights, for a person."""
-        return f"the draft head {self.head.card.name} ({format_bytes(self.head.n_bytes)})"
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know of the head and its target, in sentences."""
-        return self.head.notes
-
-    @property
-    def reach(self) -> tuple[float, ...]:
-        """The chance that a draft is right up to its first, second, ... token, as its trainer measured."""
-        promise = self.head.card.promise
-        return () if promise is None else promise.reach
-
-    def judge(self, n_drafts: int, n_right: int) -> str | None:
-        """Return a sentence where the head accepts far less than its card promises."""
-        return accepts_too_little(self.head.card, (n_drafts,), (n_right,))
-
-    @property
-    def read_s(self) -> float:
-        """Seconds that the head has spent on the text so far, drafts not included."""
-        with self._using():
-            return float(native().ec_draft_read_seconds(self._session))
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of what the head knows of the text."""
-        with self._using():
-            return int(native().ec_draft_state_bytes(self._session))
-
-    def reset(self) -> None:
-        """Know nothing of the text so far; call it with the model's lock held."""
-        check(native().ec_session_follow(self._session, self.head.handle), "a draft head of a session")
-
-    def rest(self) -> None:
-        """Stop following the text."""
-        with self._using():
-            check(native().ec_session_follow(self._session, None), "a draft head of a session")
-
-    def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
-        """Draft what follows `token`; see HeadState."""
-        if self._place is not None:
-            n_past = self._place(n_past)
-        if n_past < 0 or rules.n_max < 1:
-            return DraftedChain((), (), (), ())
-        edges = np.array(rules.edges, np.float32)
-        factors = None if rules.factors is None else np.array(rules.factors, np.float32)
-        native_rules = DraftRules(
-            *(rules.n_max, len(edges), address(edges), None if factors is None else address(factors)),
-            *(rules.least_path, rules.most_s if isfinite(rules.most_s) else _LONGEST_S),
-        )
-        nodes, n = (Drafted * rules.n_max)(), ctypes.c_int32()
-        with self._during(), self._using():
-            code = native().ec_draft_chain(
-                *(self._session, n_past, token, ctypes.byref(native_rules), nodes, ctypes.byref(n))
-            )
-            check(code, "drafting")
-        found = nodes[: n.value]
-        return DraftedChain(
-            tuple(node.token for node in found),
-            tuple(node.p for node in found),
-            tuple(node.second_token for node in found),
-            tuple(node.second_p for node in found),
-        )
-
-    def begin(self, n_past: int, token: int) -> F32 | None:
-        """Return the scores of what follows `token`; see HeadState."""
-        if self._place is not None:
-            n_past = self._place(n_past)
-        return None if n_past < 0 else self._scored("ec_draft_begin", n_past, token)
-
-    def seen_by(
-        self,
-        *,
-        place: Callable[[int], int] | None = None,
-        during: Callable[[], AbstractContextManager[None]] | None = None,
-    ) -> "CpuHeadState":
-        """Return the same head for a session around the one that it follows; see HeadState."""
-        twin = copy(self)
-        twin._place = place or self._place
-        twin._during = during or self._during
-        return twin
-
-    def next(self, token: int) -> F32 | None:
-        """Return the scores of what follows one more drafted token."""
-        return self._scored("ec_draft_next", token)
-
-    def _scored(self, function: str, *arguments: int) -> F32 | None:
-        known = ctypes.c_int32()
-        with self._during(), self._using():
-            call = getattr(native(), function)
-            check(call(self._session, *arguments, address(self._scores), ctypes.byref(known)), "drafting")
-        return self._scores if known.value else None
-
-    def saved(self, n_tokens: int) -> bytes:
-        """Return what the head knows of the first tokens; call it with the model's lock held."""
-        data = np.empty(native().ec_draft_saved_bytes(self._session, n_tokens), np.uint8)
-        if data.nbytes:
-            check(native().ec_draft_save(self._session, n_tokens, address(data), data.nbytes), "saving a draft head")
-        return self.head.mark + data.tobytes()
-
-    def restore(self, data: bytes, n_tokens: int) -> None:
-        """Know what saved() returned; what another head saved is dropped. Call it with the model's lock held."""
-        self.reset()
-        mark = self.head.mark
-        payload = np.frombuffer(data, np.uint8)[len(mark) :]
-        n_bytes = native().ec_draft_saved_bytes(self._session, n_tokens)
-        if data.startswith(mark) and payload.nbytes == n_bytes:
-            check(native().ec_draft_load(self._session, n_tokens, address(payload), n_bytes), "restoring a draft head")
 
 
 def borrowed_rows(gguf: GGUF, token_ids: NDArray[np.int32], name: str = "output.weight") -> HeadTensor:

@@ -102,6 +102,20 @@ class Drafted(ctypes.Structure):
     _fields_ = (("token", c_int32), ("p", c_float), ("second_token", c_int32), ("second_p", c_float))
 
 
+class DraftItem(ctypes.Structure):
+    """ec_draft_item: a text to draft for."""
+
+    _fields_ = (
+        ("session", c_void_p),
+        ("n_past", c_int32),
+        ("token", c_int32),
+        ("rules", DraftRules),
+        ("nodes", POINTER(Drafted)),
+        ("scores", c_void_p),
+        ("n_found", c_int32),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_abi_version": (c_int32, ()),
     "ec_last_error": (c_char_p, ()),
@@ -150,12 +164,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_head_finish": (c_int32, (c_void_p,)),
     "ec_head_destroy": (None, (c_void_p,)),
     "ec_session_follow": (c_int32, (c_void_p, c_void_p)),
-    "ec_draft_begin": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, POINTER(c_int32))),
-    "ec_draft_next": (c_int32, (c_void_p, c_int32, c_void_p, POINTER(c_int32))),
-    "ec_draft_chain": (
-        c_int32,
-        (c_void_p, c_int32, c_int32, POINTER(DraftRules), POINTER(Drafted), POINTER(c_int32)),
-    ),
+    "ec_draft_scores": (c_int32, (c_void_p, c_int32)),
+    "ec_draft_chains": (c_int32, (c_void_p, c_int32)),
     "ec_draft_read_seconds": (c_double, (c_void_p,)),
     "ec_draft_state_bytes": (c_uint64, (c_void_p,)),
     "ec_draft_saved_bytes": (c_uint64, (c_void_p, c_int32)),

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.cpu.head import CpuHead, CpuHeadState
+from edgedec_runtimes.cpu.head import CpuHead
+from edgedec_runtimes.cpu.head_state import CpuHeadState
 from edgedec_runtimes.cpu.library import KERNEL_ROWS, Item, address, check, native
 from edgedec_runtimes.cpu.logit_ops import NativeRowOps
 from edgedec_runtimes.shared.library_model import LibraryModel

@@ -1,9 +1,11 @@
 """A draft head on the cpu runtime: its scores are those of plain formulas, and its state goes with the session."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -12,11 +14,11 @@ from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, random_blocks, write_tiny
 
+from edgedec.cost_curve import SharedForward
 from edgedec.errors import ModelFormatError, RequestError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
-from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.head_state import ChainRules, HeadState
+from edgedec.head_state import ChainRules, DraftedChain, HeadCall, HeadState
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.sessions.sliding_window import SlidingSession
 from edgedec.trained_heads.head import Head, HeadTensor
@@ -40,6 +42,7 @@ OF_INTEGERS = TinyHead(
     n_embd=256, n_embd_target=256, n_ff=128, n_head=4, n_head_kv=2, head_dim=64, taps=(2, 3, 4), n_vocab_target=N_VOCAB
 )
 TEXT = np.random.default_rng(3).integers(0, N_VOCAB, 90, dtype=np.int32)
+NORMED = replace(OF_INTEGERS, fc_norm="each", feeds_back_normed=True, speculators=True)
 N_DRAFT = 4
 
 
@@ -169,6 +172,89 @@ def test_a_chain_is_the_best_tokens_until_its_path_is_unlikely(tmp_path: Path) -
     assert np.allclose(chain.second_p, [np.sort(row)[-2] for row in p], rtol=1e-5)
     assert short.tokens == chain.tokens[:2]
     assert shorter.tokens == chain.tokens[:1]
+
+
+def drafted(sessions: list[tuple[Session, int]], rules: ChainRules) -> list[DraftedChain]:
+    """Return the chains behind texts of which the sessions hold so many tokens, drafted together."""
+    calls: list[HeadCall] = []
+    threads = ThreadPoolExecutor(len(sessions))
+    all_there = Barrier(len(sessions), action=lambda: calls[0].answer(calls[1:]))
+
+    def joined(call: HeadCall) -> SharedForward:
+        calls.append(call)
+        all_there.wait(30)
+        return SharedForward(0.0, len(calls), len(calls))
+
+    with threads:
+        found = [
+            threads.submit(head_of(session).seen_by(joined=joined).chain, n, int(TEXT[n]), rules)
+            for session, n in sessions
+        ]
+        return [future.result(30) for future in found]
+
+
+@pytest.mark.parametrize("kinds", [(FLOATS, OF_FLOATS), (INTEGERS, OF_INTEGERS), (INTEGERS, NORMED)])
+def test_texts_are_drafted_together_as_alone(kinds: tuple[Tiny, TinyHead], tmp_path: Path) -> None:
+    """Texts of different lengths, with few, many and no rows to read first: each gets the bits that it gets alone.
+
+    A session of a text that the head does not know gets an empty chain, and each chain ends by its own probabilities.
+    """
+    lengths = [3, 20, 41, 70, 89, 20]
+    with loaded(tmp_path, *kinds) as model:
+        groups = []
+        for _ in range(2):
+            sessions = [model.session(200) for _ in (*lengths, 0)]
+            for session, n in zip(sessions, lengths, strict=False):
+                read(session, TEXT[: n - 1])
+                read(session, TEXT[n - 1 : n], n - 1)
+            groups.append(list(zip(sessions, [*lengths, 30], strict=True)))
+        for rules in (ChainRules(6), ChainRules(6), ChainRules(6, least_path=0.05)):  # the second time nothing is new
+            alone = [head_of(session).chain(n, int(TEXT[n]), rules) for session, n in groups[0]]
+            assert drafted(groups[1], rules) == alone
+            assert alone[-1].tokens == ()
+            assert alone[0].tokens
+        assert len({len(chain.tokens) for chain in alone}) > 2  # chains that ended while others went on
+        for session, n in groups[1][:-1]:  # and the states go on from there
+            read(session, TEXT[n : n + 1], n)
+            assert same(scores(session, n + 1), fresh(model, n + 1)) if n < 89 else True
+
+
+def test_many_texts_are_drafted_in_several_forwards(tmp_path: Path) -> None:
+    """Texts with more rows together than one forward takes are drafted all the same."""
+    with loaded(tmp_path) as model:
+        sessions = [(model.session(100), 30) for _ in range(10)]
+        for session, n in sessions:
+            read(session, TEXT[:n])
+        rows = [row.copy() for row in scores(*sessions[0])]
+        expected = head_of(sessions[0][0]).chain(30, int(TEXT[30]), ChainRules(N_DRAFT))
+        assert drafted(sessions, ChainRules(N_DRAFT)) == [expected] * 10
+        assert all(same(scores(*one), rows) for one in sessions)
+
+
+def call_of(session: Session) -> HeadCall:
+    """Return the call of a session's head for a chain behind the first 20 tokens."""
+    calls: list[HeadCall] = []
+
+    def joined(call: HeadCall) -> SharedForward:
+        calls.append(call)
+        return SharedForward()
+
+    head_of(session).seen_by(joined=joined).chain(20, int(TEXT[20]), ChainRules(3))
+    return calls[0]
+
+
+def test_a_call_with_a_session_that_is_closed_or_named_twice_is_refused(tmp_path: Path) -> None:
+    """Nothing breaks: the session drafts afterwards what it drafted before."""
+    with loaded(tmp_path) as model:
+        session, closed = model.session(100), model.session(100)
+        read(session, TEXT[:20])
+        expected = head_of(session).chain(20, int(TEXT[20]), ChainRules(3))
+        others = [call_of(session), call_of(closed)]
+        closed.close()
+        for other in others:
+            with pytest.raises(SessionError):
+                call_of(session).answer([other])
+        assert head_of(session).chain(20, int(TEXT[20]), ChainRules(3)) == expected
 
 
 def test_how_a_text_was_read_changes_nothing(tmp_path: Path) -> None:

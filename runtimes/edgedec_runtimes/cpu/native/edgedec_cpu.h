@@ -277,6 +277,18 @@ typedef struct ec_drafted {
   float second_p;
 } ec_drafted;
 
+/* A text to draft for: its session, and `token`, which stands at position n_past and was not evaluated yet. For
+ * ec_draft_scores, an n_past of -1 says that `token` was drafted behind what the last call read. */
+typedef struct ec_draft_item {
+  ec_session *session;
+  int32_t n_past;
+  int32_t token;
+  ec_draft_rules rules; /* of ec_draft_chains */
+  ec_drafted *nodes;    /* [rules.n_max], for ec_draft_chains */
+  float *scores;        /* [n_vocab of the head], for ec_draft_scores */
+  int32_t n_found;      /* the result */
+} ec_draft_item;
+
 /* Make a head of a model. taps: layers of the target, 0 to n_layer, whose input the features are made of. tokens: for each of
  * the n_vocab rows of the output matrix the target's token id. The head must be destroyed before the model. */
 EC_API int32_t ec_head_create(ec_model *target, const ec_head_config *config, const int32_t *taps, const int32_t *tokens,
@@ -292,14 +304,12 @@ EC_API void ec_head_destroy(ec_head *head);
 /* Have a head follow a session's text from its next forward on; NULL: none does any more. The head's state goes with the
  * session: it is dropped beyond each n_past, moved, forked and closed. A session must be closed before its head is destroyed. */
 EC_API int32_t ec_session_follow(ec_session *session, ec_head *head);
-/* Write the scores [n_vocab of the head] of what follows `token` at position n_past; *known is 0 where the head does not know
- * the text before it, and nothing is written then. */
-EC_API int32_t ec_draft_begin(ec_session *session, int32_t n_past, int32_t token, float *scores, int32_t *known);
-/* Write the scores of what follows one more drafted token. */
-EC_API int32_t ec_draft_next(ec_session *session, int32_t token, float *scores, int32_t *known);
-/* Draft a chain behind `token` at position n_past, and write its nodes [rules->n_max] and their number. */
-EC_API int32_t ec_draft_chain(ec_session *session, int32_t n_past, int32_t token, const ec_draft_rules *rules,
-                              ec_drafted *nodes, int32_t *n_nodes);
+/* Write for each of n texts, of sessions of one model, the scores of what follows its token; n_found is 0 where they are not
+ * known, else 1. All texts are read together; each gets the bits that it would get alone. A session stands there once. */
+EC_API int32_t ec_draft_scores(ec_draft_item *items, int32_t n);
+/* Draft a chain behind each of n texts, of sessions of one model: n_found nodes by its rules. All texts are drafted together;
+ * each gets the chain that it would get alone. A session stands there once. */
+EC_API int32_t ec_draft_chains(ec_draft_item *items, int32_t n);
 /* Return the seconds that a session's head has spent on the text, drafts not included. */
 EC_API double ec_draft_read_seconds(const ec_session *session);
 /* Return the bytes that a session's head holds of its text. */

@@ -8,7 +8,6 @@
 #include <chrono>
 
 #include "forward_run.h"
-#include "row.h"
 #include "tiles.h"
 
 using namespace edgedec;
@@ -18,7 +17,6 @@ namespace {
 constexpr int32_t LAZY_ROWS = 32;      // rows without a pair that a state keeps at most before it reads them
 constexpr int32_t KEPT_ROWS = 96;      // rows of taps whose memory is kept between forwards
 constexpr int32_t DRAFT_SLOTS = 256;   // slots behind the context for drafted tokens
-constexpr float SUREST = 0.995f;       // the highest probability that a node gets
 
 void require(bool holds, const std::string &message) {
   if (!holds) throw Invalid(message);
@@ -78,11 +76,11 @@ void ec_head::embed(int32_t token, float *out) {
     for (int32_t i = 0; i < config.n_embd; ++i) out[i] *= target.config.embedding_scale;
 }
 
-void ec_head::fuse(const float *tapped, int64_t n, float *out, int64_t stride) {
+void ec_head::fuse(const std::vector<Fused> &rows) {
   const Kernels &k = *net.kernels;
-  const int64_t width = n_tapped(), piece = config.fc_norm == EC_FC_NORM_EACH ? target.config.n_embd : width;
+  const int64_t n = (int64_t)rows.size(), width = n_tapped(), piece = config.fc_norm == EC_FC_NORM_EACH ? target.config.n_embd : width;
   for (int64_t i = 0; i < n; ++i) {
-    const float *row = tapped + i * width;
+    const float *row = rows[(size_t)i].taps;
     if (config.fc_norm != EC_FC_NORM_NONE)
       for (int64_t at = 0; at < width; at += piece)
         k.rms_norm(row + at, fc_norm.data() + at, config.rms_epsilon, piece, normed_.data() + at);
@@ -99,7 +97,7 @@ void ec_head::fuse(const float *tapped, int64_t n, float *out, int64_t stride) {
         const int64_t end = std::min<int64_t>(begin + BAND, n);
         k.matmul(fc, tile, last, joined_.view(), begin, end, products, PANEL_ROWS);
         for (int64_t r = begin; r < end; ++r)
-          memcpy(out + r * stride + panel * PANEL_ROWS, products + (r - begin) * PANEL_ROWS, (size_t)columns * sizeof(float));
+          memcpy(rows[(size_t)r].out + panel * PANEL_ROWS, products + (r - begin) * PANEL_ROWS, (size_t)columns * sizeof(float));
       }
     }
   });
@@ -111,8 +109,7 @@ HeadState::HeadState(ec_head &head, int32_t n_ctx)
     : head_(head),
       kv_(&head.net, KVCache({1, head.config.n_head_kv, head.config.head_dim, EC_KV_F16, 0}, n_ctx + DRAFT_SLOTS)),
       fused_((size_t)head.config.n_embd),
-      outputs_((size_t)head.config.n_embd),
-      logits_((size_t)head.config.n_vocab) {}
+      outputs_((size_t)head.config.n_embd) {}
 
 HeadState::HeadState(const HeadState &other, int32_t n_tokens)
     : head_(other.head_),
@@ -123,8 +120,7 @@ HeadState::HeadState(const HeadState &other, int32_t n_tokens)
       taps_(other.taps_),
       fused_(other.fused_),
       fused_position_(other.fused_position_),
-      outputs_((size_t)head_.config.n_embd),
-      logits_((size_t)head_.config.n_vocab) {
+      outputs_((size_t)head_.config.n_embd) {
   go_back(n_tokens);
 }
 
@@ -141,7 +137,7 @@ void HeadState::go_back(int32_t n_past) {
 void HeadState::before(const ec_item &item, Plan &plan, int32_t first_row) {
   go_back(item.n_past);
   if (item.tokens == nullptr) return;
-  if (n_pending() > LAZY_ROWS) absorb(n_pending() - 1, tokens_.back(), false);
+  if (n_pending() > LAZY_ROWS) absorb(n_pending() - 1, tokens_.back());
   const int64_t width = head_.n_tapped(), n_embd = head_.target.config.n_embd;
   taps_.resize((size_t)((n_pending() + std::max(item.n_rows, KEPT_ROWS - n_pending())) * width));
   float *out = taps_.data() + n_pending() * width;
@@ -153,7 +149,7 @@ void HeadState::after(const ec_item &item) {
   if (item.tokens == nullptr) return;
   tokens_.insert(tokens_.end(), item.tokens, item.tokens + item.n_rows);
   // The rows of a draft all want logits; a chain that wants at most its last row's is a part of the text.
-  if (item.parents == nullptr && item.n_wanted <= 1 && n_pending() > LAZY_ROWS) absorb(n_pending() - 1, tokens_.back(), false);
+  if (item.parents == nullptr && item.n_wanted <= 1 && n_pending() > LAZY_ROWS) absorb(n_pending() - 1, tokens_.back());
   if ((int64_t)taps_.size() > KEPT_ROWS * head_.n_tapped() && n_pending() <= KEPT_ROWS) {
     taps_.resize((size_t)(KEPT_ROWS * head_.n_tapped()));
     taps_.shrink_to_fit();
@@ -173,103 +169,17 @@ void HeadState::move(const int32_t *source, int32_t n, int32_t start) {
 }
 
 // Make pairs of the first n rows; the last of them is followed by last_token.
-void HeadState::absorb(int32_t n, int32_t last_token, bool wanted) {
+void HeadState::absorb(int32_t n, int32_t last_token) {
   const auto started = std::chrono::steady_clock::now();
-  const int64_t width = head_.n_tapped(), d = head_.config.n_embd;
-  for (int32_t done = 0, count; done < n; done += count) {
-    count = std::min(n - done, head_.net.max_rows);
-    inputs_.resize((size_t)(2 * d * count));
-    head_.fuse(taps_.data() + done * width, count, inputs_.data() + d, 2 * d);
-    for (int32_t i = 0; i < count; ++i)
-      head_.embed(done + i + 1 < n ? tokens_[(size_t)(done + i + 1)] : last_token, inputs_.data() + 2 * d * i);
-    evaluate(n_pairs_ + done, count, wanted && done + count == n);
+  for (int32_t left = n; left > 0;) {
+    const int32_t count = std::min(left, head_.net.max_rows);
+    lay_out_rows(count, count < left ? tokens_[(size_t)count] : last_token);
+    read({this}, false);
+    left -= count;
   }
-  memcpy(fused_.data(), inputs_.data() + inputs_.size() - d, (size_t)d * sizeof(float));
-  n_pairs_ += n;
-  fused_position_ = base_ + n_pairs_ - 1;
-  tokens_.erase(tokens_.begin(), tokens_.begin() + n);
-  memmove(taps_.data(), taps_.data() + n * width, tokens_.size() * (size_t)width * sizeof(float));
-  if (inputs_.size() > (size_t)(2 * d * KEPT_ROWS)) std::vector<float>().swap(inputs_);
-  if (!wanted) read_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  if (inputs_.size() > (size_t)(2 * head_.config.n_embd * KEPT_ROWS)) std::vector<float>().swap(inputs_);
+  read_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
 }
-
-// Evaluate n pairs, whose keys and values go to the slots from `slot` on; the last one's output goes to outputs_, and its
-// scores to logits_ where they are wanted.
-void HeadState::evaluate(int32_t slot, int64_t n, bool wanted) {
-  const int32_t row = (int32_t)n - 1, layer = 0;
-  const int64_t d = head_.config.n_embd;
-  std::vector<float> states((size_t)(wanted ? n * d : 0));
-  ec_item item{};
-  item.session = &kv_;
-  item.n_past = slot, item.n_rows = (int32_t)n, item.hidden = inputs_.data();
-  if (wanted) item.n_wanted = 1, item.wanted = &row, item.n_taps = 1, item.taps = &layer, item.tapped = states.data();
-  if (forward(head_.net, &item, 1, logits_.data(), nullptr) != Outcome::done)
-    throw Invalid("the draft head's scores are not finite: its weights are damaged, or it was trained for another model");
-  if (!wanted) return;
-  const float *last = states.data() + row * d;
-  if (head_.config.feeds_back_normed)
-    head_.net.kernels->rms_norm(last, head_.net.output_norm.data(), head_.config.rms_epsilon, d, outputs_.data());
-  else
-    memcpy(outputs_.data(), last, (size_t)d * sizeof(float));
-}
-
-const float *HeadState::begin(int32_t n_past, int32_t token) {
-  require(n_past >= 0 && token >= 0 && token < head_.target.config.n_vocab, "a token or n_past is out of range");
-  if (n_past > end() || n_past <= base_) return nullptr;
-  go_back(n_past);
-  const int64_t d = head_.config.n_embd;
-  if (n_pending() > 0) {
-    absorb(n_pending(), token, true);
-  } else {
-    if (fused_position_ != n_past - 1) return nullptr;
-    inputs_.resize((size_t)(2 * d));
-    head_.embed(token, inputs_.data());
-    memcpy(inputs_.data() + d, fused_.data(), (size_t)d * sizeof(float));
-    evaluate(n_pairs_ - 1, 1, true);
-  }
-  n_drafted_ = 0;
-  return logits_.data();
-}
-
-const float *HeadState::next(int32_t token) {
-  require(n_drafted_ >= 0 && token >= 0 && token < head_.target.config.n_vocab, "no draft was begun, or no such token");
-  if (n_pairs_ + n_drafted_ >= kv_.cache.n_ctx()) return nullptr;
-  const int64_t d = head_.config.n_embd;
-  inputs_.resize((size_t)(2 * d));
-  head_.embed(token, inputs_.data());
-  memcpy(inputs_.data() + d, outputs_.data(), (size_t)d * sizeof(float));
-  evaluate(n_pairs_ + n_drafted_, 1, true);
-  ++n_drafted_;
-  return logits_.data();
-}
-
-int32_t HeadState::draft(int32_t n_past, int32_t token, const ec_draft_rules &rules, ec_drafted *nodes) {
-  const auto started = std::chrono::steady_clock::now();
-  const int64_t n = head_.config.n_vocab, width = std::min<int64_t>(2, n);
-  const float *scores = rules.n_max > 0 ? begin(n_past, token) : nullptr;
-  double path = 1.0;
-  for (int32_t depth = 0; scores != nullptr;) {
-    int64_t best[2] = {0, 0};
-    float most = 0;
-    const double total = row_total(*head_.net.kernels, scores, n, &most);
-    row_top_k(*head_.net.kernels, scores, n, width, best);
-    if (width == 2 && scores[best[1]] > scores[best[0]]) std::swap(best[0], best[1]);
-    ec_drafted &node = nodes[depth++];
-    node.token = head_.tokens[(size_t)best[0]];
-    node.p = (float)(exp((double)scores[best[0]] - most) / total);
-    node.second_token = width == 2 ? head_.tokens[(size_t)best[1]] : -1;
-    node.second_p = width == 2 ? (float)(exp((double)scores[best[1]] - most) / total) : 0.0f;
-    int32_t bin = 0;
-    while (bin < rules.n_edges && node.p >= rules.edges[bin]) ++bin;
-    path *= std::min(SUREST, node.p * (rules.factors != nullptr ? rules.factors[bin] : 1.0f));
-    const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-    if (depth == rules.n_max || path < rules.least_path || spent > rules.most_seconds) return depth;
-    scores = next(node.token);
-    if (scores == nullptr) return depth;
-  }
-  return 0;
-}
-
 namespace {
 
 struct SavedHead {
@@ -287,13 +197,13 @@ uint64_t HeadState::saved_bytes(int32_t n_tokens) const {
 uint64_t HeadState::state_bytes() const {
   const int64_t n_pages = (n_pairs_ + PAGE_TOKENS - 1) / PAGE_TOKENS;
   return (uint64_t)(n_pages * kv_.cache.shape().page_bytes()) +
-         sizeof(float) * (taps_.capacity() + fused_.size() + inputs_.capacity() + outputs_.size() + logits_.size());
+         sizeof(float) * (taps_.capacity() + fused_.size() + inputs_.capacity() + outputs_.size());
 }
 
 void HeadState::save(int32_t n_tokens, uint8_t *target) {
   memset(target, 0, (size_t)saved_bytes(n_tokens));
   go_back(n_tokens);
-  if (n_pending() > 1) absorb(n_pending() - 1, tokens_.back(), false);
+  if (n_pending() > 1) absorb(n_pending() - 1, tokens_.back());
   const SavedHead saved = {base_, n_pairs_, n_pending(), fused_position_ == base_ + n_pairs_ - 1};
   memcpy(target, &saved, sizeof saved);
   kv_.cache.save(n_pairs_, target + sizeof saved);

@@ -24,10 +24,17 @@ struct ec_head {
 
   int64_t n_tapped() const { return (int64_t)config.n_taps * target.config.n_embd; }
   void finish();
-  // Make the features of n rows of taps, [n][n_tapped], and write them to out[i * stride].
-  void fuse(const float *tapped, int64_t n, float *out, int64_t stride);
+  // Where a row of taps lies, [n_tapped], and where its feature goes, [n_embd].
+  struct Fused {
+    const float *taps;
+    float *out;
+  };
+  // Make the features of at most net.max_rows rows of taps.
+  void fuse(const std::vector<Fused> &rows);
   // Write a token's embedding to out[n_embd].
   void embed(int32_t token, float *out);
+
+  std::vector<float> scores;  // of the texts that were read together last, [n][n_vocab]
 
  private:
   edgedec::ActivationBuffer joined_;
@@ -56,15 +63,17 @@ class HeadState {
   // Move rows of the latest forward, as ec_session_move moves their slots.
   void move(const int32_t *source, int32_t n, int32_t start);
 
-  // --- drafting ---
+  // --- drafting: one state lays out pairs, then all of them are read together ---
 
-  // Score what follows `token`, which stands at position n_past. Return the scores, or nullptr where the text before it is
-  // not known. Throws Invalid, std::bad_alloc, Unreadable.
-  const float *begin(int32_t n_past, int32_t token);
-  // Score what follows one more drafted token.
-  const float *next(int32_t token);
-  // Draft a chain by the rules; return its length.
-  int32_t draft(int32_t n_past, int32_t token, const ec_draft_rules &rules, ec_drafted *nodes);
+  // Lay out what must be read to score what follows `token`, which stands at position n_past. Return false where the text
+  // before it is not known. Throws Invalid, std::bad_alloc, Unreadable.
+  bool lay_out(int32_t n_past, int32_t token);
+  // Lay out one more drafted token behind what was read last; return false where there is no room.
+  bool lay_out_next(int32_t token);
+  // Read what each state has laid out, all states of one head, in as few forwards as their rows allow. Where `wanted`, return
+  // the scores of what follows each text, [n][n_vocab]; they stay until the next call. A row's result depends on its own
+  // text only, so that texts are drafted together to the same bits as alone.
+  static const float *read(const std::vector<HeadState *> &states, bool wanted = true);
 
   // --- the text's state as bytes ---
 
@@ -78,8 +87,10 @@ class HeadState {
 
  private:
   void go_back(int32_t n_past);
-  void absorb(int32_t n, int32_t last_token, bool wanted);
-  void evaluate(int32_t slot, int64_t n, bool wanted);
+  void absorb(int32_t n, int32_t last_token);
+  void lay_out_rows(int32_t n, int32_t last_token);
+  void settle(const float *last, bool wanted);
+  static void read_group(HeadState *const *states, size_t n, float *scores);
   int32_t n_pending() const { return (int32_t)tokens_.size(); }
   int32_t end() const { return base_ + n_pairs_ + n_pending(); }  // the first position of which nothing is known
 
@@ -90,9 +101,13 @@ class HeadState {
   std::vector<float> taps_;         // of these rows, [n][n_tapped], and room for those of a forward
   std::vector<float> fused_;        // the feature of the last pair that was made of taps, [n_embd]
   int32_t fused_position_ = -1;     // its position, -1 for none
-  std::vector<float> inputs_, outputs_;  // pairs, and what the layer makes of them
-  std::vector<float> logits_;
+  std::vector<float> inputs_, outputs_;  // the pairs that are laid out, and what the layer made of the last one
+  int32_t slot_ = 0, n_laid_ = 0;        // the first one's slot, and how many there are
+  int32_t n_new_ = 0;                    // how many of them are pairs of the text whose features are still to be made
   int32_t n_drafted_ = -1;  // drafted tokens that were read since begin(); -1 where there is nothing to go on from
 };
+
+// Draft a chain behind each text, all of them together: items of sessions that one head follows. Throws as lay_out does.
+void draft_chains(ec_draft_item *items, int32_t n);
 
 }  // namespace edgedec

@@ -45,12 +45,6 @@ HeadState &state_of(const ec_session *session) {
   return *session->head;
 }
 
-// Copy scores that are known, and say whether they are.
-void give(const HeadState &state, const float *found, float *scores, int32_t *known) {
-  *known = found != nullptr;
-  if (found != nullptr) std::copy(found, found + state.head().config.n_vocab, scores);
-}
-
 }  // namespace
 
 int32_t ec_head_set_matrix(ec_head *head, int32_t which, int32_t type, int64_t n_rows, int64_t n_cols, const void *tiles,
@@ -92,15 +86,19 @@ int32_t ec_session_follow(ec_session *session, ec_head *head) {
 
 namespace {
 
-// Call body(state), where a head follows the session. The target's weights, whose embeddings are read, may be mapped.
+// Call body(), which drafts for some sessions. The target's weights, whose embeddings are read, may be mapped.
 template <class Body>
-int32_t reading(ec_session *session, Body body) {
+int32_t drafting(const ec_draft_item *items, int32_t n, Body body) {
   return guarded([&] {
-    if (!session->head) return EC_OK;
-    const ec_mapping *mapping = session->model->mapping;
+    require(n >= 0, "the number of texts is negative");
+    if (n == 0) return EC_OK;
+    for (int32_t i = 0; i < n; ++i)
+      require(items[i].session != nullptr && items[i].session->model == items[0].session->model,
+              "the texts of a draft are of several models");
+    const ec_mapping *mapping = items[0].session->model->mapping;
     const FaultsUnblocked unblocked;
     if (mapping != nullptr) mapping->check();
-    body(*session->head);
+    body();
     if (mapping != nullptr) mapping->check();
     return EC_OK;
   });
@@ -108,20 +106,31 @@ int32_t reading(ec_session *session, Body body) {
 
 }  // namespace
 
-int32_t ec_draft_begin(ec_session *session, int32_t n_past, int32_t token, float *scores, int32_t *known) {
-  *known = 0;
-  return reading(session, [&](HeadState &state) { give(state, state.begin(n_past, token), scores, known); });
+int32_t ec_draft_scores(ec_draft_item *items, int32_t n) {
+  return drafting(items, n, [&] {
+    std::vector<HeadState *> states;
+    std::vector<ec_draft_item *> known;
+    for (int32_t i = 0; i < n; ++i) {
+      HeadState *state = items[i].session->head.get();
+      const auto laid_out = [&] {
+        return items[i].n_past < 0 ? state->lay_out_next(items[i].token) : state->lay_out(items[i].n_past, items[i].token);
+      };
+      items[i].n_found = state != nullptr && laid_out();
+      if (items[i].n_found == 0) continue;
+      states.push_back(state);
+      known.push_back(&items[i]);
+    }
+    const float *scores = HeadState::read(states);
+    for (ec_draft_item *item : known) {
+      const int32_t n_vocab = item->session->head->head().config.n_vocab;
+      std::copy(scores, scores + n_vocab, item->scores);
+      scores += n_vocab;
+    }
+  });
 }
 
-int32_t ec_draft_next(ec_session *session, int32_t token, float *scores, int32_t *known) {
-  *known = 0;
-  return reading(session, [&](HeadState &state) { give(state, state.next(token), scores, known); });
-}
-
-int32_t ec_draft_chain(ec_session *session, int32_t n_past, int32_t token, const ec_draft_rules *rules, ec_drafted *nodes,
-                       int32_t *n_nodes) {
-  *n_nodes = 0;
-  return reading(session, [&](HeadState &state) { *n_nodes = state.draft(n_past, token, *rules, nodes); });
+int32_t ec_draft_chains(ec_draft_item *items, int32_t n) {
+  return drafting(items, n, [&] { draft_chains(items, n); });
 }
 
 double ec_draft_read_seconds(const ec_session *session) { return session->head ? session->head->read_seconds : 0.0; }

@@ -1,0 +1,213 @@
+"""What a draft head on the cpu runtime knows of a session's text, and its calls, which several sessions share."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from copy import copy
+from math import isfinite
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.cost_curve import SharedForward
+from edgedec.head_state import ChainRules, DraftedChain, HeadCall, JoinedCalls
+from edgedec.memory_plan import format_bytes
+from edgedec.trained_heads.acceptance import accepts_too_little
+from edgedec_runtimes.cpu.head import CpuHead
+from edgedec_runtimes.cpu.library import Drafted, DraftItem, DraftRules, address, check, native
+from edgedec_runtimes.cpu.logit_ops import NativeRowOps
+
+_LONGEST_S = 3600.0
+_CHAINS, _SCORES = "ec_draft_chains", "ec_draft_scores"
+_DRAFTED = -1  # in place of n_past: the token was drafted behind what the last call read
+
+F32 = NDArray[np.float32]
+
+
+class CpuHeadCall:
+    """Implements edgedec.head_state.HeadCall: a native function, and one of the texts that it is called for.
+
+    Attributes:
+        kind: The name of the native function.
+        item: The text, and the result.
+    """
+
+    def __init__(self, state: "CpuHeadState", kind: str, item: DraftItem, *pointed_to: object) -> None:
+        self.kind = kind
+        self.item = item
+        self._state = state
+        self._pointed_to = pointed_to
+
+    def answer(self, others: Sequence[HeadCall]) -> None:
+        """Draft for this text and those of other calls of the same kind, together; see HeadCall."""
+        calls = [self, *(call for call in others if isinstance(call, CpuHeadCall))]
+        with ExitStack() as inside:
+            for call in calls:
+                inside.enter_context(call._state.using())
+            items = (DraftItem * len(calls))(*(call.item for call in calls))
+            check(getattr(native(), self.kind)(items, len(calls)), "drafting")
+            for call, item in zip(calls, items, strict=True):
+                call.item.n_found = item.n_found
+
+
+class CpuHeadState:
+    """Implements edgedec.head_state.HeadState over a native session.
+
+    Args:
+        head: The head that follows the session.
+        session: The native session.
+        using: Holds the model's lock inside its block, and refuses a closed session.
+        ops: Operations on a row of the target's logits.
+
+    Attributes:
+        head: The head.
+        using: Holds the model's lock inside its block, and refuses a closed session.
+    """
+
+    def __init__(
+        self,
+        head: CpuHead,
+        session: ctypes.c_void_p,
+        using: Callable[[], AbstractContextManager[object]],
+        ops: NativeRowOps,
+    ) -> None:
+        self.head = head
+        self._session = session
+        self.using = using
+        self._ops = ops
+        self._scores = np.empty(len(head.token_ids), np.float32)
+        self._place: Callable[[int], int] | None = None
+        self._joined: JoinedCalls | None = None
+        self._shared = SharedForward()
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """The tokens that the head can draft: a score's index -> the target's token id."""
+        return self.head.token_ids
+
+    @property
+    def ops(self) -> NativeRowOps:
+        """Operations on a row of logits."""
+        return self._ops
+
+    @property
+    def summary(self) -> str:
+        """The head's name and the bytes of its weights, for a person."""
+        return f"the draft head {self.head.card.name} ({format_bytes(self.head.n_bytes)})"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the head and its target, in sentences."""
+        return self.head.notes
+
+    @property
+    def reach(self) -> tuple[float, ...]:
+        """The chance that a draft is right up to its first, second, ... token, as its trainer measured."""
+        promise = self.head.card.promise
+        return () if promise is None else promise.reach
+
+    def judge(self, n_drafts: int, n_right: int) -> str | None:
+        """Return a sentence where the head accepts far less than its card promises."""
+        return accepts_too_little(self.head.card, (n_drafts,), (n_right,))
+
+    @property
+    def read_s(self) -> float:
+        """Seconds that the head has spent on the text so far, drafts not included."""
+        with self.using():
+            return float(native().ec_draft_read_seconds(self._session))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of what the head knows of the text."""
+        with self.using():
+            return int(native().ec_draft_state_bytes(self._session))
+
+    def reset(self) -> None:
+        """Know nothing of the text so far; call it with the model's lock held."""
+        check(native().ec_session_follow(self._session, self.head.handle), "a draft head of a session")
+
+    def rest(self) -> None:
+        """Stop following the text."""
+        with self.using():
+            check(native().ec_session_follow(self._session, None), "a draft head of a session")
+
+    @property
+    def shared(self) -> SharedForward:
+        """The latest call, in which other sessions may have had texts."""
+        return self._shared
+
+    def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
+        """Draft what follows `token`; see HeadState."""
+        if self._place is not None:
+            n_past = self._place(n_past)
+        if n_past < 0 or rules.n_max < 1:
+            return DraftedChain((), (), (), ())
+        edges = np.array(rules.edges, np.float32)
+        factors = None if rules.factors is None else np.array(rules.factors, np.float32)
+        native_rules = DraftRules(
+            *(rules.n_max, len(edges), address(edges), None if factors is None else address(factors)),
+            *(rules.least_path, rules.most_s if isfinite(rules.most_s) else _LONGEST_S),
+        )
+        nodes = (Drafted * rules.n_max)()
+        item = DraftItem(self._session, n_past, token, native_rules, nodes)
+        found = nodes[: self._called(_CHAINS, item, edges, factors)]
+        return DraftedChain(
+            tuple(node.token for node in found),
+            tuple(node.p for node in found),
+            tuple(node.second_token for node in found),
+            tuple(node.second_p for node in found),
+        )
+
+    def begin(self, n_past: int, token: int) -> F32 | None:
+        """Return the scores of what follows `token`; see HeadState."""
+        if self._place is not None:
+            n_past = self._place(n_past)
+        return None if n_past < 0 else self._scored(n_past, token)
+
+    def next(self, token: int) -> F32 | None:
+        """Return the scores of what follows one more drafted token."""
+        return self._scored(_DRAFTED, token)
+
+    def _scored(self, n_past: int, token: int) -> F32 | None:
+        item = DraftItem(self._session, n_past, token, scores=address(self._scores))
+        return self._scores if self._called(_SCORES, item) else None
+
+    def _called(self, kind: str, item: DraftItem, *pointed_to: object) -> int:
+        """Answer a call, together with other sessions' calls where they are joined; return what was found.
+
+        The arrays that the item points to are `pointed_to`, and those of this object.
+        """
+        call = CpuHeadCall(self, kind, item, *pointed_to)
+        if self._joined is not None:
+            self._shared = self._joined(call)
+        else:
+            begun = perf_counter()
+            call.answer(())
+            self._shared = SharedForward(perf_counter() - begun, 1, 1)
+        return int(call.item.n_found)
+
+    def seen_by(
+        self, *, place: Callable[[int], int] | None = None, joined: JoinedCalls | None = None
+    ) -> "CpuHeadState":
+        """Return the same head for a session around the one that it follows; see HeadState."""
+        twin = copy(self)
+        twin._place = place or self._place
+        twin._joined = joined or self._joined
+        return twin
+
+    def saved(self, n_tokens: int) -> bytes:
+        """Return what the head knows of the first tokens; call it with the model's lock held."""
+        data = np.empty(native().ec_draft_saved_bytes(self._session, n_tokens), np.uint8)
+        if data.nbytes:
+            check(native().ec_draft_save(self._session, n_tokens, address(data), data.nbytes), "saving a draft head")
+        return self.head.mark + data.tobytes()
+
+    def restore(self, data: bytes, n_tokens: int) -> None:
+        """Know what saved() returned; what another head saved is dropped. Call it with the model's lock held."""
+        self.reset()
+        mark = self.head.mark
+        payload = np.frombuffer(data, np.uint8)[len(mark) :]
+        n_bytes = native().ec_draft_saved_bytes(self._session, n_tokens)
+        if data.startswith(mark) and payload.nbytes == n_bytes:
+            check(native().ec_draft_load(self._session, n_tokens, address(payload), n_bytes), "restoring a draft head")
