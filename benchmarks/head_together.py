@@ -73,8 +73,8 @@ def main(head_path: str, target_path: str) -> None:
             apart_ms = lowest_ms(partial(draft_apart, heads, tokens)) / _LENGTH
             step_ms = lowest_ms(partial(model.forward, items))
             print(
-                f"{n} sessions: a drafted token of each takes {together_ms:.2f} ms together, {apart_ms:.2f} ms one after "
-                f"another; a row of each takes {step_ms:.2f} ms",
+                f"{n} sessions: a drafted token of each takes {together_ms:.2f} ms together, {apart_ms:.2f} ms "
+                f"one after another; a row of each takes {step_ms:.2f} ms",
                 flush=True,
             )
 

@@ -2,8 +2,10 @@
 
     python benchmarks/parallel.py qwen2.5-coder-1.5b --parallel 2
 
+With --draft-head HEAD, several at once are compared without a trained head and with it.
+
 Both ways answer the same prompts in turn, in one process, with one copy of the weights per way. Every text must equal
-the one of decoding it alone without drafts. The script prints the tokens per second of all requests together, prefill
+the one of the way that is answered first. The script prints the tokens per second of all requests together, prefill
 included. Ends with one line of JSON; the exit code is 1 where a text differs.
 """
 
@@ -12,6 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -47,28 +50,33 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--draft", default="auto")
+    parser.add_argument("--draft-head")
     args = parser.parse_args()
     prompts = [prompt.text for prompt in read_prompts(args.prompts, args.per_task)]
-    load: dict[str, Any] = {"runtime": "cpu", "offline": True, "draft": args.draft, "n_ctx": 2048}
-    rates: dict[int, list[float]] = {1: [], args.parallel: []}
+    load: dict[str, Any] = {"runtime": "cpu", "offline": True, "draft": args.draft, "n_ctx": 2048, "draft_head": "off"}
+    many = load | {"n_parallel": args.parallel}
+    ways = {"one after the other": (1, load), f"{args.parallel} at once": (args.parallel, many)}
+    if args.draft_head is not None:
+        ways = {"without the head": (args.parallel, many)}
+        ways["with the head"] = args.parallel, many | {"draft_head": args.draft_head}
+    rates: dict[str, list[float]] = {way: [] for way in ways}
     differ = 0
-    with (
-        edgedec.load(args.model, **load) as one,
-        edgedec.load(args.model, n_parallel=args.parallel, **load) as many,
-    ):
+    with ExitStack() as opened:
+        engines = {way: opened.enter_context(edgedec.load(args.model, **options)) for way, (_, options) in ways.items()}
         expected: list[Any] | None = None
         for i in range(args.rounds + 1):
-            for n, engine in ((1, one), (args.parallel, many)) if i % 2 else ((args.parallel, many), (1, one)):
-                found, seconds = answers(engine, prompts, n, args.max_tokens)
+            for way in list(ways)[:: 1 if i % 2 else -1]:
+                found, seconds = answers(engines[way], prompts, ways[way][0], args.max_tokens)
                 expected = found if expected is None else expected
                 differ += sum(a != b for a, b in zip(found, expected, strict=True))
                 if i:  # the first round warms both
-                    rates[n].append(sum(map(len, found)) / seconds)
-                print(f"round {i}, {n} at once: {sum(map(len, found)) / seconds:.1f} tokens/s", flush=True)
-    ratio = median(rates[args.parallel]) / median(rates[1])
-    print(f"{args.parallel} at once: {ratio:.2f} x one after the other; {differ} texts differ")
+                    rates[way].append(sum(map(len, found)) / seconds)
+                print(f"round {i}, {way}: {sum(map(len, found)) / seconds:.1f} tokens/s", flush=True)
+    first, second = (median(found) for found in rates.values())
+    plain, other = ways
+    print(f"{args.parallel} requests: {other} {second / first:.2f} x {plain}; {differ} texts differ")
     document = {"benchmark": "parallel", "model": args.model, "draft": args.draft, "parallel": args.parallel}
-    print(json.dumps(document | {"ratio": ratio, "tokens_per_s": rates, "different": differ} | provenance()))
+    print(json.dumps(document | {"ratio": second / first, "tokens_per_s": rates, "different": differ} | provenance()))
     sys.exit(bool(differ))
 
 

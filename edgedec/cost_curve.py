@@ -224,6 +224,15 @@ class CostCurve:
         """
         return self._bucket(n_past).seconds(n_rows)
 
+    def growth(self, n_rows: int) -> float:
+        """Return how many times as long as one row `n_rows` rows of one or of several sessions take, at least once.
+
+        >>> CostCurve({1: 0.010, 4: 0.015}).growth(4)
+        1.5
+        """
+        one, many = self.seconds(1), self.seconds(n_rows)
+        return max(1.0, many / one) if one and many else 1.0
+
     def observe_part(self, share: float, seconds: float, n_past: int = 0) -> None:
         """Take the measured seconds of one row through half-layers that hold this share of the weights."""
         whole = self.seconds(1, n_past)

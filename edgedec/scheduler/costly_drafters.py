@@ -123,13 +123,20 @@ def _plan_known(
     if is_trial and record.lost_s + worth.price * cost(0) > _TRIAL_SHARE * record.total_s:
         return None
     length, gain = best_length(p, level_s, cost, n_max, best.rate, log.others)
-    least_path = min(1.0, _least_gain(level_s, cost, length, best.rate * max(gain, 1.0)) / max(p, 0.01))
+    rate = best.rate * max(gain, 1.0)
+    least = max(_least_gain(level_s, cost, length, rate), (level_s + _row_behind(cost, length, n_max)) * rate)
+    least_path = min(1.0, least / max(p, 0.01))
     return DraftPlan(n_max, level_s, least_path, is_trial, among_others=among_others)
 
 
 def _least_gain(level_s: float, cost: Cost, length: int, rate: float) -> float:
     """Return the tokens that one level more must add to pay, where chains of `length` levels give `rate` tokens/s."""
     return (level_s + (cost(length) - cost(0)) / length) * rate
+
+
+def _row_behind(cost: Cost, length: int, n_max: int) -> float:
+    """Return the seconds of a row more than `length`, at best: rows behind a whole group of the kernels' cost more."""
+    return min([(cost(n) - cost(length)) / (n - length) for n in range(length + 1, n_max + 1)], default=0.0)
 
 
 def _pays_to_read(

@@ -87,6 +87,7 @@ class ActiveDrafter:
         verified: Whether nodes of its latest draft were verified.
         n_used: How many of its drafts were verified and began with a right token.
         in_place: Whether it knows the text already as far as the target's session holds it.
+        price: Turns the seconds of a draft into those that count where generations draft together, or None.
         hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
     """
 
@@ -108,6 +109,11 @@ class ActiveDrafter:
     n_used: int = 0
     hoped: float | None = None
     in_place: bool = False
+    price: Callable[[float], float] | None = None
+
+    def share_s(self, seconds: float) -> float:
+        """Return what its latest draft cost its generation, where `seconds` passed."""
+        return seconds if self.price is None else self.price(seconds)
 
     def summary(self) -> str:
         """Return a sentence on what the draft model did in this generation, and why it was of no use where it was not.
@@ -141,7 +147,8 @@ class DecisionLog:
         n_drafted: Steps in which nodes were verified.
         n_empty: Steps in which no drafter proposed anything.
         n_tokens: Tokens that these steps gave.
-        spent_s: Seconds that drafting took in these steps, and that their forwards were expected to take.
+        spent_s: Seconds that drafting took in these steps, and that their forwards were expected to take or, where
+            they were shared with other requests, have taken.
         promised: Tokens that the best nodes promised, summed over the steps that decided against a proposal.
         price: What verifying these nodes would have cost, in plain steps, summed over the same steps.
         nodes: How many these nodes were, summed over the same steps.

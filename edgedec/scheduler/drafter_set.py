@@ -22,6 +22,7 @@ from edgedec.noise import Noise
 from edgedec.scheduler.active_drafters import close_drafter, note_failure
 from edgedec.scheduler.drafter_factories import SKIP, SKIP_GAIN, promised_gain
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
@@ -244,4 +245,12 @@ def _active_head(
         record.accepted = [rate * offered for offered in record.offered]
     if record.level_s is None and whole_s is not None:
         record.level_s = _HEAD_SHARE * whole_s
-    return ActiveDrafter(name, drafter, record, costly=True, model=drafter.summary, in_place=True)
+    return ActiveDrafter(
+        name,
+        drafter,
+        record,
+        costly=True,
+        model=drafter.summary,
+        in_place=True,
+        price=JointPrice(drafter, curve).share_s,
+    )

@@ -71,6 +71,7 @@ class Policy:
         self._recorder = recorder
         self._trials = RowTrials(curve, options)
         self._log = DecisionLog()
+        self._forward_s = 0.0  # what the latest step's forward was expected to take
         self.drafters = ActiveDrafters(drafters, n_vocab, options, recorder)
 
     def propose(self, stats: DecodeStats, n_past: int, room: int) -> Draft:
@@ -113,7 +114,7 @@ class Policy:
         self._log.count(paths, len(nodes), cost)
         if plain and drafters.drawn is None:
             nodes = []
-        forward_s = cost(len(nodes))
+        forward_s = self._forward_s = cost(len(nodes))
         self._log.spent_s += forward_s + perf_counter() - started
         self._trials.count_step(len(nodes), forward_s)
         for active in drafters.all:
@@ -137,13 +138,13 @@ class Policy:
         if plan is None:
             return chosen
         self._floor.path_probability = plan.least_path
-        seconds = self.drafters.ask(stats, active, tree, plan.n_max, plan.extra_s)
+        seconds = active.share_s(self.drafters.ask(stats, active, tree, plan.n_max, plan.extra_s))
         if active.draft.tokens.size:
             paths = tree.paths()
             nodes, rate = choose_nodes(tree, paths, cost, n_max, 0.0, self._curve, self._options)
         drawn = active.draft is self.drafters.drawn
         found = self._drawn(active, cost) if drawn else self._best(paths, nodes, cost)
-        mean_rate = max((1 + self._log.others) / cost(0), self._log.tokens_per_s)
+        mean_rate = (1 + self._log.others) * max(1 / cost(0), self._log.tokens_per_s)  # of all requests alike
         note_draft(active, plan, seconds, found.gain_s(before, mean_rate), cost, greedy=self._options.greedy)
         return paths, nodes, rate
 
@@ -191,6 +192,10 @@ class Policy:
             self._trials.learn(trial, len(draft.tokens), len(token_ids))
         if self._log.n_steps:
             self._log.n_tokens += len(token_ids)
+            if (
+                self._curve.others and self._curve.latest_s is not None
+            ):  # others' drafts take time that is not in cost()
+                self._log.spent_s += self._curve.latest_s - self._forward_s
         for active in self.drafters.all:
             path = self._score(stats, active, token_ids) if active.draft.tokens.size else ()
             if active.missed is not None:

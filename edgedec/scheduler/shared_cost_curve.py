@@ -5,16 +5,22 @@ from threading import Lock
 from edgedec.cost_curve import CostCurve
 from edgedec.model import Session
 
+_KEPT = 0.9  # of what is known of drafts, with every forward
+
 
 class JoinedCurve(CostCurve):
-    """T(n) for one of several sessions: the seconds of a forward with n rows of this session and one of each other.
+    """T(n) for one of several sessions, with the session's part of what the drafts of all cost.
+
+    A forward has one row of each session, and the rows of drafts. Each session decides as if the others verified drafts
+    like its own, as far as they did lately, and pays its part of what all drafts cost together. If a session took the
+    others' drafts for granted, its own would look cheap, and would be made for ever; if it expected none, each of four
+    sessions would use the same few rows that cost next to nothing.
 
     The curve that the sessions have in common notes every forward with all of its rows.
 
     Attributes:
-        others: Sequences besides this one in the latest forward. Each of them is expected to bring one row to the next
-            forward and to gain one token by it. Their drafts are not counted, neither as rows nor as tokens: a draft
-            that all others take for granted would look cheap to each of them, and would be made for ever.
+        others: Sequences besides this one in the latest forward. Each of them is expected to gain one token by the next
+            one; what it gains by its drafts pays for these.
     """
 
     def __init__(self, common: CostCurve, session: Session, lock: Lock) -> None:
@@ -24,6 +30,7 @@ class JoinedCurve(CostCurve):
         self._session = session
         self._lock = lock
         self._n_others = 0
+        self._drafted = self._drafted_by_others = 1.0  # mean rows of drafts in a forward: own ones, each other's
 
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
         """Take a step with `n_rows` own rows; the rows and seconds of the whole forward are read from the session."""
@@ -31,15 +38,37 @@ class JoinedCurve(CostCurve):
         assert shared is not None, "a joined curve is made for sessions whose forwards are shared"
         self._n_others = shared.n_items - 1
         self.others = float(self._n_others)
+        if self._n_others:
+            n_drafted = max(0, shared.n_rows - n_rows - self._n_others) / self._n_others
+            self._drafted = _KEPT * self._drafted + (1 - _KEPT) * (n_rows - 1)
+            self._drafted_by_others = _KEPT * self._drafted_by_others + (1 - _KEPT) * n_drafted
         with self._lock:
             self._common.observe(shared.n_rows, shared.seconds, n_past, keep_s)
             self.latest_s = self._common.latest_s
             self.keep_s = self._common.keep_s
 
+    def _in_parts(self, seconds: list[float], n_rows: int) -> list[float]:
+        """Return the seconds of 1 to `n_rows` own rows, from the seconds of 1, 2, ... rows of a whole forward."""
+        plain = seconds[self._n_others]
+        n_alike = self._n_alike
+        rows = (self._n_rows(n) for n in range(1, n_rows + 1))
+        return [plain + (seconds[n - 1] - plain) / n_alike for n in rows]
+
+    @property
+    def _n_alike(self) -> float:
+        """How many sessions verify drafts like this one's, itself included."""
+        return 1 + self._n_others * min(1.0, self._drafted_by_others / max(self._drafted, 1e-9))
+
+    def _n_rows(self, n_rows: int) -> int:
+        """Return the rows of a forward of all sessions, of which `n_rows` are this one's."""
+        return 1 + self._n_others + round((n_rows - 1) * self._n_alike)
+
     def seconds(self, n_rows: int, n_past: int = 0) -> float | None:
         """Return the expected seconds of a forward with `n_rows` own rows, None where nothing was measured."""
         with self._lock:
-            return self._common.seconds(self._n_others + n_rows, n_past)
+            if self._common.seconds(1, n_past) is None:
+                return None
+            return self._in_parts(self._common.up_to(self._n_rows(n_rows), n_past), n_rows)[-1]
 
     def is_unknown(self, n_rows: int) -> bool:
         """Tell whether no forward with `n_rows` own rows or more, and the rows of the others, was ever timed."""
@@ -49,7 +78,12 @@ class JoinedCurve(CostCurve):
     def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
         """Return the seconds of forwards with 1 to `n_rows` own rows."""
         with self._lock:
-            return self._common.up_to(self._n_others + n_rows, n_past)[self._n_others :]
+            return self._in_parts(self._common.up_to(self._n_rows(n_rows), n_past), n_rows)
+
+    def growth(self, n_rows: int) -> float:
+        """Return how many times as long as one row `n_rows` rows take, those of all sessions counted."""
+        with self._lock:
+            return self._common.growth(n_rows)
 
     def table(self) -> dict[int, float]:
         """Return the seconds that were measured, by the number of all rows of a forward."""

@@ -80,16 +80,36 @@ def test_a_wrong_curve_is_put_right_for_all(n: int) -> None:
     assert gain(n, 0.9, nearly_flat, in_proportion, 1500) >= 1.5
 
 
-def test_rows_are_looked_up_with_one_of_each_other() -> None:
-    """What others draft counts on neither side; forwards are noted with all rows."""
+def in_groups(n: int) -> float:
+    """Return them where up to eight cost as much as one, and each one more costs a half of that."""
+    return 0.01 * (1 + 0.5 * max(0, n - 8))
+
+
+@pytest.mark.usefixtures("clock")
+def test_four_requests_share_the_few_rows_that_are_free() -> None:
+    """One node each is free and gives 1.9 times the tokens; if each took all four, the forward would take 7 times."""
+    assert gain(4, 0.9, in_groups, in_groups) >= 1.7
+
+
+def test_a_session_pays_its_part_of_what_all_drafts_cost() -> None:
+    """Others draft like this session as far as they did lately; forwards are noted with all rows."""
     common, session = CostCurve({1: 0.010, 4: 0.020, 8: 0.030}), SimpleNamespace(shared=SharedForward(0.032, 10, 4))
     curve = JoinedCurve(common, cast(BatchedSession, session), Lock())
     assert curve.seconds(1) == 0.010
     curve.observe(3, 0.9)
     assert curve.others == 3
     assert curve.latest_s == pytest.approx(0.032)
-    assert curve.seconds(1) == common.seconds(4)
-    assert curve.up_to(5) == common.up_to(8)[3:]
+    plain, all_rows = common.seconds(4), common.up_to(20)
+    assert curve.seconds(1) == plain
+    # 10 rows are 3 own ones and 7 of three others, which drafted 4 / 3 nodes each: less than this one's 2
+    n_alike = 1 + 3 * (0.9 + 0.1 * 4 / 3) / (0.9 + 0.1 * 2)
+    parts = [(all_rows[3 + round(n * n_alike)] - all_rows[3]) / n_alike for n in range(4)]
+    assert curve.up_to(4) == pytest.approx([all_rows[3] + part for part in parts])
+    assert curve.seconds(3) == pytest.approx(all_rows[3] + parts[2])
+    for _ in range(200):  # only this session drafts: it pays for all of its rows
+        session.shared = SharedForward(0.032, 6, 4)
+        curve.observe(3, 0.9)
+    assert curve.up_to(5) == pytest.approx(common.up_to(8)[3:])
     assert [curve.is_unknown(n) for n in (7, 8)] == [False, True]
     assert curve.trials is common.trials
-    assert curve.table().keys() == {1, 4, 8, 10}
+    assert curve.table().keys() == {1, 4, 6, 8, 10}

@@ -9,11 +9,13 @@ edgedec.drafters.levels says, from the head's scores with the target's own trans
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, thread_time
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import SharedForward
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, DrafterRestsError, Verification
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.levels import LevelMaker
@@ -23,6 +25,9 @@ from edgedec.model import Forward
 
 Correction = Callable[[], tuple[tuple[float, ...], tuple[float, ...]]]
 """Returns the edges and the factors of ChainRules."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NAME = "head"
 _LEAST_LEAF = 0.05  # a second best token of a smaller path probability is left out
@@ -55,6 +60,8 @@ class HeadDrafter:
     Attributes:
         state: What the head knows of the session's text.
         correction: What the head's probabilities are worth, by what was accepted so far.
+        calls: The head's calls for the latest draft, in which other sessions may have had texts.
+        own_s: Seconds of this thread that the latest draft took beside these calls.
     """
 
     needs = DrafterNeeds()
@@ -73,6 +80,8 @@ class HeadDrafter:
             )
         self.state: HeadState = state
         self.correction: Correction = _no_correction
+        self.calls: list[SharedForward] = []
+        self.own_s = 0.0
         self._context = context
         self._tally: Tally = context.store.setdefault(NAME, Tally())
         if self._tally.why:
@@ -95,6 +104,7 @@ class HeadDrafter:
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Draft a chain with the second best tokens beside it, or a drawn chain, for as long as that pays."""
         n_past, left_s = len(self._ids) - 1, deadline_s - monotonic()
+        begun, self.calls, self.own_s = thread_time(), [], 0.0
         n_max = min(n_max, self._context.target.room(n_past + 1))
         if n_past < 1 or n_max < 1 or left_s < 0:
             return EMPTY_DRAFT
@@ -102,7 +112,7 @@ class HeadDrafter:
         edges, factors = self.correction()
         if self._takes_best:
             rules = ChainRules(n_max, floor, edges, factors, left_s)
-            levels = iter(_levels_of(self.state.chain(n_past, self._ids[-1], rules)))
+            levels = iter(_levels_of(self._noted(self.state.chain, n_past, self._ids[-1], rules)))
         else:
             levels = self._levels_behind(n_past)
         nodes.add_levels(
@@ -114,17 +124,26 @@ class HeadDrafter:
         )
         draft = nodes.build()
         self._first = draft.tokens[0].item() if len(draft) else None
+        self.own_s += thread_time() - begun
         return draft
 
     def _levels_behind(self, n_past: int) -> Iterator[Level]:
         """Yield the levels behind the text, each one scored when it is needed."""
         text = list(self._ids)
-        scores = self.state.begin(n_past, text[-1])
+        scores = self._noted(self.state.begin, n_past, text[-1])
         while scores is not None:
             level = self._levels.level(Forward(self._spread(scores)[None], ops=self.state.ops), 0, text)
             yield level
             text.append(level.tokens[0])
-            scores = self.state.next(text[-1])
+            scores = self._noted(self.state.next, text[-1])
+
+    def _noted(self, call: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+        """Return what a call of the head returns, and note it."""
+        begun = thread_time()  # a thread that answers others' calls, too, is not charged with these
+        result = call(*args, **keywords)
+        self.own_s -= thread_time() - begun
+        self.calls.append(self.state.shared)
+        return result
 
     def _spread(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the head's scores as a row of logits over the target's vocabulary, valid until the next call."""
