@@ -196,8 +196,10 @@ class Floor:
 class ForwardLog(Protocol):
     """Notes the forwards that drafters make, while drafts are recorded."""
 
-    def evaluated(self, n_rows: int, layers: LayerSet | None) -> None:
-        """Note a forward over `n_rows` rows, through these half-layers of the target or, for None, a draft model's."""
+    def evaluated(self, n_rows: int, part: LayerSet | float | None) -> None:
+        """Note a forward over `n_rows` rows: through half-layers of the target, through weights that have this share of
+        the bytes which a token of the target reads or, for None, a draft model's.
+        """
 
 
 class Corpus(Protocol):

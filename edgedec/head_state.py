@@ -132,6 +132,24 @@ class HeadState(Protocol):
     def next(self, token: int) -> NDArray[np.float32] | None:
         """Return the scores of what follows one more drafted token, after begin(); None where there is no room."""
 
+    @property
+    def share(self) -> float:
+        """Bytes of weights that a drafted token reads, as a share of those that a token of the target reads."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the head's weights, and of what it knows of the texts of all sessions of the model."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether let_go() was called for a session of the model."""
+
+    def let_go(self) -> None:
+        """Free the weights and what is known of all texts; the head of every session of the model rests for good.
+
+        Any thread may call it; a call of the head that is running ends first.
+        """
+
     def rest(self) -> None:
         """Stop following the text, which then costs nothing; drafts are empty from now on."""
 

@@ -82,10 +82,10 @@ def open_drafters(
         tuned=tuned_set(setting.options.cache_dir, model.card),
         strict=options.draft_numerics == "strict",
     )
-    first.drafting = drafting(factories, reasons=tuple(notes))
+    first.drafting = drafting(factories, reasons=tuple(notes), head=first.session.draft_head)
     shared, missing = _without_models(factories, wishes.draft_store, n_slots)
     for slot in slots[1:]:
-        slot.drafting = drafting(shared, reasons=(*notes, *missing))
+        slot.drafting = drafting(shared, reasons=(*notes, *missing), head=slot.session.draft_head)
     if n_max >= 1:
         _fill_stores(slots, model, planned, wishes.draft_store)
     return planned

@@ -6,10 +6,12 @@
 4. The drafters of other packages.
 5. Most of the draft model's KV cache: the draft model goes on with a window of 256 tokens.
 6. The draft model.
-7. The suffix drafter itself.
+7. The draft head: its weights, and what it knows of the texts of all sessions.
+8. The suffix drafter itself.
 
 What is shed stays away from later requests, too, and their statistics say so: memory that was short once will be short
-again. Engine.forget() brings everything back but the draft model and its window; those come back with the next load.
+again. Engine.forget() brings everything back but the draft model, its window and the draft head; those come back with
+the next load.
 """
 
 from typing import Protocol, runtime_checkable
@@ -18,8 +20,10 @@ from edgedec.draft import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelFactory
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
+from edgedec.drafters.head.head import SHED
 from edgedec.drafters.suffix.suffix import SuffixStore
 from edgedec.errors import EdgedecError
+from edgedec.head_state import HeadState
 from edgedec.memory.watch import Shedder, Watch
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, HEAD, NGRAMS, SUFFIX
 from edgedec.scheduler.drafter_set import Drafting
@@ -48,7 +52,7 @@ def shedders(drafting: Drafting) -> list[Shedder]:
     A part is shed between two steps of a generation, by its thread, or while no generation runs.
     """
     names = [name for name, factory in drafting.factories.items() if not isinstance(factory, ModelFactory)]
-    others = [name for name in names if name not in (SUFFIX, COMMON, HEAD, *NGRAMS)]  # a head stays with its target
+    others = [name for name in names if name not in (SUFFIX, COMMON, HEAD, *NGRAMS)]
     parts = {name: f"the table of {name}" for name in NGRAMS} | {COMMON: "the common text"}
     parts |= {name: f"the drafter {name}" for name in others}
     found = [_suffix_store(drafting)] if {SUFFIX, CASCADE} & set(drafting.factories) else []
@@ -56,6 +60,7 @@ def shedders(drafting: Drafting) -> list[Shedder]:
     models = _draft_models(drafting)
     found += [_window(drafting, source, users) for source, users in models]
     found += [_model(drafting, source, users) for source, users in models]
+    found += [_head(drafting, drafting.head)] if drafting.head is not None else []
     return found + ([_drafter(drafting, SUFFIX, "the suffix drafter")] if SUFFIX in names else [])
 
 
@@ -131,6 +136,17 @@ def _model(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder:
         return 0 if names[0] in drafting.off else source.held_bytes()[0]
 
     return Shedder("the draft model", held, lambda: _close(drafting, source, names))
+
+
+def _head(drafting: Drafting, head: HeadState) -> Shedder:
+    def held() -> int:
+        return 0 if head.gone else head.held_bytes
+
+    def shed() -> None:
+        drafting.switch_off(HEAD, f"{HEAD} off: {SHED}")
+        head.let_go()
+
+    return Shedder("the draft head", held, shed)
 
 
 def _close(drafting: Drafting, source: DraftModel, names: list[str]) -> None:

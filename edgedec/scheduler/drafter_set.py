@@ -16,6 +16,7 @@ from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import MemoryCapError, PluginError
+from edgedec.head_state import HeadState
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
@@ -52,6 +53,7 @@ class Drafting:
         tuned: The set of layers that was tuned for this model, or None.
         strict: Whether to verify only what has the bits of single steps: no trees where the runtime's are not exact.
         reasons: Sentences for the statistics of every generation: what it drafts without, and why.
+        head: The trained head that follows the session, which can be shed; or None.
     """
 
     factories: Mapping[str, DrafterFactory]
@@ -69,6 +71,7 @@ class Drafting:
     tuned: TunedSet | None = None
     strict: bool = True
     reasons: tuple[str, ...] = ()
+    head: HeadState | None = None
 
     @property
     def share_bytes(self) -> int | None:

@@ -42,9 +42,15 @@ class Recorder:
         self._after: list[int] = []
         self._n_noted = 0  # forwards that were made for drafts which drafted() noted
 
-    def evaluated(self, n_rows: int, layers: LayerSet | None) -> None:
-        """Note a forward over `n_rows` rows: through these half-layers and the head, or of a draft model (None)."""
-        self._evaluated.append(Evaluated(n_rows, None if layers is None else self._share(layers)))
+    def evaluated(self, n_rows: int, part: LayerSet | float | None) -> None:
+        """Note a forward over `n_rows` rows.
+
+        Args:
+            n_rows: The rows.
+            part: The half-layers that it goes through besides the output matrix; or the share of a token's bytes that
+                it reads, as for a trained head; or None for a draft model's.
+        """
+        self._evaluated.append(Evaluated(n_rows, self._share(part) if isinstance(part, LayerSet) else part))
 
     def drafted(self, places: Sequence[int], depths: Sequence[int]) -> None:
         """Note after which forward each node of a draft was known.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tiny_heads import TinyHead, write_head
+from support.tiny_heads import TinyHead, head_weights, write_head
 from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
 
@@ -16,9 +16,12 @@ from edgedec.draft import DraftContext, DrafterRestsError, Verification
 from edgedec.drafters.head.head import HeadDrafter, Tally
 from edgedec.errors import CapabilityError, RequestError
 from edgedec.grammar import Grammar
+from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler.recorder import replay
+from edgedec.sequence import Evaluated
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
@@ -88,6 +91,31 @@ def test_a_head_that_accepts_too_little_rests(files: tuple[Path, Path]) -> None:
             made.accept(Verification((), ((token + 1) % N_VOCAB,)), {})
         with pytest.raises(DrafterRestsError, match="rests"):
             drafter(model, store=store)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Path, Path]) -> None:
+    """Each level of a chain is a forward that reads the head's share of a token's bytes, and a replay charges it."""
+    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "draft": "head", "n_draft_max": 4}
+    with edgedec.load(files[0], draft_head=files[1], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
+        made = engine.record(PROMPT, max_tokens=20, temperature=temperature, ignore_end=True)
+        head = engine.session(64).draft_head
+        assert head is not None
+        share = head.share
+    sizes = layer_bytes(files[0])
+    read = head_weights(HEAD)
+    least = sum(read[name].size for name in ("q", "k", "v", "o", "gate", "up", "down"))
+    assert least / sizes.total < share < 1
+    rows = [row for row in made.proposals if row.tokens]
+    assert len(rows) > 10
+    for row in rows:
+        n_levels = sum(parent == -1 or row.after[node] > row.after[parent] for node, parent in enumerate(row.parents))
+        assert row.evaluated == (Evaluated(1, share),) * max(row.after)
+        assert n_levels >= max(row.after) >= 1
+    text, flat = [1, *made.token_ids], (lambda n: 1.0)
+    free = replay(text[1:], made.proposals, flat, 4)
+    charged = replay(text[1:], made.proposals, flat, 4, lambda forward: forward.share or 0.0, 4)
+    assert charged.seconds > free.seconds
 
 
 def test_without_a_head_it_says_what_to_do(files: tuple[Path, Path]) -> None:

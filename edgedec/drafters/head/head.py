@@ -30,6 +30,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NAME = "head"
+SHED = "the draft head was shed when memory ran short; load again to have it"
+"""The reason why a head that was freed drafts no more."""
 _LEAST_LEAF = 0.05  # a second best token of a smaller path probability is left out
 _DRAWS = 0x4472616674486561  # sets the drawn numbers apart from those of other drafters
 _IMPOSSIBLE = np.float32(-1e30)  # the score of a token that the head can't draft
@@ -71,7 +73,7 @@ class HeadDrafter:
 
         Raises:
             CapabilityError: No head was loaded with the target.
-            DrafterRestsError: The head accepted too little in earlier texts.
+            DrafterRestsError: The head accepted too little in earlier texts, or was shed.
         """
         state = context.target.draft_head
         if state is None:
@@ -87,6 +89,7 @@ class HeadDrafter:
         if self._tally.why:
             state.rest()
             raise DrafterRestsError(self._tally.why)
+        self._check_held()
         self._ids: list[int] = []
         self._begun_s = 0.0
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, _DRAWS)
@@ -101,8 +104,17 @@ class HeadDrafter:
         self._begun_s = self.state.read_s
         self._levels.begin()
 
+    def _check_held(self) -> None:
+        if self.state.gone:
+            raise DrafterRestsError(SHED)
+
     def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Draft a chain with the second best tokens beside it, or a drawn chain, for as long as that pays."""
+        """Draft a chain with the second best tokens beside it, or a drawn chain, for as long as that pays.
+
+        Raises:
+            DrafterRestsError: Another request has shed the head.
+        """
+        self._check_held()
         n_past, left_s = len(self._ids) - 1, deadline_s - monotonic()
         begun, self.calls, self.own_s = thread_time(), [], 0.0
         n_max = min(n_max, self._context.target.room(n_past + 1))
@@ -143,6 +155,9 @@ class HeadDrafter:
         result = call(*args, **keywords)
         self.own_s -= thread_time() - begun
         self.calls.append(self.state.shared)
+        if self._context.recorder is not None:
+            for _ in range(len(result.tokens) if isinstance(result, DraftedChain) else result is not None):
+                self._context.recorder.evaluated(1, self.state.share)
         return result
 
     def _spread(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -3,12 +3,15 @@
 import ctypes
 import hashlib
 import weakref
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.target import Fitted
@@ -35,6 +38,8 @@ class CpuHead:
         token_ids: int32[n], the target's id of each token that the head can draft.
         mark: 32 bytes that tell this head from others.
         n_bytes: Bytes of its weights.
+        closed: Whether the weights were freed.
+        followers: What it knows of each session's text (CpuHeadState).
         card: The facts of the head.
         notes: What the user should know of the head and its target, in sentences.
     """
@@ -59,6 +64,10 @@ class CpuHead:
         check(code, f"the draft head {card.name}")
         self._finalizer = weakref.finalize(self, native().ec_head_destroy, self.handle)
         self._finalizer.atexit = False
+        self.closed = False
+        self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._path = gguf.paths[0]
+        self._level_bytes = 0  # of the weights that every drafted token reads
         self._tiles: list[U8] = []
         for which, name in enumerate(MATRICES):
             tensor = head.tensors.get(name)
@@ -82,11 +91,23 @@ class CpuHead:
         what = (which, int(tensor.type), n_rows, n_cols)
         check(native().ec_head_set_matrix(self.handle, *what, address(tiles), tiles.nbytes), name)
         self._tiles.append(tiles)
+        if name not in ("fc", "embedding"):
+            self._level_bytes += tiles.nbytes
+
+    @cached_property
+    def share(self) -> float:
+        """Bytes of weights that a drafted token reads, as a share of those that a token of the target reads.
+
+        `fc` is left out: it is read once for all tokens that stand since the last draft.
+        """
+        return self._level_bytes / layer_bytes(self._path).total
 
     def close(self) -> None:
-        """Free the weights; calling it again does nothing."""
+        """Free the weights, which no session may follow then; calling it again does nothing."""
         self._finalizer()
         self._tiles.clear()
+        self.n_bytes = 0
+        self.closed = True
 
 
 def borrowed_rows(gguf: GGUF, token_ids: NDArray[np.int32], name: str = "output.weight") -> HeadTensor:

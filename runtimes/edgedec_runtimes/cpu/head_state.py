@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from copy import copy
 from math import isfinite
 from time import perf_counter
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
+from edgedec.errors import SessionError
 from edgedec.head_state import ChainRules, DraftedChain, HeadCall, JoinedCalls
 from edgedec.memory_plan import format_bytes
 from edgedec.trained_heads.acceptance import accepts_too_little
@@ -76,6 +77,7 @@ class CpuHeadState:
         self._session = session
         self.using = using
         self._ops = ops
+        head.followers.add(self)
         self._scores = np.empty(len(head.token_ids), np.float32)
         self._place: Callable[[int], int] | None = None
         self._joined: JoinedCalls | None = None
@@ -125,7 +127,41 @@ class CpuHeadState:
 
     def reset(self) -> None:
         """Know nothing of the text so far; call it with the model's lock held."""
-        check(native().ec_session_follow(self._session, self.head.handle), "a draft head of a session")
+        handle = None if self.head.closed else self.head.handle
+        check(native().ec_session_follow(self._session, handle), "a draft head of a session")
+
+    @property
+    def share(self) -> float:
+        """Bytes of weights that a drafted token reads, as a share of those that a token of the target reads."""
+        return self.head.share
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the head's weights, and of what it knows of all sessions' texts."""
+        with self.using():
+            return self.head.n_bytes + sum(state.n_bytes for state in self._open_states())
+
+    @property
+    def gone(self) -> bool:
+        """Whether the head was freed."""
+        return self.head.closed
+
+    def let_go(self) -> None:
+        """Free the head's weights and what it knows of all sessions' texts; see HeadState."""
+        with self.using():
+            if self.head.closed:
+                return
+            for state in self._open_states():
+                state.rest()
+            self.head.close()
+
+    def _open_states(self) -> list["CpuHeadState"]:
+        """Return the states of all sessions that are not closed; call it with the model's lock held."""
+        found = []
+        for state in list(self.head.followers):
+            with suppress(SessionError), state.using():
+                found.append(state)
+        return found
 
     def rest(self) -> None:
         """Stop following the text."""
@@ -209,5 +245,5 @@ class CpuHeadState:
         mark = self.head.mark
         payload = np.frombuffer(data, np.uint8)[len(mark) :]
         n_bytes = native().ec_draft_saved_bytes(self._session, n_tokens)
-        if data.startswith(mark) and payload.nbytes == n_bytes:
+        if n_bytes and data.startswith(mark) and payload.nbytes == n_bytes:
             check(native().ec_draft_load(self._session, n_tokens, address(payload), n_bytes), "restoring a draft head")

@@ -112,7 +112,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
                 session = self.adopt(CpuSession(self, handle, n_ctx))
             except MemoryError as error:
                 raise MemoryCapError(f"no memory for a session of {n_ctx} tokens; ask for a shorter one") from error
-            if self._heads:
+            if self._heads and not self._heads[0].closed:
                 session.be_followed(self._heads[0], self._ops)
             return session
 
