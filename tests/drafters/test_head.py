@@ -1,6 +1,7 @@
 """The drafter `head`: the contract, what it drafts, and when it rests."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from support.tiny_quantized import Tiny, write_tiny
 import edgedec
 from edgedec.conformance import check_drafter, raise_failures
 from edgedec.cost_curve import CostCurve
+from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.session_pool import SessionPool
 from edgedec.draft import DraftContext, DrafterRestsError, Verification
 from edgedec.drafters.head.head import HeadDrafter, Tally
 from edgedec.errors import CapabilityError, RequestError
@@ -20,8 +23,11 @@ from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.recorder import replay
-from edgedec.sequence import Evaluated
+from edgedec.sequence import Evaluated, Generation, Request
+from edgedec.stats import DecodeStats
+from edgedec.verification import RULES
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
@@ -52,6 +58,11 @@ def drafter(model: Model, params: SamplingParams = GREEDY, **context: object) ->
     made = HeadDrafter(DraftContext(session, model.tokenizer, params, Noise(1), **context))  # type: ignore[arg-type]
     made.begin(TEXT)
     return made
+
+
+def verified(made: Generation) -> bool:
+    """Tell whether nodes of the head were verified, in most steps of a text."""
+    return 2 * made.stats.n_drafts > made.stats.n_steps > 0 and made.stats.drafters["head"]["tried"] > 0
 
 
 def test_it_keeps_the_contract(files: tuple[Path, Path]) -> None:
@@ -143,36 +154,89 @@ def test_texts_are_plain_decodings(
             for temperature in (0.0, 1.0):
                 made = engine.generate(PROMPT, max_tokens=40, temperature=temperature, seed=4, ignore_end=True)
                 texts.append(made.token_ids)
-                assert draft == "off" or made.stats.drafters["head"]["nodes"]
+                assert draft == "off" or verified(made)
                 assert draft == "off" or any("read the text" in line for line in made.stats.explanation)
     assert texts[:2] == texts[2:]
 
 
 def test_requests_at_the_same_time_draft_each_for_itself(files: tuple[Path, Path]) -> None:
-    """Three texts at once, each with its own head's state, are plain decoding's."""
+    """Six texts, three at once, each with its own head's state: they are plain decoding's, greedy and sampled.
+
+    What each of them drafts is what it drafts alone.
+    """
     texts: dict[str, list[tuple[int, ...]]] = {}
+    drafted: list[list[int]] = []
     for draft in ("off", "head"):
         keywords = {"draft": draft, "draft_head": files[1], "n_parallel": 3, "n_ctx": 128, "n_draft_max": 4}
         with (
             edgedec.load(files[0], runtime="cpu", offline=True, tile_cache=False, **keywords) as engine,  # type: ignore[arg-type]
             ThreadPoolExecutor(3) as threads,
         ):
-            made = list(threads.map(lambda word: engine.generate(PROMPT + word, max_tokens=30, seed=4), "abc"))
+            asks = [
+                partial(
+                    engine.generate, PROMPT + word, max_tokens=30, seed=4, temperature=t, ignore_end=True, reuse="exact"
+                )
+                for word in "abc"
+                for t in (0.0, 1.0)
+            ]
+            made = list(threads.map(lambda ask: ask(), asks))
+            again = [ask() for ask in asks]
         texts[draft] = [one.token_ids for one in made]
-        assert draft == "off" or all(one.stats.drafters["head"]["nodes"] for one in made)
+        assert texts[draft] == [one.token_ids for one in again]
+        assert draft == "off" or all(map(verified, made))
+        if draft == "head":
+            drafted = [[one.stats.drafters["head"]["nodes"] for one in found] for found in (made, again)]
     assert texts["head"] == texts["off"]
+    assert drafted[0] == drafted[1]
+
+
+def test_a_fork_of_a_prompt_drafts_on(files: tuple[Path, Path]) -> None:
+    """Two texts of one prompt: the fork of a session that read it drafts at once, and both are plain decoding's."""
+    with load(files) as model:
+        plain = [written(SessionSlot(model.session(100)), seed)[0] for seed in (1, 2)]
+        first = model.session(100)
+        first.forward(np.array(TEXT[:-1], np.int32), n_past=0)
+        for seed, session in enumerate((first.fork(), first.fork()), 1):
+            slot = SessionSlot(session, TEXT[:-1], drafting=Drafting({"head": HeadDrafter}, 4, always=True))
+            text, stats = written(slot, seed)
+            assert text == plain[seed - 1]
+            assert stats.n_reused_tokens == len(TEXT) - 1
+            assert stats.drafters["head"]["tried"] >= stats.n_steps > 0
+    assert plain[0] != plain[1]
+
+
+def written(slot: SessionSlot, seed: int) -> tuple[tuple[int, ...], DecodeStats]:
+    """Return the text that follows TEXT, and its statistics."""
+    sampling = SamplingParams(temperature=1.0, seed=seed, max_tokens=20, ignore_end=True)
+    stream = TokenStream(SessionPool([slot]), Request(tuple(TEXT), sampling, seed, "longest"))
+    assert list(stream)
+    return stream.generation.token_ids, stream.generation.stats
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_other_rules_verify_what_was_drawn(rule: str, files: tuple[Path, Path]) -> None:
+    """Drafts drawn from the head's q are verified by every rule; two runs of a seed are the same."""
+    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "draft": "head", "draft_head": files[1]}
+    with edgedec.load(files[0], n_ctx=128, n_draft_max=4, **keywords) as engine:  # type: ignore[arg-type]
+        made = [
+            engine.generate(PROMPT, max_tokens=30, temperature=1.0, seed=4, ignore_end=True, verify=rule, reuse="exact")
+            for _ in range(2)
+        ]
+    assert made[0].token_ids == made[1].token_ids
+    assert all(map(verified, made))
 
 
 def test_texts_of_a_grammar_are_plain_decodings(files: tuple[Path, Path]) -> None:
     """Where a grammar limits the tokens, the head drafts among what the grammar forces, and changes nothing."""
     pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
-    grammar = Grammar.regex(r"(foo|ba[rz]){1,4}-?\d{2}")
+    grammar = Grammar.regex(r"(.|\n){30}-?\d{2}")
     texts = []
     for draft in ("off", "head"):
         keywords = {"draft": draft, "draft_head": files[1], "n_ctx": 128, "n_draft_max": 5, "n_threads": 1}
         with edgedec.load(files[0], runtime="cpu", offline=True, tile_cache=False, **keywords) as engine:  # type: ignore[arg-type]
             made = [engine.generate(PROMPT, grammar=grammar, max_tokens=40, temperature=t, seed=3) for t in (0.0, 1.0)]
         texts.append([one.token_ids for one in made])
+        assert draft == "off" or all(one.stats.n_drafts > 5 for one in made)  # others are against the grammar
     assert texts[0] == texts[1]
 
 
@@ -190,4 +254,5 @@ def test_a_prompt_cache_carries_the_head(files: tuple[Path, Path], tmp_path: Pat
             made = engine.generate(PROMPT + "log", max_tokens=20, temperature=0, ignore_end=True)
             counts.append((made.token_ids, made.stats.drafters["head"]["nodes"], made.stats.n_reused_tokens))
     assert counts[0] == counts[1]
+    assert counts[0][1] > 10
     assert counts[0][2]
