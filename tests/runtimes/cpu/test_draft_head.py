@@ -17,6 +17,7 @@ from support.tiny_quantized import Tiny, random_blocks, write_tiny
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import ModelFormatError, RequestError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules, DraftedChain, HeadCall, HeadState
 from edgedec.model import LoadOptions, Model, Session
