@@ -165,7 +165,7 @@ def test_requests_at_the_same_time_draft_each_for_itself(files: tuple[Path, Path
     What each of them drafts is what it drafts alone.
     """
     texts: dict[str, list[tuple[int, ...]]] = {}
-    drafted: list[list[int]] = []
+    drafted: list[list[float]] = []
     for draft in ("off", "head"):
         keywords = {"draft": draft, "draft_head": files[1], "n_parallel": 3, "n_ctx": 128, "n_draft_max": 4}
         with (
