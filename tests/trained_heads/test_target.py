@@ -104,15 +104,15 @@ def _card(reach: tuple[float, ...] | None) -> HeadCard:
 
 
 def test_a_head_is_judged_after_200_drafts() -> None:
-    """It rests when it accepts less than half of what its card promises at the depths that were drafted."""
+    """It rests when it accepts less than a quarter of what its card promises at the depths that were drafted."""
     card = _card((0.6, 0.4, 0.2))
     assert accepts_too_little(card, [], []) is None
     assert accepts_too_little(card, [199], [0]) is None
-    assert accepts_too_little(card, [200], [60]) is None
-    assert "59 of its 200 tokens" in (accepts_too_little(card, [200], [59]) or "")
-    assert accepts_too_little(card, [200, 100, 50], [60, 20, 5]) is None
-    assert "promises 170" in (accepts_too_little(card, [200, 100, 50], [60, 20, 4]) or "")
-    assert accepts_too_little(card, [200, 100, 50, 50], [60, 20, 5, 0]) is None, "depth 4 was promised nothing"
+    assert accepts_too_little(card, [200], [30]) is None
+    assert "29 of its 200 tokens" in (accepts_too_little(card, [200], [29]) or "")
+    assert accepts_too_little(card, [200, 100, 50], [30, 10, 3]) is None
+    assert "promises 170" in (accepts_too_little(card, [200, 100, 50], [30, 10, 2]) or "")
+    assert accepts_too_little(card, [200, 100, 50, 50], [30, 10, 3, 0]) is None, "depth 4 was promised nothing"
 
 
 def test_a_head_without_a_promise_is_judged_by_what_sound_heads_accept() -> None:
