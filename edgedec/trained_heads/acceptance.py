@@ -7,8 +7,11 @@ from edgedec.trained_heads.card import HeadCard
 N_DRAFTS = 200
 """Drafts after which a head is judged."""
 SHARE = 0.25
-"""The least part of what its card promises that a head must accept. A sound head can accept a third of it on texts of a kind
-that it never saw: the one that is shipped did on summaries of long articles. With wrong taps it is a hundredth to a tenth."""
+"""The least part of what its card promises that a head must accept.
+
+A sound head can accept a third of it on texts of a kind that it never saw: the one that is shipped did on summaries of
+long articles. With wrong taps it is a hundredth to a tenth.
+"""
 UNKNOWN_REACH = (0.3,)
 """What a head without a promise is held to. Of public heads, the first drafted token of the weakest that was trained as
 meant is accepted in 0.34 of cases (speculators' example with 5,000 conversations), and in 0.04 with wrong taps (vllm,
