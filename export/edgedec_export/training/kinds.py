@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edgedec_export.training.teaching import Student, Taught
 
 
-_FITTED_FILES = 8  # of lessons, to which a new draft model's output is fitted
+_FITTED_FILES = 16  # of lessons, to which a new draft model's output is fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class Kind(Protocol):
         coverage: The share of the answers' tokens that it learns to tell apart, unless their number is given.
         n_rows: Rows of a batch.
         n_measurements: How often it is measured while it learns.
+        n_measured: On how many answers; None for all that are held back.
     """
 
     parts: TargetParts
@@ -63,6 +64,7 @@ class Kind(Protocol):
     coverage: float
     n_rows: int
     n_measurements: int
+    n_measured: int | None
 
     @property
     def key(self) -> str:
@@ -94,6 +96,7 @@ class HeadKind:
     coverage: float = short_list.COVERAGE
     n_rows: int = 2048
     n_measurements: int = 16
+    n_measured: int | None = None
 
     @property
     def key(self) -> str:
@@ -142,8 +145,9 @@ class NarrowKind:
     called: str = "the draft model"
     checkpoint: str = "checkpoint-model.pt"
     coverage: float = 0.995
-    n_rows: int = 1024
+    n_rows: int = 512
     n_measurements: int = 8
+    n_measured: int | None = 48
 
     @property
     def key(self) -> str:

@@ -55,7 +55,8 @@ class Teaching:
         key: What identifies target, recipe and drafter; a checkpoint with another key is refused.
         n_passes: How often the drafter learns from every answer.
         n_rows: Rows of a batch, padding included.
-        n_measurements: How often the drafter is measured on the answers held back.
+        n_measurements: How often the drafter is measured on answers held back.
+        n_measured: How many of these answers it is measured on while it learns; None for all, as in the report.
         seed: Of the order of lessons.
         save_every_s: Seconds between two checkpoints.
     """
@@ -65,6 +66,7 @@ class Teaching:
     n_passes: float = 3.0
     n_rows: int = 2048
     n_measurements: int = 16
+    n_measured: int | None = None
     seed: int = 0
     save_every_s: float = 60.0
 
@@ -171,7 +173,7 @@ class _Trainer:
         """Measure the drafter on the answers held back, and keep it where it is the best so far."""
         state = self._state
         weights = {name: values.detach().clone() for name, values in self._student.weights.items()}
-        drafted = self._student.drafted(weights, self._held)
+        drafted = self._student.drafted(weights, self._held[: self._job.n_measured])
         gain = replay(drafted, lambda n: 1.0, MOST_DRAFTED).tokens_per_step
         if gain > state.best_yield:
             state.best = weights

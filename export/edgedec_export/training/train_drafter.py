@@ -45,7 +45,7 @@ class TrainOptions:
     Attributes:
         kind: "head", or "model" for a narrow draft model.
         n_layers: Layers of a draft model; None for four.
-        width: Elements of its hidden states; None for half of the target's.
+        width: Elements of its hidden states; None for a third of the target's.
         work: The folder of answers and checkpoints; None for `NAME.training` beside the drafter. Drafters of one
             target may share it, one after the other.
         prompts: The user's own prompts.
@@ -202,6 +202,7 @@ def _taught(kind: Kind, out: Path, work: Path, key: str, files: list[LessonFile]
         options.n_passes,
         n_rows=kind.n_rows,
         n_measurements=kind.n_measurements,
+        n_measured=kind.n_measured,
         seed=options.seed,
         save_every_s=options.save_every_s,
     )

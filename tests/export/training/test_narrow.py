@@ -104,7 +104,7 @@ def test_layers_of_other_architectures_begin_at_random(target: Path, lessons: li
     """By the seed; the embeddings are the target's in any case."""
     parts = parts_of(target)
     shape = shape_of(parts.network)
-    one, same, other = (initial_weights(parts, shape, lessons, seed, sliced=False) for seed in (1, 1, 2))
+    one, same, other = (initial_weights(parts, shape, lessons, seed, ()) for seed in (1, 1, 2))
     assert_array_equal(one["0.q"], same["0.q"])
     assert not np.array_equal(one["0.q"], other["0.q"])
     assert_array_equal(one["enter"], other["enter"])

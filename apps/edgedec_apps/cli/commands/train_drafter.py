@@ -43,7 +43,7 @@ class TrainJob:
         int | None,
         option(
             "--width",
-            help="Width of a small model's hidden states (default: half of MODEL's).",
+            help="Width of a small model's hidden states (default: a third of MODEL's).",
             metavar="N",
             panel=_TRAINING,
         ),

@@ -24,11 +24,10 @@ LLAMA_LIKE = frozenset({"llama", "qwen2"})
 """Architectures whose layers are those of a llama, but for biases of q, k and v."""
 
 _BIASES = {"q_bias": "attn_q.bias", "k_bias": "attn_k.bias", "v_bias": "attn_v.bias"}
-_FIRST_OUTPUT = 0.3  # of the target's logits: a model that knows nothing should not be sure of anything
 
 
 def initial_weights(
-    parts: TargetParts, shape: NarrowShape, lessons: Sequence[Lesson], seed: int, *, sliced: bool = True
+    parts: TargetParts, shape: NarrowShape, lessons: Sequence[Lesson], seed: int, layers: Sequence[int] | None = None
 ) -> dict[str, Floats]:
     """Return float32 arrays: `enter` and `leave`, [target's width, width], `output_norm`, and each layer's as "0.q".
 
@@ -37,8 +36,8 @@ def initial_weights(
         shape: The draft model's shape.
         lessons: Some lessons, for the hidden states.
         seed: Of random numbers.
-        sliced: Begin with the first layers of the target; else with random ones. Layers that are not those of a llama
-            are always random.
+        layers: The target's layers to begin with, one for each of the draft model's; None for the first ones. With no
+            layer, and for a target whose layers are not those of a llama, all layers are random.
     """
     turn = basis(lessons, parts, shape.n_embd)
     norm = math.sqrt(parts.network.n_embd / shape.n_embd)  # states that keep their length are that much larger
@@ -47,13 +46,13 @@ def initial_weights(
         "leave": parts.output_norm[:, None] * turn,
         "output_norm": np.full(shape.n_embd, norm, np.float32),
     }
-    if sliced and parts.network.architecture in LLAMA_LIKE:
-        layers = [_sliced_layer(parts, shape, layer, turn, norm) for layer in range(shape.n_layer)]
+    chosen = range(shape.n_layer) if layers is None else layers
+    if chosen and parts.network.architecture in LLAMA_LIKE:
+        made = [_sliced_layer(parts, shape, layer, turn, norm) for layer in chosen]
     else:
         draw = np.random.default_rng(seed)
-        layers = [_random_layer(shape, draw) for _ in range(shape.n_layer)]
-        found["output_norm"] *= _FIRST_OUTPUT
-    for i, layer in enumerate(layers):
+        made = [_random_layer(shape, draw) for _ in range(shape.n_layer)]
+    for i, layer in enumerate(made):
         found |= {f"{i}.{name}": np.ascontiguousarray(values, np.float32) for name, values in layer.items()}
     return found
 

@@ -62,7 +62,7 @@ def shape_of(target: Network, n_layer: int | None = None, n_embd: int | None = N
     Args:
         target: The target's shape.
         n_layer: Layers; None for four.
-        n_embd: Width; None for half of the target's. Feed-forward blocks shrink by the same factor.
+        n_embd: Width; None for a third of the target's. Feed-forward blocks shrink by the same factor.
 
     Raises:
         OptionError: There are more layers than the target has, or the width is too large or no multiple of 32.
@@ -70,7 +70,7 @@ def shape_of(target: Network, n_layer: int | None = None, n_embd: int | None = N
     layers = DEFAULT_LAYERS if n_layer is None else n_layer
     if not 1 <= layers <= target.n_layer:
         raise OptionError("n_layers", layers, f"it must be from 1 to the target's {target.n_layer}")
-    width = _rounded(target.n_embd / 2) if n_embd is None else n_embd
+    width = _rounded(target.n_embd / 3) if n_embd is None else n_embd
     if not _WIDTHS <= width <= target.n_embd or width % _WIDTHS:
         raise OptionError("width", width, f"it must be a multiple of {_WIDTHS}, at most the target's {target.n_embd}")
     return NarrowShape(

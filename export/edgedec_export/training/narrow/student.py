@@ -19,7 +19,7 @@ from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
 
-_MATRIX_RATE, _VECTOR_RATE = 8e-3, 5e-3
+_RATE = 1e-3  # larger ones undo what the first layers of the target and the fitted output bring
 _ROWS = 4096  # rows of a batch that does not learn
 _RIDGE = 1e-3  # of the mean square of a state's element
 _LOGIT_ROWS = 256
@@ -76,7 +76,7 @@ class NarrowStudent:
         self.weights: Weights = {
             name: torch.from_numpy(values.copy()).to(device).requires_grad_() for name, values in weights.items()
         }
-        self._optimizers = Optimizers(self.weights.values(), _MATRIX_RATE, _VECTOR_RATE)
+        self._optimizers = Optimizers(self.weights.values(), _RATE, _RATE)
 
     def learn(self, lessons: Sequence[Lesson], part: float) -> float:
         """Learn from lessons, and return the cross entropy in nats; `part` of the training is over."""
