@@ -21,7 +21,6 @@ from edgedec_export.training.narrow.shape import shape_of
 from edgedec_export.training.target_parts import TargetParts
 
 TOKENS = np.array([1, 70, 3, 99, 5, 200, 44, 3, 70], np.int32)
-FLOATS = ("LAYER_TYPE", "OUTPUT_TYPE", "EMBEDDING_TYPE")
 
 
 def parts_of(path: Path) -> TargetParts:
@@ -56,8 +55,7 @@ def test_at_the_targets_own_size_the_logits_are_the_targets(
     tied: bool,
 ) -> None:
     """Moving norms, turning states and reordering q and k change nothing, where no layer and no width is left out."""
-    for name in FLOATS:
-        monkeypatch.setattr(narrow_gguf, name, GGMLType.F32)
+    monkeypatch.setattr(narrow_gguf, "MATRIX_TYPE", GGMLType.F32)
     target = tiny_llama(tmp_path / "t.gguf", seed=5, n_layer=7, n_ff=96, architecture=architecture, tied=tied)
     parts = parts_of(target)
     shape = shape_of(parts.network, 7, 64)
@@ -142,5 +140,5 @@ def test_a_drafted_tokens_share_is_that_of_the_bytes(target: Path) -> None:
     tensors = parts.gguf.tensors
     n_target = sum(tensor.n_bytes for name, tensor in tensors.items() if name != "token_embd.weight")
     layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 64
-    expected = (4 * layer * 34 / 32 + 260 * 32 * 18 / 32) / n_target
+    expected = (4 * layer + 260 * 32) * 34 / 32 / n_target
     assert kind.drafted_token(100) == pytest.approx(expected)

@@ -45,8 +45,7 @@ def test_the_network_is_the_files(
     parts: TargetParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_lessons: Any
 ) -> None:
     """Logits in torch are those of the cpu runtime with the file in floats, whatever follows in the batch."""
-    for name in ("LAYER_TYPE", "OUTPUT_TYPE", "EMBEDDING_TYPE"):
-        monkeypatch.setattr(narrow_gguf, name, GGMLType.F32)
+    monkeypatch.setattr(narrow_gguf, "MATRIX_TYPE", GGMLType.F32)
     shape = shape_of(parts.network, 3, 32)
     weights = initial_weights(parts, shape, make_lessons([(4, 20)], n_embd=64), 0)
     rng = np.random.default_rng(3)

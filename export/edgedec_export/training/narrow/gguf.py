@@ -25,9 +25,8 @@ from edgedec_export.training.target_parts import TargetParts
 
 Floats = NDArray[np.float32]
 
-LAYER_TYPE = GGMLType.Q8_0
-OUTPUT_TYPE = GGMLType.Q4_0
-EMBEDDING_TYPE = GGMLType.Q8_0  # one row is read for a token
+MATRIX_TYPE = GGMLType.Q8_0
+"""The type of all matrices; with an output matrix in Q4_0, a third to a half of the accepted tokens were lost."""
 RECORD_KEY = "edgedec.draft_model"
 """The metadata key with the target's hashes, the recipe and the report, as JSON."""
 
@@ -51,7 +50,7 @@ _NAMES = {
 def bytes_per_token(shape: NarrowShape) -> int:
     """Return the bytes of weights that a drafted token reads: all layers, and the output matrix."""
     n_output = shape.n_vocab * shape.n_embd
-    return _n_bytes(LAYER_TYPE, shape.n_layer_weights) + _n_bytes(OUTPUT_TYPE, n_output)
+    return (shape.n_layer_weights + n_output) // MATRIX_TYPE.block_size * MATRIX_TYPE.block_bytes
 
 
 def write_narrow(
@@ -81,8 +80,8 @@ def write_narrow(
         CancelledError: `cancel` was cancelled.
     """
     tensors = [
-        _product("token_embd.weight", parts.embeddings, weights["enter"], shape.n_vocab, EMBEDDING_TYPE),
-        _product("output.weight", parts.output_rows, weights["leave"], shape.n_vocab, OUTPUT_TYPE),
+        _product("token_embd.weight", parts.embeddings, weights["enter"], shape.n_vocab),
+        _product("output.weight", parts.output_rows, weights["leave"], shape.n_vocab),
         _tensor("output_norm.weight", weights["output_norm"]),
     ]
     for i in range(shape.n_layer):
@@ -94,22 +93,18 @@ def write_narrow(
 
 
 def _tensor(name: str, values: Floats) -> OutTensor:
-    kind = LAYER_TYPE if values.ndim == 2 else GGMLType.F32
+    kind = MATRIX_TYPE if values.ndim == 2 else GGMLType.F32
     return OutTensor(name, values.shape[::-1], kind, lambda: iter([BLOCK_ENCODERS[kind](values)]))
 
 
-def _product(
-    name: str, rows: Callable[[NDArray[np.integer]], Floats], matrix: Floats, n_rows: int, kind: GGMLType
-) -> OutTensor:
+def _product(name: str, rows: Callable[[NDArray[np.integer]], Floats], matrix: Floats, n_rows: int) -> OutTensor:
     """Return a tensor with the rows of one of the target's matrices times `matrix`."""
-    return OutTensor(name, (matrix.shape[1], n_rows), kind, partial(_products, rows, matrix, n_rows, kind))
+    return OutTensor(name, (matrix.shape[1], n_rows), MATRIX_TYPE, partial(_products, rows, matrix, n_rows))
 
 
-def _products(
-    rows: Callable[[NDArray[np.integer]], Floats], matrix: Floats, n_rows: int, kind: GGMLType
-) -> Iterator[bytes]:
+def _products(rows: Callable[[NDArray[np.integer]], Floats], matrix: Floats, n_rows: int) -> Iterator[bytes]:
     for begin in range(0, n_rows, _ROWS_AT_ONCE):
-        yield BLOCK_ENCODERS[kind](rows(np.arange(begin, min(n_rows, begin + _ROWS_AT_ONCE))) @ matrix)
+        yield BLOCK_ENCODERS[MATRIX_TYPE](rows(np.arange(begin, min(n_rows, begin + _ROWS_AT_ONCE))) @ matrix)
 
 
 def _entries(parts: TargetParts, shape: NarrowShape, name: str, record: str) -> list[Entry]:
@@ -131,10 +126,6 @@ def _entries(parts: TargetParts, shape: NarrowShape, name: str, record: str) -> 
         RECORD_KEY: text(record),
     }
     numbers = {kind: number for number, kind in FILE_TYPE_NAMES.items()}
-    values["general.file_type"] = whole_number(numbers[LAYER_TYPE.name])
+    values["general.file_type"] = whole_number(numbers[MATRIX_TYPE.name])
     tokenizer = [entry for entry in read_entries(parts.gguf) if entry[0].startswith("tokenizer.")]
     return [*values.items(), *tokenizer]
-
-
-def _n_bytes(kind: GGMLType, n: int) -> int:
-    return n // kind.block_size * kind.block_bytes
