@@ -14,7 +14,6 @@ from typing import Literal
 from urllib.parse import unquote
 
 from edgedec.errors import ModelNotFoundError, StorageError
-from edgedec.loading.draft_head import forget_head
 from edgedec_models.addresses import url_path
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_models.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
@@ -72,6 +71,8 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
         PullError: Another process is fetching it at the moment.
         StorageError: A file cannot be deleted.
     """
+    from edgedec.loading.draft_head import forget_head  # here, as it imports numpy
+
     root = models_folder(cache_dir)
     stored = _stored(cache_dir)
     found = _matching(name, stored, root)

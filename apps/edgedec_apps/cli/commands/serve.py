@@ -135,8 +135,8 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags) -
     """Serve models over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.
 
     A request may name any model on this machine. It is loaded then, and where memory is short the least recently used
-    one is unloaded; --memory is for all of them together. Options of drafts, layers and templates, and --prompt-cache
-    where it is a file, are for the models of the command line.
+    one is unloaded; --memory is for all of them together. Options of drafts, layers and templates, and a prompt cache
+    that is a file, are for the models of the command line.
 
     Only this machine can reach the server unless --host says otherwise. Ctrl-C ends it with exit code 130, SIGTERM with
     0.
