@@ -83,7 +83,8 @@ def test_a_load_parses_the_header_once(tmp_path: Path, monkeypatch: pytest.Monke
     model, parsed = tiny_llama(tmp_path / "m.gguf"), []
 
     def counting(*args: Any, **keywords: Any) -> Any:
-        parsed.append(args)
+        if args[0].name == str(model):  # draft heads that are found have headers, too
+            parsed.append(args)
         return read_header(*args, **keywords)
 
     monkeypatch.setattr(gguf_file, "read_header", counting)
