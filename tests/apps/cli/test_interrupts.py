@@ -154,12 +154,13 @@ def test_sigterm_leaves_no_half_files(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_during_a_load_ends_with_its_own_code(model: Path, tmp_path: Path, name: str, code: int) -> None:
     """A load that a signal cancels ends with 128 and the signal's number, whatever the load itself raises."""
+    if signal.getsignal(signal.Signals[name]) is signal.SIG_IGN:
+        pytest.skip(f"{name} is ignored here, as under nohup, and edgedec leaves it so")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     process = start("run", model, "Hello", "--chat-template", fifo)
     other_end = wait_for_reader(fifo)
     process.send_signal(signal.Signals[name])
-    time.sleep(0.3)  # on a busy machine the signal may come later than what goes on
     os.close(other_end)  # the load goes on with an empty template, and sees that it was cancelled
     result = finish(process)
     assert result.code == code
