@@ -10,7 +10,6 @@ heads do, and each head has a norm of its own before them. With C fixed, Medusa'
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ from edgedec_export.training.batches import Batch, batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.lessons import Lesson
 from edgedec_export.training.network import Tensor, Weights, cross_entropy, target_shares
-from edgedec_export.training.optimizing import rate_at
+from edgedec_export.training.optimizing import Optimizers
 from edgedec_export.training.simulation import Drafted
 
 N_HEADS = 6
@@ -110,13 +109,7 @@ class HeadLearner:
         self.weights = {
             name: values.requires_grad_() for name, values in new_heads(shape, borrowed.parts.output_norm, seed).items()
         }
-        matrices = [values for values in self.weights.values() if values.ndim == 2]
-        vectors = [values for values in self.weights.values() if values.ndim == 1]
-        self._rates = (_MATRIX_RATES[shape.reads_drafts], _VECTOR_RATE)
-        self._optimizers = (
-            torch.optim.Muon(matrices, lr=self._rates[0], weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(vectors, lr=_VECTOR_RATE, betas=(0.9, 0.95), weight_decay=0.0),
-        )
+        self._optimizers = Optimizers(self.weights, _MATRIX_RATES[shape.reads_drafts], _VECTOR_RATE)
 
     def learn(self, batch: Batch, part: float) -> float:
         """Learn from a batch and return its loss, in nats.
@@ -136,14 +129,7 @@ class HeadLearner:
                 found, gradient = cross_entropy(outputs.detach(), shares, which, b.rows)
                 loss += _STEP_WEIGHT**k * float(found)
                 handle = handle + _STEP_WEIGHT**k * (outputs.float() * gradient).sum()
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        handle.backward()
-        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), 1.0)
-        for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate_at(part) * rate
-            optimizer.step()
+        self._optimizers.descend(handle, part)
         return loss
 
     def outputs(self, batch: Batch) -> list[Tensor]:
@@ -179,16 +165,11 @@ class HeadLearner:
 
     def state(self) -> dict[str, Any]:
         """Return all that changes, for restore()."""
-        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
-        return {"weights": {name: values.detach() for name, values in self.weights.items()}, "optimizers": optimizers}
+        return self._optimizers.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what state() returned."""
-        with torch.no_grad():
-            for name, values in self.weights.items():
-                values.copy_(state["weights"][name])
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(deepcopy(saved))
+        self._optimizers.restore(state)
 
 
 def cut_by_lesson(lessons: Sequence[Lesson], right: NDArray[np.bool_], sure: NDArray[np.float32]) -> list[Drafted]:

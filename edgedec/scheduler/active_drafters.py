@@ -79,10 +79,7 @@ class ActiveDrafters:
         if n and not self._options.coupled and self._keeps_q(draft):
             self.drawn = draft if self.drawn is None else self.drawn
         elif n:
-            p = draft.p_accept.tolist()
-            if not self._options.always:
-                calibration = active.record.calibration[self._options.greedy]
-                p = [calibration.corrected(estimate) for estimate in p]
+            p = draft.p_accept.tolist() if self._options.always else active.corrected_p(self._options.greedy)
             active.places = tree.add(draft.tokens.tolist(), draft.parents.tolist(), p)
             if self._recorder is not None:
                 self._recorder.drafted(active.places, draft.depths())

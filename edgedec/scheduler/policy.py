@@ -155,10 +155,7 @@ class Policy:
     def _drawn(self, active: ActiveDrafter, cost: Cost) -> Best:
         """Return what is expected of a step that verifies a drafter's draft whole."""
         tree, draft = DraftTree(), active.draft
-        calibration = active.record.calibration[self._options.greedy]
-        tree.add(
-            draft.tokens.tolist(), draft.parents.tolist(), [calibration.corrected(p) for p in draft.p_accept.tolist()]
-        )
+        tree.add(draft.tokens.tolist(), draft.parents.tolist(), active.corrected_p(self._options.greedy))
         return self._best(tree.paths(), range(len(draft)), cost)
 
     def _draft(self, tree: DraftTree, nodes: list[int]) -> Draft:
@@ -192,9 +189,8 @@ class Policy:
             self._trials.learn(trial, len(draft.tokens), len(token_ids))
         if self._log.n_steps:
             self._log.n_tokens += len(token_ids)
-            if (
-                self._curve.others and self._curve.latest_s is not None
-            ):  # others' drafts take time that is not in cost()
+            if self._curve.others and self._curve.latest_s is not None:
+                # The others' drafts take time that is not in what the forward was expected to take.
                 self._log.spent_s += self._curve.latest_s - self._forward_s
         for active in self.drafters.all:
             path = self._score(stats, active, token_ids) if active.draft.tokens.size else ()

@@ -66,8 +66,7 @@ class Learner:
         self.weights = {name: values.to(device).clone() for name, values in weights.items()}
         for name in weights.keys() - {TAP_SCALE}:
             self.weights[name].requires_grad_()
-        learned = [values for values in self.weights.values() if values.requires_grad]
-        self._optimizers = Optimizers(learned, _MATRIX_RATE, _VECTOR_RATE)
+        self._optimizers = Optimizers(self.weights, _MATRIX_RATE, _VECTOR_RATE)
 
     def learn(self, batch: Batch, part: float) -> float:
         """Learn from a batch and return its loss, in nats.
@@ -94,12 +93,8 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Return all that changes, for restore()."""
-        weights = {name: values.detach() for name, values in self.weights.items()}
-        return {"weights": weights, "optimizers": self._optimizers.state()}
+        return self._optimizers.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what state() returned."""
-        with torch.no_grad():
-            for name, values in self.weights.items():
-                values.copy_(state["weights"][name])
-        self._optimizers.restore(state["optimizers"])
+        self._optimizers.restore(state)

@@ -4,13 +4,12 @@ Vectors are updated by AdamW.
 """
 
 import math
-from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
 import torch
 
-from edgedec_export.training.network import Tensor
+from edgedec_export.training.network import Tensor, Weights
 
 _WARM_UP = 0.03
 _LAST_RATE = 0.02  # of the highest
@@ -18,16 +17,17 @@ _LARGEST_GRADIENT = 1.0
 
 
 class Optimizers:
-    """The optimizers of some tensors, which they change in place.
+    """The optimizers of a drafter's tensors, which they change in place.
 
     Args:
-        tensors: What learns: matrices and vectors.
+        weights: The tensors by name. Matrices and vectors that require a gradient learn.
         matrix_rate: The highest learning rate of matrices.
         vector_rate: The highest learning rate of vectors.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], matrix_rate: float, vector_rate: float) -> None:
-        self._tensors = list(tensors)
+    def __init__(self, weights: Weights, matrix_rate: float, vector_rate: float) -> None:
+        self._weights = weights
+        self._tensors = [values for values in weights.values() if values.requires_grad]
         matrices = [values for values in self._tensors if values.ndim == 2]
         vectors = [values for values in self._tensors if values.ndim == 1]
         self._optimizers = (
@@ -48,13 +48,17 @@ class Optimizers:
                 group["lr"] = share * rate
             optimizer.step()
 
-    def state(self) -> list[dict[str, Any]]:
-        """Return all that changes but the tensors, for restore()."""
-        return [optimizer.state_dict() for optimizer in self._optimizers]
+    def state(self) -> dict[str, Any]:
+        """Return all that changes, the tensors among it, for restore()."""
+        weights = {name: values.detach() for name, values in self._weights.items()}
+        return {"weights": weights, "optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
 
-    def restore(self, state: list[dict[str, Any]]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Go on from what state() returned."""
-        for optimizer, saved in zip(self._optimizers, state, strict=True):
+        with torch.no_grad():
+            for name, values in self._weights.items():
+                values.copy_(state["weights"][name])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(deepcopy(saved))  # torch would share its tensors
 
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from support.tiny_models import tiny_llama
 
+from edgedec.gguf.file import read_gguf
 from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.target_parts import TargetParts
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
@@ -19,6 +21,20 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny chat model of seven layers, as few as three taps need."""
     path = tmp_path_factory.mktemp("training") / "target.gguf"
     return tiny_llama(path, seed=3, n_layer=7, n_ff=96, n_ctx_train=1024, chat_template=TEMPLATE)
+
+
+@pytest.fixture
+def parts(target: Path) -> TargetParts:
+    """The tiny target's parts."""
+    return TargetParts.of(read_gguf(target))
+
+
+@pytest.fixture
+def one_thread() -> None:
+    """Let torch use one thread, as tensors are tiny."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

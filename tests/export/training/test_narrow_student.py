@@ -8,7 +8,6 @@ import pytest
 from numpy.testing import assert_allclose
 
 import edgedec
-from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.training.narrow import gguf as narrow_gguf
 from edgedec_export.training.narrow.gguf import write_narrow
@@ -22,16 +21,7 @@ if True:  # after the skip
     from edgedec_export.training.narrow.student import NarrowStudent
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    """Let torch use one thread, as tensors are tiny."""
-    torch.set_num_threads(1)
-
-
-@pytest.fixture
-def parts(target: Path) -> TargetParts:
-    """The tiny target's parts."""
-    return TargetParts.of(read_gguf(target))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def student(parts: TargetParts, lessons: Any, seed: int = 0) -> NarrowStudent:

@@ -2,14 +2,12 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from edgedec.gguf.file import read_gguf
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.reference import ReferenceHead
@@ -31,19 +29,8 @@ if True:  # after the skip
         target_shares,
     )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 N_TEXT = 12
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    """Let torch use one thread, as tensors are tiny."""
-    torch.set_num_threads(1)
-
-
-@pytest.fixture
-def parts(target: Path) -> TargetParts:
-    """The tiny target's parts."""
-    return TargetParts.of(read_gguf(target))
 
 
 def some_head(parts: TargetParts, seed: int = 1) -> tuple[HeadCard, Weights]:

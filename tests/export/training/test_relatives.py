@@ -33,20 +33,9 @@ if True:  # after the skip
     from edgedec_export.training.network import folded, new_weights
 
 F32 = NDArray[np.float32]
+pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT_LIST = np.arange(0, 80, 2, dtype=np.int32)
 CURVE = {1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4, 16: 2.0}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    """Let torch use one thread, as tensors are tiny."""
-    torch.set_num_threads(1)
-
-
-@pytest.fixture
-def parts(target: Path) -> TargetParts:
-    """The tiny target's parts."""
-    return TargetParts.of(read_gguf(target))
 
 
 def random_heads(parts: TargetParts, *, reads_drafts: bool) -> HeadLearner:

@@ -76,7 +76,7 @@ class NarrowStudent:
         self.weights: Weights = {
             name: torch.from_numpy(values.copy()).to(device).requires_grad_() for name, values in weights.items()
         }
-        self._optimizers = Optimizers(self.weights.values(), _RATE, _RATE)
+        self._optimizers = Optimizers(self.weights, _RATE, _RATE)
 
     def learn(self, lessons: Sequence[Lesson], part: float) -> float:
         """Learn from lessons, and return the cross entropy in nats; `part` of the training is over."""
@@ -140,15 +140,11 @@ class NarrowStudent:
 
     def state(self) -> dict[str, Any]:
         """Return all that changes, for restore()."""
-        weights = {name: values.detach() for name, values in self.weights.items()}
-        return {"weights": weights, "optimizers": self._optimizers.state()}
+        return self._optimizers.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what state() returned."""
-        with torch.no_grad():
-            for name, values in self.weights.items():
-                values.copy_(state["weights"][name])
-        self._optimizers.restore(state["optimizers"])
+        self._optimizers.restore(state)
 
 
 def _best(outputs: Tensor, rows: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
