@@ -37,7 +37,7 @@ logger = logging.getLogger("edgedec.api.load")
 logger.addHandler(logging.NullHandler())  # without a handler, `logging` would print warnings itself
 
 
-# 33 parameters, so that every editor and type checker completes them; a test holds them equal to the fields.
+# 34 parameters, so that every editor and type checker completes them; a test holds them equal to the fields.
 def load(
     model: ModelName,
     *,

@@ -36,8 +36,8 @@ def initial_weights(
         shape: The draft model's shape.
         lessons: Some lessons, for the hidden states.
         seed: Of random numbers.
-        layers: The target's layers to begin with, one for each of the draft model's; None for the first ones. With no
-            layer, and for a target whose layers are not those of a llama, all layers are random.
+        layers: The target's layers to begin with, one for each of the draft model's; None for the first ones. All
+            layers are random where this is empty, and where the target's layers are built otherwise than a llama's.
     """
     turn = basis(lessons, parts, shape.n_embd)
     norm = math.sqrt(parts.network.n_embd / shape.n_embd)  # states that keep their length are that much larger
