@@ -38,6 +38,7 @@ class Collecting:
         n_ctx: Tokens of a prompt with its answer.
         n_at_once: Texts that are written in one forward.
         own: The user's own prompts.
+        share: Which files to write: the number of the first one, and the distance to the next.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class Collecting:
     n_ctx: int = 1024
     n_at_once: int = 16
     own: tuple[Opening, ...] = ()
+    share: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ class _Collector:
         self._n_tokens = 0  # of the files before the next one, complete or not
         self._waiting: deque[Task[_Key]] = deque()
         self._open: dict[int, _Open] = {}
-        self._next_number = 0
+        self._next_number, self._step = job.share
+        self._n_begun = 0
         while self._next_number in self._files and self._n_tokens < job.n_tokens:
             self._begin_file()
 
@@ -116,12 +119,13 @@ class _Collector:
 
     def _begin_file(self) -> None:
         """Go on to the next file: count it where it is there, else add its prompts."""
-        if self._next_number >= _FILES_IN_VAIN and not self._n_tokens:
+        if self._n_begun >= _FILES_IN_VAIN and not self._n_tokens:
             raise RequestError(
-                f"the model answered none of {self._next_number * PROMPTS_PER_FILE} prompts; give prompts of your own "
+                f"the model answered none of {self._n_begun * PROMPTS_PER_FILE} prompts; give prompts of your own "
                 "(--prompts), or a model that answers chats"
             )
-        number, self._next_number = self._next_number, self._next_number + 1
+        number, self._next_number = self._next_number, self._next_number + self._step
+        self._n_begun += 1
         if number in self._files:
             self._n_tokens += self._files[number].n_tokens
             return

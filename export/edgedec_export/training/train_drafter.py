@@ -9,7 +9,7 @@ Every part goes on where an earlier run stopped, whatever stopped that.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ from edgedec.storage.probe_cache import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec.trained_heads.target import target_of
 from edgedec_export.training import recipe
-from edgedec_export.training.collecting import Collecting, collect
+from edgedec_export.training.collecting import Collecting
+from edgedec_export.training.collecting_processes import Target, collect_alone, collect_together
 from edgedec_export.training.kinds import Kind, Start, kind_of
 from edgedec_export.training.lessons import LessonFile, first_files
 from edgedec_export.training.openings import Opening
@@ -56,6 +57,7 @@ class TrainOptions:
         n_passes: How often the drafter learns from every answer.
         n_threads: Threads; None for as many as there are cores that this process may use.
         n_parallel: Answers that are written in one forward.
+        n_processes: Processes that write answers, each with the model in memory, with a part of the threads.
         seed: Another seed gives another training.
         save_every_s: Seconds between two checkpoints.
         cache_dir: The cache's root; None for this installation's default.
@@ -74,6 +76,7 @@ class TrainOptions:
     n_passes: float = 3.0
     n_threads: int | None = None
     n_parallel: int = 16
+    n_processes: int = 1
     seed: int = 0
     save_every_s: float = 60.0
     cache_dir: Path | None = None
@@ -89,6 +92,7 @@ class TrainOptions:
             "n_passes": (0.01, 1000),
             "n_threads": (1, 256),
             "n_parallel": (1, 256),
+            "n_processes": (1, 256),
             "seed": (0, 2**32 - 1),
         }
         for name, (least, most) in limits.items():
@@ -156,27 +160,21 @@ def _collected(model: Path, parts: TargetParts, folder: Path, n_ctx: int, option
     folder.mkdir(parents=True, exist_ok=True)
     if files := first_files(folder, options.n_tokens):
         return files
-    keywords: dict[str, Any] = {"on_progress": options.on_progress, "cancel": options.cancel, "offline": True}
-    with load(
-        model,
-        runtime="cpu",
-        draft="off",
+    job = Collecting(
+        folder,
+        parts.layers_kept,
+        options.n_tokens,
+        options.n_answer,
+        seed=options.seed,
         n_ctx=n_ctx,
-        n_threads=options.n_threads,
-        cache_dir=options.cache_dir,
-        **keywords,
-    ) as engine:
-        job = Collecting(
-            folder,
-            parts.layers_kept,
-            options.n_tokens,
-            options.n_answer,
-            seed=options.seed,
-            n_ctx=n_ctx,
-            n_at_once=options.n_parallel,
-            own=options.prompts,
-        )
-        collect(engine, job, options.on_progress, options.cancel)
+        n_at_once=options.n_parallel,
+        own=options.prompts,
+    )
+    target = Target(model, n_ctx, options.n_threads, options.cache_dir)
+    if options.n_processes == 1:
+        collect_alone(target, job, options.on_progress, options.cancel)
+    else:
+        collect_together(target, job, options.n_processes, options.on_progress, options.cancel)
     return first_files(folder, options.n_tokens)
 
 

@@ -84,6 +84,15 @@ class TrainJob:
     passes: Annotated[
         float, option("--passes", help="Learn from every answer X times at most.", metavar="X", panel=_TRAINING)
     ] = 3.0
+    processes: Annotated[
+        int,
+        option(
+            "--processes",
+            help="Write answers in N processes, each with MODEL in memory: faster with many cores.",
+            metavar="N",
+            panel=_TRAINING,
+        ),
+    ] = 1
     seed: Annotated[int, sampling_option("--seed", help="Same seed, same drafter.", metavar="N")] = 0
     threads: Threads = None
     offline: Offline = False
@@ -132,6 +141,7 @@ def _train(job: TrainJob, on_progress: Any, cancel: CancelToken) -> "Trained":
         n_vocabulary=job.vocabulary,
         n_passes=job.passes,
         n_threads=job.threads,
+        n_processes=job.processes,
         seed=job.seed,
         on_progress=on_progress,
         cancel=cancel,
