@@ -375,8 +375,8 @@ class LoadOptions:
 class Runtime(Protocol):
     """What an entry point of `edgedec.runtimes` names: a class that is called without arguments, or an object.
 
-    A runtime that honours LoadOptions.draft_head has a true attribute `takes_draft_heads`; no head is looked for
-    without it.
+    A runtime that honours LoadOptions.draft_head has a method `takes_draft_heads(path: Path) -> bool`, which says
+    whether it does so for a model; no head is looked for without it.
     """
 
     name: str

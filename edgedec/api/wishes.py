@@ -154,7 +154,8 @@ def _head(choice: Choice, draft: str | DrafterFactory | None, options: EngineOpt
         return None, f"the draft head {options.draft_head} is not used, as no drafter of {draft} reads it" * is_named
     if is_named:
         return _named_head(options), ""
-    if not getattr(choice.runtime, "takes_draft_heads", False):  # runtimes of other packages need not have it
+    takes_draft_heads = getattr(choice.runtime, "takes_draft_heads", None)  # other packages' runtimes need not have it
+    if takes_draft_heads is None or not takes_draft_heads(choice.path):
         return None, ""
     return usable_head(choice.path, options.resolving.cache_dir)
 

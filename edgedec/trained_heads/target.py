@@ -8,6 +8,9 @@ which cost some milliseconds:
   in the same quantization.
 - norms: of the numbers of all vectors, which quantizers leave alone. Quantizations of one model share it.
 - tokenizer: of the list of tokens. Models that share it mean the same by a token id.
+
+The vocabulary of an exported folder has no tensors. There two metadata keys hold the hashes of the file that was
+exported.
 """
 
 import hashlib
@@ -19,10 +22,13 @@ import numpy as np
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF, ValueType
 from edgedec.gguf.levels import FLOATS, floats
-from edgedec.gguf.metadata import get_array
+from edgedec.gguf.metadata import get_array, get_text
 from edgedec.gguf.model_info import describe
 from edgedec.trained_heads.card import HeadCard, Target
 from edgedec.trained_heads.head import Head
+
+WEIGHTS_KEY, NORMS_KEY = "edgedec.source.weights", "edgedec.source.norms"
+"""The metadata keys of an exported folder's vocabulary: `hash_weights` and `hash_norms` of what was exported."""
 
 _SAMPLE_BYTES = 4096
 _HASH_CHARACTERS = 32  # of SHA-256's 64: 128 bits
@@ -37,10 +43,31 @@ def target_of(gguf: GGUF) -> Target:
     name = gguf.metadata.get("general.name")
     return Target(
         name if isinstance(name, str) and name else gguf.paths[0].stem,
-        hash_weights(gguf),
-        hash_norms(gguf),
+        hash_weights(gguf) or _recorded(gguf, WEIGHTS_KEY),
+        hash_norms(gguf) or _recorded(gguf, NORMS_KEY),
         hash_tokenizer(gguf),
     )
+
+
+def exported_hashes(gguf: GGUF, rounding: str) -> dict[str, str]:
+    """Return the metadata by which an exported folder names its weights: WEIGHTS_KEY and NORMS_KEY.
+
+    Args:
+        gguf: The file that is exported.
+        rounding: How the export rounds matrices, in a word; "" where every weight keeps its value. An export that
+            rounds has other weights than its source: it counts as another quantization of the same model.
+
+    Raises:
+        ModelFormatError, ModelNotFoundError, StorageError: The file has changed since it was opened, or can't be read.
+    """
+    weights = hash_weights(gguf)
+    if rounding:
+        weights = _text(hashlib.sha256(f"{weights} {rounding}".encode()))
+    return {WEIGHTS_KEY: weights, NORMS_KEY: hash_norms(gguf)}
+
+
+def _recorded(gguf: GGUF, key: str) -> str:
+    return "" if gguf.tensors else get_text(gguf, key) or ""
 
 
 def hash_weights(gguf: GGUF) -> str:
@@ -106,7 +133,7 @@ def fit(head: Head, gguf: GGUF) -> Fitted:
 
     Args:
         head: The head.
-        gguf: The target's file, or the vocabulary of an exported folder, which has no tensors.
+        gguf: The target's file, or the vocabulary of an exported folder, which has hashes instead of tensors.
 
     Raises:
         UnsupportedModelError: A size, the vocabulary, a tapped layer or the model itself is not the one that the head
@@ -163,7 +190,12 @@ def _kinship(card: HeadCard, gguf: GGUF) -> tuple[str, ...]:
     found = target_of(gguf)
     if trained.tokenizer_hash and found.tokenizer_hash and trained.tokenizer_hash != found.tokenizer_hash:
         _refuse(card, f"it was trained for {trained.name!r}, which has other tokens than {found.name!r}")
-    if not found.weights_hash or trained.weights_hash == found.weights_hash:
+    if not found.weights_hash:
+        return (
+            f"the export does not say by a hash which weights it was made of, so that nobody knows whether the head "
+            f"{card.name} was trained for them; export the model again with this edgedec",
+        )
+    if trained.weights_hash == found.weights_hash:
         return ()
     if trained.norms_hash and trained.norms_hash != found.norms_hash:
         _refuse(card, f"it was trained for {trained.name!r}, and {found.name!r} is another model")

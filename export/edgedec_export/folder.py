@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.formats import MANIFEST
-from edgedec_export.gguf_writer import read_entries, write_gguf
+from edgedec_export.gguf_writer import Entry, read_entries, write_gguf
 from edgedec_export.temporary import storage_errors, temporary_path
 
 FORMAT = 1
@@ -73,16 +73,22 @@ def write_manifest(folder: Path, facts: Mapping[str, Any], known: Mapping[str, s
     (folder / MANIFEST).write_text(text, encoding="utf-8", newline="\n")
 
 
-def write_vocabulary(source: GGUF, path: Path) -> None:
+def write_vocabulary(source: GGUF, path: Path, more: Sequence[Entry] = ()) -> None:
     """Write a GGUF with all metadata of another one, byte for byte, and without tensors.
 
     Keys that say how the source is split into files are left out.
+
+    Args:
+        source: The other GGUF.
+        path: Where to write.
+        more: Further metadata entries.
 
     Raises:
         ModelFormatError, StorageError: The source has changed since it was opened, or cannot be read.
         OSError: `path` cannot be written.
     """
-    write_gguf(path, [entry for entry in read_entries(source) if not entry[0].startswith("split.")], [])
+    replaced = ("split.", *(key for key, _ in more))
+    write_gguf(path, [*(entry for entry in read_entries(source) if not entry[0].startswith(replaced)), *more], [])
 
 
 def _require_free(out: Path, *, force: bool) -> None:

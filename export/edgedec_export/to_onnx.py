@@ -15,12 +15,14 @@ from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import DATA, GRAPH, VOCABULARY
 from edgedec.progress import CancelToken, OnProgress, check_cancelled
+from edgedec.trained_heads.target import exported_hashes
 from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
+from edgedec_export.gguf_writer import text
 from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.library import require_onnx
 from edgedec_export.positions import local_layers
-from edgedec_export.quantizing import Quant
+from edgedec_export.quantizing import EXACT, Quant
 from edgedec_export.source import rope_factors, source_facts, tensor_steps
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.tokenizer import open_tokenizer
@@ -77,7 +79,8 @@ def export_onnx(
             check_cancelled(cancel, what)
             with_int8_cache(model, find_scales(folder, network, open_tokenizer(gguf).encode(bundled_text())))
             (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
-        write_vocabulary(gguf, folder / VOCABULARY)
+        hashes = exported_hashes(gguf, "" if quant == EXACT else quant)
+        write_vocabulary(gguf, folder / VOCABULARY, [(key, text(value)) for key, value in hashes.items()])
         facts = _facts(gguf, network, quant, kv) | {"matrices": weights.matrices}
         write_manifest(folder, facts, {DATA: data.sha256})
         check_cancelled(cancel, what)

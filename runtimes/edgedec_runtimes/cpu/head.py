@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import weakref
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.target import Fitted
@@ -44,8 +44,21 @@ class CpuHead:
         notes: What the user should know of the head and its target, in sentences.
     """
 
-    def __init__(self, model: ctypes.c_void_p, fitted: Fitted, gguf: GGUF) -> None:
-        """Arrange a head's weights for a native model, whose file has the rows of the output matrix that are borrowed.
+    def __init__(
+        self,
+        model: ctypes.c_void_p,
+        fitted: Fitted,
+        output_rows: Callable[[NDArray[np.int32]], HeadTensor],
+        token_bytes: Callable[[], int],
+    ) -> None:
+        """Arrange a head's weights for a native model.
+
+        Args:
+            model: The native model.
+            fitted: The head.
+            output_rows: Returns the rows of the target's output matrix that belong to some tokens, which a head borrows
+                that has none.
+            token_bytes: Returns the bytes of weights that a token of the target reads.
 
         Raises:
             SessionError: The native library refuses a shape.
@@ -66,7 +79,7 @@ class CpuHead:
         self._finalizer.atexit = False
         self.closed = False
         self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._path = gguf.paths[0]
+        self._token_bytes = token_bytes
         self._level_bytes = 0  # of the weights that every drafted token reads
         self._tiles: list[U8] = []
         for which, name in enumerate(MATRICES):
@@ -74,7 +87,7 @@ class CpuHead:
             if tensor is not None:
                 self._set_matrix(which, name, stored(name, tensor))
             elif name == "output":
-                self._set_matrix(which, name, stored(name, borrowed_rows(gguf, self.token_ids), borrowed=True))
+                self._set_matrix(which, name, stored(name, output_rows(self.token_ids), borrowed=True))
         for which, name in enumerate(VECTORS):
             if name in head.tensors:
                 values = np.ascontiguousarray(head.tensors[name].floats())
@@ -100,7 +113,7 @@ class CpuHead:
 
         `fc` is left out: it is read once for all tokens that stand since the last draft.
         """
-        return self._level_bytes / layer_bytes(self._path).total
+        return self._level_bytes / self._token_bytes()
 
     def close(self) -> None:
         """Free the weights, which no session may follow then; calling it again does nothing."""
@@ -183,13 +196,16 @@ def _to_q4_0(tensor: HeadTensor) -> HeadTensor:
     return HeadTensor(tensor.shape, GGMLType.Q4_0, data)
 
 
-def output_bytes(card: HeadCard, gguf: GGUF) -> int:
-    """Return the bytes of the rows that a head borrows of its target's output matrix; 0 where it has its own."""
+def output_type(gguf: GGUF) -> GGMLType:
+    """Return the type of a target's output matrix, of which a head borrows rows."""
+    return GGMLType((gguf.tensors.get("output.weight") or gguf.tensors["token_embd.weight"]).type)
+
+
+def output_bytes(card: HeadCard, type: GGMLType) -> int:
+    """Return the bytes of the rows that a head borrows of an output matrix of that type; 0 where it has its own."""
     if card.own_output:
         return 0
-    info = gguf.tensors.get("output.weight") or gguf.tensors["token_embd.weight"]
-    to = _stored_type("output", GGMLType(info.type), info.shape[0], True)
-    return _row_bytes(to, info.shape[0]) * card.n_vocab_draft
+    return _row_bytes(_stored_type("output", type, card.n_embd, True), card.n_embd) * card.n_vocab_draft
 
 
 def _config(card: HeadCard) -> HeadConfig:

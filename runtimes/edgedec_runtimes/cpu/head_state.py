@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import SessionError
 from edgedec.head_state import ChainRules, DraftedChain, HeadCall, JoinedCalls
+from edgedec.logit_ops import LogitOps
 from edgedec.memory_plan import format_bytes
 from edgedec.trained_heads.acceptance import accepts_too_little
 from edgedec_runtimes.cpu.head import CpuHead
 from edgedec_runtimes.cpu.library import Drafted, DraftItem, DraftRules, address, check, native
-from edgedec_runtimes.cpu.logit_ops import NativeRowOps
 
 _LONGEST_S = 3600.0
 _CHAINS, _SCORES = "ec_draft_chains", "ec_draft_scores"
@@ -53,7 +53,7 @@ class CpuHeadCall:
 
 
 class CpuHeadState:
-    """Implements edgedec.head_state.HeadState over a native session.
+    """Implements edgedec_runtimes.shared.follower.Follower over a native session.
 
     Args:
         head: The head that follows the session.
@@ -71,7 +71,7 @@ class CpuHeadState:
         head: CpuHead,
         session: ctypes.c_void_p,
         using: Callable[[], AbstractContextManager[object]],
-        ops: NativeRowOps,
+        ops: LogitOps,
     ) -> None:
         self.head = head
         self._session = session
@@ -89,7 +89,7 @@ class CpuHeadState:
         return self.head.token_ids
 
     @property
-    def ops(self) -> NativeRowOps:
+    def ops(self) -> LogitOps:
         """Operations on a row of logits."""
         return self._ops
 

@@ -13,7 +13,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.extras import DISTRIBUTION
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -57,6 +57,10 @@ class Item(ctypes.Structure):
         ("n_taps", c_int32),
         ("reserved", c_int32),
     )
+
+
+LOOK_UP = ctypes.CFUNCTYPE(c_int32, POINTER(c_int32), c_int32, c_void_p, c_int64)
+"""ec_look_up: finds the embeddings of tokens."""
 
 
 class Part(ctypes.Structure):
@@ -136,6 +140,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_set_mapping": (None, (c_void_p, c_void_p)),
     "ec_model_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "ec_model_finish": (c_int32, (c_void_p,)),
+    "ec_model_finish_elsewhere": (c_int32, (c_void_p, LOOK_UP)),
     "ec_model_instruction_set": (c_char_p, (c_void_p,)),
     "ec_model_seconds": (None, (c_void_p, c_void_p)),
     "ec_model_destroy": (None, (c_void_p,)),
@@ -164,6 +169,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_head_finish": (c_int32, (c_void_p,)),
     "ec_head_destroy": (None, (c_void_p,)),
     "ec_session_follow": (c_int32, (c_void_p, c_void_p)),
+    "ec_session_take": (c_int32, (POINTER(Item),)),
     "ec_draft_scores": (c_int32, (c_void_p, c_int32)),
     "ec_draft_chains": (c_int32, (c_void_p, c_int32)),
     "ec_draft_read_seconds": (c_double, (c_void_p,)),

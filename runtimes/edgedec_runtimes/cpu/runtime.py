@@ -5,7 +5,7 @@ import gc
 import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from edgedec.counted import counted
@@ -13,6 +13,7 @@ from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_info import require_text_decoder
+from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard
@@ -21,7 +22,7 @@ from edgedec.runtime_report import RuntimeReport
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit
 from edgedec_runtimes.cpu import kv_types, weights
-from edgedec_runtimes.cpu.head import CpuHead, output_bytes
+from edgedec_runtimes.cpu.head import CpuHead, borrowed_rows, output_bytes, output_type
 from edgedec_runtimes.cpu.head_memory import head_facts, head_terms
 from edgedec_runtimes.cpu.library import ARITHMETIC, KERNEL_ROWS, KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
@@ -41,7 +42,6 @@ class Cpu:
     """Implements edgedec.model.Runtime."""
 
     name = "cpu"
-    takes_draft_heads = True
 
     def __init__(self) -> None:
         self._covered = ""  # hash of the header whose vocabulary was found to be covered; that takes 0.1 s
@@ -55,6 +55,10 @@ class Cpu:
         except EdgedecError as error:
             return str(error)
         return None
+
+    def takes_draft_heads(self, path: Path) -> bool:
+        """Return True: a head can follow every model that the runtime runs."""
+        return True
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the header."""
@@ -205,7 +209,9 @@ def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions) -> Cpu
     """Return the head that the options name, arranged for a native model; None where they name none."""
     if options.draft_head is None:
         return None
-    head = CpuHead(handle, fit(load_head(options.draft_head), gguf), gguf)
+    path = gguf.paths[0]
+    fitted = fit(load_head(options.draft_head), gguf)
+    head = CpuHead(handle, fitted, partial(borrowed_rows, gguf), lambda: layer_bytes(path).total)
     gc.collect()  # the head as it was stored is held by cycles
     return_free_memory()
     return head
@@ -216,7 +222,7 @@ def _head_terms(gguf: GGUF, options: LoadOptions) -> Callable[[int], tuple[Memor
     if options.draft_head is None:
         return lambda n_ctx: ()
     facts = head_facts(options.draft_head)
-    n_output = output_bytes(facts.card, gguf)
+    n_output = output_bytes(facts.card, output_type(gguf))
     return lambda n_ctx: head_terms(facts, n_output, n_ctx, options.n_parallel)
 
 

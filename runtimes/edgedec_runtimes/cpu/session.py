@@ -4,17 +4,16 @@ import ctypes
 import os
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.logit_ops import LogitOps
 from edgedec_runtimes.cpu.head import CpuHead
 from edgedec_runtimes.cpu.head_state import CpuHeadState
 from edgedec_runtimes.cpu.library import KERNEL_ROWS, Item, address, check, native
-from edgedec_runtimes.cpu.logit_ops import NativeRowOps
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
@@ -89,24 +88,12 @@ class CpuSession(OwnSession):
         self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
         self._finalizer.atexit = False  # a daemon thread may be in a forward then
         self.rows = NativeRows(handle, model.card.n_embd)
-        self._follower: CpuHeadState | None = None
 
-    @property
-    def draft_head(self) -> CpuHeadState | None:
-        """The draft head that follows the session's text, or None."""
-        return self._follower
-
-    def be_followed(self, head: CpuHead, ops: NativeRowOps, *, is_fork: bool = False) -> None:
+    def be_followed(self, head: CpuHead, ops: LogitOps, *, is_fork: bool = False) -> None:
         """Have a draft head follow the session's text; the native state of a fork is made already."""
-        self._follower = CpuHeadState(head, self._handle, self._using, ops)
+        self.follower = CpuHeadState(head, self._handle, self.using, ops)
         if not is_fork:
-            self._follower.reset()
-
-    @contextmanager
-    def _using(self) -> Iterator[None]:
-        with self._model.lock:
-            self.state.check_open()
-            yield
+            self.follower.reset()
 
     def _move(self, slots: NDArray[np.int32]) -> None:
         check(native().ec_session_move(self._handle, address(slots), len(slots), self.n_cached), "keeping a path")
@@ -115,8 +102,8 @@ class CpuSession(OwnSession):
         """Return a second session; the pages of the cached prefix are shared until one of the two writes there."""
         twin = opened(lambda to: native().ec_session_fork(self._handle, self.n_cached, to), "forking a session")
         session = CpuSession(self._model, twin, self.n_ctx)
-        if self._follower is not None:
-            session.be_followed(self._follower.head, self._follower.ops, is_fork=True)
+        if isinstance(self.follower, CpuHeadState):
+            session.be_followed(self.follower.head, self.follower.ops, is_fork=True)
         self._model.adopt(session)
         return session
 
@@ -132,13 +119,6 @@ class CpuSession(OwnSession):
         written, kv = arrays
         check(native().ec_session_load(self._handle, n, address(kv), len(kv)), "restoring a session")
         return written
-
-    def _beside(self, n: int) -> bytes:
-        return b"" if self._follower is None else self._follower.saved(n)
-
-    def _take_beside(self, data: bytes, n: int) -> None:
-        if self._follower is not None:
-            self._follower.restore(data, n)
 
     def _free(self) -> None:
         self._finalizer()

@@ -6,6 +6,7 @@ attention adds up in another order than for several rows; a single step that is 
 the same row among many. Where other kernels differ too (Padding.ALL), they also get the padding row.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -65,6 +66,17 @@ class Piece:
         return self.end - self.begin
 
     @property
+    def n_past(self) -> int:
+        """Cached tokens that the rows build on."""
+        return self.item.n_past + self.begin
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """The rows' tokens, int32[n_rows]."""
+        assert self.item.tokens is not None, "exports take tokens only"
+        return self.item.tokens[self.begin : self.end]
+
+    @property
     def wanted(self) -> NDArray[np.int32]:
         """The rows whose logits are wanted, int32, counted from the piece's first row."""
         first, last = np.searchsorted(self.item.wanted, (self.begin, self.end))
@@ -80,14 +92,21 @@ def even(n: int) -> int:
     return n + n % 2
 
 
-def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding) -> Arrays:
-    """Return the graph's inputs for a piece by name, without the KV buffers."""
+def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding, taps: Collection[int]) -> Arrays:
+    """Return the graph's inputs for a piece by name, without the KV buffers.
+
+    Args:
+        piece: The rows.
+        export: The export.
+        zeros: Memory for a bias that hides nothing.
+        padding: Which part of the graph gets a padding row.
+        taps: The layers whose output the graph is to return.
+    """
     c, n = piece.item, piece.n_rows
-    assert c.tokens is not None, "exports take tokens only"
-    n_padded, n_past = even(n), c.n_past + piece.begin
+    n_padded, n_past = even(n), piece.n_past
     n_graph, n_total = n_padded if padding is Padding.ALL else n, n_past + n_padded
     ids = np.empty((1, n_graph), np.int64)
-    ids[0, :n], ids[0, n:] = c.tokens[piece.begin : piece.end], c.tokens[piece.end - 1]
+    ids[0, :n], ids[0, n:] = piece.tokens, piece.tokens[-1]
     depths = np.arange(n_padded) if c.parents is None else _depths(c.parents, n_padded)
     found: Arrays = {
         "input_ids": ids,
@@ -100,7 +119,7 @@ def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding) -> Array
         "mlp_on": _switches(export.n_layer, None if c.layers is None else c.layers.mlp),
         "tap_rows": np.zeros(export.n_layer, np.int64),
     }
-    found["tap_rows"][list(c.taps)] = n
+    found["tap_rows"][list(taps)] = n
     found["attention_bias"] = zeros.of(n_padded, n_total) if c.parents is None else _tree_bias(c.parents, n_past)
     if export.local_layers:
         found["attention_bias_local"] = _local_bias(found["attention_bias"], n_past, depths, export.window)

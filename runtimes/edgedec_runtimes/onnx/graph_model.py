@@ -11,6 +11,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard, Session
 from edgedec.progress import OnProgress
 from edgedec.tokenizer import Tokenizer
+from edgedec_runtimes.cpu.head_beside import HeadBeside
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.library import run_options, translated
@@ -34,6 +35,7 @@ class Opened:
         export: The export that the graph is of.
         mapped: Where ONNX Runtime has mapped the weights' file: addresses and lengths.
         files: The weights' file, watched while it is mapped.
+        head: The draft head that follows the texts of all sessions, or None.
     """
 
     ort: Any
@@ -41,6 +43,13 @@ class Opened:
     export: Export
     mapped: list[tuple[int, int]]
     files: MappedFiles
+    head: HeadBeside | None = None
+
+    def close(self) -> None:
+        """Close the file, and free the head; all sessions must be closed."""
+        if self.head is not None:
+            self.head.close()
+        self.files.close()
 
 
 S = TypeVar("S", bound=Session)
@@ -59,9 +68,7 @@ class GraphModel(MeasuredModel[Opened, S]):
         cache_dir: Path | None,
     ) -> None:
         """Take over an opened graph, as MeasuredModel."""
-        super().__init__(
-            opened, card, capabilities, tokenizer, terms, opened.files.close, cache_dir, tree_rows=LOGIT_ROWS
-        )
+        super().__init__(opened, card, capabilities, tokenizer, terms, opened.close, cache_dir, tree_rows=LOGIT_ROWS)
         self._running: Any = None  # ONNX Runtime's options of the run that is going on, or None
 
     def _evaluate(self, checked: list[CheckedItem], on_progress: OnProgress | None) -> list[Forward]:

@@ -15,9 +15,8 @@ from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.onnx.feeds import CHUNK, SPARE_ROWS, Padding, Piece, Zeros, feeds
 from edgedec_runtimes.onnx.graph_model import LOGIT_ROWS, GraphModel, Opened, pieces
-from edgedec_runtimes.onnx.kv import KVBuffers
 from edgedec_runtimes.onnx.letting_go import LET_GO_ROWS, let_go
-from edgedec_runtimes.onnx.session import OnnxSession
+from edgedec_runtimes.onnx.session import OnnxSession, open_session
 from edgedec_runtimes.onnx.single_steps import one_row_is_exact
 from edgedec_runtimes.shared.session_state import CheckedItem
 
@@ -76,8 +75,8 @@ class OnnxModel(GraphModel[OnnxSession]):
         with self.lock:
             if n_ctx < 1 or n_ctx > 1 << 24:
                 raise OptionError("n_ctx", n_ctx, f"a session holds 1 to {1 << 24} tokens")
-            buffers = KVBuffers(self.export, n_ctx)
-            return self.adopt(OnnxSession(self, buffers, n_ctx, self.handle.graph.io_binding()))
+            head = self.handle.head
+            return open_session(self, n_ctx, None if head is None else head.text(n_ctx))
 
     def _evaluate(self, checked: list[CheckedItem], on_progress: OnProgress | None) -> list[Forward]:
         """Evaluate items one after another, each with its part of one array of logits."""
@@ -106,12 +105,22 @@ class OnnxModel(GraphModel[OnnxSession]):
 
     def _run_piece(self, piece: Piece, logits: NDArray[np.float32], hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Run the graph once; it writes its outputs to their places."""
-        first = bisect_left(piece.item.wanted, piece.begin)
-        inputs = feeds(piece, self.export, self._zeros, self.padding)
+        first, text = bisect_left(piece.item.wanted, piece.begin), piece.item.session.text
+        layers = () if text is None else text.layers
+        states = {tap: rows[piece.begin : piece.end] for tap, rows in hidden.items()}
+        read = np.empty((len(layers), piece.n_rows, self.card.n_embd), np.float32)  # by the draft head
+        places = dict(zip(layers, read, strict=True)) | states
+        inputs = feeds(piece, self.export, self._zeros, self.padding, places)
         outputs = {"logits": logits[first : first + len(inputs["logit_rows"])][None]}
-        for tap, states in hidden.items():
-            outputs[f"hidden_{tap}"] = states[piece.begin : piece.end][None]
+        outputs |= {f"hidden_{tap}": rows[None] for tap, rows in places.items()}
         self._run_graph(piece.item.session.bound(inputs, outputs))
+        for place, layer in zip(read, layers, strict=True):
+            if layer in states:
+                place[:] = states[layer]
+        if text is not None:
+            text.take(
+                piece.n_past, piece.tokens, read, n_wanted=len(piece.wanted), is_tree=piece.item.parents is not None
+            )
         self._n_looked_up += piece.n_rows
         if self._n_looked_up >= LET_GO_ROWS:
             self._n_looked_up = 0

@@ -19,13 +19,13 @@ from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_
 from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms
 from edgedec_runtimes.onnx.foreign.model import ForeignModel, check_n_ctx
 from edgedec_runtimes.onnx.graph_model import Opened
+from edgedec_runtimes.onnx.head import open_head, planned_head, require_head, takes_heads
 from edgedec_runtimes.onnx.library import is_imported, load_library, open_graph, read_foreign
 from edgedec_runtimes.onnx.memory import memory_terms
 from edgedec_runtimes.onnx.model import OnnxModel
 from edgedec_runtimes.onnx.providers import choose_provider, devices
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.draft_heads import refuse_draft_head
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
@@ -46,6 +46,10 @@ class Onnx:
             return str(error)
         return None
 
+    def takes_draft_heads(self, path: Path) -> bool:
+        """Return whether a head can follow the model's text: where the graph is our own."""
+        return takes_heads(read_export(path))
+
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the manifest and the vocabulary's header."""
         export = read_export(path)
@@ -53,16 +57,18 @@ class Onnx:
         n_ctx = options.n_ctx or default_n_ctx(export.n_ctx_train)
         base = resident_bytes() or 0
         terms = copying_memory_terms if export.kind == OPTIMUM else memory_terms
-        return terms(export, options, n_ctx, options.max_rows, base, with_library=not is_imported())
+        planned = terms(export, options, n_ctx, options.max_rows, base, with_library=not is_imported())
+        return (*planned, *planned_head(export, options)(n_ctx))
 
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Check the files, open the graph, and read the vocabulary."""
         export = read_export(path)
         _check_options(export, options)
         before, with_library = resident_bytes() or 0, not is_imported()
+        of_head = planned_head(export, options)  # before the weights, as the tokenizer: both may refuse
         ort = load_library()
         chosen = choose_provider(ort, options.device)
-        tokenizer = open_tokenizer(export.gguf)  # before the weights: it may refuse
+        tokenizer = open_tokenizer(export.gguf)
         verify_files(export.folder, export.files, options)
         if options.cancel is not None:
             options.cancel.check(f"loading {path.name}")
@@ -75,10 +81,11 @@ class Onnx:
 
         @lru_cache(maxsize=8)
         def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
-            return planned(export, options, n_ctx, n_rows, before, with_library=with_library)
+            terms = planned(export, options, n_ctx, n_rows, before, with_library=with_library)
+            return (*terms, *of_head(n_ctx))
 
         files = MappedFiles([export.folder / DATA] if DATA in export.files else [], mapped)
-        opened = Opened(ort, graph, export, mapped, files)
+        opened = Opened(ort, graph, export, mapped, files, open_head(export, options, n_threads))
         if export.kind == OPTIMUM:
             contract = read_foreign(graph, export)
             return ForeignModel(opened, contract, tokenizer, card, terms, options.cache_dir)
@@ -109,7 +116,7 @@ def _check_options(export: Export, options: LoadOptions) -> None:
         raise RequestError(
             f"the onnx runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out, and choose a device"
         )
-    refuse_draft_head(options, "onnx")
+    require_head(export, options)
     if options.resident_bytes is not None:
         raise RequestError(f"the onnx runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
     for name, most in (("n_ctx", 1 << 24), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):

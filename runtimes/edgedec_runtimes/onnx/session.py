@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.logit_ops import NUMPY_ROW_OPS
+from edgedec_runtimes.cpu.head_beside import TextBeside
 from edgedec_runtimes.onnx.graph_model import bind_input, bind_output
 from edgedec_runtimes.onnx.kv import KVBuffers
 from edgedec_runtimes.shared.measured_model import MeasuredModel, MeasuredSession
@@ -14,11 +16,28 @@ _COPIED_BYTES = 1024
 
 
 class OnnxSession(MeasuredSession):
-    """Implements edgedec.model.Session."""
+    """Implements edgedec.model.Session.
 
-    def __init__(self, model: MeasuredModel[Any, Any], buffers: KVBuffers, n_ctx: int, binding: Any) -> None:
-        """Take over buffers, and bind them as inputs and as outputs to a binding of ONNX Runtime."""
+    Attributes:
+        text: What a draft head knows of the text, or None.
+    """
+
+    def __init__(
+        self, model: MeasuredModel[Any, Any], buffers: KVBuffers, n_ctx: int, binding: Any, text: TextBeside | None
+    ) -> None:
+        """Take over buffers, and bind them as inputs and as outputs to a binding of ONNX Runtime.
+
+        Args:
+            model: The model.
+            buffers: The keys and values.
+            n_ctx: Most tokens.
+            binding: The binding.
+            text: What a draft head knows of the text; None where no head follows it.
+        """
         super().__init__(model, n_ctx)
+        self.text = text
+        if text is not None:
+            self.follower = text.state(self.using, NUMPY_ROW_OPS)
         self._buffers = buffers
         self._binding: Any = binding
         self._inputs: dict[str, NDArray[Any]] = {}  # the arrays that are bound now
@@ -55,10 +74,13 @@ class OnnxSession(MeasuredSession):
 
     def _move(self, slots: NDArray[np.int32]) -> None:
         self._buffers.move(slots, self.n_cached)
+        if self.text is not None:
+            self.text.move(slots, self.n_cached)
 
     def _fork(self) -> "OnnxSession":
         """Return a second session with a copy of the cached prefix."""
-        twin: OnnxSession = self._model.session(self.n_ctx)
+        text = None if self.text is None else self.text.fork(self.n_cached)
+        twin = open_session(self._model, self.n_ctx, text)
         for mine, theirs in zip(self._buffers.parts(self.n_cached), twin._buffers.parts(self.n_cached), strict=True):
             theirs[:] = mine
         return twin
@@ -75,4 +97,23 @@ class OnnxSession(MeasuredSession):
     def _free(self) -> None:
         self._binding = None  # before what it points to
         self._inputs, self._outputs = {}, {}
+        if self.text is not None:
+            self.text.close()
         self._buffers.close()
+
+
+def open_session(model: MeasuredModel[Any, Any], n_ctx: int, text: TextBeside | None) -> OnnxSession:
+    """Return an empty session of a model of an Opened graph; hold the model's lock.
+
+    Args:
+        model: The model, which closes the session with itself.
+        n_ctx: Most tokens.
+        text: What a draft head knows of the text; None where no head follows it.
+
+    Raises:
+        MemoryCapError: The system has no memory for the keys and values.
+    """
+    buffers = KVBuffers(model.handle.export, n_ctx)
+    session = OnnxSession(model, buffers, n_ctx, model.handle.graph.io_binding(), text)
+    model.adopt(session)
+    return session

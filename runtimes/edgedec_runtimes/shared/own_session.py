@@ -3,7 +3,8 @@
 import math
 import struct
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from edgedec.errors import ModelFormatError
 from edgedec.model import Forward, ForwardItem
 from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import ItemSession
+from edgedec_runtimes.shared.follower import Follower
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import SessionState
 
@@ -28,17 +30,32 @@ class OwnSession(ItemSession):
 
     Attributes:
         state: What the KV cache holds.
+        follower: The trained draft head that follows the text, which is saved and restored with it; None for none.
     """
+
+    follower: Follower | None = None
 
     def __init__(self, model: LibraryModel[Any, Any], n_ctx: int, n_layer: int | None = None) -> None:
         """Begin empty; `n_layer` is how many layers are counted on their own, all where it is None."""
         self._model = model
         self.state = SessionState(n_ctx, model.card.n_layer if n_layer is None else n_layer)
 
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Hold the model's lock inside the block (SessionError where the session is closed)."""
+        with self._model.lock:
+            self.state.check_open()
+            yield
+
     @cached_property  # which is an attribute after the first read: every step reads it
     def model(self) -> LibraryModel[Any, Any]:
         """The model this session belongs to."""
         return self._model
+
+    @property
+    def draft_head(self) -> Follower | None:
+        """The trained draft head that follows the session's text, or None."""
+        return self.follower
 
     @property
     def n_ctx(self) -> int:
@@ -116,10 +133,12 @@ class OwnSession(ItemSession):
 
     def _beside(self, n: int) -> bytes:
         """Return what a session knows of the first `n` tokens beside keys and values, and can do without."""
-        return b""
+        return b"" if self.follower is None else self.follower.saved(n)
 
     def _take_beside(self, data: bytes, n: int) -> None:
         """Take what _beside() returned; b"" where there is nothing."""
+        if self.follower is not None:
+            self.follower.restore(data, n)
 
     def _check_length(self, n_tokens: int) -> None:
         """Raise ModelFormatError where a saved state holds more tokens than the session can."""

@@ -193,6 +193,15 @@ int32_t ec_model_finish(ec_model *model) {
   });
 }
 
+int32_t ec_model_finish_elsewhere(ec_model *model, ec_look_up look_up) {
+  return guarded([&] {
+    require(!model->finished, "the model is finished already");
+    model->look_up = look_up;
+    model->elsewhere = model->finished = true;
+    return EC_OK;
+  });
+}
+
 const char *ec_model_instruction_set(const ec_model *model) { return model->kernels->name; }
 
 void ec_model_seconds(const ec_model *model, double *seconds) { memcpy(seconds, model->seconds, sizeof model->seconds); }
@@ -204,6 +213,7 @@ namespace {
 KVShape kv_shape(const ec_model *model, int32_t kv_type) {
   require(kv_type >= EC_KV_F16 && kv_type <= EC_KV_GEAR, "no such KV type");
   const ec_config &c = model->config;
+  if (model->elsewhere) return {0, c.n_head_kv, c.head_dim, EC_KV_F16, 0};
   require(kv_type == EC_KV_F16 || (c.head_dim % 32 == 0 && c.head_dim <= MAX_PACKED_HEAD),
           "keys and values of less than 16 bits need a head_dim that is a multiple of 32 and at most 256");
   // Keys are stored without their bias where the bias is one vector, which only rotation changes: not with a norm after it.
@@ -218,6 +228,7 @@ KVShape kv_shape(const ec_model *model, int32_t kv_type) {
 
 void check_tokens(const ec_session *session, int32_t n_tokens) {
   require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
+  if (session->model->elsewhere) return;
   for (int32_t i = 0; i < (n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; ++i)
     require(session->cache.pages()[i] != nullptr, "the session does not hold so many tokens");
 }

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 7
+#define EC_ABI_VERSION 8
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -191,6 +191,12 @@ EC_API uint64_t ec_model_streamed_bytes(ec_model *model);
 EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n);
 /* Check that all matrices and vectors are set, and allocate the memory of forwards. */
 EC_API int32_t ec_model_finish(ec_model *model);
+/* Write the embeddings of n tokens: that of token i to out + i * stride, n_embd floats. Return EC_OK, or EC_UNREADABLE. */
+typedef int32_t (*ec_look_up)(const int32_t *tokens, int32_t n, float *out, int64_t stride);
+/* Finish a model without weights, whose text another library evaluates. Its sessions hold what a draft head knows of their text,
+ * and no keys and values; ec_forward refuses it. look_up finds the embeddings that a head borrows, before the factor
+ * embedding_scale; NULL where heads have their own. It is called inside the functions of a head, by the thread that calls them. */
+EC_API int32_t ec_model_finish_elsewhere(ec_model *model, ec_look_up look_up);
 EC_API const char *ec_model_instruction_set(const ec_model *model);
 /* Return the seconds that all forwards so far spent in each operation, waiting for other threads included. */
 EC_API void ec_model_seconds(const ec_model *model, double *seconds /* [EC_N_OPERATIONS] */);
@@ -304,6 +310,10 @@ EC_API void ec_head_destroy(ec_head *head);
 /* Have a head follow a session's text from its next forward on; NULL: none does any more. The head's state goes with the
  * session: it is dropped beyond each n_past, moved, forked and closed. A session must be closed before its head is destroyed. */
 EC_API int32_t ec_session_follow(ec_session *session, ec_head *head);
+/* Have the head that follows a session take rows that another library has evaluated; nothing happens where no head follows. Of
+ * the item are read: session, n_past, n_rows, tokens, parents (only whether there are any), n_wanted, n_taps and tapped, which
+ * holds what enters the layers that the head taps, in their order. */
+EC_API int32_t ec_session_take(const ec_item *item);
 /* Write for each of n texts, of sessions of one model, the scores of what follows its token; n_found is 0 where they are not
  * known, else 1. All texts are read together; each gets the bits that it would get alone. A session stands there once. */
 EC_API int32_t ec_draft_scores(ec_draft_item *items, int32_t n);

@@ -322,7 +322,7 @@ void Run::head_in_parts(int thread, float *memory) {
 }
 
 Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, const volatile int32_t *cancel) {
-  if (!model.finished) throw Invalid("the model is not finished");
+  if (!model.finished || model.elsewhere) throw Invalid("the model is not finished, or another library evaluates its text");
   Plan plan = make_plan(model, items, n_items);
   if (plan.n_wanted > model.max_rows) throw Invalid("too many rows of logits are wanted");
   for (int32_t i = 0; i < n_items; ++i)

@@ -58,6 +58,7 @@ void ec_head::finish() {
   require_shape(fc, "fc", config.n_embd, n_tapped());
   if (own) require_shape(embedding, "embedding", target.config.n_vocab, config.n_embd);
   require(own || config.n_embd == target.config.n_embd, "the target's embeddings have another length");
+  require(own || !target.elsewhere || target.look_up != nullptr, "the target's embeddings are not there");
   require(config.fc_norm == EC_FC_NORM_NONE ? fc_norm.empty() : (int64_t)fc_norm.size() == n_tapped(),
           "the vector fc_norm is missing or has another length");
   net.finish();
@@ -67,13 +68,18 @@ void ec_head::finish() {
   finished = true;
 }
 
-void ec_head::embed(int32_t token, float *out) {
-  if (embedding.n_rows != 0) return tile_row(embedding.type, config.n_embd, embedding.tiles, token, out);
-  if (target.streamer.started()) target.streamer.embed(token, out);
-  else if (target.row_file.is_open()) target.row_file.read(token, out);
-  else tile_row(target.token_embd.type, config.n_embd, target.token_embd.tiles, token, out);
-  if (target.config.embedding_scale != 1.0f)
-    for (int32_t i = 0; i < config.n_embd; ++i) out[i] *= target.config.embedding_scale;
+void ec_head::embed(const int32_t *tokens, int32_t n, float *out, int64_t stride) {
+  const bool own = embedding.n_rows != 0;
+  if (!own && target.elsewhere && target.look_up(tokens, n, out, stride) != EC_OK)
+    throw Unreadable("the embeddings that the draft head borrows can't be read");
+  for (int32_t i = 0; i < n; ++i, out += stride) {
+    if (own) tile_row(embedding.type, config.n_embd, embedding.tiles, tokens[i], out);
+    else if (target.streamer.started()) target.streamer.embed(tokens[i], out);
+    else if (target.row_file.is_open()) target.row_file.read(tokens[i], out);
+    else if (!target.elsewhere) tile_row(target.token_embd.type, config.n_embd, target.token_embd.tiles, tokens[i], out);
+    if (!own && target.config.embedding_scale != 1.0f)
+      for (int32_t j = 0; j < config.n_embd; ++j) out[j] *= target.config.embedding_scale;
+  }
 }
 
 void ec_head::fuse(const std::vector<Fused> &rows) {
@@ -134,15 +140,30 @@ void HeadState::go_back(int32_t n_past) {
   if (fused_position_ >= n_past) fused_position_ = -1;
 }
 
-void HeadState::before(const ec_item &item, Plan &plan, int32_t first_row) {
-  go_back(item.n_past);
-  if (item.tokens == nullptr) return;
+// Make room for the taps of n_rows rows behind the first n_past tokens, and return where the first one's go.
+float *HeadState::room_for(int32_t n_past, int32_t n_rows) {
+  go_back(n_past);
   if (n_pending() > LAZY_ROWS) absorb(n_pending() - 1, tokens_.back());
-  const int64_t width = head_.n_tapped(), n_embd = head_.target.config.n_embd;
-  taps_.resize((size_t)((n_pending() + std::max(item.n_rows, KEPT_ROWS - n_pending())) * width));
-  float *out = taps_.data() + n_pending() * width;
+  const int64_t width = head_.n_tapped();
+  taps_.resize((size_t)((n_pending() + std::max(n_rows, KEPT_ROWS - n_pending())) * width));
+  return taps_.data() + n_pending() * width;
+}
+
+void HeadState::before(const ec_item &item, Plan &plan, int32_t first_row) {
+  if (item.tokens == nullptr) return go_back(item.n_past);
+  float *out = room_for(item.n_past, item.n_rows);
   for (size_t t = 0; t < head_.taps.size(); ++t)
-    plan.taps.push_back({head_.taps[t] - 1, first_row, item.n_rows, out + (int64_t)t * n_embd, width});
+    plan.taps.push_back(
+        {head_.taps[t] - 1, first_row, item.n_rows, out + (int64_t)t * head_.target.config.n_embd, head_.n_tapped()});
+}
+
+void HeadState::take(const ec_item &item) {
+  float *out = room_for(item.n_past, item.n_rows);
+  const int64_t n_embd = head_.target.config.n_embd;
+  for (int32_t r = 0; r < item.n_rows; ++r)
+    for (int32_t t = 0; t < item.n_taps; ++t, out += n_embd)
+      memcpy(out, item.tapped + ((int64_t)t * item.n_rows + r) * n_embd, (size_t)n_embd * sizeof(float));
+  after(item);
 }
 
 void HeadState::after(const ec_item &item) {

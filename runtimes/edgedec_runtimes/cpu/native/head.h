@@ -31,8 +31,8 @@ struct ec_head {
   };
   // Make the features of at most net.max_rows rows of taps.
   void fuse(const std::vector<Fused> &rows);
-  // Write a token's embedding to out[n_embd].
-  void embed(int32_t token, float *out);
+  // Write the embedding of token i to out + i * stride, [n_embd]. Throws Unreadable.
+  void embed(const int32_t *tokens, int32_t n, float *out, int64_t stride);
 
   std::vector<float> scores;  // of the texts that were read together last, [n][n_vocab]
 
@@ -60,6 +60,8 @@ class HeadState {
   void before(const ec_item &item, Plan &plan, int32_t first_row);
   // Take the rows of a forward that was done.
   void after(const ec_item &item);
+  // Take rows that another library has evaluated, whose taps the item holds.
+  void take(const ec_item &item);
   // Move rows of the latest forward, as ec_session_move moves their slots.
   void move(const int32_t *source, int32_t n, int32_t start);
 
@@ -86,6 +88,7 @@ class HeadState {
   double read_seconds = 0;  // spent on pairs of the text, drafts not included
 
  private:
+  float *room_for(int32_t n_past, int32_t n_rows);
   void go_back(int32_t n_past);
   void absorb(int32_t n, int32_t last_token);
   void lay_out_rows(int32_t n, int32_t last_token);

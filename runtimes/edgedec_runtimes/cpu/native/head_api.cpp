@@ -84,6 +84,23 @@ int32_t ec_session_follow(ec_session *session, ec_head *head) {
   });
 }
 
+int32_t ec_session_take(const ec_item *item) {
+  return guarded([&] {
+    if (!item->session->head) return EC_OK;
+    const ec_session &session = *item->session;
+    const ec_head &head = session.head->head();
+    require(session.model->elsewhere, "the session's own library evaluates its text");
+    require(item->n_past >= 0 && item->n_rows >= 0 && item->n_rows <= session.cache.n_ctx() - item->n_past,
+            "the rows are beyond the session's length");
+    require(item->tokens != nullptr && item->tapped != nullptr && item->n_taps == (int32_t)head.taps.size(),
+            "the rows lack tokens or taps");
+    for (int32_t i = 0; i < item->n_rows; ++i)
+      require(item->tokens[i] >= 0 && item->tokens[i] < session.model->config.n_vocab, "a token is out of range");
+    session.head->take(*item);
+    return EC_OK;
+  });
+}
+
 namespace {
 
 // Call body(), which drafts for some sessions. The target's weights, whose embeddings are read, may be mapped.

@@ -24,7 +24,9 @@ void require(bool holds, const char *message) {
 void HeadState::lay_out_rows(int32_t n, int32_t last_token) {
   const int64_t d = head_.config.n_embd;
   inputs_.resize((size_t)(2 * d * n));
-  for (int32_t i = 0; i < n; ++i) head_.embed(i + 1 < n ? tokens_[(size_t)(i + 1)] : last_token, inputs_.data() + 2 * d * i);
+  std::vector<int32_t> next(tokens_.begin() + 1, tokens_.begin() + n);
+  next.push_back(last_token);
+  head_.embed(next.data(), n, inputs_.data(), 2 * d);
   slot_ = n_pairs_, n_laid_ = n_new_ = n;
 }
 
@@ -41,7 +43,7 @@ bool HeadState::lay_out(int32_t n_past, int32_t token) {
   if (fused_position_ != n_past - 1) return false;
   const int64_t d = head_.config.n_embd;
   inputs_.resize((size_t)(2 * d));
-  head_.embed(token, inputs_.data());
+  head_.embed(&token, 1, inputs_.data(), d);
   memcpy(inputs_.data() + d, fused_.data(), (size_t)d * sizeof(float));
   slot_ = n_pairs_ - 1, n_laid_ = 1, n_new_ = 0;
   return true;
@@ -52,7 +54,7 @@ bool HeadState::lay_out_next(int32_t token) {
   if (n_pairs_ + n_drafted_ >= kv_.cache.n_ctx()) return false;
   const int64_t d = head_.config.n_embd;
   inputs_.resize((size_t)(2 * d));
-  head_.embed(token, inputs_.data());
+  head_.embed(&token, 1, inputs_.data(), d);
   memcpy(inputs_.data() + d, outputs_.data(), (size_t)d * sizeof(float));
   slot_ = n_pairs_ + n_drafted_, n_laid_ = 1, n_new_ = 0;
   return true;

@@ -103,6 +103,7 @@ KVCache::KVCache(const KVCache &other, int32_t n_tokens) : KVCache(other.shape_,
 }
 
 void KVCache::prepare(int32_t begin, int32_t end) {
+  if (shape_.page_bytes() == 0) return;
   for (int32_t i = begin / PAGE_TOKENS; i <= (end - 1) / PAGE_TOKENS; ++i) {
     if (pages_[i] && pages_[i].use_count() == 1) continue;
     std::shared_ptr<uint8_t> page = new_page(shape_.page_bytes());

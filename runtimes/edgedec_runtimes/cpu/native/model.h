@@ -67,6 +67,8 @@ struct ec_model {
   std::vector<edgedec::Layer> layers;
   std::vector<double> rope_frequencies, rope_frequencies_sliding;  // [n_rot / 2], radians per position
   bool finished = false;
+  bool elsewhere = false;        // another library evaluates the text: there are no weights, and sessions have no keys and values
+  ec_look_up look_up = nullptr;  // of a model that is elsewhere
   // Of a draft head's layer: an item's hidden states are pairs of an embedding and a feature, 2 * n_embd numbers. The feature
   // is the residual stream, normed where normed_residual is true, and the attention reads both, each after a norm of its own.
   bool paired = false, normed_residual = false;
