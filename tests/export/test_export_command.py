@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from edgedec.errors import (
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA, MANIFEST
 from edgedec.progress import CancelToken, Progress
+from edgedec.trained_heads.target import exported_hashes, target_of
 from edgedec_export.folder import new_folder, read_manifest
 from edgedec_export.onnx_graph.external_data import ALIGNMENT, DataFile
 from edgedec_export.to_onnx import export_onnx
@@ -88,11 +90,13 @@ def test_two_exports_have_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_has_all_metadata_and_no_tensors(tmp_path: Path) -> None:
-    """It has every key with its type and value, except keys of a split."""
+    """It has every key with its type and value, except keys of a split, and the hashes of the source's weights."""
     metadata = tiny_metadata(Tiny()) | {"split.count": 1, "general.alignment": 64, "general.languages": ["en", "fr"]}
     path = write_gguf(tmp_path / "m.gguf", metadata, tiny_tensors(Tiny()))
     source, found = read_gguf(path), read_gguf(export_onnx(path, tmp_path / "out") / "vocabulary.gguf")
-    assert found.metadata == {key: value for key, value in source.metadata.items() if key != "split.count"}
+    expected = {key: value for key, value in source.metadata.items() if key != "split.count"}
+    assert found.metadata == expected | exported_hashes(source, "")
+    assert target_of(found) == replace(target_of(source), name=target_of(found).name)
     assert found.tensors == {}
 
 

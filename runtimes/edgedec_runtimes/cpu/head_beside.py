@@ -54,6 +54,7 @@ class Borrowed:
         embeddings: Finds embeddings; EdgedecError where they can't be read.
         output_rows: Returns the rows of the output matrix that belong to some tokens.
         token_bytes: Bytes of weights that a token of the target reads.
+        close: Closes what embeddings are read from; it may be called again.
     """
 
     n_vocab: int
@@ -63,6 +64,7 @@ class Borrowed:
     embeddings: Embeddings
     output_rows: Callable[[NDArray[np.int32]], HeadTensor]
     token_bytes: int
+    close: Callable[[], None]
 
 
 class HeadBeside:
@@ -74,19 +76,20 @@ class HeadBeside:
     """
 
     def __init__(self, fitted: Fitted, target: Borrowed, n_threads: int) -> None:
-        """Arrange the weights.
+        """Arrange the weights; the target is closed with them, and on an error.
 
         Raises:
             UnsupportedModelError: The kernels don't take the head, or it reads what enters the first layer.
             MemoryCapError: There is no memory for the weights.
             EdgedecError: What it borrows can't be read.
         """
+        self._closed = weakref.finalize(self, target.close)
         require_runnable(fitted.head)
         self.layers = tapped_layers(fitted.head.card)
         self._look_up = LOOK_UP(_looked_up(target.embeddings, target.n_embd))  # must outlive the stand-in
         self._target = _stand_in(target, n_threads, self._look_up)
-        self._finalizer = weakref.finalize(self, native().ec_model_destroy, self._target)
-        self._finalizer.atexit = False
+        self._freed = weakref.finalize(self, native().ec_model_destroy, self._target)
+        self._freed.atexit = False
         self.head = CpuHead(self._target, fitted, target.output_rows, lambda: target.token_bytes)
 
     def text(self, n_ctx: int) -> "TextBeside | None":
@@ -103,7 +106,8 @@ class HeadBeside:
     def close(self) -> None:
         """Free the weights; all texts must be closed. Calling it again does nothing."""
         self.head.close()
-        self._finalizer()
+        self._freed()
+        self._closed()
 
 
 class TextBeside:

@@ -64,15 +64,16 @@ def open_head(export: Export, options: LoadOptions, n_threads: int) -> HeadBesid
     fitted = fit(load_head(options.draft_head), export.gguf)
     parts = read_parts(export, (EMBEDDING, OUTPUT, _SCALE))
     card = fitted.head.card
-    embeddings = _no_rows if card.own_embedding else open_matrix(export, parts, EMBEDDING).read
+    matrix = None if card.own_embedding else open_matrix(export, parts, EMBEDDING)
     target = Borrowed(
         n_vocab=export.n_vocab,
         n_embd=export.n_embd,
         n_layer=export.n_layer,
         embedding_scale=_scale(export, parts),
-        embeddings=embeddings,
+        embeddings=_no_rows if matrix is None else matrix.read,
         output_rows=partial(_output_rows, export, parts),
         token_bytes=export.data_bytes,
+        close=_nothing if matrix is None else matrix.close,
     )
     try:
         head = HeadBeside(fitted, target, n_threads)
@@ -110,6 +111,10 @@ def _number(tensor: Tensor) -> float | None:
         return None
     value = float(tensor.inside.view(tensor.dtype)[0])
     return value if 0 < value < float("inf") else None
+
+
+def _nothing() -> None:
+    pass
 
 
 def _no_rows(tokens: NDArray[np.int32]) -> NDArray[np.float32]:
