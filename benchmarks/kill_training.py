@@ -1,11 +1,12 @@
-"""Kill the training of a draft head at random moments, and compare the head with that of an undisturbed training.
+"""Kill the training of a drafter at random moments, and compare the drafter with that of an undisturbed training.
 
     python benchmarks/kill_training.py smollm2-135m.gguf --tokens 3000 --answer-tokens 64
+    python benchmarks/kill_training.py smollm2-135m.gguf --tokens 3000 --answer-tokens 64 --kind model
 
 First a training runs undisturbed, and says how long its parts take: collecting, learning, writing. Then another one is
 killed (SIGKILL) ten times, a third of them in each part: after so many files were put in their places there, and so
-many seconds later, both drawn at random. What is left is trained to the end. The exit status is 1 where the two heads
-differ in a bit, or where a file of a killed process is left.
+many seconds later, both drawn at random. What is left is trained to the end. The exit status is 1 where a tensor of the
+two drafters differs in a bit, or where a file of a killed process is left.
 """
 
 import argparse
@@ -21,13 +22,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.killed_training import PARTS, Training, kill, train
 
+from edgedec.gguf.file import read_gguf
+
+SUFFIXES = {"head": "", "model": ".gguf"}
+
 
 def run(training: Training, n_kills: int, seed: int) -> dict[str, object]:
-    """Return what happened: the seconds of the undisturbed parts, each kill, and whether the heads are the same."""
+    """Return what happened: the seconds of the undisturbed parts, each kill, and whether the tensors are the same."""
     draw, kills = Random(seed), []
-    seconds = train(replace(training, out=training.out / "whole"))
+    whole, torn = (
+        replace(training, out=training.out / f"{name}{SUFFIXES[training.kind]}") for name in ("whole", "torn")
+    )
+    seconds = train(whole)
     print(json.dumps({"seconds": {part: round(spent, 1) for part, spent in seconds.items()}}), flush=True)
-    torn = replace(training, out=training.out / "torn")
     parts = sorted((PARTS[i % len(PARTS)] for i in range(n_kills)), key=PARTS.index)
     for part in parts:
         after_s, files = draw.uniform(0, seconds[part] / parts.count(part)), draw.randrange(3)
@@ -37,15 +44,24 @@ def run(training: Training, n_kills: int, seed: int) -> dict[str, object]:
     start = time.monotonic()
     train(torn)
     last_s = time.monotonic() - start
-    weights = [(training.out / name / "model.safetensors").read_bytes() for name in ("whole", "torn")]
     left = [str(path) for path in training.out.rglob("*") if path.is_file() and path.suffix in (".tmp", ".lock")]
-    return {"kills": len(kills), "last_run_s": round(last_s, 1), "same_bits": weights[0] == weights[1], "left": left}
+    same_bits = tensors(whole.out) == tensors(torn.out)
+    return {"kills": len(kills), "last_run_s": round(last_s, 1), "same_bits": same_bits, "left": left}
+
+
+def tensors(drafter: Path) -> dict[str, bytes]:
+    """Return the bytes of each tensor of a head's folder or of a draft model's file."""
+    if drafter.is_dir():
+        return {"model.safetensors": (drafter / "model.safetensors").read_bytes()}
+    gguf = read_gguf(drafter)
+    return {name: gguf.read_tensor_bytes(name) for name in gguf.tensors}
 
 
 def main() -> int:
     """Parse the command line, run, and print a line of JSON for each step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="the target's GGUF")
+    parser.add_argument("--kind", choices=sorted(SUFFIXES), default="head", help="what is trained (default: head)")
     parser.add_argument("--prompts", type=Path, help="a file of prompts (default: the target writes them)")
     parser.add_argument("--tokens", type=int, default=3000, help="tokens of answers (default: 3000)")
     parser.add_argument("--answer-tokens", type=int, default=64, help="most tokens of an answer (default: 64)")
@@ -58,6 +74,7 @@ def main() -> int:
         training = Training(
             model=options.model,
             out=Path(folder),
+            kind=options.kind,
             prompts=options.prompts,
             n_tokens=options.tokens,
             n_answer=options.answer_tokens,

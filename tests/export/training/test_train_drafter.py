@@ -170,15 +170,16 @@ def test_the_llamacpp_runtime_runs_a_draft_model(target: Path, narrow: tuple[Pat
 
 @needs_torch
 def test_kills_change_nothing_of_a_draft_model(
-    target: Path, prompts: Path, narrow: tuple[Path, dict[str, Any]], tmp_path: Path
+    target: Path,
+    prompts: Path,
+    narrow: tuple[Path, dict[str, Any]],
+    trained: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
     """Killed while it learns, the command ends with the tensors of the run that nothing disturbed."""
-    (tmp_path / "work").mkdir()
-    done = narrow[0].parents[1]
-    lessons = next(folder for folder in done.rglob("lessons") if folder.is_dir())
-    shutil.copytree(lessons, tmp_path / "work" / "lessons")
-    out = tmp_path / "draft.gguf"
-    training = Training(model=target, out=out, prompts=prompts, kind="model", work=tmp_path / "work")
+    work, out = tmp_path / "work", tmp_path / "draft.gguf"
+    shutil.copytree(trained[0].with_name("head.training") / "lessons", work / "lessons")
+    training = Training(model=target, out=out, prompts=prompts, kind="model", work=work)
     draw = Random(3)
     assert "learning" in [kill(training, "learning", after_s=draw.uniform(0, 0.4)) for _ in range(4)]
     train(training)
