@@ -151,7 +151,13 @@ class HeadState(Protocol):
         """
 
     def rest(self) -> None:
-        """Stop following the text, which then costs nothing; drafts are empty from now on."""
+        """Stop following the text, which then costs nothing; drafts are empty until follow()."""
+
+    def follow(self) -> None:
+        """Follow the text again after rest(); a head that follows it already, or is gone, stays as it is.
+
+        What the session read meanwhile is not known, so drafts begin behind it.
+        """
 
     def seen_by(self, *, place: Callable[[int], int] | None = None, joined: JoinedCalls | None = None) -> "HeadState":
         """Return the same head for a session around the one that it follows.

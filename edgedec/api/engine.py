@@ -78,7 +78,10 @@ class Engine:
         return self._slot.session.n_text_max - 1
 
     def forget(self) -> None:
-        """Forget what the drafters keep between requests, and what was measured of their acceptance."""
+        """Forget what the drafters keep between requests, and what was measured of their acceptance.
+
+        So a trained head that rests, because it accepted too little, drafts again.
+        """
         if self._slot.drafting is not None:
             with self._pool.all() as slots:
                 for slot in slots:

@@ -104,6 +104,31 @@ def test_a_head_that_accepts_too_little_rests(files: tuple[Path, Path]) -> None:
             drafter(model, store=store)
 
 
+def test_a_head_that_rests_comes_back_when_the_engine_forgets(files: tuple[Path, Path]) -> None:
+    """It rests in later texts with the same sentence; after forget() it drafts and is judged anew; texts stay."""
+    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "n_ctx": 128, "n_draft_max": 4}
+    with edgedec.load(files[0], draft="off", **keywords) as engine:  # type: ignore[arg-type]
+        expected = engine.generate(PROMPT, max_tokens=20, temperature=0, ignore_end=True).token_ids
+    texts, tried, why = [], [], []
+    with edgedec.load(files[0], draft="head", draft_head=files[1], **keywords) as engine:  # type: ignore[arg-type]
+        for step in ("judged", "later", "forgotten", "after"):
+            if step == "judged":
+                assert engine._slot.drafting is not None
+                engine._slot.drafting.store["head"] = Tally(n_drafts=195, n_right=-20)
+            if step == "forgotten":
+                engine.forget()
+            made = engine.generate(PROMPT, max_tokens=20, temperature=0, ignore_end=True)
+            texts.append(made.token_ids)
+            tried.append(made.stats.drafters.get("head", {}).get("tried", 0))
+            why.append([reason for reason in made.stats.reasons if "rests" in reason])
+    assert texts == [expected] * 4
+    assert tried[0] > 0
+    assert why[0] == why[1] != []
+    assert tried[1] == 0
+    assert min(tried[2:]) > tried[0]
+    assert why[2:] == [[], []]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Path, Path]) -> None:
     """Each level of a chain is a forward that reads the head's share of a token's bytes, and a replay charges it."""

@@ -39,7 +39,7 @@ _IMPOSSIBLE = np.float32(-1e30)  # the score of a token that the head can't draf
 
 @dataclass(slots=True)
 class Tally:
-    """How often the first token of a draft was right, since the model was loaded, verified or not.
+    """How often the first token of a session's drafts was right, verified or not, since the load or Engine.forget().
 
     Attributes:
         n_drafts: Drafts.
@@ -90,6 +90,7 @@ class HeadDrafter:
             state.rest()
             raise DrafterRestsError(self._tally.why)
         self._check_held()
+        state.follow()
         self._ids: list[int] = []
         self._begun_s = 0.0
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, _DRAWS)

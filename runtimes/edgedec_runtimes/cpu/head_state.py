@@ -168,6 +168,12 @@ class CpuHeadState:
         with self.using():
             check(native().ec_session_follow(self._session, None), "a draft head of a session")
 
+    def follow(self) -> None:
+        """Follow the text again after rest(); see HeadState."""
+        with self.using():
+            if not self.head.closed and not native().ec_draft_saved_bytes(self._session, 0):
+                self.reset()
+
     @property
     def shared(self) -> SharedForward:
         """The latest call, in which other sessions may have had texts."""
