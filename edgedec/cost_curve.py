@@ -17,6 +17,7 @@ _SHARE_DIGITS = 2  # shares of the weights that differ by less are timed togethe
 _KEEP_SHARE = 1 / 8  # weight of the latest tree in the mean cost of keeping a branch
 _KEEP_FADES = 0.995  # factor for every step without a tree, so that one expensive keep does not rule trees out for good
 _GAIN = 0.05  # of a step: a smaller gain counts as none
+_NO_TOKENS = 0.005  # expected tokens that a chain is not made longer for
 _STALE = 64  # observations of other row counts after which the seconds of a row count are base * pace again
 
 
@@ -56,40 +57,34 @@ class _Bucket:
     _last: dict[int, int] = field(default_factory=dict)  # by number of rows, the latest observation of it
     _n_observed: int = 0
     _recent: set[int] = field(default_factory=set)  # numbers of rows that a recent step had
-    _seconds: list[float] = field(default_factory=list)  # of 1, 2, ... rows, as far as asked for since the last change
-
-    def up_to(self, n_rows: int) -> list[float]:
-        """Return the seconds of 1 to `n_rows` rows, zeros where nothing was measured; the list is not to be changed."""
-        if len(self._seconds) < n_rows:
-            self._seconds = self._sum_up(n_rows) if self.most else [0.0] * n_rows
-        return self._seconds if len(self._seconds) == n_rows else self._seconds[:n_rows]
+    _measured: dict[int, float] = field(default_factory=dict)  # table() since the last change; empty before it is asked
+    _seconds: dict[int, float] = field(default_factory=dict)  # of the numbers of rows that were asked since then
 
     def seconds(self, n_rows: int) -> float | None:
         """Return the seconds of `n_rows` rows, None where nothing was measured."""
-        return self.up_to(n_rows)[-1] if self.most else None
+        known = self._seconds.get(n_rows)
+        if known is None and self.most:
+            known = self._seconds[n_rows] = self._sum_up(n_rows)
+        return known
 
-    def _sum_up(self, n_rows: int) -> list[float]:
-        measured = self.table()
+    def _sum_up(self, n_rows: int) -> float:
+        measured = self._measured = self._measured or self.table()
         rows = list(measured)
         least, most = rows[0], rows[-1]
-        result = []
-        for n in range(1, n_rows + 1):
-            index = bisect_left(rows, n)
-            single = n / least * measured[least]
-            if index == len(rows):
-                result.append(min(single, measured[most] * n / most))
-            elif not index or rows[index] in self._recent:
-                result.append(measured[rows[index]])
-            else:
-                below = rows[index - 1]
-                times, rest = divmod(n, below)
-                in_parts = times * measured[below] + rest * measured[least]
-                result.append(min(measured[rows[index]], single, in_parts))
-        return result
+        index = bisect_left(rows, n_rows)
+        single = n_rows / least * measured[least]
+        if index == len(rows):
+            return min(single, measured[most] * n_rows / most)
+        if not index or rows[index] in self._recent:
+            return measured[rows[index]]
+        below = rows[index - 1]
+        times, rest = divmod(n_rows, below)
+        in_parts = times * measured[below] + rest * measured[least]
+        return min(measured[rows[index]], single, in_parts)
 
     def observe(self, n_rows: int, seconds: float) -> float:
         """Take the seconds of a real step and return them, cut where they are out of all proportion."""
-        expected = self.up_to(n_rows)[-1] if self.most else None
+        expected, before = self.seconds(n_rows), (self.points.get(n_rows), self.pace, self._recent)
         samples = self._samples.get(n_rows)
         if samples is None:
             samples = self._samples[n_rows] = deque(maxlen=_REMEMBERED)
@@ -106,7 +101,6 @@ class _Bucket:
         self._last[n_rows] = self._n_observed
         self.most = max(self.most, n_rows)
         self._recent = {n for n, last in self._last.items() if self._n_observed - last < _STALE}
-        self._seconds = []
         base = self.base.get(n_rows)
         if base is not None:
             self._ratios.append(sample / base)
@@ -114,6 +108,8 @@ class _Bucket:
         one = self.base.get(1)
         if one is not None and n_rows > 1 and len(samples) >= _SURE and 1 in self._recent:
             self.base[n_rows] = found * one / self.points[1]
+        if before != (found, self.pace, self._recent):  # the median of many samples mostly stays what it was
+            self._measured, self._seconds = {}, {}
         return sample
 
     def table(self) -> dict[int, float]:
@@ -265,13 +261,22 @@ class CostCurve:
         """Tell whether no forward of `n_rows` rows or more was ever timed."""
         return all(bucket.most < n_rows for bucket in self._buckets.values())
 
-    def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
-        """Return the seconds of 1 to `n_rows` rows, a second for each row where nothing was measured.
+    def cost(self, n_past: int = 0) -> Cost:
+        """Return the seconds of a forward by the nodes of its draft, until the next observation.
 
-        The list must not be changed.
+        Where nothing was measured, each row counts a second.
+
+        >>> cost = CostCurve({1: 0.010, 4: 0.015}).cost()
+        >>> cost(0), cost(3)
+        (0.01, 0.015)
         """
-        known = self._bucket(n_past).up_to(n_rows)
-        return known if all(known) else [seconds or float(n) for n, seconds in enumerate(known, start=1)]
+        bucket = self._bucket(n_past)
+        return lambda n_nodes: bucket.seconds(n_nodes + 1) or float(n_nodes + 1)
+
+    def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
+        """Return the seconds of 1 to `n_rows` rows, a second for each row where nothing was measured."""
+        cost = self.cost(n_past)
+        return [cost(n) for n in range(n_rows)]
 
     def table(self) -> dict[int, float]:
         """Return the seconds of the measured row counts, ascending, in the shortest contexts seen."""
@@ -298,4 +303,6 @@ def best_length(
         found = expected / (n * level_s + cost(n)) / max(plain_rate, 1e-9)
         if found > gain:
             best, gain = n, found
+        if path * rate < _NO_TOKENS * (1 - rate):  # what all further nodes together would add
+            break
     return best, gain

@@ -35,46 +35,36 @@ class Draft:
     """Tokens proposed to follow the sequence: a chain or a tree.
 
     Attributes:
-        tokens: int32[n], proposed token ids.
-        parents: int32[n], index in the draft of each node's parent, -1 where the node follows the last accepted token.
-            A parent stands before its children.
-        p_accept: float32[n], the drafter's estimate of P(node accepted | parent accepted).
+        tokens: By node, the proposed token id.
+        parents: By node, the index in the draft of its parent, -1 where the node follows the last accepted token. A
+            parent stands before its children.
+        p_accept: By node, the drafter's estimate of P(node accepted | parent accepted).
         q: By node, the distribution that the node was drawn from, None for a node that was looked up. None instead of
             the tuple where no node was drawn. Only the opt-in rules of edgedec.verification look at q.
 
     A chain of three, and a root with two children:
 
-    >>> Draft.chain([5, 6, 7]).parents.tolist()
-    [-1, 0, 1]
-    >>> tree = Draft(np.array([5, 6, 7], np.int32), np.array([-1, 0, 0], np.int32), np.ones(3, np.float32))
-    >>> tree.is_chain
+    >>> Draft.chain([5, 6, 7]).parents
+    (-1, 0, 1)
+    >>> Draft((5, 6, 7), (-1, 0, 0), (1.0, 1.0, 1.0)).is_chain
     False
     """
 
-    tokens: NDArray[np.int32]
-    parents: NDArray[np.int32]
-    p_accept: NDArray[np.float32]
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    p_accept: tuple[float, ...]
     q: tuple[Distribution | None, ...] | None = None
 
     @classmethod
     def chain(cls, tokens: Sequence[int], p_accept: float = 1.0) -> "Draft":
         """Return the draft in which each token follows the one before; every node gets the same `p_accept`."""
         n = len(tokens)
-        return cls(
-            np.asarray(tokens, dtype=np.int32).reshape(n),
-            np.arange(-1, n - 1, dtype=np.int32),
-            np.full(n, p_accept, dtype=np.float32),
-        )
+        return cls(tuple(tokens), tuple(range(-1, n - 1)), (p_accept,) * n)
 
     @classmethod
     def tree(cls, tokens: Sequence[int], parents: Sequence[int], p_accept: Sequence[float]) -> "Draft":
         """Return a draft made of lists, which hold what the attributes of the same names say."""
-        n = len(tokens)
-        return cls(
-            np.asarray(tokens, dtype=np.int32).reshape(n),
-            np.asarray(parents, dtype=np.int32).reshape(n),
-            np.asarray(p_accept, dtype=np.float32).reshape(n),
-        )
+        return cls(tuple(tokens), tuple(parents), tuple(p_accept))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -82,7 +72,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether each node's parent is the node before it."""
-        return not len(self.parents) or bool(np.array_equal(self.parents, np.arange(-1, len(self) - 1)))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     def depths(self) -> list[int]:
         """Return how many tokens deep each node is, 1 for one that follows the last accepted token.
@@ -91,7 +81,7 @@ class Draft:
         [1, 2, 2]
         """
         result: list[int] = []
-        for parent in self.parents.tolist():
+        for parent in self.parents:
             result.append(1 + (result[parent] if parent >= 0 else 0))
         return result
 
@@ -103,33 +93,33 @@ class Draft:
         return Draft(self.tokens[:n_max], self.parents[:n_max], self.p_accept[:n_max], q)
 
     def check(self, n_vocab: int) -> None:
-        """Raise PluginError unless types and shapes agree, parents stand first and every token is in the vocabulary."""
-        kinds = type(self.tokens), type(self.parents), type(self.p_accept)
-        if kinds != _KINDS:  # a masked array passes every comparison, and can still hold what is no number
-            names = ", ".join(kind.__name__ for kind in kinds)
-            raise PluginError(f"a draft's tokens, parents and p_accept must be plain numpy arrays, found {names}")
-        n = len(self.tokens)
-        dtypes = self.tokens.dtype, self.parents.dtype, self.p_accept.dtype
-        if dtypes != _DTYPES:
-            found = ", ".join(map(str, dtypes))
-            raise PluginError(f"a draft's tokens, parents and p_accept must be int32, int32, float32, found {found}")
-        shapes = (self.tokens.shape, self.parents.shape, self.p_accept.shape)
-        if shapes != ((n,), (n,), (n,)):
-            raise PluginError(f"a draft's tokens, parents and p_accept must have one length, found {shapes}")
-        nodes = zip(self.tokens.tolist(), self.parents.tolist(), self.p_accept.tolist(), strict=True)
-        for i, (token, parent, p) in enumerate(nodes):  # lists, as arrays of a few nodes take longer
+        """Raise PluginError unless types and lengths agree, parents stand first and the vocabulary has every token."""
+        if not type(self.tokens) is type(self.parents) is type(self.p_accept) is tuple:
+            kinds = (type(self.tokens), type(self.parents), type(self.p_accept))
+            found = ", ".join(kind.__name__ for kind in kinds)
+            raise PluginError(f"a draft's tokens, parents and p_accept must be tuples, found {found}; use Draft.tree()")
+        lengths = len(self.tokens), len(self.parents), len(self.p_accept)
+        if not lengths[0] == lengths[1] == lengths[2]:
+            raise PluginError(f"a draft's tokens, parents and p_accept must have one length, found {lengths}")
+        for i, (token, parent, p) in enumerate(zip(self.tokens, self.parents, self.p_accept, strict=True)):
+            if type(token) is not int or type(parent) is not int or not isinstance(p, float | int):
+                found = ", ".join(type(value).__name__ for value in (token, parent, p))
+                raise PluginError(
+                    f"a draft's tokens and parents must be of type int and its p_accept float, found {found}; "
+                    "tolist() of a numpy array has these types"
+                )
             if not 0 <= token < n_vocab:
                 raise PluginError(f"a draft holds a token id outside the vocabulary of {n_vocab}")
             if not -1 <= parent < i:
                 raise PluginError("in a draft each parent must be -1 or stand before its child")
             if not 0 <= p <= 1:
                 raise PluginError("a draft's p_accept must lie between 0 and 1")
-        if self.q is not None and len(self.q) != n:
-            raise PluginError(f"a draft of {n} nodes has {len(self.q)} distributions in q; it must have one a node")
+        if self.q is not None and len(self.q) != lengths[0]:
+            raise PluginError(
+                f"a draft of {lengths[0]} nodes has {len(self.q)} distributions in q; it must have one a node"
+            )
 
 
-_KINDS = np.ndarray, np.ndarray, np.ndarray
-_DTYPES = np.dtype(np.int32), np.dtype(np.int32), np.dtype(np.float32)
 EMPTY_DRAFT = Draft.chain([])
 
 

@@ -30,7 +30,6 @@ _INEXACT = (
     "drafting off in a context of this length: on the {runtime} runtime the rows of one forward are not bit-equal to "
     "single steps here"
 )
-_ROOT = np.array([-1], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +143,14 @@ def _forward(sequence: Sequence, decoder: Decoder, pending: list[int], draft: Dr
     """
     session, n_past, n_held = decoder.session, sequence.n_cached, decoder.session.n_cached
     taps = decoder.policy.drafters.needs.taps if decoder.policy is not None else ()
-    tokens = np.array(pending, dtype=np.int32)
+    tokens = np.array([*pending, *draft.tokens], np.int32)
     try:
-        if not len(draft.tokens):
+        if not draft.tokens:
             return session.forward(tokens, n_past=n_past, rows="last", taps=taps, on_progress=decoder.on_progress)
         return session.forward(
-            np.concatenate([tokens, draft.tokens]),
+            tokens,
             n_past=n_past,
-            parents=None if draft.is_chain else np.concatenate([_ROOT, draft.parents + np.int32(1)]),
+            parents=None if draft.is_chain else _rows_above(draft),
             rows="all",
             taps=taps,
         )
@@ -159,6 +158,11 @@ def _forward(sequence: Sequence, decoder: Decoder, pending: list[int], draft: Dr
         if session.n_cached != n_held:  # else the session still holds what it held before
             sequence.n_cached = min(session.n_cached, n_past + len(pending) - 1)
         raise
+
+
+def _rows_above(draft: Draft) -> NDArray[np.int32]:
+    """Return the row that each row of a forward follows, where the last token is row 0 and node i is row i + 1."""
+    return np.array([-1, *(parent + 1 for parent in draft.parents)], np.int32)
 
 
 def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> tuple[Verification, float | None]:
@@ -234,9 +238,9 @@ def _learn(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward,
         hidden = {layer: states[rows] for layer, states in hidden.items()}
     if needs.candidates:
         last = sequence.token_ids[-len(verification.token_ids) - 1]
-        tokens = np.concatenate([np.array([last], np.int32), draft.tokens])
-        parents = np.concatenate([_ROOT, draft.parents + np.int32(1)])
-        verification = replace(verification, candidates=_candidates(forward, tokens, parents, needs.candidates))
+        tokens = np.array([last, *draft.tokens], np.int32)
+        found = _candidates(forward, tokens, _rows_above(draft), needs.candidates)
+        verification = replace(verification, candidates=found)
     policy.learn(stats, draft, verification, hidden)
 
 

@@ -60,7 +60,7 @@ def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> t
     depths = {-1: 0}
     path: list[int] = []
     n_tried = deepest = 0
-    nodes = zip(draft.tokens.tolist(), draft.parents.tolist(), draft.p_accept.tolist(), strict=True)
+    nodes = zip(draft.tokens, draft.parents, draft.p_accept, strict=True)
     for node, (token, parent, p) in enumerate(nodes):
         depth = depths.get(parent)
         if depth is None or depth >= len(token_ids):

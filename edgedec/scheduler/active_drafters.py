@@ -79,8 +79,8 @@ class ActiveDrafters:
         if n and not self._options.coupled and self._keeps_q(draft):
             self.drawn = draft if self.drawn is None else self.drawn
         elif n:
-            p = draft.p_accept.tolist() if self._options.always else active.corrected_p(self._options.greedy)
-            active.places = tree.add(draft.tokens.tolist(), draft.parents.tolist(), p)
+            p = draft.p_accept if self._options.always else active.corrected_p(self._options.greedy)
+            active.places = tree.add(draft.tokens, draft.parents, p)
             if self._recorder is not None:
                 self._recorder.drafted(active.places, draft.depths())
         seconds = perf_counter() - started

@@ -19,6 +19,7 @@ _REPAID = 1.5  # times the cost of reading that drafting must gain
 _GAIN = 1.03  # what a costly drafter must promise against the best without it
 _TRIAL_SHARE = 0.01  # of the time: what trials of a drafter may lose
 _TRIAL_STEPS = 4
+_GROUP = 8  # rows that the kernels take together at most
 _KEEPS_UP = 24  # tokens of text that a drafter reads as part of its next draft
 _FIRST_DRAFT = 2.0  # levels that a draft is taken to have before one was timed
 
@@ -136,7 +137,8 @@ def _least_gain(level_s: float, cost: Cost, length: int, rate: float) -> float:
 
 def _row_behind(cost: Cost, length: int, n_max: int) -> float:
     """Return the seconds of a row more than `length`, at best: rows behind a whole group of the kernels' cost more."""
-    return min([(cost(n) - cost(length)) / (n - length) for n in range(length + 1, n_max + 1)], default=0.0)
+    whole_s, end = cost(length), min(n_max, length + _GROUP)
+    return min([(cost(n) - whole_s) / (n - length) for n in range(length + 1, end + 1)], default=0.0)
 
 
 def _pays_to_read(

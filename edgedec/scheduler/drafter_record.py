@@ -114,7 +114,7 @@ class ActiveDrafter:
     def corrected_p(self, greedy: bool) -> list[float]:
         """Return P(node accepted | parent accepted) of its draft's nodes, by what was observed of its estimates."""
         calibration = self.record.calibration[greedy]
-        return [calibration.corrected(p) for p in self.draft.p_accept.tolist()]
+        return [calibration.corrected(p) for p in self.draft.p_accept]
 
     def share_s(self, seconds: float) -> float:
         """Return what its latest draft cost its generation, where `seconds` passed."""

@@ -55,7 +55,7 @@ class ForcedDrafts:
         if self._chain:
             tree = DraftTree()
             for part in (Draft.chain(self._chain), kept):
-                tree.add(part.tokens.tolist(), part.parents.tolist(), part.p_accept.tolist())
+                tree.add(part.tokens, part.parents, part.p_accept)
             kept = Draft.tree(tree.tokens, tree.parents, tree.p).truncated(min(n_max, self._n_max))
             stats.count_proposal(_NAME, len(self._chain), perf_counter() - started)
         return kept
@@ -87,7 +87,7 @@ class ForcedDrafts:
         paths: dict[int, tuple[int, ...]] = {-1: ()}
         places = {-1: -1}
         p_accept: list[float] = []
-        parts = zip(draft.tokens.tolist(), draft.parents.tolist(), draft.p_accept.tolist(), strict=True)
+        parts = zip(draft.tokens, draft.parents, draft.p_accept, strict=True)
         for node, (token, parent, p) in enumerate(parts):
             path = paths.get(parent)
             if path is None or (len(path) < len(forced) and token != forced[len(path)]):

@@ -27,7 +27,7 @@ from edgedec.scheduler.acceptance import score
 from edgedec.scheduler.active_drafters import ActiveDrafters
 from edgedec.scheduler.costly_drafters import Best, note_draft, plan_draft
 from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.drafter_record import SHOWN, ActiveDrafter, DecisionLog
+from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog
 from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
 from edgedec.scheduler.recorder import Recorder
 from edgedec.scheduler.row_trials import RowTrials
@@ -86,7 +86,7 @@ class Policy:
             return EMPTY_DRAFT
         started = perf_counter()
         self._log.others = self._curve.others
-        cost = self._curve.up_to(max(n_max, SHOWN) + 1, n_past).__getitem__
+        cost = self._curve.cost(n_past)
         plain = drafters.drawn is not None and self._trials.plain_is_due(self._log.tokens_per_s * cost(0))
         drafters.drawn, tree = None, DraftTree()
         drafters.patience_s = _DEADLINE_S if always else max(_LEAST_DEADLINE_S, cost(0) / 2)
@@ -139,7 +139,7 @@ class Policy:
             return chosen
         self._floor.path_probability = plan.least_path
         seconds = active.share_s(self.drafters.ask(stats, active, tree, plan.n_max, plan.extra_s))
-        if active.draft.tokens.size:
+        if active.draft.tokens:
             paths = tree.paths()
             nodes, rate = choose_nodes(tree, paths, cost, n_max, 0.0, self._curve, self._options)
         drawn = active.draft is self.drafters.drawn
@@ -155,7 +155,7 @@ class Policy:
     def _drawn(self, active: ActiveDrafter, cost: Cost) -> Best:
         """Return what is expected of a step that verifies a drafter's draft whole."""
         tree, draft = DraftTree(), active.draft
-        tree.add(draft.tokens.tolist(), draft.parents.tolist(), active.corrected_p(self._options.greedy))
+        tree.add(draft.tokens, draft.parents, active.corrected_p(self._options.greedy))
         return self._best(tree.paths(), range(len(draft)), cost)
 
     def _draft(self, tree: DraftTree, nodes: list[int]) -> Draft:
@@ -193,7 +193,7 @@ class Policy:
                 # The others' drafts take time that is not in what the forward was expected to take.
                 self._log.spent_s += self._curve.latest_s - self._forward_s
         for active in self.drafters.all:
-            path = self._score(stats, active, token_ids) if active.draft.tokens.size else ()
+            path = self._score(stats, active, token_ids) if active.draft.tokens else ()
             if active.missed is not None:
                 active.missed = min(_MOST_MISSED, active.missed + len(token_ids))
             same = path == verification.path

@@ -64,8 +64,10 @@ class RowTrials:
         self._n_considered += 1
         if self._options.always or self._n_considered % _EVERY:
             return nodes
-        hoped_cost = [cost(0) * (1 + _HOPED * n) for n in range(n_max + 1)].__getitem__
-        hoped, hoped_rate = choose_nodes(tree, paths, hoped_cost, n_max, 0.0, self._curve, self._options)
+        plain_s = cost(0)
+        hoped, hoped_rate = choose_nodes(
+            tree, paths, lambda n: plain_s * (1 + _HOPED * n), n_max, 0.0, self._curve, self._options
+        )
         if hoped_rate < _HOPED_GAIN * rate:
             return nodes
         order = sorted(hoped, key=paths.__getitem__, reverse=True)

@@ -1,8 +1,9 @@
 """The cost of one session's rows in forwards that it shares with others."""
 
+from functools import cache
 from threading import Lock
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import Cost, CostCurve
 from edgedec.model import Session
 
 _KEPT = 0.9  # of what is known of drafts, with every forward
@@ -47,38 +48,29 @@ class JoinedCurve(CostCurve):
             self.latest_s = self._common.latest_s
             self.keep_s = self._common.keep_s
 
-    def _in_parts(self, seconds: list[float], n_rows: int) -> list[float]:
-        """Return the seconds of 1 to `n_rows` own rows, from the seconds of 1, 2, ... rows of a whole forward."""
-        plain = seconds[self._n_others]
-        n_alike = self._n_alike
-        rows = (self._n_rows(n) for n in range(1, n_rows + 1))
-        return [plain + (seconds[n - 1] - plain) / n_alike for n in rows]
+    def cost(self, n_past: int = 0) -> Cost:
+        """Return the seconds of a forward by the nodes of the session's own draft; see CostCurve.cost."""
+        n_others, common = self._n_others, self._common.cost(n_past)
+        n_alike = 1 + n_others * min(1.0, self._drafted_by_others / max(self._drafted, 1e-9))
 
-    @property
-    def _n_alike(self) -> float:
-        """How many sessions verify drafts like this one's, itself included."""
-        return 1 + self._n_others * min(1.0, self._drafted_by_others / max(self._drafted, 1e-9))
+        @cache  # so that nothing changes within a step while other sessions observe theirs
+        def seconds(n_nodes: int) -> float:
+            with self._lock:
+                plain = common(n_others)
+                return plain + (common(n_others + round(n_nodes * n_alike)) - plain) / n_alike if n_nodes else plain
 
-    def _n_rows(self, n_rows: int) -> int:
-        """Return the rows of a forward of all sessions, of which `n_rows` are this one's."""
-        return 1 + self._n_others + round((n_rows - 1) * self._n_alike)
+        return seconds
 
     def seconds(self, n_rows: int, n_past: int = 0) -> float | None:
         """Return the expected seconds of a forward with `n_rows` own rows, None where nothing was measured."""
         with self._lock:
-            if self._common.seconds(1, n_past) is None:
-                return None
-            return self._in_parts(self._common.up_to(self._n_rows(n_rows), n_past), n_rows)[-1]
+            is_known = self._common.seconds(1, n_past) is not None
+        return self.cost(n_past)(n_rows - 1) if is_known else None
 
     def is_unknown(self, n_rows: int) -> bool:
         """Tell whether no forward with `n_rows` own rows or more, and the rows of the others, was ever timed."""
         with self._lock:
             return self._common.is_unknown(self._n_others + n_rows)
-
-    def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
-        """Return the seconds of forwards with 1 to `n_rows` own rows."""
-        with self._lock:
-            return self._in_parts(self._common.up_to(self._n_rows(n_rows), n_past), n_rows)
 
     def growth(self, n_rows: int) -> float:
         """Return how many times as long as one row `n_rows` rows take, those of all sessions counted."""

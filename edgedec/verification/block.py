@@ -61,7 +61,7 @@ def verify_block(draft: Draft, q: Sequence[Distribution | None], target: TargetR
     if not draft.is_chain:
         return verify_recursive(draft, q, target, uniform)
     path: list[Drawn] = []
-    weight, tokens = 1.0, tuple(draft.tokens.tolist())
+    weight, tokens = 1.0, draft.tokens
     for node, law in enumerate(laws_of(draft, q)):
         path.append(Drawn(node, tokens[node], target(node, tokens[:node]), law, weight))
         weight = path[-1].weight_after

@@ -35,7 +35,7 @@ def laws_of(draft: Draft, q: Sequence[Distribution | None]) -> list[Distribution
             f"a draft of {len(draft)} nodes came with {len(q)} distributions in q; q must have one for each node"
         )
     laws = []
-    for node, (token, law) in enumerate(zip(draft.tokens.tolist(), q, strict=True)):
+    for node, (token, law) in enumerate(zip(draft.tokens, q, strict=True)):
         if law is not None and probability(law, token) == 0:
             raise PluginError(
                 f"node {node} holds token {token}, which its q gives the probability 0; q must be the distribution "

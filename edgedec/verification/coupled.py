@@ -30,7 +30,7 @@ def verify_coupled(draft: Draft, choose_token: ChooseToken) -> Verification:
     if not len(draft):
         return Verification((), (choose_token(0, ()),))
     children: dict[tuple[int, int], int] = {}
-    for node, (parent, token) in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
+    for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):
         children.setdefault((parent, token), node)
     path: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()

@@ -31,7 +31,7 @@ def verify_kseq(draft: Draft, q: Sequence[Distribution | None], target: TargetRo
     Raises:
         PluginError: q does not fit the draft.
     """
-    laws, tokens, numbers = laws_of(draft, q), draft.tokens.tolist(), in_turn(uniform)
+    laws, tokens, numbers = laws_of(draft, q), draft.tokens, in_turn(uniform)
 
     def draw_token(row: int, accepted: tuple[int, ...], candidates: Sequence[int]) -> int:
         p = target(row, accepted)

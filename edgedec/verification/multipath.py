@@ -51,7 +51,7 @@ def verify_multipath(
 
 def chosen_path(draft: Draft, laws: Sequence[Distribution], target: TargetRow) -> list[Drawn]:
     """Return the path to verify, each node with the distribution that its token was, in effect, drawn from."""
-    children, tokens = children_of(draft), draft.tokens.tolist()
+    children, tokens = children_of(draft), draft.tokens
     path: list[Drawn] = []
     row, weight, candidates = 0, 1.0, children[-1]
     while candidates and weight > 0:

@@ -32,8 +32,8 @@ def verify_recursive(
     Raises:
         PluginError: q does not fit the draft, or siblings that share a q hold the same token.
     """
-    laws, tokens, numbers = laws_of(draft, q), draft.tokens.tolist(), in_turn(uniform)
-    parents = draft.parents.tolist()
+    laws, tokens, numbers = laws_of(draft, q), draft.tokens, in_turn(uniform)
+    parents = draft.parents
 
     def draw_token(row: int, accepted: tuple[int, ...], candidates: Sequence[int]) -> int:
         p = target(row, accepted)

@@ -38,7 +38,7 @@ def walk(draft: Draft, draw_token: DrawToken) -> Verification:
 def children_of(draft: Draft) -> dict[int, list[int]]:
     """Return the children of each node and, under -1, the roots, in the order of the draft."""
     children: dict[int, list[int]] = {node: [] for node in range(-1, len(draft))}
-    for node, parent in enumerate(draft.parents.tolist()):
+    for node, parent in enumerate(draft.parents):
         children[parent].append(node)
     return children
 

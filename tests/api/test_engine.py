@@ -384,9 +384,9 @@ class RandomDrafter:
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Propose repetitions of the history, a random token, or a random tree of them."""
         n = int(self._rng.integers(0, n_max + 1))
-        tokens = self._rng.choice(self._history[-20:], n).astype(np.int32)
+        tokens = self._rng.choice(self._history[-20:], n).tolist()
         parents = [int(self._rng.integers(-1, i)) if self._trees else i - 1 for i in range(n)]
-        return Draft(tokens, np.array(parents, np.int32), np.full(n, 0.5, np.float32))
+        return Draft.tree(tokens, parents, [0.5] * n)
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take what was added."""

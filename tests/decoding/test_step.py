@@ -142,7 +142,7 @@ def plain(model: Model) -> dict[str, list[int]]:
 
 def tree(tokens: Sequence[int], parents: Sequence[int]) -> Draft:
     """Build a draft from its nodes."""
-    return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), np.ones(len(tokens), np.float32))
+    return Draft.tree(tokens, parents, [1.0] * len(tokens))
 
 
 def oracle(text: list[int], n_prompt: int = len(PROMPT)) -> Propose:
@@ -296,20 +296,20 @@ def _draft(tokens: Any, parents: Any, p_accept: Any) -> Propose:
     return lambda history, n_max: Draft(tokens, parents, p_accept)
 
 
-ONE, ROOT, SURE = np.ones(1, np.int32), np.full(1, -1, np.int32), np.ones(1, np.float32)
+ONE, ROOT, SURE = (1,), (-1,), (1.0,)
 NONSENSE: dict[str, Propose] = {
     "raises": _raising,
     "None": lambda history, n_max: None,  # type: ignore[return-value, dict-item] # nonsense on purpose
     "a list": lambda history, n_max: [1, 2],  # type: ignore[return-value, dict-item] # nonsense on purpose
-    "a token over the vocabulary": _draft(np.full(1, N_VOCAB, np.int32), ROOT, SURE),
-    "a negative token": _draft(-ONE, ROOT, SURE),
-    "a node that is its own parent": _draft(ONE, np.zeros(1, np.int32), SURE),
-    "a cycle": _draft(np.ones(2, np.int32), np.array([1, 0], np.int32), np.ones(2, np.float32)),
-    "a parent below -1": _draft(ONE, np.full(1, -2, np.int32), SURE),
-    "two lengths": _draft(np.ones(2, np.int32), ROOT, SURE),
-    "an estimate of NaN": _draft(ONE, ROOT, np.full(1, np.nan, np.float32)),
-    "lists for arrays": _draft([1], [-1], [1.0]),
-    "a matrix": _draft(np.ones((1, 1), np.int32), ROOT, SURE),
+    "a token over the vocabulary": _draft((N_VOCAB,), ROOT, SURE),
+    "a negative token": _draft((-1,), ROOT, SURE),
+    "a node that is its own parent": _draft(ONE, (0,), SURE),
+    "a cycle": _draft((1, 1), (1, 0), (1.0, 1.0)),
+    "a parent below -1": _draft(ONE, (-2,), SURE),
+    "two lengths": _draft((1, 1), ROOT, SURE),
+    "an estimate of NaN": _draft(ONE, ROOT, (float("nan"),)),
+    "lists for tuples": _draft([1], [-1], [1.0]),
+    "an array": _draft(np.ones(1, np.int32), ROOT, SURE),
 }
 
 

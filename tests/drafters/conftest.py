@@ -91,7 +91,7 @@ def budget_holds(make_context: MakeContext) -> Callable[[DrafterFactory, str], N
         assert len(table) == 50_000 // 230
         assert drafter.memory_bytes() <= 100_000
         drafter.begin([1990])
-        assert drafter.draft(1, 1e18).tokens.tolist() == [1991]
+        assert list(drafter.draft(1, 1e18).tokens) == [1991]
         drafter.begin([5])
         assert len(drafter.draft(1, 1e18)) == 0
         assert factory(make_context(budget_bytes=100, store=context.store)).memory_bytes() < 10_000
@@ -127,10 +127,10 @@ def draft_model(request: pytest.FixtureRequest, folder: Path) -> Iterator[Model]
 def _check(draft: Draft, n_max: int) -> None:
     draft.check(N_VOCAB)
     assert len(draft) <= n_max
-    nodes = list(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))
+    nodes = list(zip(draft.parents, draft.tokens, strict=True))
     assert len(set(nodes)) == len(nodes)
-    for parent in set(draft.parents.tolist()):
-        assert draft.p_accept[draft.parents == parent].sum() <= 1 + 1e-6
+    for parent in set(draft.parents):
+        assert sum(p for p, above in zip(draft.p_accept, draft.parents, strict=True) if above == parent) <= 1 + 1e-6
         assert np.all(np.isin(draft.tokens, TOKENS))
 
 
@@ -143,7 +143,7 @@ def _verified(rng: np.random.Generator, draft: Draft) -> Draft:
         keep = [i for i in range(len(draft)) if i in draft.parents or rng.random() < 0.5]
         places = {-1: -1, **{node: i for i, node in enumerate(keep)}}
         parents = [places[int(draft.parents[i])] for i in keep]
-        return Draft.tree(draft.tokens[keep].tolist(), parents, [0.5] * len(keep))
+        return Draft.tree([draft.tokens[node] for node in keep], parents, [0.5] * len(keep))
     if kind == 3:
         return Draft.chain(rng.choice(TOKENS, rng.integers(0, 5)).tolist())
     return draft
@@ -152,11 +152,11 @@ def _verified(rng: np.random.Generator, draft: Draft) -> Draft:
 def _outcome(rng: np.random.Generator, draft: Draft, last: int) -> Verification:
     path: list[int] = []
     while True:
-        below = np.flatnonzero(draft.parents == (path[-1] if path else -1))
+        below = [node for node, parent in enumerate(draft.parents) if parent == (path[-1] if path else -1)]
         if not len(below) or rng.random() < 0.4:
             break
         path.append(int(rng.choice(below)))
-    token_ids = (*draft.tokens[path].tolist(), int(rng.choice(TOKENS)))
+    token_ids = (*(draft.tokens[node] for node in path), int(rng.choice(TOKENS)))
     if rng.random() < 0.4:
         return Verification(tuple(path), token_ids)
     k = int(rng.choice([1, 3, 8, 12]))
@@ -164,5 +164,5 @@ def _outcome(rng: np.random.Generator, draft: Draft, last: int) -> Verification:
     ids = np.stack([rng.permutation(TOKENS)[:k] for _ in range(n)]).astype(np.int32)
     probs = -np.sort(-rng.dirichlet([0.3] * 13, n)[:, :k], axis=1)
     tokens = np.array([last, *draft.tokens], np.int32)
-    parents = np.array([-1, *(draft.parents + 1)], np.int32)
+    parents = np.array([-1, *(parent + 1 for parent in draft.parents)], np.int32)
     return Verification(tuple(path), token_ids, Candidates(tokens, parents, ids, probs.astype(np.float32)))

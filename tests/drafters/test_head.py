@@ -75,12 +75,12 @@ def test_it_keeps_the_contract(files: tuple[Path, Path]) -> None:
 def test_sampled_and_penalized_drafts_use_the_targets_own_transform(files: tuple[Path, Path]) -> None:
     """A banned token is never drafted, equal noise gives equal drafts, and drawn nodes come with their q."""
     with load(files) as model:
-        best = drafter(model).draft(1, np.inf).tokens[0].item()
+        best = drafter(model).draft(1, np.inf).tokens[0]
         banned = SamplingParams(temperature=0, logit_bias={best: -np.inf})
-        assert best not in drafter(model, banned).draft(4, np.inf).tokens.tolist()
+        assert best not in list(drafter(model, banned).draft(4, np.inf).tokens)
         sampled = SamplingParams(temperature=1.0, top_p=1.0, seed=1)
         first, second = (drafter(model, sampled).draft(4, np.inf) for _ in range(2))
-        assert first.tokens.tolist() == second.tokens.tolist()
+        assert list(first.tokens) == list(second.tokens)
         drawn = drafter(model, sampled, coupled=False).draft(4, np.inf)
         assert drawn.is_chain
         assert drawn.q is not None
@@ -97,7 +97,7 @@ def test_a_head_that_accepts_too_little_rests(files: tuple[Path, Path]) -> None:
         tally = store["head"]
         assert isinstance(tally, Tally)
         tally.n_drafts, tally.n_right = 199, 3
-        token = made.draft(1, np.inf).tokens[0].item()
+        token = made.draft(1, np.inf).tokens[0]
         with pytest.raises(DrafterRestsError, match="rests"):
             made.accept(Verification((), ((token + 1) % N_VOCAB,)), {})
         with pytest.raises(DrafterRestsError, match="rests"):

@@ -280,7 +280,7 @@ def test_a_smaller_window_waits_for_the_thread(equal: Model) -> None:
 
 def nodes(draft: Draft) -> list[tuple[int, int, float]]:
     """Return each node's token, parent and p."""
-    return list(zip(draft.tokens.tolist(), draft.parents.tolist(), draft.p_accept.tolist(), strict=True))
+    return list(zip(draft.tokens, list(draft.parents), draft.p_accept, strict=True))
 
 
 def test_a_correction_drops_what_was_drafted(equal: Model) -> None:

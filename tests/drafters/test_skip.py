@@ -99,7 +99,7 @@ def test_the_text_is_plain_decodings(target: Path, plain: list[tuple[int, ...]],
     """Greedy and with a seed, whatever is left out; some drafts are longer than one token."""
     recorded = Recorded(partial(SkipDrafter, tuned=tuned(layers)))
     assert texts(target, recorded) == plain
-    assert any(max(draft.parents.tolist(), default=-1) >= 0 for draft, _ in recorded.steps)
+    assert any(max(list(draft.parents), default=-1) >= 0 for draft, _ in recorded.steps)
     assert any(len(outcome.path) < depth(draft) for draft, outcome in recorded.steps)
 
 
@@ -139,7 +139,7 @@ def test_a_chain_ends_below_the_floor(model: Model) -> None:
 def _spine(draft: Any) -> list[float]:
     """Return p_accept of the chain that the first child of each level makes."""
     found, parent = [], -1
-    for node, above in enumerate(draft.parents.tolist()):
+    for node, above in enumerate(draft.parents):
         if above == parent:
             found.append(float(draft.p_accept[node]))
             parent = node
@@ -185,7 +185,7 @@ def test_under_another_rule_a_chain_is_drawn_from_the_q_it_comes_with(model: Mod
     session.forward(np.array(PROMPT[:-1], np.int32), n_past=0)
     for node, law in enumerate(draft.q):
         assert law is not None
-        text = [*PROMPT, *draft.tokens[:node].tolist()]
+        text = [*PROMPT, *draft.tokens[:node]]
         tokens = np.array(text[len(PROMPT) - 1 :], np.int32)
         logits = session.forward(tokens, n_past=len(PROMPT) - 1, layers=HALF).logits[0]
         expected = distribution(logits, params, text)

@@ -108,8 +108,8 @@ def drafter_of(
 
 def proposed(draft: Draft) -> list[tuple[int, int, float]]:
     """Return token, parent and rounded p of every node."""
-    p = [round(p, 4) for p in draft.p_accept.tolist()]
-    return list(zip(draft.tokens.tolist(), draft.parents.tolist(), p, strict=True))
+    p = [round(p, 4) for p in list(draft.p_accept)]
+    return list(zip(draft.tokens, list(draft.parents), p, strict=True))
 
 
 def say(drafter: SuffixDrafter, token_ids: Sequence[int]) -> None:
@@ -149,7 +149,7 @@ def test_every_proposal_is_a_draft_of_texts_seen(prompt: Text, said: list[Text],
         draft.check(n_vocab=3)
         assert len(draft) <= n_max
         paths: list[Text] = []
-        for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
             paths.append([*(paths[parent] if parent >= 0 else text[-1:]), token])
             assert n_times(paths[-1], text)
         assert len({tuple(path) for path in paths}) == len(paths)
@@ -159,7 +159,7 @@ def test_later_requests_find_what_earlier_ones_said() -> None:
     """What was generated, not what was asked; until it is forgotten."""
     store: dict[str, object] = {}
     say(drafter_of([8, 9], store), [1, 2, 3, 4, 5])
-    assert drafter_of([7, 1, 2, 3], store).draft(2, 0).tokens.tolist() == [4, 5]
+    assert list(drafter_of([7, 1, 2, 3], store).draft(2, 0).tokens) == [4, 5]
     assert len(drafter_of([7, 8], store).draft(2, 0)) == 0
     store.clear()
     assert len(drafter_of([7, 1, 2, 3], store).draft(2, 0)) == 0
@@ -171,7 +171,7 @@ def test_texts_of_two_requests_do_not_run_into_each_other() -> None:
     say(drafter_of([8], store), [1, 2, 3])
     say(drafter_of([9], store), [4, 5, 6])
     assert len(drafter_of([7, 2, 3], store).draft(9, 0)) == 0
-    assert drafter_of([7, 4], store).draft(9, 0).tokens.tolist() == [5, 6]
+    assert list(drafter_of([7, 4], store).draft(9, 0).tokens) == [5, 6]
 
 
 def test_the_store_keeps_to_its_bytes_and_drops_the_oldest() -> None:
@@ -185,7 +185,7 @@ def test_the_store_keeps_to_its_bytes_and_drops_the_oldest() -> None:
         kept = store["suffix"]
         assert isinstance(kept, SuffixStore)
         assert kept.memory_bytes() <= budget // 2 + 2 * one
-    assert drafter_of(said[-1][:5], store, budget).draft(3, 0).tokens.tolist() == said[-1][5:8]
+    assert list(drafter_of(said[-1][:5], store, budget).draft(3, 0).tokens) == said[-1][5:8]
     assert len(drafter_of(said[0][:5], store, budget).draft(3, 0)) == 0
 
 
@@ -195,7 +195,7 @@ def test_a_long_prompt_keeps_to_the_budget(budget: int) -> None:
     drafter = drafter_of([*a_text(5000), 1, 2, 3, 1, 2], None, budget)
     assert drafter.memory_bytes() <= budget + 10_000
     if budget:
-        assert drafter.draft(1, 0).tokens.tolist() == [3]
+        assert list(drafter.draft(1, 0).tokens) == [3]
 
 
 def test_the_store_gets_the_outputs_for_a_file_once() -> None:

@@ -9,6 +9,7 @@ from edgedec.draft import Candidates, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.ngram.table import context_key
 from edgedec.drafters.ngram.trigram import TrigramDrafter
 from edgedec.noise import Noise
+from edgedec.verification.walk import children_of
 
 MakeContext = Callable[..., DraftContext]
 MakeCandidates = Callable[[list[tuple[int, dict[int, float]]]], Candidates]
@@ -35,9 +36,9 @@ def test_a_pair_tells_more_than_its_last_token(make_context: MakeContext) -> Non
         drafter = TrigramDrafter(make_context())
         drafter.begin([*text, before, 5])
         draft = drafter.draft(32, 1e18)
-        first = draft.parents == -1
-        assert draft.tokens[first].tolist() == tokens
-        assert draft.p_accept[first].tolist() == pytest.approx(p)
+        first = children_of(draft)[-1]
+        assert [draft.tokens[node] for node in first] == tokens
+        assert [draft.p_accept[node] for node in first] == pytest.approx(p)
 
 
 def test_a_path_of_pairs_is_followed(make_context: MakeContext) -> None:
@@ -45,8 +46,8 @@ def test_a_path_of_pairs_is_followed(make_context: MakeContext) -> None:
     drafter = TrigramDrafter(make_context())
     drafter.begin([1, 2, 3, 4, 5, 1, 2])
     draft = drafter.draft(4, 1e18)
-    assert (draft.tokens.tolist(), draft.is_chain) == ([3, 4, 5, 1], True)
-    assert draft.p_accept.tolist() == pytest.approx([PAIR / 2] * 4)
+    assert (list(draft.tokens), draft.is_chain) == ([3, 4, 5, 1], True)
+    assert list(draft.p_accept) == pytest.approx([PAIR / 2] * 4)
 
 
 def test_a_new_row_weighs_a_half(make_context: MakeContext, candidates: MakeCandidates) -> None:
@@ -66,13 +67,13 @@ def test_what_is_little_known_is_explored_first(make_context: MakeContext, candi
     drafter.begin([1, 2])
     drafter.accept(Verification((), (7,), candidates([(2, row)])), {})
     drafter.begin([1, 2])
-    assert drafter.draft(2, 1e18).tokens.tolist() == [8, 9]
+    assert list(drafter.draft(2, 1e18).tokens) == [8, 9]
     table = drafter.table
     for _ in range(3):
         table.learn([context_key(2 << 20 | 8, 2)], np.array([[5]], np.int32), np.array([[0.01]], np.float32))
     draft = drafter.draft(2, 1e18)
-    assert draft.tokens.tolist() == [9, 8]
-    assert draft.p_accept.tolist() == pytest.approx([PAIR * 0.4, PAIR * 0.42])
+    assert list(draft.tokens) == [9, 8]
+    assert list(draft.p_accept) == pytest.approx([PAIR * 0.4, PAIR * 0.42])
 
 
 def test_a_child_is_the_token_that_the_noise_picks(make_context: MakeContext, candidates: MakeCandidates) -> None:
@@ -87,8 +88,7 @@ def test_a_child_is_the_token_that_the_noise_picks(make_context: MakeContext, ca
         drafter.accept(Verification((), (9,), candidates([(prompt[-1], row)])), {})
         drafter.begin(prompt)
         draft = drafter.draft(16, 1e18)
-        children = np.flatnonzero(draft.parents == -1)
-        best = int(draft.tokens[children[np.argmax(draft.p_accept[children])]])
+        best = draft.tokens[max(children_of(draft)[-1], key=draft.p_accept.__getitem__)]
         assert best == ids[np.argmax(np.log(q) / 0.7 + Noise(7).gumbel(length, ids))]
         picked.add(best)
     assert picked == set(row)

@@ -161,7 +161,7 @@ def drafted(
     drafter.begin(TARGET.encode("x"))
     found = drafter.draft(n_max, 1e18)
     assert found.is_chain
-    return [TARGET.pieces[token] for token in found.tokens], found.p_accept.tolist()
+    return [TARGET.pieces[token] for token in found.tokens], list(found.p_accept)
 
 
 CHAIN: Says = {"x": ("ab", 0.5), "xab": ("cd", 0.8), "xabcd": ("e", 0.9), "xabcde": (END, 0.9)}

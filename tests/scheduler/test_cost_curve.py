@@ -249,7 +249,7 @@ def test_where_keeping_is_dear_the_policy_takes_a_chain(monkeypatch: pytest.Monk
         curve = CostCurve({1: 0.010, 8: 0.010})
         curve.keep_s = keep_s
         policy = policy_of([member(Oracle(a_text(9), 1.0))], curve)
-        assert policy.propose(DecodeStats(), 5, 8).parents.tolist() == parents
+        assert list(policy.propose(DecodeStats(), 5, 8).parents) == parents
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.floats(0.5, 2.0), st.integers(1, 24)), max_size=80))

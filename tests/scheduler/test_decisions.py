@@ -60,7 +60,7 @@ class Branching(Oracle):
         """Return a tree of two nodes a level."""
         chain = Oracle.draft(self, n_max // 2, deadline_s)
         tokens, parents, p = [], [], []
-        for i, token in enumerate(chain.tokens.tolist()):
+        for i, token in enumerate(chain.tokens):
             tokens += [(token + 7) % 1000, token]
             parents += [2 * i - 1] * 2 if i else [-1, -1]
             p += [0.2, float(chain.p_accept[i])]

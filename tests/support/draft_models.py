@@ -100,7 +100,7 @@ class Recorded:
     @property
     def drafts(self) -> list[tuple[list[int], list[int]]]:
         """The drafts' tokens and parents."""
-        return [(draft.tokens.tolist(), draft.parents.tolist()) for draft, _ in self.steps]
+        return [(list(draft.tokens), list(draft.parents)) for draft, _ in self.steps]
 
     def assert_all_accepted(self) -> None:
         """Check that every draft's longest path was accepted to its end."""
@@ -138,6 +138,6 @@ class _Recorded:
 def depth(draft: Draft) -> int:
     """Return the length of a draft's longest path."""
     depths: list[int] = []
-    for parent in draft.parents.tolist():
+    for parent in list(draft.parents):
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
     return max(depths, default=0)

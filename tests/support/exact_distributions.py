@@ -117,7 +117,7 @@ def integrate(rule: Rule, drawings: Sequence[Drawing], law: Law, n_vocab: int, l
     for drawn, draft, q in drawings:
         for weight, verification in outcomes(rule, draft, q, law):
             text, path = verification.token_ids, verification.path
-            assert text[:-1] == tuple(draft.tokens[list(path)].tolist())
+            assert text[:-1] == tuple(draft.tokens[node] for node in path)
             assert [int(draft.parents[node]) for node in path] == [-1, *path][: len(path)]
             assert truth[text].sum() > 0, "a text that the target rules out"
             result.joint[text] += drawn * weight * truth[text] / truth[text].sum()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from edgedec.verification.coupled import verify_coupled
 
 def tree(tokens: Sequence[int], parents: Sequence[int]) -> Draft:
     """Build a draft from its nodes."""
-    return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), np.ones(len(tokens), np.float32))
+    return Draft.tree(tokens, parents, [1.0] * len(tokens))
 
 
 def verify(draft: Draft, text: Sequence[int]) -> tuple[Verification, list[int]]:
@@ -79,21 +78,21 @@ def test_any_draft_gives_the_targets_text(draft: Draft, text: list[int]) -> None
     assert [int(draft.parents[node]) for node in path] == [-1, *path][: len(path)]
     assert [int(draft.tokens[node]) for node in path] == text[: len(path)]
     end = path[-1] if path else -1
-    assert (end, verification.token) not in zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
+    assert (end, verification.token) not in zip(draft.parents, draft.tokens, strict=True)
 
 
 @pytest.mark.parametrize(
     "draft",
     [
-        Draft(np.zeros(2, np.int32), np.array([-1], np.int32), np.ones(2, np.float32)),
-        Draft(np.zeros(2, np.int32), np.array([-1, 0], np.int32), np.ones(1, np.float32)),
+        Draft((0, 0), (-1,), (1.0, 1.0)),
+        Draft((0, 0), (-1, 0), (1.0,)),
         tree([0, 8], [-1, 0]),
         tree([-1], [-1]),
         tree([0, 0], [-1, 1]),
         tree([0, 0], [1, -1]),
         tree([0], [-2]),
-        Draft(np.zeros(1, np.int32), np.array([-1], np.int32), np.array([1.5], np.float32)),
-        Draft(np.zeros(1, np.int32), np.array([-1], np.int32), np.array([np.nan], np.float32)),
+        Draft((0,), (-1,), (1.5,)),
+        Draft((0,), (-1,), (float("nan"),)),
     ],
 )
 def test_malformed_drafts_are_refused(draft: Draft) -> None:

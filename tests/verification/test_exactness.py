@@ -112,7 +112,7 @@ def test_drawn_and_looked_up_siblings_mix(name: str) -> None:
     target, q = models(13, 3, 3)
     drawings: list[Drawing] = []
     for weight, draft, laws in trees(q, [2]):
-        a, b = draft.tokens.tolist()
+        a, b = list(draft.tokens)
         before = tree([1, 0, a, b], [-1, 0, -1, -1])
         after = tree([a, b, 1, 0], [-1, -1, -1, 2])
         drawings += [(weight / 2, before, [None, None, *laws]), (weight / 2, after, [*laws, None, None])]
@@ -124,7 +124,7 @@ def test_drawn_paths_and_a_looked_up_one_mix(name: str) -> None:
     """Two drawn paths and one that was found somewhere."""
     target, q = models(17, 2, 3)
     drawings = [
-        (weight, tree([*draft.tokens.tolist(), 1, 0], [*draft.parents.tolist(), -1, 4]), [*laws, None, None])
+        (weight, tree([*list(draft.tokens), 1, 0], [*list(draft.parents), -1, 4]), [*laws, None, None])
         for weight, draft, laws in paths(q, 2, 2, 2)
     ]
     check_exact(name, drawings, target, 2, 3)
@@ -159,9 +159,9 @@ def test_where_a_path_ends_may_depend_on_its_tokens(name: str) -> None:
     target, q = models(29, 3, 3)
     drawings: list[Drawing] = []
     for weight, draft, laws in paths(q, 3, 2, 1 if name in ("tokenwise", "block", "recursive") else 2):
-        kept = [node for node, parent in enumerate(draft.parents.tolist()) if parent < 0 or draft.tokens[parent] != 0]
+        kept = [node for node, parent in enumerate(draft.parents) if parent < 0 or draft.tokens[parent] != 0]
         place = {-1: -1} | {node: i for i, node in enumerate(kept)}
-        shorter = tree(draft.tokens[kept].tolist(), [place[int(draft.parents[node])] for node in kept])
+        shorter = tree([draft.tokens[node] for node in kept], [place[int(draft.parents[node])] for node in kept])
         drawings.append((weight, shorter, [laws[node] for node in kept]))
     check_exact(name, drawings, target, 3, 3)
 

@@ -154,10 +154,10 @@ def test_the_policy_keeps_the_distribution(
 def accept_always(draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform) -> Verification:
     """Accept the first path of a draft, whatever the target says: a rule that is wrong."""
     path: tuple[int, ...] = ()
-    for node, parent in enumerate(draft.parents.tolist()):
+    for node, parent in enumerate(draft.parents):
         if parent == (path[-1] if path else -1):
             path += (node,)
-    tokens = tuple(draft.tokens[list(path)].tolist())
+    tokens = tuple(draft.tokens[node] for node in path)
     bonus = sample(target(path[-1] + 1 if path else 0, tokens), uniform(0))
     return Verification(path, (*tokens, bonus))
 

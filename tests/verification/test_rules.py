@@ -27,8 +27,8 @@ def tree(tokens: Sequence[int], parents: Sequence[int]) -> Draft:
 
 def drawn_from(draft: Draft) -> list[Distribution]:
     """Return q as the drafter has it at each node, one object for siblings."""
-    laws = {parent: sparse(DRAFTER(text_of(draft, parent))) for parent in set(draft.parents.tolist())}
-    return [laws[parent] for parent in draft.parents.tolist()]
+    laws = {parent: sparse(DRAFTER(text_of(draft, parent))) for parent in set(draft.parents)}
+    return [laws[parent] for parent in list(draft.parents)]
 
 
 def verify(name: str, draft: Draft, seed: int) -> Verification:

@@ -123,7 +123,7 @@ class _Pairs:
 
 def _path_in(tree: Draft, token_ids: Sequence[int]) -> list[int]:
     """Return the nodes of a draft that hold the first of these tokens, root first, as far as the draft has them."""
-    return path_of(tree.tokens.tolist(), tree.parents.tolist(), token_ids)
+    return path_of(tree.tokens, tree.parents, token_ids)
 
 
 def likely_chain(tree: Draft, node: int, n_most: int) -> list[int]:
@@ -134,7 +134,7 @@ def likely_chain(tree: Draft, node: int, n_most: int) -> list[int]:
     >>> likely_chain(Draft.tree([5, 6, 7], [-1, 0, 0], [0.9, 0.4, 0.6]), -1, 4)
     [5, 7]
     """
-    tokens, parents, p_accept = tree.tokens.tolist(), tree.parents.tolist(), tree.p_accept.tolist()
+    tokens, parents, p_accept = tree.tokens, tree.parents, tree.p_accept
     chain: list[int] = []
     path = 1.0
     while len(chain) < n_most:

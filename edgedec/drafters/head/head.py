@@ -7,9 +7,10 @@ proved right (SpecDec++, Huang et al. 2024, arXiv:2405.19715, trains such a stop
 edgedec.drafters.levels says, from the head's scores with the target's own transforms and noise.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic, thread_time
+from time import monotonic, perf_counter
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -117,7 +118,7 @@ class HeadDrafter:
         """
         self._check_held()
         n_past, left_s = len(self._ids) - 1, deadline_s - monotonic()
-        begun, self.calls, self.own_s = thread_time(), [], 0.0
+        begun, self.calls, self.own_s = perf_counter(), [], 0.0
         n_max = min(n_max, self._context.target.room(n_past + 1))
         if n_past < 1 or n_max < 1 or left_s < 0:
             return EMPTY_DRAFT
@@ -133,11 +134,11 @@ class HeadDrafter:
             deadline_s=deadline_s,
             least_path=floor,
             least_leaf=_LEAST_LEAF if self._context.target.model.capabilities.trees else 1.0,
-            corrected=lambda p: min(0.995, p * factors[int(np.searchsorted(edges, p, side="right"))]),
+            corrected=lambda p: min(0.995, p * factors[bisect_right(edges, p)]),
         )
         draft = nodes.build()
-        self._first = draft.tokens[0].item() if len(draft) else None
-        self.own_s += thread_time() - begun
+        self._first = draft.tokens[0] if len(draft) else None
+        self.own_s += perf_counter() - begun
         return draft
 
     def _levels_behind(self, n_past: int) -> Iterator[Level]:
@@ -152,9 +153,9 @@ class HeadDrafter:
 
     def _noted(self, call: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Return what a call of the head returns, and note it."""
-        begun = thread_time()  # a thread that answers others' calls, too, is not charged with these
+        begun = perf_counter()
         result = call(*args, **keywords)
-        self.own_s -= thread_time() - begun
+        self.own_s -= perf_counter() - begun
         self.calls.append(self.state.shared)
         if self._context.recorder is not None:
             for _ in range(len(result.tokens) if isinstance(result, DraftedChain) else result is not None):
