@@ -1,17 +1,27 @@
 """Chats: the contract of a chat template, and which messages to leave out when a chat no longer fits the context."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from edgedec.counted import counted
-from edgedec.errors import PromptTooLongError
+from edgedec.errors import PromptTooLongError, RequestError
 from edgedec.progress import CancelToken
 
 Message = Mapping[str, Any]
+_THINKING_TAGS = ("<think>", "</think>")
+_SWITCHES = ("enable_thinking", "thinking")
 
 
 class ChatTemplate(Protocol):
     """Renders messages to the form of prompt that a model was trained on; made by a factory (`edgedec.templates`)."""
+
+    @property
+    def source(self) -> str:
+        """The text of the template."""
+
+    @property
+    def variables(self) -> Collection[str]:
+        """The names that the template reads, its own and those of the arguments of render."""
 
     def render(
         self,
@@ -20,6 +30,7 @@ class ChatTemplate(Protocol):
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         cancel: CancelToken | None = None,
+        **variables: Any,
     ) -> str:
         """Return the text of the prompt.
 
@@ -28,6 +39,7 @@ class ChatTemplate(Protocol):
             add_generation_prompt: Whether the prompt ends with the beginning of the assistant's next message.
             tools: The functions that the model may call, in OpenAI's form; None for no tools.
             cancel: Ends the rendering.
+            variables: Further variables of this template (`enable_thinking`, ...), plain data.
 
         Raises:
             CancelledError: The rendering was cancelled.
@@ -41,6 +53,31 @@ class ChatTemplateFactory(Protocol):
 
     def __call__(self, source: str, *, bos_token: str, eos_token: str) -> ChatTemplate:
         """Return the template of a model: `source` is its text, and the tokens' texts are what it may insert."""
+
+
+def may_think(source: str) -> bool:
+    """Return whether the model of a chat template may think before it answers, between <think> and </think>."""
+    return any(tag in source for tag in _THINKING_TAGS)
+
+
+def thinking_variables(template: ChatTemplate, think: bool | None) -> dict[str, bool]:
+    """Return the variables with which a template makes the model think before it answers, or answer at once.
+
+    Args:
+        template: The model's chat template.
+        think: True or False; None for what the template does by itself, which needs no variable.
+
+    Raises:
+        RequestError: The template can't do this: it has no variable for it, and does not do it by itself.
+    """
+    found = {name: think for name in _SWITCHES if name in template.variables} if think is not None else {}
+    if think is not None and not found and think != may_think(template.source):
+        does = "always thinks" if think is False else "never thinks"
+        raise RequestError(
+            f"think is {think}, but by its chat template the model {does}; the template has no variable "
+            f"({' or '.join(_SWITCHES)}) to change that: leave the option out"
+        )
+    return found
 
 
 def drop_oldest_turns(

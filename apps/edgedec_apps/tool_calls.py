@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
 
+from edgedec_apps.overlaps import n_overlap
+
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"  # Llama 3 begins calls so; where it is a control token it is no text
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
@@ -105,7 +107,7 @@ class ToolCallStream:
                 content += self._shown(before)
             self._in_call = not self._in_call
         if not self._in_call:
-            n_held = _n_overlap(self._held, _OPEN)
+            n_held = n_overlap(self._held, _OPEN)
             cut = len(self._held) - n_held
             content += self._shown(self._held[:cut])
             self._held = self._held[cut:]
@@ -228,8 +230,3 @@ def _call(value: Any, *, whole: bool) -> ToolCall | None:
     if not isinstance(arguments, dict):
         return None
     return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
-
-
-def _n_overlap(text: str, tag: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `tag`."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
 from edgedec.decoding.prompt_length import count_tokens, encode_prompt, require_messages
@@ -28,8 +29,9 @@ class ChatPrompts:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt of a chat, and of tools in OpenAI's form, as text.
+        """Return the prompt of a chat, and of tools in OpenAI's form, as text; `variables` are of the template.
 
         Raises:
             PromptTooLongError: The chat has too many messages.
@@ -37,7 +39,9 @@ class ChatPrompts:
             CancelledError: `cancel` ended the rendering.
         """
         require_messages(len(messages), self.n_most)
-        return self.template.render(messages, add_generation_prompt=True, tools=tools, cancel=cancel)
+        return self.template.render(
+            messages, add_generation_prompt=True, tools=tools, cancel=cancel, **(variables or {})
+        )
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a rendered prompt (PromptTooLongError where they are more than `self.n_most`)."""

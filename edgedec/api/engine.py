@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 from edgedec.api import async_api as aio
 from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
 from edgedec.api.request_options import Prompt, RequestOptions, SamplingOptions, as_token_ids, require_rule
-from edgedec.chat import ChatTemplate, Message
+from edgedec.chat import ChatTemplate, Message, thinking_variables
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.prompt_length import encode_prompt
@@ -162,7 +162,12 @@ class Engine:
         return as_token_ids(prompt)
 
     def chat(
-        self, messages: Sequence[Message], *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
+        self,
+        messages: Sequence[Message],
+        *,
+        cancel: CancelToken | None = None,
+        think: bool | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Generation:
         """Answer the last of `messages` ({"role": ..., "content": ...}) and return the answer whole.
 
@@ -170,19 +175,33 @@ class Engine:
         KV cache is reused. Where the runtime is not batch-invariant, the text may then differ from a cold start's;
         reuse="exact" rules that out.
 
+        Args:
+            messages: The chat, oldest message first.
+            cancel: Stops the generation, from any thread.
+            think: Whether the model thinks before it answers, for models whose chat template can change that; None for
+                what the template does by itself. What was thought is part of the text, between <think> and </think>.
+            **options: Those of stream().
+
         Raises:
             TemplateError: The model has no chat template, or the template fails.
             PromptTooLongError: The conversation does not fit the context; see fit_messages.
+            RequestError: The template can't do what `think` says; or as stream().
         """
-        return _finished(self.chat_stream(messages, cancel=cancel, **options))
+        return _finished(self.chat_stream(messages, cancel=cancel, think=think, **options))
 
     def chat_stream(
-        self, messages: Sequence[Message], *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
+        self,
+        messages: Sequence[Message],
+        *,
+        cancel: CancelToken | None = None,
+        think: bool | None = None,
+        **options: Unpack[RequestOptions],
     ) -> TokenStream:
         """Answer the last of `messages` token by token; as chat()."""
         chosen: RequestOptions = {"reuse": "longest", **options}
         try:
-            token_ids = self.chat_ids(messages, cancel=cancel)
+            variables = thinking_variables(self.template, think)
+            token_ids = self.chat_ids(messages, cancel=cancel, variables=variables)
         except CancelledError:
             token_ids = []  # the stream ends before it begins
         return self.stream(token_ids, cancel=cancel, **chosen)
@@ -193,15 +212,22 @@ class Engine:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids.
+
+        Args:
+            messages: The chat, oldest message first.
+            tools: The functions that the model may call.
+            cancel: Ends the rendering.
+            variables: Further variables of the model's template, such as {"enable_thinking": False}.
 
         Raises:
             CancelledError: `cancel` ended the rendering.
             TemplateError: The model has no chat template, or the template fails.
             PromptTooLongError: The conversation does not fit the context.
         """
-        return self.rendered_ids(self.render(messages, tools=tools, cancel=cancel))
+        return self.rendered_ids(self.render(messages, tools=tools, cancel=cancel, variables=variables))
 
     def render(
         self,
@@ -209,9 +235,10 @@ class Engine:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises)."""
-        return self._chats().render(messages, tools, cancel)
+        return self._chats().render(messages, tools, cancel, variables)
 
     def rendered_ids(self, text: str) -> list[int]:
         """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context)."""
@@ -229,6 +256,11 @@ class Engine:
     def can_chat(self) -> bool:
         """Whether the model has a chat template."""
         return self._template is not None
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template (TemplateError where it has none)."""
+        return self._chats().template
 
     def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
         """Return the messages without the oldest turns, so that `n_reserved` tokens are free for the answer.
@@ -258,17 +290,21 @@ class Engine:
         """Generate without blocking the event loop; cancelling the task stops the generation."""
         return await aio.in_thread(lambda cancel: self.generate(prompt, cancel=cancel, **options))
 
-    async def achat(self, messages: Sequence[Message], **options: Unpack[RequestOptions]) -> Generation:
+    async def achat(
+        self, messages: Sequence[Message], *, think: bool | None = None, **options: Unpack[RequestOptions]
+    ) -> Generation:
         """Answer without blocking the event loop; cancelling the task stops the generation."""
-        return await aio.in_thread(lambda cancel: self.chat(messages, cancel=cancel, **options))
+        return await aio.in_thread(lambda cancel: self.chat(messages, cancel=cancel, think=think, **options))
 
     def astream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> aio.AsyncTokenStream:
         """Generate token by token without blocking the event loop; leaving the loop stops the generation."""
         return aio.AsyncTokenStream(lambda cancel: self.stream(prompt, cancel=cancel, **options))
 
-    def achat_stream(self, messages: Sequence[Message], **options: Unpack[RequestOptions]) -> aio.AsyncTokenStream:
+    def achat_stream(
+        self, messages: Sequence[Message], *, think: bool | None = None, **options: Unpack[RequestOptions]
+    ) -> aio.AsyncTokenStream:
         """Answer token by token without blocking the event loop; leaving the loop stops the generation."""
-        return aio.AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, **options))
+        return aio.AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, think=think, **options))
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
         """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.

@@ -7,6 +7,11 @@ from edgedec.errors import RequestError
 from edgedec.sampling import SamplingParams
 from edgedec_apps.server.errors import ApiError
 
+IGNORED_HEADER = "x-edgedec-ignored"
+"""The header of an answer that names the fields that were ignored."""
+_MOST_SHOWN = 80
+_MOST_NAMED = 32
+
 
 class Fields:
     """The fields of a JSON object. A field that is null counts as absent; `where` is the path of the object.
@@ -19,9 +24,18 @@ class Fields:
     edgedec_apps.server.errors.ApiError: the field 'sream' is not known here; leave it out
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], where: str = "", ignored: list[str] | None = None) -> None:
         self._values = dict(values)
         self._where = where
+        self._ignored: list[str] = [] if ignored is None else ignored  # shared with the objects in this one
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header that names the fields that were ignored, here and in objects within; empty where none were."""
+        names = list(dict.fromkeys(self._ignored))
+        if len(names) > _MOST_NAMED:
+            names[_MOST_NAMED:] = [f"and {len(names) - _MOST_NAMED} more"]
+        return {IGNORED_HEADER: ", ".join(names)} if names else {}
 
     def take(self, name: str) -> Any:
         """Return a field of any type; None where it is absent."""
@@ -30,6 +44,11 @@ class Fields:
     def has(self, name: str) -> bool:
         """Return whether a field has a value that is not empty, without reading it."""
         return bool(self._values.get(name))
+
+    def rest(self) -> dict[str, Any]:
+        """Return all fields that were not read yet, as they are; none are left."""
+        rest, self._values = self._values, {}
+        return rest
 
     def required(self, name: str) -> Any:
         """Return a field of any type that must be there."""
@@ -42,6 +61,20 @@ class Fields:
         """Accept and ignore fields that have no effect."""
         for name in names:
             self.take(name)
+
+    def ignore(self, *names: str) -> None:
+        """Accept and ignore fields that would have an effect elsewhere; those that have a value are named in a header.
+
+        A value that stands for nothing (null, false, an empty text, list or object) is not worth telling.
+        """
+        for name in names:
+            if self.take(name) not in (None, False, "", [], {}):
+                self.note_ignored(name)
+
+    def note_ignored(self, name: str, what: str = "") -> None:
+        """Name a field among those that were ignored; `what` says which part or value of the field."""
+        shown = self.path(name) + (f" ({what})" if what else "")
+        self._ignored.append("".join(c for c in shown if c.isascii() and c.isprintable() and c != ",")[:_MOST_SHOWN])
 
     def only(self, name: str, *allowed: Any) -> None:
         """Accept a field that may only have some values (ApiError for others)."""
@@ -60,6 +93,11 @@ class Fields:
         """Return a boolean field; False where it is absent."""
         return bool(self._typed(name, bool, "true or false"))
 
+    def optional_flag(self, name: str) -> bool | None:
+        """Return a boolean field; None where it is absent."""
+        value: bool | None = self._typed(name, bool, "true or false")
+        return value
+
     def text(self, name: str) -> str | None:
         """Return a string field; None where it is absent."""
         value: str | None = self._typed(name, str, "a string")
@@ -68,7 +106,7 @@ class Fields:
     def object(self, name: str) -> "Fields":
         """Return the fields of an object; of no object where it is absent."""
         value = self._typed(name, dict, "an object")
-        return Fields(value or {}, f"{self._where}{name}.")
+        return Fields(value or {}, f"{self._where}{name}.", self._ignored)
 
     def number(self, name: str) -> float | None:
         """Return a number field; None where it is absent."""

@@ -5,7 +5,6 @@ of a prompt is drawn with seed + k, so that the first text is the one that the s
 """
 
 import asyncio
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +12,12 @@ from typing import Any
 
 from edgedec.api.engine import Engine
 from edgedec.api.request_options import Reuse
-from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
-from edgedec_apps.server.room import Share
+from edgedec_apps.server.parts import Splitter
 from edgedec_apps.server.tools import Tools
-
-_TOKENIZER_BYTES = 96  # for each byte of the longest word, as measured
-_WORD = re.compile(r"\s+|\S+")
 
 Prompt = str | tuple[int, ...] | list[dict[str, Any]]
 """Text to continue, token ids to continue, or the messages of a chat."""
@@ -41,6 +36,9 @@ class TextRequest:
         draft: Whether drafts are allowed.
         verify: The rule that verifies drafts.
         tools: The tools that the model may call.
+        one_call: Whether the model may call only one of them in an answer.
+        variables: Further variables of the chat template.
+        thinks: Whether a text may begin with what the model thinks, which is a part of its own in the answer.
     """
 
     prompts: tuple[Prompt, ...]
@@ -50,11 +48,14 @@ class TextRequest:
     draft: bool = True
     verify: str = COUPLED
     tools: Tools = ()
+    one_call: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    thinks: bool = False
 
-    @property
-    def tool_names(self) -> frozenset[str] | None:
-        """The names of the tools; None where there are none."""
-        return frozenset(tool["function"]["name"] for tool in self.tools) if self.tools else None
+    def splitter(self) -> Splitter:
+        """Return what splits the texts into their parts."""
+        names = frozenset(tool["function"]["name"] for tool in self.tools) if self.tools else None
+        return Splitter(names, self.thinks, self.one_call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,52 +86,20 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The request left the queue, after `queued_s` seconds."""
+    """The request left the queue, and its texts will come.
+
+    Attributes:
+        queued_s: Seconds that it waited.
+        n_prompt_tokens: Number of tokens of all prompts together.
+        opened: By text, whether its prompt ends within what the model thinks.
+    """
 
     queued_s: float
+    n_prompt_tokens: int
+    opened: tuple[bool, ...]
 
 
 Event = Begun | Piece | Finished
-
-
-async def read_prompts(
-    engine: Engine, request: TextRequest, share: Share, cancel: CancelToken
-) -> list[tuple[int, ...]]:
-    """Return the token ids of each prompt: a chat goes through the model's template, a text is encoded unchanged.
-
-    Threads do this work before the request leaves the queue, so that a client that disconnects blocks nobody. Where the
-    waiting task is cancelled, `cancel` is too, which ends the rendering.
-
-    Raises:
-        EdgedecError: As Engine.stream.
-        ApiError: There is no memory for the tokenizer's work.
-    """
-    found: list[tuple[int, ...]] = []
-    for prompt in request.prompts:
-        if isinstance(prompt, tuple):
-            found.append(prompt)
-            continue
-        try:
-            text = await asyncio.to_thread(_as_text, engine, prompt, request.tools, cancel)
-        except asyncio.CancelledError:
-            cancel.cancel()
-            raise
-        encode: Callable[[str], Sequence[int]] = engine.prompt_ids if isinstance(prompt, str) else engine.rendered_ids
-        async with share.more(_TOKENIZER_BYTES * await asyncio.to_thread(_longest_word_bytes, text)):
-            found.append(tuple(await asyncio.to_thread(encode, text)))
-    return found
-
-
-def _longest_word_bytes(text: str) -> int:
-    """Return the most bytes of a part of a text that a tokenizer may treat as one word."""
-    return max((len(word[0]) for word in _WORD.finditer(text)), default=0) * (1 if text.isascii() else 3)
-
-
-def _as_text(engine: Engine, prompt: str | list[dict[str, Any]], tools: Tools, cancel: CancelToken) -> str:
-    """Return the text of a prompt to encode (PromptTooLongError where it certainly does not fit the context)."""
-    text = prompt if isinstance(prompt, str) else engine.render(prompt, tools=tools or None, cancel=cancel)
-    require_may_fit(engine.tokenizer, text, engine.n_prompt_max)
-    return text
 
 
 def events(
@@ -138,7 +107,7 @@ def events(
 ) -> Iterator[Event]:
     """Generate the texts of a request in this thread; stop after the text in which `cancel` comes.
 
-    `prompts` are the results of read_prompts.
+    `prompts` are the token ids of the request's prompts.
 
     Raises:
         EdgedecError: As Engine.stream.

@@ -27,21 +27,24 @@ def _message(i: int, message: dict[str, Any]) -> dict[str, Any]:
         raise fields.refusal("role", f"is {role!r:.40}; it must be one of {', '.join(_ROLES)}")
     calls = [_call(call, f"messages[{i}].tool_calls.") for call in fields.objects("tool_calls")]
     result: dict[str, Any] = {"role": _ROLES[role]} | ({"tool_calls": calls} if calls else {})
-    result["content"] = _content(fields, calls)
+    thoughts = [text for name in ("reasoning_content", "reasoning", "thinking") if (text := fields.text(name))]
+    if thoughts:
+        result["reasoning_content"] = thoughts[0]
+    result["content"] = _content(fields, may_be_empty=bool(calls or thoughts))
     for name in ("name", "tool_call_id", "tool_name"):
         value = fields.text(name)
         if value is not None:
             result[name] = value
     for name in ("audio", "function_call", "images"):
         fields.unsupported(name, "the model reads text only")
-    fields.skip("refusal", "annotations", "thinking", "reasoning_content")
+    fields.skip("refusal", "annotations")
     fields.end()
     return result
 
 
-def _content(fields: Fields, calls: list[dict[str, Any]]) -> Any:
+def _content(fields: Fields, *, may_be_empty: bool) -> Any:
     content = fields.take("content")
-    if content is None and calls:
+    if content is None and may_be_empty:
         return ""
     if isinstance(content, str):
         return content

@@ -15,6 +15,7 @@ from edgedec_apps.server.generation import TextRequest
 from edgedec_apps.server.keep_alive import keep_seconds
 from edgedec_apps.server.ollama_forms import Kind, OllamaForm, empty_answer
 from edgedec_apps.server.openai_api import no_embeddings
+from edgedec_apps.server.parts import Splitter
 from edgedec_apps.server.reply import Dialect, Reply, Wanted
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.shelf import Lease
@@ -66,12 +67,12 @@ async def _answer(request: Request, service: Service, kind: Kind) -> Response:
         return JSONResponse(empty_answer(kind, named.name, "unload"))
 
     def read(lease: Lease) -> tuple[TextRequest | None, Dialect]:
-        engine, template = lease.loaded.engine, lease.loaded.file.template
+        engine = lease.loaded.engine
         if kind == "chat":
-            texts, delivery = ollama_requests.read_chat(fields, options, template)
+            texts, delivery = ollama_requests.read_chat(fields, options, engine)
         else:
             texts, delivery = ollama_requests.read_generate(fields, options, engine)
-        names = None if texts is None else texts.tool_names
-        return texts, OllamaForm(kind, named.name, delivery, engine.tokenizer, names, lease.load_s)
+        splitter = Splitter() if texts is None else texts.splitter()
+        return texts, OllamaForm(kind, named.name, delivery, engine.tokenizer, splitter, lease.load_s)
 
-    return cast(Response, Reply(service, wanted, read))
+    return cast(Response, Reply(service, wanted, fields, read))

@@ -9,13 +9,12 @@ from typing import Any, Literal
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.errors import problem_of
-from edgedec_apps.server.generation import Finished, Piece
+from edgedec_apps.server.generation import Begun, Finished, Piece
 from edgedec_apps.server.logprobs import chat_entries
 from edgedec_apps.server.ollama_requests import OllamaDelivery
+from edgedec_apps.server.parts import Parts, Splitter
 from edgedec_apps.server.reply import json_line
 from edgedec_apps.server.timings import decoding_s, explanations, finish_reason, timings
-from edgedec_apps.server.tools import Splitter
-from edgedec_apps.tool_calls import Parsed
 
 Kind = Literal["chat", "generate"]
 
@@ -28,7 +27,7 @@ class OllamaForm:
         model: The model's name.
         delivery: How the answer is sent.
         tokenizer: The model's tokenizer.
-        tool_names: The tools that the model may call, or None.
+        splitter: Splits the text into its parts.
         load_s: Seconds that the request waited until the model was loaded.
     """
 
@@ -40,7 +39,7 @@ class OllamaForm:
         model: str,
         delivery: OllamaDelivery,
         tokenizer: Tokenizer,
-        tool_names: frozenset[str] | None = None,
+        splitter: Splitter,
         load_s: float = 0.0,
     ) -> None:
         self._kind = kind
@@ -48,15 +47,20 @@ class OllamaForm:
         self._model = model
         self._delivery = delivery
         self._tokenizer = tokenizer
-        self._splitter = Splitter(tool_names)
+        self._splitter = splitter
         self.streams = delivery.stream
+
+    def begun(self, begun: Begun) -> Iterable[bytes]:
+        """Take whether the text begins within what the model thinks; return nothing."""
+        self._splitter.begin(begun.opened)
+        return ()
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to the text."""
         logprobs = self._logprobs([piece.output])
-        parsed = self._splitter.feed(piece.index, piece.output.text)
-        if any(parsed) or logprobs:
-            yield json_line(self._document(parsed, done=False) | logprobs)
+        parts = self._splitter.feed(piece.index, piece.output.text)
+        if parts or logprobs:
+            yield json_line(self._document(parts, done=False) | logprobs)
 
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
         """Yield the rest of the text with the counts and times."""
@@ -76,11 +80,11 @@ class OllamaForm:
         if not generations:
             return empty_answer(self._kind, self._model, "load")
         (generation,) = generations
-        document = self._document(self._splitter.whole(generation.text), done=True)
+        document = self._document(self._splitter.whole(0, generation), done=True)
         return document | self._logprobs(generation.outputs) | self._report(generation, queued_s)
 
-    def _document(self, parsed: Parsed, *, done: bool) -> dict[str, Any]:
-        return _document(self._kind, self._model, parsed, done=done)
+    def _document(self, parts: Parts, *, done: bool) -> dict[str, Any]:
+        return _document(self._kind, self._model, parts, done=done)
 
     def _report(self, generation: Generation, queued_s: float) -> dict[str, Any]:
         stats = generation.stats
@@ -105,16 +109,20 @@ class OllamaForm:
 
 def empty_answer(kind: Kind, model: str, reason: str) -> dict[str, Any]:
     """Return the answer to a request without a text, whose `reason` is that the model was loaded or unloaded."""
-    return _document(kind, model, ("", []), done=True) | {"done_reason": reason}
+    return _document(kind, model, Parts(), done=True) | {"done_reason": reason}
 
 
-def _document(kind: Kind, model: str, parsed: Parsed, *, done: bool) -> dict[str, Any]:
+def _document(kind: Kind, model: str, parts: Parts, *, done: bool) -> dict[str, Any]:
     head = {"model": model, "created_at": timestamp(time.time()), "done": done}
-    text, calls = parsed
+    thinking = {"thinking": parts.thinking} if parts.thinking else {}
     if kind == "generate":
-        return head | {"response": text}
-    called = [{"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls]
-    return head | {"message": {"role": "assistant", "content": text} | ({"tool_calls": called} if called else {})}
+        return head | {"response": parts.text} | thinking
+    message: dict[str, Any] = {"role": "assistant", "content": parts.text} | thinking
+    if parts.calls:
+        message["tool_calls"] = [
+            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in parts.calls
+        ]
+    return head | {"message": message}
 
 
 def timestamp(seconds: float) -> str:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 import edgedec
+from edgedec.chat import may_think
 from edgedec.errors import ModelNotFoundError
 from edgedec.gguf.model_info import ModelInfo
 from edgedec.sampling import SamplingParams
@@ -96,10 +97,16 @@ async def show(request: Request, service: Service) -> Response:
             "license": (file.info and file.info.license) or "",
             "details": _details(named, file.info),
             "model_info": _facts(file.info, loaded),
-            "capabilities": ["completion", *(["tools"] if "tools" in template else [])],
+            "capabilities": _capabilities(template),
             "modified_at": timestamp(file.modified_s),
         }
     )
+
+
+def _capabilities(template: str) -> list[str]:
+    """Return what a model can do by its chat template."""
+    found = {"completion": True, "tools": "tools" in template, "thinking": may_think(template)}
+    return [name for name, is_there in found.items() if is_there]
 
 
 def _listed(named: Named, file: ModelFile) -> dict[str, Any]:

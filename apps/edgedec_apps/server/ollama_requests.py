@@ -14,6 +14,7 @@ from edgedec_apps.server.generation import Prompt, TextRequest
 from edgedec_apps.server.messages import read_messages
 from edgedec_apps.server.requests import MOST_LOGPROBS, read_reuse, read_speculative
 from edgedec_apps.server.structured import ollama_format, with_close
+from edgedec_apps.server.thinking import read_think, thinks
 from edgedec_apps.server.tools import Tools, read_tools
 
 _NUMBERS = {
@@ -47,9 +48,7 @@ class OllamaDelivery:
     logprobs: bool
 
 
-def read_chat(
-    fields: Fields, options: dict[str, Any], template: str | None
-) -> tuple[TextRequest | None, OllamaDelivery]:
+def read_chat(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[TextRequest | None, OllamaDelivery]:
     """Read the fields of /api/chat except `model`. The first result is None for a request without messages.
 
     Such a request only wants the model to be loaded.
@@ -57,15 +56,15 @@ def read_chat(
     Args:
         fields: The fields of the request.
         options: The options that read_options returned.
-        template: Source of the model's chat template.
+        engine: The model.
 
     Raises:
         RequestError: A field is unknown, malformed or not supported; the message names it.
     """
     given = fields.objects("messages")
     prompt: Prompt | None = read_messages(given) if given else None
-    tools, _ = read_tools(fields, template)
-    return _text_request(fields, options, prompt, tools)
+    tools, _ = read_tools(fields, engine)
+    return _text_request(fields, options, prompt, engine, tools)
 
 
 def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[TextRequest | None, OllamaDelivery]:
@@ -80,11 +79,11 @@ def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tu
             raise fields.refusal("system", "needs a model with a chat template, and raw: false")
         before = [{"role": "system", "content": system}] if system else []
         prompt = [*before, {"role": "user", "content": text}] if chats else text
-    return _text_request(fields, options, prompt, ())
+    return _text_request(fields, options, prompt, engine)
 
 
 def _text_request(
-    fields: Fields, options: dict[str, Any], prompt: Prompt | None, tools: Tools
+    fields: Fields, options: dict[str, Any], prompt: Prompt | None, engine: Engine, tools: Tools = ()
 ) -> tuple[TextRequest | None, OllamaDelivery]:
     options = options | with_close(fields, ollama_format(fields))
     logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
@@ -95,10 +94,16 @@ def _text_request(
         raise fields.refusal("stream", f"is {stream!r:.40}; it must be true or false")
     draft, verify = read_speculative(fields)
     reuse = read_reuse(fields)
-    fields.unsupported("think", "a model's thinking is part of its answer here; leave it out")
+    is_chat = isinstance(prompt, list)
+    variables = read_think(fields, engine) if is_chat else {}
+    fields.skip("think")
     fields.end()
-    request = None if prompt is None else TextRequest((prompt,), options, 1, reuse, draft, verify, tools)
-    return request, OllamaDelivery(stream is not False, logprobs)
+    delivery = OllamaDelivery(stream is not False, logprobs)
+    if prompt is None:
+        return None, delivery
+    thinking = is_chat and thinks(engine, options)
+    request = TextRequest((prompt,), options, 1, reuse, draft, verify, tools, variables=variables, thinks=thinking)
+    return request, delivery
 
 
 def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:

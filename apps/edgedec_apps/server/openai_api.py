@@ -54,10 +54,10 @@ async def chat_completions(request: Request, service: Service) -> Response:
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         engine = lease.loaded.engine
-        texts, delivery = read_chat(fields, engine, lease.loaded.file.template)
-        return texts, ChatForm(named.name, delivery, engine.tokenizer, texts.n, texts.tool_names)
+        texts, delivery = read_chat(fields, engine)
+        return texts, ChatForm(named.name, delivery, engine.tokenizer, texts.n, texts.splitter())
 
-    return cast(Response, Reply(service, Wanted(named), read))
+    return cast(Response, Reply(service, Wanted(named), fields, read))
 
 
 async def completions(request: Request, service: Service) -> Response:
@@ -75,7 +75,7 @@ async def completions(request: Request, service: Service) -> Response:
         ]
         return texts, CompletionForm(named.name, delivery, tokenizer, texts.n, echoed)
 
-    return cast(Response, Reply(service, Wanted(named), read))
+    return cast(Response, Reply(service, Wanted(named), fields, read))
 
 
 async def embeddings(request: Request, service: Service) -> Response:

@@ -3,19 +3,18 @@
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.errors import problem_of
-from edgedec_apps.server.generation import Finished, Piece
+from edgedec_apps.server.generation import Begun, Finished, Piece
 from edgedec_apps.server.logprobs import chat_entries, completion_logprobs
+from edgedec_apps.server.parts import Parts, Splitter
 from edgedec_apps.server.reply import sse
 from edgedec_apps.server.requests import Delivery
 from edgedec_apps.server.timings import explanations, finish_reason, timings
-from edgedec_apps.server.tools import Splitter
-from edgedec_apps.tool_calls import ToolCall
 
 
 class _Form(ABC):
@@ -47,10 +46,14 @@ class _Form(ABC):
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return a whole text as an entry of `choices`."""
 
+    def begun(self, begun: Begun) -> Iterable[bytes]:
+        """Return nothing: a stream begins with the first token."""
+        return ()
+
     def end(self, generations: list[Generation]) -> Iterator[bytes]:
         """Yield the token counts, where the request wants them, and the end of the stream."""
         if self._delivery.usage:
-            yield sse(self._document(self._part, []) | {"usage": usage(generations, self._n)})
+            yield sse(self._document(self._part, []) | {"usage": self._usage(generations)})
         yield sse("[DONE]")
 
     def failed(self, error: BaseException) -> bytes:
@@ -60,8 +63,11 @@ class _Form(ABC):
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""
         choices = [self._choice(index, generation) for index, generation in enumerate(generations)]
-        counts = {"usage": usage(generations, self._n)}
+        counts = {"usage": self._usage(generations)}
         return self._document(self._whole, choices) | counts | _report(generations, queued_s)
+
+    def _usage(self, generations: list[Generation]) -> dict[str, Any]:
+        return usage(generations, self._n)
 
     def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._head["id"], "object": kind} | self._head | {"choices": choices}
@@ -81,7 +87,7 @@ class _Form(ABC):
 
 
 class ChatForm(_Form):
-    """The answers of /v1/chat/completions; `tool_names` are the tools that the model may call, or None."""
+    """The answers of /v1/chat/completions; `splitter` splits the texts into their parts."""
 
     _prefix, _whole, _part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -90,21 +96,26 @@ class ChatForm(_Form):
         model: str,
         delivery: Delivery,
         tokenizer: Tokenizer,
-        n: int = 1,
-        tool_names: frozenset[str] | None = None,
+        n: int,
+        splitter: Splitter,
     ) -> None:
         super().__init__(model, delivery, tokenizer, n)
-        self._splitter = Splitter(tool_names)
+        self._splitter = splitter
         self._begun: set[int] = set()
+
+    def begun(self, begun: Begun) -> Iterable[bytes]:
+        """Take which texts begin within what the model thinks; return nothing."""
+        self._splitter.begin(begun.opened)
+        return ()
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield the role before the first token of a text, then what the token adds to the text."""
         yield from self._begin(piece.index)
         entries = self._logprobs([piece.output])
         n_before = self._splitter.count(piece.index)
-        text, calls = self._splitter.feed(piece.index, piece.output.text)
-        if text or entries or calls:
-            delta = _delta(text, calls, n_before)
+        parts = self._splitter.feed(piece.index, piece.output.text)
+        if parts or entries:
+            delta = _delta(parts, n_before)
             yield self._event(_chunk(piece.index, delta, entries), self._live_counts(piece))
 
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
@@ -112,9 +123,9 @@ class ChatForm(_Form):
         index, generation = finished.index, finished.generation
         yield from self._begin(index)
         n_before = self._splitter.count(index)
-        text, calls = self._splitter.finish(index)
-        if text or calls:
-            yield self._event(_chunk(index, _delta(text, calls, n_before)))
+        parts = self._splitter.finish(index)
+        if parts:
+            yield self._event(_chunk(index, _delta(parts, n_before)))
         reason = _reason(generation, self._splitter.count(index))
         yield self._event(_chunk(index, {}, reason=reason), _report([generation], queued_s))
 
@@ -124,16 +135,25 @@ class ChatForm(_Form):
             yield self._event(_chunk(index, {"role": "assistant", "content": ""}))
 
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
-        text, calls = self._splitter.whole(generation.text)
-        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
-        if calls:
-            message["tool_calls"] = [call.as_dict() for call in calls]
+        parts = self._splitter.whole(index, generation)
+        text = parts.text or (None if parts.calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if parts.thinking:
+            message["reasoning_content"] = parts.thinking
+        if parts.calls:
+            message["tool_calls"] = [call.as_dict() for call in parts.calls]
         return {
             "index": index,
             "message": message,
             "logprobs": self._logprobs(generation.outputs),
-            "finish_reason": _reason(generation, len(calls)),
+            "finish_reason": _reason(generation, len(parts.calls)),
         }
+
+    def _usage(self, generations: list[Generation]) -> dict[str, Any]:
+        counts = super()._usage(generations)
+        if self._splitter.thinks:
+            counts["completion_tokens_details"] = {"reasoning_tokens": self._splitter.n_thinking}
+        return counts
 
     def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any] | None:
         entries = chat_entries(outputs, self._tokenizer) if self._delivery.logprobs else []
@@ -144,11 +164,13 @@ def _chunk(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str 
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _delta(text: str, calls: Sequence[ToolCall], n_before: int) -> dict[str, Any]:
-    """Return what a part adds to a message that has had `n_before` calls."""
-    delta: dict[str, Any] = {"content": text} if text or not calls else {}
-    if calls:
-        delta["tool_calls"] = [{"index": n_before + i} | call.as_dict() for i, call in enumerate(calls)]
+def _delta(parts: Parts, n_before: int) -> dict[str, Any]:
+    """Return what a part of a stream adds to a message that has had `n_before` calls."""
+    delta: dict[str, Any] = {"content": parts.text} if parts.text or not (parts.calls or parts.thinking) else {}
+    if parts.thinking:
+        delta["reasoning_content"] = parts.thinking
+    if parts.calls:
+        delta["tool_calls"] = [{"index": n_before + i} | call.as_dict() for i, call in enumerate(parts.calls)]
     return delta
 
 

@@ -14,17 +14,10 @@ from edgedec.errors import EdgedecError
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
 from edgedec_apps.server.errors import closing_error, problem_of
-from edgedec_apps.server.generation import (
-    Begun,
-    Event,
-    Finished,
-    Piece,
-    TextRequest,
-    events,
-    read_prompts,
-    run_in_thread,
-)
+from edgedec_apps.server.fields import Fields
+from edgedec_apps.server.generation import Begun, Event, Finished, Piece, TextRequest, events, run_in_thread
 from edgedec_apps.server.names import Named
+from edgedec_apps.server.prompts import Encoded, read_prompts
 from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.shelf import Lease
@@ -42,6 +35,9 @@ class Dialect(Protocol):
 
     streams: bool
     """Whether the answer comes as a stream."""
+
+    def begun(self, begun: Begun) -> Iterable[bytes]:
+        """Return what begins the stream."""
 
     def piece(self, piece: Piece) -> Iterable[bytes]:
         """Return what a token adds to the stream."""
@@ -85,17 +81,19 @@ class Reply:
     Attributes:
         service: The server's state.
         wanted: The model that the request wants.
-        read: Reads the request's fields once the model is there.
+        fields: The request's fields.
+        read: Reads them once the model is there.
     """
 
     service: Service
     wanted: Wanted
+    fields: Fields
     read: Read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send; where the client disconnects, the generation stops at its next step."""
         cancel = CancelToken()
-        work = asyncio.create_task(self._answer(_Sender(scope["path"], send), scope[SHARE], cancel))
+        work = asyncio.create_task(self._answer(_Sender(scope["path"], send, self.fields), scope[SHARE], cancel))
         gone = asyncio.create_task(_wait_until_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,6 +163,8 @@ class _Work:
                 for event in await _next_events(queue):
                     if isinstance(event, Begun):
                         queued_s = event.queued_s
+                        begun = self.dialect.begun(event)
+                        chunks.extend(begun if self.dialect.streams else ())
                     elif isinstance(event, Piece) and self.dialect.streams:
                         chunks.extend(self.dialect.piece(event))
                     elif isinstance(event, Finished):
@@ -192,13 +192,15 @@ class _Work:
                 prompts = await read_prompts(self.lease.loaded.engine, self.request, share, cancel)
             async with self.slots.slot() as queued_s:
                 self.service.metrics.count_waiting(queued_s)
-                queue.put_nowait(Begun(queued_s))
+                opened = tuple(prompt.opens_thinking for prompt in prompts for _ in range(self.request.n))
+                queue.put_nowait(Begun(queued_s, sum(len(prompt.token_ids) for prompt in prompts), opened))
                 await run_in_thread(lambda: self._counted(prompts, cancel), queue.put_nowait, cancel)
         finally:
             self.lease.release()
 
-    def _counted(self, prompts: Sequence[tuple[int, ...]], cancel: CancelToken) -> Iterator[Event]:
-        for event in events(self.lease.loaded.engine, self.request, prompts, cancel):
+    def _counted(self, prompts: Sequence[Encoded], cancel: CancelToken) -> Iterator[Event]:
+        token_ids = [prompt.token_ids for prompt in prompts]
+        for event in events(self.lease.loaded.engine, self.request, token_ids, cancel):
             if isinstance(event, Finished):
                 self.service.metrics.count_generation(event.generation)
             yield event
@@ -225,14 +227,17 @@ async def _wait_until_gone(receive: Receive) -> None:
 class _Sender:
     """Sends to the client: the headers with the first bytes, so that an early error has its own status.
 
+    An answer names in a header the fields of the request that were ignored.
+
     Attributes:
         dialect: The form of the answer; None until the request's fields are read.
     """
 
-    def __init__(self, path: str, send: Send) -> None:
+    def __init__(self, path: str, send: Send, fields: Fields) -> None:
         self.dialect: Dialect | None = None
         self._path = path
         self._send = send
+        self._fields = fields
         self._started = False
 
     async def send(self, chunks: Iterable[bytes]) -> None:
@@ -266,6 +271,7 @@ class _Sender:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self._started = True
+        headers = self._fields.headers | dict(headers)
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 

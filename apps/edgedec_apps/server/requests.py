@@ -12,6 +12,7 @@ from edgedec_apps.server.fields import Fields, checked, logit_bias
 from edgedec_apps.server.generation import Prompt, TextRequest
 from edgedec_apps.server.messages import read_messages
 from edgedec_apps.server.structured import structured_options, with_close
+from edgedec_apps.server.thinking import read_effort, read_template_variables, thinks
 from edgedec_apps.server.tools import read_tools
 
 MOST_TEXTS = 16
@@ -51,8 +52,8 @@ class Delivery:
     echo: bool = False
 
 
-def read_chat(fields: Fields, engine: Engine, template: str | None) -> tuple[TextRequest, Delivery]:
-    """Read the fields of /v1/chat/completions except `model`; `template` is the source of the chat template.
+def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
+    """Read the fields of /v1/chat/completions except `model`.
 
     Raises:
         RequestError: A field is unknown, malformed or not supported; the message names it.
@@ -61,21 +62,24 @@ def read_chat(fields: Fields, engine: Engine, template: str | None) -> tuple[Tex
     options = _sampling(fields, engine)
     options |= _max_tokens(fields, "max_completion_tokens", "max_tokens")
     logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
-    if top is not None and not logprobs:
+    if top and not logprobs:
         raise fields.refusal("top_logprobs", "needs logprobs: true too")
     if logprobs:
         options["logprobs"] = top or 0
-    tools, calling = read_tools(fields, template)
+    tools, calling = read_tools(fields, engine)
     structured = structured_options(fields)
     if calling and structured:
         raise fields.refusal("tool_choice", "and response_format exclude each other; leave one out")
     options |= with_close(fields, structured | calling)
+    one_call = fields.optional_flag("parallel_tool_calls") is False
+    variables = read_effort(fields, engine) | read_template_variables(fields)
     fields.only("modalities", ["text"])
-    fields.only("parallel_tool_calls", True, *([] if tools else [False]))
-    for name in ("audio", "functions", "function_call", "web_search_options", "prediction", "reasoning_effort"):
+    for name in ("audio", "functions", "function_call", "web_search_options"):
         fields.unsupported(name, "leave it out")
+    fields.ignore("verbosity", "prediction")
     n, (draft, verify), reuse, delivery = _common(fields, logprobs=logprobs)
-    return TextRequest((messages,), options, n, reuse, draft, verify, tools), delivery
+    thinking = thinks(engine, options)
+    return TextRequest((messages,), options, n, reuse, draft, verify, tools, one_call, variables, thinking), delivery
 
 
 def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
@@ -110,8 +114,9 @@ def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int,
     stream_options.end()
     live = fields.flag("timings_per_token")
     speculative, reuse = read_speculative(fields), read_reuse(fields)
-    fields.only("store", False)
-    fields.only("service_tier", "auto", "default")
+    fields.ignore("store", "moderation")
+    if fields.text("service_tier") not in (None, "auto", "default"):
+        fields.note_ignored("service_tier")
     fields.skip(*_WITHOUT_EFFECT)
     fields.end()
     return n, speculative, reuse, Delivery(stream, usage, live, logprobs, echo)

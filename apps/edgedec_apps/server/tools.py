@@ -1,22 +1,23 @@
-"""Tools that a chat's model may call, and the calls in its answers."""
+"""Tools that a chat's model may call."""
 
 from typing import Any
 
+from edgedec.api.engine import Engine
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.fields import Fields
-from edgedec_apps.tool_calls import Parsed, ToolCallStream, parse_tool_calls, tool_call_schema
+from edgedec_apps.tool_calls import tool_call_schema
 
 _MOST_TOOLS = 128
 Tools = tuple[dict[str, Any], ...]
 """Definitions of tools, in OpenAI's form."""
 
 
-def read_tools(fields: Fields, template: str | None) -> tuple[Tools, dict[str, Any]]:
+def read_tools(fields: Fields, engine: Engine) -> tuple[Tools, dict[str, Any]]:
     """Return the tools of a request, and the options of Engine.stream that make the model call one of them.
 
     Args:
         fields: The fields of the request; `tools` and `tool_choice` are read.
-        template: Source of the model's chat template.
+        engine: The model.
 
     Raises:
         ApiError: A tool or the choice is malformed, or the template does not support tools.
@@ -31,7 +32,7 @@ def read_tools(fields: Fields, template: str | None) -> tuple[Tools, dict[str, A
         return (), {}
     if choice == "none":
         return (), {}
-    if template is None or "tools" not in template:
+    if not engine.can_chat or "tools" not in engine.template.source:
         raise fields.refusal("tools", "are not supported by the model's chat template; leave them out")
     if choice in (None, "auto"):
         return tools, {}
@@ -62,37 +63,3 @@ def _definition(i: int, tool: dict[str, Any]) -> dict[str, Any]:
     if parameters is not None and not isinstance(parameters, dict):
         raise ApiError(f"{where}.function.parameters must be a JSON schema, an object", param=where)
     return {"type": "function", "function": function}
-
-
-class Splitter:
-    """Separates texts that arrive in pieces from the tool calls in them; `index` tells the texts apart.
-
-    `names` are the names of the tools; without tools a text is returned unchanged.
-    """
-
-    def __init__(self, names: frozenset[str] | None) -> None:
-        self._names = names
-        self._streams: dict[int, ToolCallStream] = {}
-
-    def whole(self, text: str) -> Parsed:
-        """Return a whole text without its calls, and the calls."""
-        return (text, []) if self._names is None else parse_tool_calls(text, self._names)
-
-    def feed(self, index: int, text: str) -> Parsed:
-        """Take the next piece of a text; return the text and the calls that are certain now."""
-        if self._names is None:
-            return text, []
-        return self._stream(index).feed(text)
-
-    def finish(self, index: int) -> Parsed:
-        """Return the rest of a text that has ended."""
-        if self._names is None:
-            return "", []
-        return self._stream(index).finish()
-
-    def count(self, index: int) -> int:
-        """Return the number of calls in a text so far."""
-        return self._stream(index).n_calls
-
-    def _stream(self, index: int) -> ToolCallStream:
-        return self._streams.setdefault(index, ToolCallStream(self._names))

@@ -212,6 +212,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         tree = _Rewriter().visit(self.parse(source))
         return self.compile(tree.set_environment(self))
 
+    def names_read(self, source: str) -> frozenset[str]:
+        """Return the names of variables that a template reads; `guarded_code` must have accepted the template."""
+        return frozenset(node.name for node in self.parse(source).find_all(nodes.Name) if node.ctx == "load")
+
     def render(self, code: CodeType, variables: Mapping[str, Any]) -> str:
         """Return the text that the code of a template (from `guarded_code`) makes of the variables."""
         return Template.from_code(self, code, self.globals).render(variables)

@@ -6,6 +6,7 @@ budget of memory, steps and time, and renders what Hugging Face's apply_chat_tem
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from traceback import walk_tb
 from typing import Any
 
@@ -25,6 +26,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
         """Compile the template (TemplateError, with the line, where it is not valid)."""
+        self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._takes_parts: bool | None = None
         try:
@@ -33,6 +35,11 @@ class ChatTemplate:
             raise _template_error(
                 error, error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
             ) from error
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads."""
+        return Sandbox().names_read(self.source)
 
     def render(
         self,

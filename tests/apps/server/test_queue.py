@@ -16,6 +16,7 @@ from support.running_server import ENDLESS, PATIENCE_S, Running, messages, metri
 
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
+from edgedec_apps.server.fields import Fields
 from edgedec_apps.server.generation import TextRequest, run_in_thread
 from edgedec_apps.server.models import Prepared
 from edgedec_apps.server.openai_forms import ChatForm
@@ -162,7 +163,7 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
     assert loaded is not None
 
     def read(lease: Lease) -> tuple[TextRequest, ChatForm]:
-        return texts, ChatForm("tiny", delivery, lease.loaded.engine.tokenizer)
+        return texts, ChatForm("tiny", delivery, lease.loaded.engine.tokenizer, 1, texts.splitter())
 
     def prepare(*_given: Any) -> Prepared:
         return Prepared(0, 0, 512, 512, lambda: loaded)
@@ -179,7 +180,7 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
             await asyncio.Event().wait()
 
         scope = {"path": "/", SHARE: Share(service.room, PATIENCE_S)}
-        reply = asyncio.create_task(Reply(service, wanted, read)(scope, receive, send))
+        reply = asyncio.create_task(Reply(service, wanted, Fields({}), read)(scope, receive, send))
         place = service.shelf.place(wanted.named.recipe)
         while len(sent) < 2 or place.slots.n_running or place.n_users:
             await asyncio.sleep(0.01)

@@ -61,7 +61,6 @@ CHAT = {"messages": messages("x"), "max_tokens": 1}
         ({"speculative": {"verify": "magic"}}, "speculative.verify", "'magic'"),
         ({"reuse": "some"}, "reuse", "exact or longest"),
         ({"temprature": 1}, "temprature", "not known here"),
-        ({"store": True}, "store", "leave it out"),
     ],
 )
 def test_a_field_is_refused_by_name(server: Running, fields: dict[str, Any], param: str, words: str) -> None:

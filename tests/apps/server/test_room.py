@@ -184,6 +184,9 @@ class _Held:
         self.begun, self.go = threading.Event(), threading.Event()
         self.cancel: CancelToken | None = None
 
+    source = ""
+    variables = ()
+
     def render(self, messages: Any, *, cancel: CancelToken | None = None, **options: Any) -> str:
         self.cancel = cancel
         self.begun.set()

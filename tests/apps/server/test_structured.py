@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.running_server import Running, messages
 
-from edgedec_apps.server.tools import Splitter
+from edgedec_apps.server.parts import Splitter
 
 pytest.importorskip("llguidance")
 
@@ -155,8 +155,8 @@ def test_calls_are_split_from_text_by_index() -> None:
     """Texts that come in turns keep their calls apart."""
     splitter = Splitter(frozenset({"look"}))
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    assert splitter.feed(0, "See: " + call[:20])[1] == []
-    assert splitter.feed(1, "no call") == ("no call", [])
-    assert [found.name for found in splitter.feed(0, call[20:])[1]] == ["look"]
+    assert not splitter.feed(0, "See: " + call[:20]).calls
+    assert splitter.feed(1, "no call").text == "no call"
+    assert [found.name for found in splitter.feed(0, call[20:]).calls] == ["look"]
     assert (splitter.count(0), splitter.count(1)) == (1, 0)
-    assert Splitter(None).feed(0, call) == (call, [])
+    assert Splitter(None).feed(0, call).text == call

@@ -722,3 +722,11 @@ def test_the_template_of_qwen25_coder_with_tools() -> None:
         "<|im_start|>user\n<tool_response>\n7\n</tool_response>\n<tool_response>\nwindy\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+
+
+def test_the_variables_that_a_template_reads() -> None:
+    """Names that a template reads are its variables; attributes and names in texts are none."""
+    source = "{% if enable_thinking is not defined or enable_thinking %}{{ m.thinking ~ 'other' }}{% endif %}"
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    assert template.variables == {"enable_thinking", "m"}
+    assert template.source == source
