@@ -116,9 +116,13 @@ class Fields:
         except OverflowError:
             raise self.refusal(name, "has too many digits; give a smaller number") from None
 
-    def whole(self, name: str, *, low: int | None = None, high: int | None = None) -> int | None:
-        """Return a whole number from `low` to `high`; None where it is absent."""
+    def whole(
+        self, name: str, *, low: int | None = None, high: int | None = None, none: int | None = None
+    ) -> int | None:
+        """Return a whole number from `low` to `high`; None where it is absent, or is the number `none`."""
         value: int | None = self._typed(name, int, "a whole number")
+        if value is not None and value == none:
+            return None
         if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
             bounds = f"at least {low}" if high is None else f"{low} to {high}"
             raise self.refusal(name, f"is {value}; it must be {bounds}")

@@ -30,14 +30,14 @@ def _message(i: int, message: dict[str, Any]) -> dict[str, Any]:
     thoughts = [text for name in ("reasoning_content", "reasoning", "thinking") if (text := fields.text(name))]
     if thoughts:
         result["reasoning_content"] = thoughts[0]
-    result["content"] = _content(fields, may_be_empty=bool(calls or thoughts))
+    result["content"] = _content(fields, may_be_empty=role == "assistant")
     for name in ("name", "tool_call_id", "tool_name"):
         value = fields.text(name)
         if value is not None:
             result[name] = value
     for name in ("audio", "function_call", "images"):
         fields.unsupported(name, "the model reads text only")
-    fields.skip("refusal", "annotations")
+    fields.skip("refusal", "annotations", "reasoning_details", "cache_control", "prefix")
     fields.end()
     return result
 

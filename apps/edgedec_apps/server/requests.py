@@ -28,9 +28,13 @@ _NUMBERS = (
     "presence_penalty",
     "stop_unsure",
 )
+_NONE = -1  # with which llama-server's clients say that they give no number
 _WHOLE = ("top_k", "penalty_last_n")
-# Fields that change neither the text nor how it is sent.
-_WITHOUT_EFFECT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+# Fields that change neither the text nor how it is sent: bookkeeping, and the keeping of prompts, which is automatic.
+WITHOUT_EFFECT = (
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("cache_prompt", "id_slot"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,38 +109,47 @@ def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delive
 def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int, tuple[bool, str], Reuse, Delivery]:
     """Read the fields that both interfaces have, and refuse those that are left."""
     n = fields.whole("n", low=1, high=MOST_TEXTS) or 1
-    stream, given = fields.flag("stream"), fields.take("stream_options")
-    if given is not None and not stream:
+    stream, has_options = fields.flag("stream"), fields.has("stream_options")
+    if has_options and not stream:
         raise fields.refusal("stream_options", "needs stream: true too")
-    stream_options = Fields(given if isinstance(given, dict) else {}, "stream_options.")
+    stream_options = fields.object("stream_options")
     usage = stream_options.flag("include_usage")
     stream_options.skip("include_obfuscation")
     stream_options.end()
     live = fields.flag("timings_per_token")
     speculative, reuse = read_speculative(fields), read_reuse(fields)
-    fields.ignore("store", "moderation")
-    if fields.text("service_tier") not in (None, "auto", "default"):
-        fields.note_ignored("service_tier")
-    fields.skip(*_WITHOUT_EFFECT)
+    ignore_the_services(fields)
     fields.end()
     return n, speculative, reuse, Delivery(stream, usage, live, logprobs, echo)
+
+
+def ignore_the_services(fields: Fields) -> None:
+    """Read the fields that are about OpenAI's service, and not about an answer."""
+    fields.ignore("store", "moderation")
+    if fields.take("service_tier") not in (None, "auto", "default"):
+        fields.note_ignored("service_tier")
+    fields.skip(*WITHOUT_EFFECT)
 
 
 def _sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     """Return the sampling options that the request has."""
     given: dict[str, Any] = {name: fields.number(name) for name in _NUMBERS}
     given |= {name: fields.whole(name) for name in _WHOLE}
-    given["seed"] = fields.whole("seed", low=0, high=SEED_LIMIT - 1)
+    given["seed"] = fields.whole("seed", low=0, high=SEED_LIMIT - 1, none=_NONE)
     given["stop"] = fields.texts("stop") or None
     given["logit_bias"] = logit_bias(fields, "logit_bias", engine.card.n_vocab)
     given["ignore_end"] = fields.flag("ignore_end") or None
     return checked(fields, given)
 
 
-def _max_tokens(fields: Fields, *names: str) -> dict[str, int]:
-    """Return the option max_tokens from the fields that may hold it; an empty dict where none does."""
-    found = {name: fields.whole(name, low=1) for name in names}
-    values = {value for value in found.values() if value is not None}
+def _max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:
+    """Return the option max_tokens from the fields that may hold it; None is no limit, {} no such field."""
+    values = set[int | None]()
+    for name in names:
+        given = fields.has(name)
+        value = fields.whole(name, low=1, none=_NONE)
+        if given or value is not None:
+            values.add(value)
     if len(values) > 1:
         raise fields.refusal(names[1], f"and {names[0]} differ; give one of them")
     return {"max_tokens": values.pop()} if values else {}

@@ -38,7 +38,7 @@ CHAT = {"messages": messages("x"), "max_tokens": 1}
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
         ({"n": 17}, "n", "1 to 16"),
-        ({"seed": -1}, "seed", "0 to 18446744073709551615"),
+        ({"seed": -2}, "seed", "0 to 18446744073709551615"),
         ({"stop": ["a", 1]}, "stop", "list of strings"),
         ({"stop": [""]}, "stop", "none of them empty"),
         ({"stop": ["x"] * 1001}, "stop", "at most 1,000"),
