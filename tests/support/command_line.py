@@ -91,8 +91,8 @@ def run_here(*args: Arg, stdin: bytes = b"", env: Mapping[str, str] | None = Non
 
 
 def start(*args: Arg, env: Mapping[str, str] | None = None, **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a command as a process of its own, with pipes unless `options` say otherwise."""
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    """Start a command as a process of its own; its input is empty and its output a pipe, unless `options` differ."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process: subprocess.Popen[bytes] = subprocess.Popen(
         [*_COMMAND, *map(os.fsdecode, args)], env=os.environ | dict(env or {}), **pipes | options
     )
@@ -111,14 +111,14 @@ def finish(process: "subprocess.Popen[bytes]", stdin: bytes | None = None) -> Re
 
 
 def run_process(*args: Arg, stdin: bytes = b"", env: Mapping[str, str] | None = None, **options: Any) -> Result:
-    """Run a command as a process of its own."""
-    return finish(start(*args, env=env, **options), stdin)
+    """Run a command as a process of its own; standard input is a pipe that holds `stdin`."""
+    return finish(start(*args, env=env, stdin=subprocess.PIPE, **options), stdin)
 
 
 def start_shell(script: str, *args: Arg) -> "subprocess.Popen[bytes]":
     """Start a line of sh in which "$@" is the command with these arguments."""
     command = ["sh", "-c", script, "sh", *_COMMAND, *map(os.fsdecode, args)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def run_shell(script: str, *args: Arg) -> Result:

@@ -58,6 +58,9 @@ Threads = Annotated[
     int | None, model_option("--threads", help="Number of threads (default: the usable cores).", metavar="N")
 ]
 System = Annotated[str | None, prompt_option("--system", help="The system message.", metavar="TEXT")]
+SystemFile = Annotated[
+    Path | None, prompt_option("--system-file", help="File with the system message.", metavar="FILE")
+]
 
 
 @dataclass(frozen=True)

@@ -134,9 +134,16 @@ class ProgressLine:
 
 
 @contextmanager
+def shown(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show that the block is at work, where it takes long; nothing is shown with `quiet`."""
+    with ProgressLine(quiet=quiet) as on_progress, stage(on_progress, what):
+        yield
+
+
+@contextmanager
 def shown_at_a_terminal(what: str) -> Iterator[None]:
     """Show at a terminal that the block is at work; elsewhere nothing is shown."""
-    with ProgressLine(quiet=not sys.stderr.isatty()) as on_progress, stage(on_progress, what):
+    with shown(what, quiet=not sys.stderr.isatty()):
         yield
 
 

@@ -26,6 +26,8 @@ This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`), a
 - At a terminal, control characters and direction overrides in texts from models and files are made visible; pipes and
   files get the text unchanged, in UTF-8 unless PYTHONIOENCODING says otherwise.
 - A prompt from a file or a pipe is UTF-8; a byte order mark at its start and one line end at its end are dropped.
+- A PROMPT with a file or a pipe is one prompt: the content, an empty line, the PROMPT. A command that has a PROMPT and a
+  pipe reads the pipe to its end; in a loop of a shell that reads lines itself, give the command `</dev/null`.
 - A reader that closes the pipe ends the command, with exit code 0.
 - Ctrl-C stops the work, reports the results so far and ends every command with exit code 130; in a chat at a terminal it
   stops the answer. A second Ctrl-C ends at once. SIGTERM ends with exit code 143, and a server with 0.

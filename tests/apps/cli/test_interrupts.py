@@ -122,6 +122,20 @@ def test_ctrl_c_while_the_prompt_is_read(model: Path, tmp_path: Path) -> None:
     result.failed(130, "interrupted")
 
 
+def test_a_pipe_beside_a_prompt_that_never_ends_is_said(model: Path) -> None:
+    """A prompt with a pipe that stays open waits for it, and says so; a line that comes late is in the prompt."""
+    read, write = os.pipe()
+    process = start("run", model, "Hello", "-n", "1", "-t", "0", "--json", stdin=read)
+    os.close(read)
+    assert process.stderr is not None
+    assert b"reading standard input" in process.stderr.readline()
+    os.write(write, b"late\n")
+    os.close(write)
+    result = finish(process)
+    n_prompt_tokens = json.loads(result.out)["stats"]["n_prompt_tokens"]
+    assert (result.code, n_prompt_tokens) == (0, 1 + len("<user>late\n\nHello</><assistant>"))
+
+
 def test_a_second_ctrl_c_ends_what_does_not_stop(model: Path, tmp_path: Path) -> None:
     """Work that hangs is told once that it stops; the next Ctrl-C ends the process with 130."""
     fifo = tmp_path / "fifo"

@@ -116,7 +116,7 @@ def test_an_empty_variable_is_no_option(model: Path) -> None:
 
 
 def test_the_argument_wins_over_a_file_from_the_environment(model: Path, tmp_path: Path) -> None:
-    """EDGEDEC_FILE is the prompt where no argument is; with --file and an argument it is one too many."""
+    """EDGEDEC_FILE is the prompt where no argument is given."""
     file = tmp_path / "prompt.txt"
     file.write_text("from the file")
     env = {"EDGEDEC_FILE": str(file)}
@@ -124,7 +124,37 @@ def test_the_argument_wins_over_a_file_from_the_environment(model: Path, tmp_pat
     assert document(run_here("run", model, "Hello", *GREEDY, "--json", env=env))["token_ids"] == by_argument
     by_file = document(run_here("run", model, "from the file", *GREEDY, "--json"))["token_ids"]
     assert document(run_here("run", model, *GREEDY, "--json", env=env))["token_ids"] == by_file
-    run_here("run", model, "Hello", "-f", file).failed(40, "not both")
+
+
+def test_an_argument_with_content_is_one_prompt(model: Path, tmp_path: Path) -> None:
+    """A file or a pipe, and then the argument, behind an empty line; a blank one leaves the argument as it is."""
+    expected = document(run_here("run", model, "x = 1\n\nExplain this", *GREEDY, "--json"))["token_ids"]
+    alone = document(run_here("run", model, "Explain this", *GREEDY, "--json"))["token_ids"]
+    file = tmp_path / "a.py"
+    for content, token_ids in ((b"x = 1\r\n", expected), (b"x = 1", expected), (b"", alone), (b" \n", alone)):
+        file.write_bytes(content)
+        for args, stdin in ((("-f", file), b"not read"), (("-f", "-"), content), ((), content)):
+            result = run_here("run", model, "Explain this", *args, *GREEDY, "--json", stdin=stdin)
+            assert document(result)["token_ids"] == token_ids
+    run_here("run", model, "Explain this", stdin=b"a\xff").failed(40, "standard input is not UTF-8")
+    run_here("run", model, "", stdin=b"\n").failed(40, "empty")
+
+
+def test_a_system_message_comes_from_a_file(model: Path, tmp_path: Path) -> None:
+    """--system-file is --system with the file's content, in run and in chat; both are refused, but for variables."""
+    file = tmp_path / "system.txt"
+    file.write_bytes("\ufeffSei nett.\n".encode())
+    expected = run_here("run", model, "Hello", "--system", "Sei nett.", *GREEDY, "-q").out
+    assert expected != run_here("run", model, "Hello", *GREEDY, "-q").out
+    assert run_here("run", model, "Hello", "--system-file", file, *GREEDY, "-q").out == expected
+    assert run_here("chat", model, "--system-file", file, *GREEDY, "-q", stdin=b"Hello\n").out == expected
+    run_here("run", model, "Hello", "--system", "a", "--system-file", file).failed(40, "exclude each other")
+    run_here("run", model, "Hello", "--system-file", tmp_path / "no").failed(60, "No such file")
+    run_here("run", model, "Hello", "--system-file", file, "--raw").failed(40, "--raw")
+    of_variable = {"EDGEDEC_SYSTEM": "Be rude."}
+    assert run_here("run", model, "Hello", "--system-file", file, *GREEDY, "-q", env=of_variable).out == expected
+    of_variable = {"EDGEDEC_SYSTEM_FILE": str(tmp_path / "no")}
+    assert run_here("run", model, "Hello", "--system", "Sei nett.", *GREEDY, "-q", env=of_variable).out == expected
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from edgedec.errors import CancelledError, EdgedecError, PromptTooLongError, Req
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.keyboard import typed_messages
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, SamplingFlags, System
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, SamplingFlags, System, SystemFile
 from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.prompt import argument_text, piped_lines
+from edgedec_apps.cli.prompt import piped_lines, system_text
 from edgedec_apps.cli.replies import cut_text, print_stream, say_summary
 from edgedec_apps.cli.terminal import one_line, say
 from edgedec_apps.cli.wording import in_options
@@ -69,10 +69,16 @@ class Conversation:
 
 
 def command(
-    model: ModelName, *, system: System = None, load: LoadFlags, sampling: SamplingFlags, output: OutputFlags
+    model: ModelName,
+    *,
+    system: System = None,
+    system_file: SystemFile = None,
+    load: LoadFlags,
+    sampling: SamplingFlags,
+    output: OutputFlags,
 ) -> None:
     """Talk with a model. From a pipe, each line is a message."""
-    sampling, system = with_preset(model, sampling, argument_text(system, "--system"))
+    sampling, system = with_preset(model, sampling, system_text(system, system_file))
     converse(model, system, load, sampling, output)
 
 

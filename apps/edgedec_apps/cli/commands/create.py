@@ -7,7 +7,8 @@ import typer
 
 from edgedec.errors import RequestError
 from edgedec.resolver import ResolveOptions
-from edgedec_apps.cli.options import Quiet, System, model_option, prompt_option
+from edgedec_apps.cli.options import Quiet, System, SystemFile, model_option
+from edgedec_apps.cli.prompt import system_text
 from edgedec_apps.cli.terminal import say
 from edgedec_apps.texts import read_text
 
@@ -20,9 +21,7 @@ def command(
     ],
     *,
     system: System = None,
-    system_file: Annotated[
-        Path | None, prompt_option("--system-file", help="File with the system message.", metavar="FILE")
-    ] = None,
+    system_file: SystemFile = None,
     chat_template: Annotated[
         Path | None,
         model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),
@@ -48,10 +47,7 @@ def command(
     from edgedec_models.presets import has_preset, save_preset
     from edgedec_models.resolve import resolve
 
-    if system is not None and system_file is not None:
-        raise RequestError("--system and --system-file exclude each other; give one of them")
-    if system_file is not None:
-        system = read_text(system_file)
+    system = system_text(system, system_file)
     template = None if chat_template is None else read_text(chat_template)
     texts = {"system": system, "template": template, "draft_head": draft_head}
     preset = new_preset(name, model, texts, _options(option or []))

@@ -11,11 +11,11 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.commands.chat import converse
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import held_document, held_line
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, SamplingFlags, System, prompt_option
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, SamplingFlags, System, SystemFile, prompt_option
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.prompt import argument_text, find_prompt
+from edgedec_apps.cli.prompt import find_prompt, system_text
 from edgedec_apps.cli.replies import cut_text, print_stream, say_summary
 from edgedec_apps.cli.terminal import say, write_json
 
@@ -33,14 +33,23 @@ class RunJob:
     model: ModelName
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="The prompt; without it: --file, standard input, or a chat."),
+        typer.Argument(
+            metavar="PROMPT",
+            help="The prompt, after the content of --file or of standard input. Without any of them, a chat.",
+        ),
     ] = None
     file: Annotated[
         Path | None,
-        prompt_option("--file", "-f", help="Read the prompt from a file; - is standard input.", metavar="FILE"),
+        prompt_option(
+            "--file",
+            "-f",
+            help="A file with the prompt, or with what it is about; - is standard input.",
+            metavar="FILE",
+        ),
     ] = None
     raw: Annotated[bool, prompt_option("--raw", help="Continue the text, without the chat template.")] = False
     system: System = None
+    system_file: SystemFile = None
     load: LoadFlags
     sampling: SamplingFlags
     output: OutputFlags
@@ -49,11 +58,13 @@ class RunJob:
 def command(job: RunJob) -> None:
     """Run a model on a prompt: text goes to standard output, all else to standard error.
 
-    At a terminal, without a prompt, it becomes a chat.
+    A PROMPT with --file, or with a pipe, is about that content: cat a.py | edgedec run MODEL "Explain this". At a
+    terminal, without a prompt, it becomes a chat.
     """
-    text = find_prompt(job.prompt, job.file, job.load.memory)
-    sampling, system = with_preset(job.model, job.sampling, argument_text(job.system, "--system"))
-    job = replace(job, sampling=sampling, system=None if job.raw and job.system is None else system)
+    text = find_prompt(job.prompt, job.file, job.load.memory, quiet=job.output.quiet)
+    given = system_text(job.system, job.system_file)
+    sampling, system = with_preset(job.model, job.sampling, given)
+    job = replace(job, sampling=sampling, system=None if job.raw and given is None else system)
     if text is not None:
         _run_prompt(job, text)
     elif job.raw:
