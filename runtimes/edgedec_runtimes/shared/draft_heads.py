@@ -12,7 +12,7 @@ _NO_STATE = "it keeps no head's keys and values beside a text"
 
 
 def refuse_draft_head(options: LoadOptions, runtime: str) -> None:
-    """Raise RequestError where the options name a draft head, which only the cpu runtime can follow a text with."""
+    """Raise RequestError where the options name a draft head, which this runtime can't follow a text with."""
     if options.draft_head is not None:
         raise RequestError(
             f"the {runtime} runtime does not run draft heads: {_WHY.get(runtime, _NO_STATE)}; use the cpu runtime, or "
