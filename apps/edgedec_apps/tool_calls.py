@@ -40,6 +40,11 @@ class ToolCall:
         """Return an entry of OpenAI's `tool_calls`."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
+    def for_template(self) -> dict[str, Any]:
+        """Return the call as chat templates have it, with the arguments as an object."""
+        function = {"name": self.name, "arguments": json.loads(self.arguments)}
+        return {"type": "function", "id": self.id, "function": function}
+
 
 Parsed = tuple[str, list[ToolCall]]
 

@@ -82,11 +82,12 @@ def _following(says: Mapping[str, Sequence[str]], token_of: Mapping[str, int], n
     """Return f32[n_vocab, N_EMBD], a matrix that gives the token after each token a large logit."""
     after: dict[int, int] = {}
     for last, answer in says.items():
-        chain = [token_of[piece] for piece in answer] + [EOS]
-        begins = [*range(N_VOCAB)] if not last else [token_of[last] if last in token_of else _byte(last)]
+        chain = [token_of[piece] for piece in answer]
         for token_id, following in pairwise(chain):
             assert after.setdefault(token_id, following) == following, "a piece is followed by two others"
-        after |= {token_id: chain[0] for token_id in begins if last or token_id not in after}
+        begins = [*range(N_VOCAB)] if not last else [token_of[last] if last in token_of else _byte(last)]
+        after |= {token_id: (chain or [EOS])[0] for token_id in begins if last or token_id not in after}
+    after = dict.fromkeys(token_of.values(), EOS) | after
     matrix = np.zeros((n_vocab, N_EMBD), np.float32)
     for token_id, following in after.items():
         matrix[following, token_id] = _SURE / N_EMBD**0.5

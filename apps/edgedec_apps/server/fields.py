@@ -50,6 +50,10 @@ class Fields:
         rest, self._values = self._values, {}
         return rest
 
+    def peek(self, *names: str) -> dict[str, Any]:
+        """Return those of these fields that have a value, without reading them."""
+        return {name: self._values[name] for name in names if self._values.get(name) is not None}
+
     def required(self, name: str) -> Any:
         """Return a field of any type that must be there."""
         value = self.take(name)
@@ -156,6 +160,11 @@ class Fields:
     def path(self, name: str) -> str:
         """Return the path of a field from the top of the request, such as "options.num_ctx"."""
         return f"{self._where}{name}"
+
+    def end_except(self, *names: str) -> None:
+        """Accept and ignore fields that have no effect, and raise ApiError where there are others."""
+        self.skip(*names)
+        self.end()
 
     def end(self) -> None:
         """Raise ApiError where a field was not read."""

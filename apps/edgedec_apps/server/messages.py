@@ -23,9 +23,9 @@ def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _message(i: int, message: dict[str, Any]) -> dict[str, Any]:
     fields = Fields(message, f"messages[{i}].")
     role = fields.required("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise fields.refusal("role", f"is {role!r:.40}; it must be one of {', '.join(_ROLES)}")
-    calls = [_call(call, f"messages[{i}].tool_calls.") for call in fields.objects("tool_calls")]
+    calls = [read_call(call, f"messages[{i}].tool_calls.") for call in fields.objects("tool_calls")]
     result: dict[str, Any] = {"role": _ROLES[role]} | ({"tool_calls": calls} if calls else {})
     thoughts = [text for name in ("reasoning_content", "reasoning", "thinking") if (text := fields.text(name))]
     if thoughts:
@@ -55,7 +55,7 @@ def _content(fields: Fields, *, may_be_empty: bool) -> Any:
     return [{"type": "text", "text": part["text"]} for part in parts]
 
 
-def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+def read_call(call: dict[str, Any], where: str) -> dict[str, Any]:
     """Return an earlier call of a function, with its arguments as an object, as templates need them."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):

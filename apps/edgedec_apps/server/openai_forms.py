@@ -64,7 +64,7 @@ class _Form(ABC):
         """Return the answer in one piece."""
         choices = [self._choice(index, generation) for index, generation in enumerate(generations)]
         counts = {"usage": self._usage(generations)}
-        return self._document(self._whole, choices) | counts | _report(generations, queued_s)
+        return self._document(self._whole, choices) | counts | report(generations, queued_s)
 
     def _usage(self, generations: list[Generation]) -> dict[str, Any]:
         return usage(generations, self._n)
@@ -127,7 +127,7 @@ class ChatForm(_Form):
         if parts:
             yield self._event(_chunk(index, _delta(parts, n_before)))
         reason = _reason(generation, self._splitter.count(index))
-        yield self._event(_chunk(index, {}, reason=reason), _report([generation], queued_s))
+        yield self._event(_chunk(index, {}, reason=reason), report([generation], queued_s))
 
     def _begin(self, index: int) -> Iterator[bytes]:
         if index not in self._begun:
@@ -205,7 +205,7 @@ class CompletionForm(_Form):
         """Yield why a text ended, and the report on it."""
         text = "" if finished.index in self._lengths else self._echo(finished.index)
         choice = _completion(finished.index, text, None, finish_reason(finished.generation))
-        yield self._event(choice, _report([finished.generation], queued_s))
+        yield self._event(choice, report([finished.generation], queued_s))
 
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
         logprobs = self._logprobs(generation.outputs, 0)
@@ -222,7 +222,7 @@ def _completion(index: int, text: str, logprobs: Any, reason: str | None = None)
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _report(generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
+def report(generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
     """Return the times of texts, and what was drafted and why."""
     return {"timings": timings(generations), "edgedec": explanations(generations, queued_s)}
 

@@ -63,8 +63,8 @@ def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
         RequestError: A field is unknown, malformed or not supported; the message names it.
     """
     messages = read_messages(fields.objects("messages"))
-    options = _sampling(fields, engine)
-    options |= _max_tokens(fields, "max_completion_tokens", "max_tokens")
+    options = read_sampling(fields, engine)
+    options |= read_max_tokens(fields, "max_completion_tokens", "max_tokens")
     logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
     if top and not logprobs:
         raise fields.refusal("top_logprobs", "needs logprobs: true too")
@@ -89,8 +89,8 @@ def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
 def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
     """Read the fields of /v1/completions except `model` (RequestError as read_chat)."""
     prompts = read_prompts(fields, engine.card.n_vocab)
-    options = _sampling(fields, engine)
-    options |= _max_tokens(fields, "max_tokens") or {"max_tokens": _COMPLETION_TOKENS}
+    options = read_sampling(fields, engine)
+    options |= read_max_tokens(fields, "max_tokens") or {"max_tokens": _COMPLETION_TOKENS}
     logprobs = fields.whole("logprobs", low=0, high=MOST_LOGPROBS)
     if logprobs is not None:
         options["logprobs"] = logprobs
@@ -131,7 +131,7 @@ def ignore_the_services(fields: Fields) -> None:
     fields.skip(*WITHOUT_EFFECT)
 
 
-def _sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
+def read_sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     """Return the sampling options that the request has."""
     given: dict[str, Any] = {name: fields.number(name) for name in _NUMBERS}
     given |= {name: fields.whole(name) for name in _WHOLE}
@@ -142,7 +142,7 @@ def _sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     return checked(fields, given)
 
 
-def _max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:
+def read_max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:
     """Return the option max_tokens from the fields that may hold it; None is no limit, {} no such field."""
     values = set[int | None]()
     for name in names:

@@ -6,7 +6,7 @@ smallest waiting request comes first, and while a request waits, a body must be 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
 from edgedec.memory.watch import give_back
@@ -27,11 +27,13 @@ class Room:
     Attributes:
         n_bytes: Bytes in all.
         n_taken: Bytes that requests hold.
+        on_shortage: Called when a request needs bytes that are not there; it may give some back.
     """
 
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = n_bytes
         self.n_taken = 0
+        self.on_shortage: Callable[[], None] = lambda: None
         self._waiting: list[tuple[Share, int, asyncio.Future[None]]] = []
         self._reading: dict[Share, tuple[float, asyncio.Timeout]] = {}
 
@@ -46,8 +48,10 @@ class Room:
 
     async def take(self, share: "Share", n_bytes: int) -> None:
         """Take bytes for a request, and wait until there are enough."""
-        if self._has(share, n_bytes):
-            self._give(share, n_bytes)
+        if self.take_now(share, n_bytes):
+            return
+        self.on_shortage()
+        if self.take_now(share, n_bytes):
             return
         there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (share, n_bytes, there)
@@ -62,6 +66,13 @@ class Room:
             raise
         finally:
             self._waiting.remove(entry)
+
+    def take_now(self, share: "Share", n_bytes: int) -> bool:
+        """Take bytes if there are enough, and return whether there are."""
+        if not self._has(share, n_bytes):
+            return False
+        self._give(share, n_bytes)
+        return True
 
     def _give(self, share: "Share", n_bytes: int) -> None:
         self.n_taken += n_bytes

@@ -12,6 +12,7 @@ from edgedec_apps.server.errors import ApiError, closing_error
 from edgedec_apps.server.metrics import Gauge, Metrics
 from edgedec_apps.server.models import Prepare
 from edgedec_apps.server.names import Names
+from edgedec_apps.server.response_store import ResponseStore
 from edgedec_apps.server.room import Room
 from edgedec_apps.server.settings import Settings
 from edgedec_apps.server.shelf import Shelf
@@ -30,6 +31,7 @@ class Service:
         names: What the names of models stand for.
         shelf: The models.
         room: Memory for requests.
+        responses: The responses of /v1/responses that are kept.
         metrics: The counters.
         created: Time when the server started, in seconds since 1970.
         load_s: Seconds that loading the models of the command line took.
@@ -44,6 +46,7 @@ class Service:
     names: Names = field(init=False)
     shelf: Shelf = field(init=False)
     room: Room = field(init=False)
+    responses: ResponseStore = field(init=False)
     metrics: Metrics = field(default_factory=Metrics)
     created: int = field(default_factory=lambda: int(time.time()))
     load_s: float = 0.0
@@ -55,6 +58,7 @@ class Service:
         self.names = Names(settings)
         self.shelf = Shelf(self.prepare, settings.n_parallel, settings.n_queue, self._adapt_room)
         self.room = Room(settings.room_bytes)
+        self.responses = ResponseStore(self.room)
 
     def _adapt_room(self) -> None:
         """Give requests as much memory as every loaded model's plan keeps for them."""

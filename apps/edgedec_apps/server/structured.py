@@ -24,13 +24,7 @@ def structured_options(fields: Fields) -> dict[str, Any]:
     if kind == "json_object":
         options["json_schema"] = _ANY_OBJECT
     elif kind == "json_schema":
-        inner = given.object("json_schema")
-        schema = inner.required("schema")
-        if not isinstance(schema, dict):
-            raise inner.refusal("schema", f"is {schema!r:.100}; it must be an object")
-        inner.skip("name", "description", "strict")
-        inner.end()
-        options["json_schema"] = schema
+        options["json_schema"] = read_schema(given.object("json_schema"))
     elif kind == "regex":
         options["grammar"] = Grammar.regex(_text(given, "pattern"))
     elif kind == "lark":
@@ -39,6 +33,27 @@ def structured_options(fields: Fields) -> dict[str, Any]:
         raise given.refusal("type", f"is {kind!r:.40}; it must be text, json_object, json_schema, regex or lark")
     given.end()
     return options
+
+
+def read_schema(fields: Fields) -> dict[str, Any]:
+    """Return the JSON schema of an object with `schema`, and maybe `name`, `description` and `strict`."""
+    schema = fields.required("schema")
+    if not isinstance(schema, dict):
+        raise fields.refusal("schema", f"is {schema!r:.100}; it must be an object")
+    fields.skip("name", "description", "strict")
+    fields.end()
+    return schema
+
+
+def text_format(fields: Fields) -> dict[str, Any]:
+    """Return the options of `format` in the field `text` of /v1/responses; all its fields stand side by side."""
+    kind = fields.text("type")
+    if kind == "json_schema":
+        return {"json_schema": read_schema(fields)}
+    if kind not in (None, "text", "json_object"):
+        raise fields.refusal("type", f"is {kind!r:.40}; it must be text, json_object or json_schema")
+    fields.end()
+    return {"json_schema": _ANY_OBJECT} if kind == "json_object" else {}
 
 
 def ollama_format(fields: Fields) -> dict[str, Any]:

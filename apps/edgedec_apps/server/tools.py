@@ -23,7 +23,21 @@ def read_tools(fields: Fields, engine: Engine) -> tuple[Tools, dict[str, Any]]:
         ApiError: A tool or the choice is malformed, or the template does not support tools.
     """
     tools = tuple(_definition(i, tool) for i, tool in enumerate(fields.objects("tools")))
-    choice = fields.take("tool_choice")
+    return choose_tools(fields, engine, tools, fields.take("tool_choice"))
+
+
+def choose_tools(fields: Fields, engine: Engine, tools: Tools, choice: Any) -> tuple[Tools, dict[str, Any]]:
+    """Return tools and options as read_tools does, for tools and a choice that were read.
+
+    Args:
+        fields: The fields of the request, for the names in errors.
+        engine: The model.
+        tools: The definitions.
+        choice: "none", "auto", "required", a choice of one tool in OpenAI's form, or None.
+
+    Raises:
+        ApiError: As read_tools.
+    """
     if len(tools) > _MOST_TOOLS:
         raise fields.refusal("tools", f"holds {len(tools)} tools; at most {_MOST_TOOLS}")
     if not tools:
