@@ -61,6 +61,10 @@ System = Annotated[str | None, prompt_option("--system", help="The system messag
 SystemFile = Annotated[
     Path | None, prompt_option("--system-file", help="File with the system message.", metavar="FILE")
 ]
+KeepHistory = Annotated[
+    bool,
+    prompt_option("--history/--no-history", help="Keep what is typed in a chat, for the next start (default: yes)."),
+]
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,19 @@ This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`), a
 _CHAT = """In a chat, `/help` lists the commands; they work from a pipe too. Any other line that begins with a slash is refused (from a
 pipe with exit code 40) and never reaches the model; `//` at the start sends a text that begins with one slash. When the
 context is full, the oldest turns are left out, and the chat says so.
+
+- `/set NAME VALUE` changes an option of sampling (`/set temperature 0.2`, `/set max-tokens 500`) or the system message
+  (`/set system Answer briefly.`) for the answers that follow; the conversation stays. Without a value it takes the
+  default again, and `/set` alone lists everything. `/system TEXT` forgets the conversation.
+- `/save FILE` writes the messages as JSON to a file that only you can read, and `/load FILE` goes on with them, with any
+  model. `/save` replaces a saved chat, and never another file. A script whose lines come from others must put `/` before
+  each line that begins with a slash, or those lines are commands.
+- At a terminal, answers are shown as Markdown while they come: headings, lists, tables, coloured code, words wrapped to
+  the width. `/set markdown off` shows the text itself, as pipes, files, grammars and `TERM=dumb` get it; `NO_COLOR=1`
+  leaves out the colours.
+- A paste of several lines is one message, which Enter sends. Alt-Enter begins a new line. Tab completes commands. The
+  arrow up brings back what was typed, at earlier starts too: it is kept in the file `chat-history` of the cache, which only
+  you can read. `--no-history` keeps nothing.
 """
 
 _VARIABLES = """## Environment variables

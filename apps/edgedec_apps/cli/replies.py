@@ -2,7 +2,7 @@
 
 import sys
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edgedec.counted import counted
 from edgedec.errors import CutTextError
@@ -16,27 +16,54 @@ if TYPE_CHECKING:
     from edgedec.sequence import Generation
 
 
-def print_stream(stream: "TokenStream", progress: ProgressLine, *, n_most: int | None = None, show: bool) -> None:
-    """Print the tokens of a stream as they come, then a line end, and close the stream.
+class ShownText(Protocol):
+    """Shows a text while it comes."""
 
-    With `show` false nothing is printed, and the tokens are counted as progress, out of `n_most`.
+    def write(self, text: str) -> None:
+        """Show the next part of the text."""
+
+    def end(self) -> None:
+        """End the text, and its last line."""
+
+
+class PlainText:
+    """Writes a text to standard output as it is."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def write(self, text: str) -> None:
+        """Write the next part of the text."""
+        write_text(text)
+        self._last = text
+
+    def end(self) -> None:
+        """End the last line, unless the text ended it."""
+        if self._last and not self._last.endswith("\n"):
+            write_text("\n")
+
+
+def print_stream(
+    stream: "TokenStream", progress: ProgressLine, *, n_most: int | None = None, show: ShownText | None
+) -> None:
+    """Show the tokens of a stream as they come, and close the stream.
+
+    Where `show` is None nothing is printed, and the tokens are counted as progress, out of `n_most`.
     """
-    last = ""
     try:
         with progress as on_progress:
             with stage(on_progress, "prefill"):
                 first = next(stream, None)
             for n, token in enumerate(chain([] if first is None else [first], stream), start=1):
-                if not show:
+                if show is None:
                     on_progress(Progress("generating", n, n_most, "tokens"))
                 elif token.text:
                     progress.stop()
-                    write_text(token.text)
-                    last = token.text
+                    show.write(token.text)
     finally:
         stream.close()
-    if last and not last.endswith("\n"):
-        write_text("\n")
+    if show is not None:
+        show.end()
 
 
 def say_summary(generation: "Generation", *, explain: bool = False) -> None:

@@ -1,8 +1,16 @@
 """edgedec chat from a pipe: each line is a message of one conversation, and commands work there too."""
 
+import json
+import os
 from pathlib import Path
+from random import Random
 
+import pytest
 from support.command_line import run_here
+
+from edgedec.errors import ModelFormatError, RequestError
+from edgedec_apps.cli.chat_files import load_messages, save_messages
+from edgedec_apps.cli.typed_history import MOST_BYTES, TypedHistory
 
 SHORT = ("-t", "0", "-n", "3", "--ignore-end")
 KIND = ("--system", "Be kind.")
@@ -30,7 +38,7 @@ def test_commands_work_from_a_pipe(model: Path) -> None:
     assert told[3:5] == ["(forgotten; system message: Be kind.)", "(nothing to answer again)"]
     assert len(told) == 7
     assert "n_prompt_tokens" in result.err
-    assert "/bye            leave" in result.err
+    assert "/bye                leave" in result.err
     without, *with_system = (run_here("run", model, "one", *SHORT, *args, "-q").out for args in ((), KIND, KIND, KIND))
     assert result.out == b"".join([without, *with_system])
 
@@ -47,7 +55,7 @@ def test_a_mistyped_command_never_reaches_the_model(model: Path) -> None:
     result = run_here("chat", model, *SHORT, "-q", stdin=b"one\n/hlep\nhi\n")
     assert (result.code, result.out) == (40, run_here("run", model, "one", *SHORT, "-q").out)
     assert result.err == (
-        "edgedec: no such command: /hlep; known: /help, /clear, /system, /stats, /regen, /bye "
+        "edgedec: no such command: /hlep; known: /help, /clear, /system, /set, /save, /load, /stats, /regen, /bye "
         "(write // to begin a text with a slash)\n"
     )
 
@@ -86,3 +94,132 @@ def test_the_oldest_turns_make_room(model: Path) -> None:
 def test_a_model_without_a_template_cannot_chat(plain_model: Path) -> None:
     """It is a TemplateError that says what to do."""
     run_here("chat", plain_model, stdin=b"one\n").failed(43, "no chat template", "--chat-template FILE")
+
+
+def test_options_are_set_from_a_pipe(model: Path) -> None:
+    """/set changes what an option of the command line sets, for the answers that follow; without a value it undoes it.
+
+    The conversation stays, with another system message too.
+    """
+    chat = ("chat", model, "--ignore-end", "-q")
+    options = ("-n", "4", "-t", "0.9", "--seed", "5", "--top-k", "9", "--stop", "no such text")
+    lines = ["max-tokens 4", "temperature 0.9", "seed 5", "top_k 9", "stop no such text", "ignore-end true"]
+    by_lines = "".join(f"/set {line}\n" for line in lines)
+    expected = run_here(*chat, *options, stdin=b"one\ntwo\n")
+    assert expected.code == 0
+    assert run_here("chat", model, "-q", stdin=f"{by_lines}one\ntwo\n".encode()).out == expected.out
+    undone = run_here(*chat, *options, stdin=b"/set seed 6\n/set seed 5\n/set min-p 0.5\n/set min-p\none\ntwo\n")
+    assert undone.out == expected.out
+    greedy = run_here(*chat, *SHORT, *KIND, stdin=b"one\n").out
+    assert run_here(*chat, *SHORT, stdin=b"/set system Be kind.\none\n").out == greedy
+    kept = run_here("chat", model, *SHORT, stdin=b"one\n/set system Be kind.\ntwo\n/set system\n")
+    assert "(system: Be kind.)\n" in kept.err
+    assert "(system: none)\n" in kept.err
+    assert kept.out.startswith(run_here("chat", model, *SHORT, stdin=b"one\n").out)
+
+
+def test_what_is_set_is_listed(model: Path) -> None:
+    """/set alone lists every name with its value: what was given, and else the default."""
+    result = run_here("chat", model, "-t", "0.25", "--stop", "END", stdin=b"/set top-p 0.5\n/set\n")
+    listed = dict(line.split(maxsplit=1) for line in result.err.splitlines()[1:])
+    assert (result.code, result.out) == (0, b"")
+    found = {name: listed[name] for name in ("system", "temperature", "top-p", "top-k", "stop", "seed", "markdown")}
+    expected = {"system": "none", "temperature": "0.25", "top-p": "0.5", "top-k": "0", "stop": "END", "seed": "none"}
+    assert found == expected | {"markdown": "off"}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/set temperature -1", "--temperature is -1"),
+        ("/set temperature hot", "--temperature is 'hot'"),
+        ("/set max-tokens 2.5", "--max-tokens is 2.5"),
+        ("/set ignore-end maybe", "--ignore-end is 'maybe'"),
+        ("/set colour red", "/set knows no 'colour'; known: system, max-tokens, temperature"),
+        ("/set logprobs 3", "/set knows no 'logprobs'"),
+        ("/set markdown on", "markdown is for a terminal"),
+        ("/set markdown maybe", "it must be on or off"),
+        ("/save", "/save needs the name of a file"),
+        ("/load ~no-such-user/x", "/load: "),
+    ],
+)
+def test_what_cannot_be_set_ends_a_script(model: Path, line: str, words: str) -> None:
+    """A name that is not known, and a value out of range, are refused with what would do."""
+    run_here("chat", model, stdin=f"{line}\none\n".encode()).failed(40, words)
+
+
+def test_a_chat_is_saved_and_goes_on_later(model: Path, tmp_path: Path) -> None:
+    """/load in another process gives the answer that the saved conversation would have gone on with."""
+    file = tmp_path / "a chat.json"
+    whole = run_here("chat", model, *SHORT, *KIND, stdin=f"one\n/save {file}\ntwo\n".encode())
+    first = run_here("chat", model, *SHORT, *KIND, stdin=b"one\n").out
+    later = run_here("chat", model, *SHORT, stdin=f"/load {file}\ntwo\n".encode())
+    assert (whole.code, later.code) == (0, 0)
+    assert first + later.out == whole.out
+    assert "(loaded: 3 messages)" in later.err
+    assert f"(saved in {file})" in whole.err
+    if os.name == "posix":
+        assert file.stat().st_mode & 0o777 == 0o600
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert [message["role"] for message in document["messages"]] == ["system", "user", "assistant"]
+    assert run_here("chat", model, stdin=f"/load {file}\n/save {file}\n".encode()).code == 0
+
+
+def test_saving_replaces_only_chats(model: Path, tmp_path: Path) -> None:
+    """/save leaves any other file, and a link to one, as it is; what is not there can't be loaded."""
+    notes, link = tmp_path / "notes.txt", tmp_path / "link"
+    notes.write_text("mine")
+    link.symlink_to(notes)
+    for path in (notes, link):
+        run_here("chat", model, stdin=f"/save {path}\n".encode()).failed(40, "is no saved chat; give another name")
+        run_here("chat", model, stdin=f"/load {path}\n".encode()).failed(12, "is no chat that /save wrote")
+    run_here("chat", model, stdin=f"/save {tmp_path}\n".encode()).failed(60, "directory")
+    run_here("chat", model, stdin=f"/save {tmp_path}/no/a.json\n".encode()).failed(60, "No such file")
+    run_here("chat", model, stdin=f"/load {tmp_path}/no.json\n".encode()).failed(60, "No such file")
+    assert notes.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["link", "notes.txt"]
+
+
+def test_damaged_chats_are_refused(tmp_path: Path) -> None:
+    """A saved chat with other bytes in it is read as one, or is a ModelFormatError; nothing else happens."""
+    file, random = tmp_path / "a.json", Random(3)
+    save_messages(file, "m", [{"role": "user", "content": "Grüße \n"}, {"role": "assistant", "content": "a"}])
+    data, n_refused = file.read_bytes(), 0
+    for content in ("[" * 100_000, "{}", "[]", '{"format": "edgedec chat 1", "messages": [{"role": "tool"}]}'):
+        file.write_text(content)
+        with pytest.raises(ModelFormatError, match=r"is no chat that|is damaged"):
+            load_messages(file)
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[random.randrange(len(data))] = random.randrange(32, 127)
+        file.write_bytes(bytes(damaged))
+        try:
+            assert all(set(message) == {"role", "content"} for message in load_messages(file))
+        except (ModelFormatError, RequestError):
+            n_refused += 1
+    assert n_refused > 50
+
+
+def test_what_is_typed_is_kept_for_its_owner(tmp_path: Path) -> None:
+    """Lines come back in their order, of several lines and any characters; the file is for its owner alone."""
+    history = TypedHistory(tmp_path / "new" / "history")
+    lines = ["one", "two\nlines", "grüße 🙂 \ud800", "\x1b[2J"]
+    for line in lines:
+        history.add(line)
+    assert history.lines() == TypedHistory(tmp_path / "new" / "history").lines() == lines
+    if os.name == "posix":
+        assert (tmp_path / "new" / "history").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_damaged_or_long_history_is_no_obstacle(tmp_path: Path) -> None:
+    """Lines that are no JSON strings are left out, the older half of a long file too, and a folder keeps nothing."""
+    file = tmp_path / "history"
+    file.write_bytes(b'"one"\n{\n\xff\n3\n' + b"[" * 100_000 + b'\n"two"\n"thr')
+    assert TypedHistory(file).lines() == ["one", "two"]
+    file.write_bytes(b"".join(b'"%07d"\n' % i for i in range(MOST_BYTES // 10 + 1)))
+    kept = TypedHistory(file).lines()
+    assert kept == [f"{i:07}" for i in range(MOST_BYTES // 20 + 2, MOST_BYTES // 10 + 1)]
+    assert len(kept) * 10 == file.stat().st_size
+    assert TypedHistory(file).lines() == kept
+    TypedHistory(tmp_path).add("one")
+    assert TypedHistory(tmp_path).lines() == []

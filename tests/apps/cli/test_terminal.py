@@ -58,7 +58,7 @@ def test_names_in_files_cannot_control_the_terminal(model: Path, tmp_path: Path)
     with Terminal("run", tmp_path / "no\x1b[2J", "hi") as person:
         assert person.end() == 11
     with Terminal("chat", odd, "-n", "1") as person:
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("\x04")
         assert person.end() == 0
     assert "x␛[31m[b]\ufffd · 2048 tokens" in person.shown.decode()
@@ -157,20 +157,20 @@ def test_chat_at_a_terminal(model: Path) -> None:
     """A conversation: answers, every command, lines held together, Ctrl-C at the prompt, Ctrl-D."""
     with Terminal("chat", model, "-n", "4", "-t", "0", "--ignore-end", "--system", "Be kind.") as person:
         person.expect("2048 tokens of context")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("Hello\n")
         person.expect("4 tokens (length)")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("/regen\n")
         person.expect("4 tokens (length)")
         person.send('"""one\n')
-        person.expect("... ")
+        person.expect("...")
         person.send('two"""\n')
         person.expect("reused")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("/stats\n")
         person.expect("n_prompt_tokens")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("/system Be a pirate.\n")
         person.expect("system message: Be a pirate.")
         person.send("/regen\n")
@@ -181,22 +181,101 @@ def test_chat_at_a_terminal(model: Path) -> None:
         person.expect("/bye")
         person.send("/nonsense\n")
         person.expect("no such command: /nonsense")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("half a line")
         person.expect("half a line")
         person.settle()
         person.send("\x03")
         person.expect("Ctrl-D or /bye leaves")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("x" * 3000 + "\n")
         person.expect("shorten it")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("Hello again\n")
         person.expect("4 tokens (length)")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("\x04")
         assert person.end() == 0
         assert person.settings() == person.before
+
+
+def test_a_paste_of_several_lines_is_one_message(model: Path) -> None:
+    """What the terminal brackets as a paste is sent as a whole, with Enter; so are lines that Alt-Enter begins."""
+    with Terminal("chat", model, *ENDLESS[2:], "-n", "2") as person:
+        for keys in ("\x1b[200~one\r\n\r\ntwo\x1b[201~\r", "one\x1b\r\x1b\rtwo\r"):
+            person.expect(">>>")
+            person.send(keys)
+            person.expect("2 tokens (length)")
+            person.expect(">>>")
+            person.send("/stats\r")
+            person.expect(f"n_prompt_tokens      {1 + len('<user>one__two</><assistant>')}\r\n")
+            person.expect(">>>")
+            person.send("/clear\r")
+            person.expect("forgotten")
+        person.send("/bye\r")
+        assert person.end() == 0
+        assert person.settings() == person.before
+
+
+def test_what_was_typed_comes_back_at_the_next_start(model: Path, cache: Path) -> None:
+    """The arrow up finds a message of an earlier chat; --no-history keeps nothing, and the file is its owner's."""
+    chat = ("chat", model, "-n", "2", "-t", "0", "--ignore-end")
+    with Terminal(*chat) as person:
+        person.expect(">>>")
+        person.send("an earlier message\r")
+        person.expect("2 tokens (length)")
+        person.expect(">>>")
+        person.send("\x04")
+        assert person.end() == 0
+    kept = cache / "chat-history"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert kept.read_text() == '"an earlier message"\n'
+    with Terminal(*chat, "--no-history") as person:
+        person.expect(">>>")
+        person.send("a secret\r")
+        person.expect("2 tokens (length)")
+        person.expect(">>>")
+        person.send("/bye\r")
+        assert person.end() == 0
+    assert kept.read_text() == '"an earlier message"\n'
+    with Terminal(*chat) as person:
+        person.expect(">>>")
+        person.send("\x1b[A")
+        person.expect("an earlier message")
+        person.send("\r")
+        person.expect("2 tokens (length)")
+        person.expect(">>>")
+        person.send("/se\ttem\t0.25\r")
+        person.expect("(temperature: 0.25)")
+        person.send("/set temperature hot\r")
+        person.expect("--temperature is 'hot'")
+        person.expect(">>>")
+        person.send("/bye\r")
+        assert person.end() == 0
+
+
+def test_answers_are_shown_as_markdown(model: Path, tmp_path: Path) -> None:
+    """In colours; NO_COLOR leaves them out, /set markdown off the rest, and so does a terminal that knows nothing."""
+    speaker = teach_word(tmp_path / "m.gguf", model, "a **b** c")
+    for env, shown, plain in (
+        ({"NO_COLOR": ""}, "a \x1b[1mb\x1b[0m c", "a **b** c"),
+        ({"NO_COLOR": "1"}, "a \x1b[1mb\x1b[0m c", "a **b** c"),
+        ({"TERM": "dumb"}, "a **b** c", "a **b** c"),
+    ):
+        with Terminal("chat", speaker, "-n", "1", *SAY_WORD, env=env) as person:
+            person.expect(">>>")
+            person.send("Hello\n")
+            person.expect(shown)
+            person.expect(">>>")
+            person.send("/set markdown off\n")
+            person.expect("(markdown: off)")
+            person.expect(">>>")
+            person.send("/regen\n")
+            person.expect(plain)
+            person.expect(">>>")
+            person.send("/bye\n")
+            assert person.end() == 0
+            assert (b"\x1b[" in person.shown) == ("TERM" not in env)
 
 
 def test_ctrl_c_in_a_chat_stops_the_answer_only(model: Path, tmp_path: Path) -> None:
@@ -204,12 +283,12 @@ def test_ctrl_c_in_a_chat_stops_the_answer_only(model: Path, tmp_path: Path) -> 
     speaker = teach_word(tmp_path / "m.gguf", model, "and so on")
     with Terminal("chat", speaker, *ENDLESS, *SAY_WORD) as person:
         for message in ("Hello", "And then?", "/regen"):
-            person.expect(">>> ")
+            person.expect(">>>")
             person.send(f"{message}\n")
             person.expect("and so on")
             person.send("\x03")
             person.expect("(cancelled)")
-        person.expect(">>> ")
+        person.expect(">>>")
         assert b"reused" in person.shown
         person.send("/bye\n")
         assert person.end() == 0
@@ -219,7 +298,7 @@ def test_ctrl_c_in_a_chat_stops_the_answer_only(model: Path, tmp_path: Path) -> 
 def test_sigterm_at_the_prompt_restores_the_terminal(model: Path) -> None:
     """SIGTERM while a person types ends the chat with 143 and the terminal's settings from before."""
     with Terminal("chat", model) as person:
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("half a li")
         person.expect("half a li")
         person.settle()
@@ -231,7 +310,7 @@ def test_sigterm_at_the_prompt_restores_the_terminal(model: Path) -> None:
 def test_run_without_a_prompt_becomes_a_chat(model: Path) -> None:
     """At a terminal, run without a prompt talks; --raw, which needs one, is refused."""
     with Terminal("run", model, "-n", "2") as person:
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("/exit\n")
         assert person.end() == 0
     with Terminal("run", model, "--raw") as person:
@@ -243,10 +322,10 @@ def test_a_chat_into_a_file_writes_answers_only(model: Path, tmp_path: Path) -> 
     """With standard output in a file, the prompt is shown at the terminal and the file gets the answers."""
     file = tmp_path / "answers.txt"
     with file.open("wb") as out, Terminal("chat", model, "-n", "3", "-t", "0", "--ignore-end", stdout=out) as person:
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("Hello\n")
         person.expect("3 tokens")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("\x04")
         assert person.end() == 0
     assert file.read_bytes().endswith(b"\n")

@@ -10,6 +10,7 @@ from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.options import Quiet, System, SystemFile, model_option
 from edgedec_apps.cli.prompt import system_text
 from edgedec_apps.cli.terminal import say
+from edgedec_apps.cli.values import parsed
 from edgedec_apps.texts import read_text
 
 
@@ -72,16 +73,5 @@ def _options(given: list[str]) -> dict[str, Any]:
         if name == "stop":
             options.setdefault(name, []).append(value)
         else:
-            options[name] = _number(value)
+            options[name] = parsed(value)
     return options
-
-
-def _number(text: str) -> int | float | bool | str:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

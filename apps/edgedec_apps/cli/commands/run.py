@@ -8,15 +8,24 @@ import typer
 
 from edgedec.errors import CancelledError, RequestError
 from edgedec.progress import CancelToken
-from edgedec_apps.cli.commands.chat import converse
+from edgedec_apps.cli.commands.chat import ChatJob, converse
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import held_document, held_line
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, SamplingFlags, System, SystemFile, prompt_option
+from edgedec_apps.cli.options import (
+    KeepHistory,
+    LoadFlags,
+    ModelName,
+    OutputFlags,
+    SamplingFlags,
+    System,
+    SystemFile,
+    prompt_option,
+)
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import find_prompt, system_text
-from edgedec_apps.cli.replies import cut_text, print_stream, say_summary
+from edgedec_apps.cli.replies import PlainText, cut_text, print_stream, say_summary
 from edgedec_apps.cli.terminal import say, write_json
 
 if TYPE_CHECKING:
@@ -50,6 +59,7 @@ class RunJob:
     raw: Annotated[bool, prompt_option("--raw", help="Continue the text, without the chat template.")] = False
     system: System = None
     system_file: SystemFile = None
+    history: KeepHistory = True
     load: LoadFlags
     sampling: SamplingFlags
     output: OutputFlags
@@ -58,7 +68,7 @@ class RunJob:
 def command(job: RunJob) -> None:
     """Run a model on a prompt: text goes to standard output, all else to standard error.
 
-    A PROMPT with --file, or with a pipe, is about that content: cat a.py | edgedec run MODEL "Explain this". At a
+    A PROMPT with --file, or with a pipe, is about that content: cat FILE | edgedec run MODEL "Explain this". At a
     terminal, without a prompt, it becomes a chat.
     """
     text = find_prompt(job.prompt, job.file, job.load.memory, quiet=job.output.quiet)
@@ -70,7 +80,7 @@ def command(job: RunJob) -> None:
     elif job.raw:
         raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
     else:
-        converse(job.model, job.system, job.load, job.sampling, job.output)
+        converse(ChatJob(job.model, job.system, job.load, job.sampling, job.output, job.history))
 
 
 def _run_prompt(job: RunJob, prompt: str) -> None:
@@ -98,7 +108,8 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
             progress = ProgressLine(quiet=job.output.quiet)
             with progress as on_progress:
                 stream = _start(engine, job, prompt, options | {"cancel": cancel, "on_progress": on_progress})
-                print_stream(stream, progress, n_most=options.get("max_tokens"), show=not job.output.as_json)
+                show = None if job.output.as_json else PlainText()
+                print_stream(stream, progress, n_most=options.get("max_tokens"), show=show)
             store_prompt_cache(engine, job.load.prompt_cache)
             return stream.generation, engine.plan
 
