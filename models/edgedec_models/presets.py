@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelFormatError, RequestError
-from edgedec.sampling import SamplingParams
 from edgedec.storage.whole_file import write_atomically
 from edgedec_models.folders import config_folder, is_plain
 from edgedec_models.storage import storage_errors
@@ -58,6 +57,8 @@ class Preset:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        from edgedec.sampling import SamplingParams  # here, as it imports numpy, and tab completion names presets
+
         if not _is_name(self.name):
             raise RequestError(f"{self.name!r:.300} is no name for a preset; use letters, digits, '-' and '_'")
         known = {*SamplingParams.names(), _CONTEXT} - set(_NOT_KEPT)
@@ -91,18 +92,22 @@ def list_presets() -> list[Preset]:
     Raises:
         StorageError: The folder can't be read.
     """
-    folder = presets_folder()
-    if not folder.is_dir():
-        return []
-    with storage_errors("list", folder):
-        names = sorted(path.stem for path in folder.iterdir() if path.suffix == _SUFFIX and _is_name(path.stem))
     found = []
-    for name in names:
+    for name in preset_names():
         try:
             found.append(find_preset(name))
         except ModelFormatError:
             continue
     return [preset for preset in found if preset is not None]
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets, sorted, also of those whose files are damaged (StorageError as list_presets)."""
+    folder = presets_folder()
+    if not folder.is_dir():
+        return []
+    with storage_errors("list", folder):
+        return sorted(path.stem for path in folder.iterdir() if path.suffix == _SUFFIX and _is_name(path.stem))
 
 
 def find_preset(name: str) -> Preset | None:

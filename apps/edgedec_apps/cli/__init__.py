@@ -24,8 +24,10 @@ def _run() -> int:
 
         prepare_streams()
         from edgedec_apps.cli.app import run_app
+        from edgedec_apps.cli.completion import join_words
         from edgedec_apps.cli.interrupts import terminable
 
+        join_words()
         with terminable():
             code = run_app()
         sys.stdout.flush()

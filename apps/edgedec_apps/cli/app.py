@@ -19,7 +19,7 @@ _PURPOSE = "Run language models on your own machine: the same text, sooner, with
 @cache
 def _build_command(name: str) -> Any:
     """Import the file of a command and return typer's command, or group of commands."""
-    from edgedec_apps.cli.options import flattened
+    from edgedec_apps.cli.flattened import flattened
 
     module = import_module(f"edgedec_apps.cli.commands.{ALIASES.get(name, name).replace('-', '_')}")
     functions = module.command if isinstance(module.command, dict) else {name: module.command}

@@ -3,24 +3,33 @@
 Each option can also be given by an environment variable: EDGEDEC_ and its name.
 """
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.errors import RequestError
+from edgedec_apps.cli import completion
 
 _MODEL, _PROMPT, _SAMPLING, _OUTPUT = "Model and memory", "Prompt", "Sampling", "Output"
 _TILES = "Tiles"
 
 
-def option(*flags: str, help: str, panel: str, metavar: str | None = None) -> Any:
-    """Declare an option with its environment variable (EDGEDEC_MAX_TOKENS for --max-tokens)."""
+def option(
+    *flags: str, help: str, panel: str, metavar: str | None = None, complete: completion.Complete | None = None
+) -> Any:
+    """Declare an option with its environment variable (EDGEDEC_MAX_TOKENS for --max-tokens).
+
+    Args:
+        flags: How it is typed.
+        help: A sentence.
+        panel: The group of options that it belongs to.
+        metavar: What stands for its value.
+        complete: Returns the values that begin with a text, for tab completion; None for names of files.
+    """
     name = flags[0].split("/")[0].strip("-").replace("-", "_").upper()
     return typer.Option(
         *flags,
@@ -29,6 +38,7 @@ def option(*flags: str, help: str, panel: str, metavar: str | None = None) -> An
         envvar=f"EDGEDEC_{name}",
         show_envvar=False,
         metavar=metavar,
+        autocompletion=complete,
         readable=False,  # a path that can't be read is a StorageError where it is read, not a usage error
     )
 
@@ -45,6 +55,7 @@ ModelName = Annotated[
         metavar="MODEL",
         help="A path, a name that edgedec list shows, hf:owner/repo:Q4_K_M, or ollama:name.",
         show_default=False,
+        autocompletion=completion.any_model,
     ),
 ]
 AsJson = Annotated[bool, output_option("--json", help="Print one JSON object to standard output.")]
@@ -53,7 +64,12 @@ JsonOut = Annotated[
     Path | None, output_option("--json-out", help="Also write the JSON object to this file.", metavar="FILE")
 ]
 Quiet = Annotated[bool, output_option("--quiet", "-q", help="Print no progress and no summary.")]
-RuntimeName = Annotated[str, model_option("--runtime", help="The runtime, or auto for the fastest.", metavar="NAME")]
+RuntimeName = Annotated[
+    str,
+    model_option(
+        "--runtime", help="The runtime, or auto for the fastest.", metavar="NAME", complete=completion.runtime
+    ),
+]
 Threads = Annotated[
     int | None, model_option("--threads", help="Number of threads (default: the usable cores).", metavar="N")
 ]
@@ -106,11 +122,17 @@ class LoadFlags:
             "--draft",
             help="auto drafts where it pays, off never; drafters by name (edgedec doctor), joined by +, always.",
             metavar="NAME",
+            complete=completion.drafter,
         ),
     ] = "auto"
     draft_model: Annotated[
         str | None,
-        model_option("--draft-model", help="A smaller model of the same family to draft with.", metavar="MODEL"),
+        model_option(
+            "--draft-model",
+            help="A smaller model of the same family to draft with.",
+            metavar="MODEL",
+            complete=completion.any_model,
+        ),
     ] = None
     draft_head: Annotated[
         str | None,
@@ -118,6 +140,7 @@ class LoadFlags:
             "--draft-head",
             help="A trained draft head for this model (default: the one that is found, see docs/heads.md), or off.",
             metavar="HEAD",
+            complete=completion.draft_head,
         ),
     ] = None
     draft_overlap: Annotated[
@@ -134,6 +157,7 @@ class LoadFlags:
             "--draft-numerics",
             help="strict: drafts only as long as they keep the text; loose: longer ones, and the text may differ.",
             metavar="MODE",
+            complete=completion.one_of("strict", "loose"),
         ),
     ] = "strict"
     draft_store: Annotated[
@@ -146,6 +170,7 @@ class LoadFlags:
             "--small-model",
             help="LOSSY: a smaller model of the same vocabulary writes where the text is easy; without drafts.",
             metavar="MODEL",
+            complete=completion.any_model,
         ),
     ] = None
     entropy: Annotated[
@@ -165,6 +190,7 @@ class LoadFlags:
             "--kv-type",
             help="Element type of the KV cache, such as q8_0; the cpu runtime has f16, q8_0, gear and q4_0.",
             metavar="TYPE",
+            complete=completion.one_of("f16", "q8_0", "gear", "q4_0"),
         ),
     ] = "f16"
     flash_attention: Annotated[
@@ -193,6 +219,7 @@ class LoadFlags:
             "--huge-pages",
             help="Pages of 2 MiB for weights: auto where they are free, on at a price that edgedec plan tells, or off.",
             metavar="MODE",
+            complete=completion.one_of("auto", "on", "off"),
         ),
     ] = "auto"
     gpu_layers: Annotated[
@@ -281,6 +308,7 @@ class SamplingFlags:
             "--verify",
             help="coupled (default) keeps the text; tokenwise, block, recursive, kseq, multipath its distribution.",
             metavar="RULE",
+            complete=completion.one_of("coupled", "tokenwise", "block", "recursive", "kseq", "multipath"),
         ),
     ] = None
     ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Continue past end tokens.")] = False
@@ -336,36 +364,3 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token_id), float(bias)
     except ValueError as error:
         raise RequestError(f"--logit-bias is {text!r}; write TOKEN_ID=BIAS, such as 50256=-inf") from error
-
-
-def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with each dataclass parameter replaced by the options that its fields declare, for typer."""
-
-    def run(**values: Any) -> None:
-        _build(command, values)
-
-    parameters = list(_parameters(command))
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
-
-
-def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of a function or dataclass; those of a dataclass in the place of a parameter of its type."""
-    hints = get_type_hints(function, include_extras=True)
-    for parameter in inspect.signature(function).parameters.values():
-        hint = hints[parameter.name]
-        if isinstance(hint, type) and is_dataclass(hint):
-            yield from _parameters(hint)
-        else:
-            yield parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
-
-
-def _build(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call a function or dataclass with the values that `_parameters` names."""
-    hints, given = get_type_hints(function), dict[str, Any]()
-    for name in inspect.signature(function).parameters:
-        hint = hints[name]
-        given[name] = _build(hint, values) if isinstance(hint, type) and is_dataclass(hint) else values[name]
-    return function(**given)

@@ -69,11 +69,19 @@ repeatable options take values separated by spaces. Further variables:
 | `EDGEDEC_DEBUG` | show tracebacks |
 """
 
+_COMPLETION = """## Tab completion
+
+`edgedec --install-completion` sets up the shell that it is called from: bash, zsh or fish (PowerShell too, untested). In a
+new shell Tab completes commands, options and their values: models and presets on this machine and of the catalogue,
+drafters (also behind a plus), runtimes, types, and quantizations behind `hf:OWNER/REPO:`. Where none of them fits, it
+completes files. `edgedec --show-completion` prints the script.
+"""
+
 
 def reference() -> str:
     """Return the text of docs/cli.md."""
     group: Any = typer.main.get_command(app)
-    parts, seen = [_STREAMS, _VARIABLES, "## Commands\n"], set[str]()
+    parts, seen = [_STREAMS, _VARIABLES, _COMPLETION, "## Commands\n"], set[str]()
     for name, command in _commands(group):
         parts.extend(_command(name, command, seen))
         if name == "chat":

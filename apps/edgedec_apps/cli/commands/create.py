@@ -7,6 +7,7 @@ import typer
 
 from edgedec.errors import RequestError
 from edgedec.resolver import ResolveOptions
+from edgedec_apps.cli import completion
 from edgedec_apps.cli.options import Quiet, System, SystemFile, model_option
 from edgedec_apps.cli.prompt import system_text
 from edgedec_apps.cli.terminal import say
@@ -18,7 +19,12 @@ def command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The preset's name.", show_default=False)],
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="The model, or the preset, that it is made of.", show_default=False),
+        typer.Argument(
+            metavar="MODEL",
+            help="The model, or the preset, that it is made of.",
+            show_default=False,
+            autocompletion=completion.any_model,
+        ),
     ],
     *,
     system: System = None,
@@ -28,7 +34,13 @@ def command(
         model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),
     ] = None,
     draft_head: Annotated[
-        str | None, model_option("--draft-head", help="A trained draft head for the model, or off.", metavar="HEAD")
+        str | None,
+        model_option(
+            "--draft-head",
+            help="A trained draft head for the model, or off.",
+            metavar="HEAD",
+            complete=completion.draft_head,
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,

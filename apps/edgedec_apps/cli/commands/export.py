@@ -13,6 +13,7 @@ from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
+from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.log import warnings_of
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, option
@@ -31,20 +32,34 @@ class ExportJob:
     """The arguments and options of `edgedec export`."""
 
     model: ModelName
-    to: Annotated[str, option("--to", help="What to make: onnx, or gguf.", metavar="FORMAT", panel=_EXPORT)] = "onnx"
+    to: Annotated[
+        str,
+        option(
+            "--to",
+            help="What to make: onnx, or gguf.",
+            metavar="FORMAT",
+            complete=completion.one_of("onnx", "gguf"),
+            panel=_EXPORT,
+        ),
+    ] = "onnx"
     via: Annotated[
         str | None,
         option(
             "--via",
             help="onnx: optimum, for a Hugging Face checkpoint (a folder, or hf:OWNER/REPO) of another architecture.",
             metavar="TOOL",
+            complete=completion.one_of("optimum"),
             panel=_EXPORT,
         ),
     ] = None
     target: Annotated[
         str,
         option(
-            "--target", help="onnx: cpu, or npu for static graphs in 16 and 8 bits.", metavar="DEVICE", panel=_EXPORT
+            "--target",
+            help="onnx: cpu, or npu for static graphs in 16 and 8 bits.",
+            metavar="DEVICE",
+            complete=completion.one_of("cpu", "npu"),
+            panel=_EXPORT,
         ),
     ] = "cpu"
     out: Annotated[
@@ -57,11 +72,19 @@ class ExportJob:
             "--quant",
             help="onnx: exact keeps every weight; balanced and small round weights where that costs little.",
             metavar="Q",
+            complete=completion.one_of("exact", "balanced", "small"),
             panel=_EXPORT,
         ),
     ] = "exact"
     kv: Annotated[
-        str, option("--kv", help="onnx: element type of the KV cache, f32 or int8.", metavar="T", panel=_EXPORT)
+        str,
+        option(
+            "--kv",
+            help="onnx: element type of the KV cache, f32 or int8.",
+            metavar="T",
+            complete=completion.one_of("f32", "int8"),
+            panel=_EXPORT,
+        ),
     ] = "f32"
     report: Annotated[
         bool,
@@ -73,12 +96,19 @@ class ExportJob:
             "--type",
             help="gguf: type of the weights, such as Q4_K_M, Q8_0, F16; of a draft head also by tensor (Q4_0,fc=Q8_0).",
             metavar="TYPE",
+            complete=completion.exported_type,
             panel=_EXPORT,
         ),
     ] = None
     draft_for: Annotated[
         str | None,
-        option("--for", help="gguf of a draft head: the model that it drafts for.", metavar="MODEL", panel=_EXPORT),
+        option(
+            "--for",
+            help="gguf of a draft head: the model that it drafts for.",
+            metavar="MODEL",
+            complete=completion.any_model,
+            panel=_EXPORT,
+        ),
     ] = None
     own_output: Annotated[
         bool,

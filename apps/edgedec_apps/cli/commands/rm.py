@@ -5,11 +5,15 @@ from typing import Annotated
 import typer
 
 from edgedec.memory_plan import format_bytes
+from edgedec_apps.cli import completion
 from edgedec_apps.cli.terminal import say
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that edgedec list shows.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A name that edgedec list shows.", autocompletion=completion.stored_model),
+    ],
 ) -> None:
     """Delete a model and its tiles from the cache, or a preset; files elsewhere are never deleted."""
     from edgedec_apps.removal import remove

@@ -11,6 +11,7 @@ from edgedec.errors import CancelledError, RequestError, RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
+from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
 from edgedec_apps.cli.log import show_log, warnings_of
 from edgedec_apps.cli.options import LoadFlags, Quiet, option, output_option
@@ -127,6 +128,7 @@ ModelNames = Annotated[
         metavar="[MODEL]...",
         help="Models to load at the start, as many as fit together; all others on this machine are loaded on demand.",
         show_default=False,
+        autocompletion=completion.any_model,
     ),
 ]
 

@@ -1,0 +1,39 @@
+"""From commands with dataclasses as parameters to functions with one parameter for each option, as typer wants them."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any, get_type_hints
+
+
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with each dataclass parameter replaced by the options that its fields declare, for typer."""
+
+    def run(**values: Any) -> None:
+        _build(command, values)
+
+    parameters = list(_parameters(command))
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a function or dataclass; those of a dataclass in the place of a parameter of its type."""
+    hints = get_type_hints(function, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            yield from _parameters(hint)
+        else:
+            yield parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _build(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call a function or dataclass with the values that `_parameters` names."""
+    hints, given = get_type_hints(function), dict[str, Any]()
+    for name in inspect.signature(function).parameters:
+        hint = hints[name]
+        given[name] = _build(hint, values) if isinstance(hint, type) and is_dataclass(hint) else values[name]
+    return function(**given)
