@@ -146,7 +146,8 @@ class DrafterSubject(HeldSessions):
         policy = None
         if drafter is not None:
             drafter.begin(prompt)
-            trees = session.model.capabilities.trees
+            can = session.model.capabilities
+            trees = can.trees and can.exact_trees  # other trees change bits, and with them the text
             options = PolicyOptions(max(lengths), greedy=params.greedy, always=True, trees=trees)
             active = ActiveDrafter("drafter", drafter, DrafterRecord())
             policy = Policy([active], session.model.card.n_vocab, CostCurve(), options, Floor())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import EdgedecError, UnsupportedModelError
+from edgedec.errors import UnsupportedModelError
 from edgedec.logit_ops import LogitOps
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.head import HeadTensor
@@ -27,10 +27,10 @@ from edgedec_runtimes.cpu.library import (
     KERNEL_ROWS,
     LOOK_UP,
     OK,
-    UNREADABLE,
     Config,
     Item,
     address,
+    carry,
     check,
     forced_instruction_set,
     native,
@@ -51,7 +51,7 @@ class Borrowed:
         n_embd: Length of its hidden states.
         n_layer: Its layers.
         embedding_scale: What embeddings are multiplied by before the first layer.
-        embeddings: Finds embeddings; EdgedecError where they can't be read.
+        embeddings: Finds embeddings; what it raises is raised by whatever reads or drafts with the head.
         output_rows: Returns the rows of the output matrix that belong to some tokens.
         token_bytes: Bytes of weights that a token of the target reads.
         close: Closes what embeddings are read from; it may be called again.
@@ -202,8 +202,8 @@ def _looked_up(embeddings: Embeddings, n_embd: int) -> Callable[..., int]:
     def look_up(tokens: "ctypes._Pointer[ctypes.c_int32]", n: int, out: int, stride: int) -> int:
         try:
             rows = embeddings(np.ctypeslib.as_array(tokens, (n,)))
-        except (EdgedecError, MemoryError):  # an exception can't pass through native code
-            return UNREADABLE
+        except BaseException as error:  # Ctrl-C as well: no exception can pass through native code
+            return carry(error)
         flat = np.ctypeslib.as_array((ctypes.c_float * ((n - 1) * stride + n_embd)).from_address(out))
         np.lib.stride_tricks.as_strided(flat, (n, n_embd), (4 * stride, 4))[:] = rows
         return OK

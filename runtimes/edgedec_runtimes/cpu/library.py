@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
@@ -231,10 +232,29 @@ def last_error() -> str:
     return str(native().ec_last_error().decode(errors="replace"))
 
 
+class _Carried(threading.local):
+    error: BaseException | None = None
+
+
+_carried = _Carried()  # by a callback through native code, in each thread
+
+
+def carry(error: BaseException) -> int:
+    """Return the code by which a callback fails; check() then raises `error` for the native call around it."""
+    _carried.error = error
+    return UNREADABLE
+
+
 def check(code: int, what: str) -> None:
-    """Raise the error that a native call's code stands for, with `what` in its message; OK raises nothing."""
+    """Raise the error that a native call's code stands for, with `what` in its message; OK raises nothing.
+
+    Where a callback failed, what it raised is raised.
+    """
     if code == OK:
         return
+    error, _carried.error = _carried.error, None
+    if error is not None:
+        raise error
     reason = last_error()
     if code == NO_MEMORY:
         raise MemoryCapError(f"{what}: {reason}; close programs, or use a shorter context or a smaller model")

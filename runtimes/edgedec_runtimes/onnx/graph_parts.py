@@ -116,7 +116,7 @@ def _add_tensor(parts: GraphParts, message: memoryview, prefixes: tuple[str, ...
     if dtype is None:
         return
     offset = place.get("offset", "0")
-    if not (offset.isascii() and offset.isdigit()) or any(size < 0 for size in shape):
+    if not (offset.isascii() and offset.isdigit() and len(offset) < 20) or any(size < 0 for size in shape):
         raise damaged(f"the tensor {name[:80]!r} has the shape {shape[:8]}, or no place")
     tensor = Tensor(name, tuple(shape), dtype, int(offset), inside)
     if tensor.n_bytes != len(inside) if inside is not None else tensor.offset + tensor.n_bytes > data_bytes:

@@ -73,9 +73,10 @@ class Packed:
             values -= np.float32(1 << (self.bits - 1))
         else:
             values -= _unpacked(fetch(self.zero_points, rows), self.bits)[:, :n_blocks, None].astype(np.float32)
-        values *= fetch(self.scales, rows)[..., None]
-        if self.minimums is not None:
-            values -= self.minimums.values(rows, fetch)[..., None]
+        with np.errstate(all="ignore"):  # a damaged file may hold any scales
+            values *= fetch(self.scales, rows)[..., None]
+            if self.minimums is not None:
+                values -= self.minimums.values(rows, fetch)[..., None]
         return values.reshape(n, -1)[:, : self.n_columns]
 
 
@@ -166,6 +167,8 @@ def find_matrix(parts: GraphParts, name: str, n_rows: int, n_columns: int) -> Ma
     if scales.shape != (n_rows, n_blocks) or scales.dtype != np.dtype("<f4"):
         return None
     if any(tensor.n_bytes != n_rows * row_bytes for tensor, row_bytes in sizes):
+        return None
+    if data.dtype != np.uint8 or (zero_points is not None and zero_points.dtype != np.uint8):
         return None
     minimums = None
     if any(key.startswith(f"{name}.minimums.") for key in parts.tensors):

@@ -137,6 +137,13 @@ def refused_by_session(model: Model, n_ctx: int) -> None:
         model.session(n_ctx)
 
 
+def test_it_gives_a_draft_head_nothing_to_read(folder: Path) -> None:
+    """A head that is named is refused with the reason, and none is looked for."""
+    assert not Onnx().takes_draft_heads(folder)
+    with pytest.raises(RequestError, match=r"does not return the hidden states that a draft head reads; .* draft_head"):
+        load(folder, draft_head=folder)
+
+
 def test_its_folder_is_a_model(folder: Path) -> None:
     """auto takes it, and info names its kind."""
     assert Onnx().accepts(folder) is None

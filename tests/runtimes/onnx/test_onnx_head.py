@@ -1,7 +1,8 @@
 """A draft head on the onnx runtime: what it borrows is the export's, and its state goes with the session."""
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from support.tiny_quantized import Tiny, write_tiny
 import edgedec
 from edgedec.api.options import LIBRARY, EngineOptions
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
-from edgedec.errors import ModelFormatError, UnsupportedModelError
+from edgedec.conformance import check_drafter, check_runtime, raise_failures
+from edgedec.drafters.head.head import HeadDrafter
+from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules, HeadState
 from edgedec.loading.draft_head import HEADS
-from edgedec.model import LoadOptions, Session
+from edgedec.model import LoadOptions, Model, Session
 from edgedec.trained_heads.record import RECORD_FILE, record_text
 from edgedec.trained_heads.target import target_of
 from edgedec.trained_heads.target_rows import read_rows
@@ -64,6 +67,17 @@ def drafted(session: Session, n: int) -> tuple[float, ...]:
     chain = head_of(session).chain(n, int(TEXT[n]), RULES)
     assert chain.tokens
     return (*chain.tokens, *chain.p)
+
+
+def test_it_conforms(model: Exported, tmp_path: Path) -> None:
+    """The runtime with a head that follows every session, and the drafter on it."""
+    write_head(tmp_path / "head", HEAD)
+
+    def load_both() -> Model:
+        return load(model.folder, draft_head=tmp_path / "head")
+
+    raise_failures(check_runtime(load_both))
+    raise_failures(check_drafter(HeadDrafter, load_both))
 
 
 @pytest.mark.parametrize("quant", ["exact", "balanced", "small"])
@@ -209,6 +223,28 @@ def test_a_file_that_became_shorter_is_an_error(model: Exported, tmp_path: Path)
     with pytest.raises(ModelFormatError, match="it has become shorter"):
         matrix.read(TEXT[:4])
     matrix.close()
+
+
+def test_damaged_graphs_are_errors_or_other_matrices(exported: Exporter, tmp_path: Path) -> None:
+    """Of 400 graphs with a few bytes changed or cut off, each gives rows, finite or not, or an error that says what."""
+    folder, rng = copied(exported(types=("Q4_K",), n_layer=1).folder, tmp_path), np.random.default_rng(1)
+    export, whole = read_export(folder), (folder / "model.onnx").read_bytes()
+    places = [at.start() for at in re.finditer(rb"(token_embd|output)\.weight", whole)]
+    n_read = 0
+    for i in range(400):
+        damaged = bytearray(whole)
+        for _ in range(1 + i % 3):
+            place = int(rng.choice(places)) + int(rng.integers(-40, 60))
+            damaged[place] = int(rng.integers(256))
+        (folder / "model.onnx").write_bytes(damaged[: -int(rng.integers(1, 5000))] if i % 20 == 0 else damaged)
+        with suppress(EdgedecError):
+            parts = read_parts(export, (EMBEDDING, OUTPUT))
+            for name in (EMBEDDING, OUTPUT):
+                matrix = open_matrix(export, parts, name)
+                with closing(matrix):
+                    assert matrix.read(TEXT[:3]).shape == (3, 256)
+            n_read += 1
+    assert 0 < n_read < 400
 
 
 def test_the_plan_counts_the_head(model: Exported, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class TrainJob:
     model: ModelName
     kind: Annotated[
         Literal["head", "model"],
-        option("--kind", help="A head (cpu runtime), or a small model as a GGUF (every runtime).", panel=_TRAINING),
+        option("--kind", help="A head (cpu and onnx), or a small model as a GGUF (every runtime).", panel=_TRAINING),
     ] = "head"
     out: Annotated[
         Path | None,
@@ -104,7 +104,7 @@ class TrainJob:
 def command(job: TrainJob) -> None:
     """Train a drafter for a model on the model's own answers; the same command resumes.
 
-    A head is a small network that guesses the model's next tokens from its hidden states, on the cpu runtime. With
+    A head is a small network that guesses the model's next tokens from its hidden states, on cpu and onnx. With
     --kind model it is a small model of its own, which drafts on every runtime (--draft-model). MODEL writes prompts and
     answers itself, and the drafter learns to foresee the answers. Two cores need hours, a GPU minutes. Ctrl-C, or a
     crash, loses a minute at most: the same command goes on where it stopped. Training ends when the drafter no longer
