@@ -107,6 +107,7 @@ class Sequence:
         stats: Counts and times.
         proposals: What drafters proposed, one entry for each step after the first token, where that is recorded.
         is_whole: Whether the text so far matches its grammar as a whole; None without a grammar.
+        stop_string: The stop string that ended the text; None where none did.
     """
 
     request: Request
@@ -116,6 +117,7 @@ class Sequence:
     stats: DecodeStats = field(default_factory=DecodeStats)
     proposals: list[Proposals] = field(default_factory=list)
     is_whole: bool | None = None
+    stop_string: str | None = None
 
     @property
     def n_generated(self) -> int:
@@ -155,6 +157,7 @@ class Generation:
         proposals: What drafters proposed after each token, where that was recorded.
         is_whole: Whether the text matches its grammar as a whole: False where the text was cut before the grammar let
             it end (by max_tokens, a full context, a stop string, or by cancelling). None without a grammar.
+        stop_string: The stop string that ended the text; None where none did.
     """
 
     text: str
@@ -164,3 +167,4 @@ class Generation:
     outputs: tuple[TokenOutput, ...] = ()
     proposals: tuple[Proposals, ...] = ()
     is_whole: bool | None = None
+    stop_string: str | None = None

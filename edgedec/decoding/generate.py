@@ -142,6 +142,7 @@ class TokenStream(Iterator[TokenOutput]):
             token_ids=tuple(sequence.token_ids[n_prompt:]),
             finish_reason=sequence.finish_reason or "cancelled",
             is_whole=sequence.is_whole,
+            stop_string=sequence.stop_string,
             stats=sequence.stats,
             outputs=tuple(self._outputs),
             proposals=tuple(sequence.proposals),
@@ -278,6 +279,7 @@ def _outputs(sequence: Sequence, decoder: Decoder, text: TextStream, start: int)
         if end is None:
             sequence.token_ids.append(token_id)
             new_text = text.feed(tokenizer.piece(token_id))
+        sequence.stop_string = text.stopped
         stopped = text.stopped is not None
         sequence.finish_reason = ending.reason(sequence, end=end, stopped=stopped, is_last=is_last)
         if sequence.finish_reason is not None:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from edgedec_apps.server import metrics, ollama_api, openai_api, responses_api
+from edgedec_apps.server import anthropic_api, metrics, ollama_api, openai_api, responses_api
 from edgedec_apps.server.errors import Problem
 from edgedec_apps.server.guard import Guard
 from edgedec_apps.server.service import Service
@@ -34,6 +34,7 @@ def build_app(service: Service) -> Starlette:
         Route("/metrics", endpoint(metrics_text)),
         *openai_api.routes(),
         *responses_api.routes(),
+        *anthropic_api.routes(),
         *ollama_api.routes(),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]

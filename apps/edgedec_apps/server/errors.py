@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: a status, and OpenAI's or ollama's form of an error."""
+"""Errors as HTTP answers: a status, and OpenAI's, Anthropic's or ollama's form of an error."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ _KINDS = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_ANTHROPIC_KINDS = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 
 
 class ApiError(RequestError):
@@ -77,12 +78,20 @@ class Problem:
         kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
+    def anthropic(self) -> dict[str, Any]:
+        """Return Anthropic's form."""
+        usual = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_KINDS.get(self.status) or _KINDS.get(self.status, usual)
+        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": None}
+
     def ollama(self) -> dict[str, Any]:
         """Return ollama's form."""
         return {"error": self.message}
 
     def document(self, path: str) -> dict[str, Any]:
         """Return the form of the interface that an address belongs to."""
+        if path.startswith("/v1/messages"):
+            return self.anthropic()
         return self.ollama() if path.startswith("/api/") else self.openai()
 
 

@@ -92,7 +92,7 @@ class Guard:
         if settings.api_key is None or method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_BELOW):
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip() if scheme.lower() == "bearer" else ""
+        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")  # Anthropic's clients
         if not hmac.compare_digest(given.encode(), settings.api_key.encode()):
             what = "is wrong" if given else "is missing"
             raise ApiError(f"the API key {what}: send Authorization: Bearer KEY", status=401, code="invalid_api_key")

@@ -13,10 +13,11 @@ from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.fields import Fields
 from edgedec_apps.server.generation import TextRequest
 from edgedec_apps.server.keep_alive import keep_seconds
+from edgedec_apps.server.lent import Wanted
 from edgedec_apps.server.ollama_forms import Kind, OllamaForm, empty_answer
 from edgedec_apps.server.openai_api import no_embeddings
 from edgedec_apps.server.parts import Splitter
-from edgedec_apps.server.reply import Dialect, Reply, Wanted
+from edgedec_apps.server.reply import Dialect, Reply
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.shelf import Lease
 from edgedec_apps.server.web import endpoint

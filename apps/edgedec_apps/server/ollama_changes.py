@@ -22,7 +22,7 @@ from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError, problem_of
 from edgedec_apps.server.fields import Fields
 from edgedec_apps.server.ollama_requests import read_options
-from edgedec_apps.server.reply import json_line
+from edgedec_apps.server.sender import json_line
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.shelf import Place
 from edgedec_apps.server.web import endpoint

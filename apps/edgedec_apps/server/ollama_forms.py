@@ -13,7 +13,7 @@ from edgedec_apps.server.generation import Begun, Finished, Piece
 from edgedec_apps.server.logprobs import chat_entries
 from edgedec_apps.server.ollama_requests import OllamaDelivery
 from edgedec_apps.server.parts import Parts, Splitter
-from edgedec_apps.server.reply import json_line
+from edgedec_apps.server.sender import json_line
 from edgedec_apps.server.timings import decoding_s, explanations, finish_reason, timings
 
 Kind = Literal["chat", "generate"]

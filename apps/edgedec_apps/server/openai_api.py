@@ -11,11 +11,13 @@ from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.generation import TextRequest
+from edgedec_apps.server.lent import Wanted
 from edgedec_apps.server.model_files import with_files
 from edgedec_apps.server.models import ModelFile
 from edgedec_apps.server.names import Named
+from edgedec_apps.server.ollama_forms import timestamp
 from edgedec_apps.server.openai_forms import ChatForm, CompletionForm
-from edgedec_apps.server.reply import Dialect, Reply, Wanted
+from edgedec_apps.server.reply import Dialect, Reply
 from edgedec_apps.server.requests import read_chat, read_completion
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.shelf import Lease
@@ -36,7 +38,9 @@ def routes() -> list[BaseRoute]:
 async def models(request: Request, service: Service) -> Response:
     """List the models, those of the command line first."""
     found = await asyncio.to_thread(lambda: with_files(service.names.all()))
-    return JSONResponse({"object": "list", "data": [_card(service, named, file) for named, file in found]})
+    cards = [_card(service, named, file) for named, file in found]
+    ends = {"first_id": cards[0]["id"] if cards else None, "last_id": cards[-1]["id"] if cards else None}
+    return JSONResponse({"object": "list", "data": cards, "has_more": False} | ends)
 
 
 async def model(request: Request, service: Service) -> Response:
@@ -101,6 +105,7 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
         "owned_by": "edgedec",
         "ready": loaded is not None,
     }
+    card |= {"type": "model", "display_name": named.name, "created_at": timestamp(service.created)}  # Anthropic's
     if loaded is None:
         return card | {"meta": _meta_of_file(file)}
     engine = loaded.engine

@@ -12,8 +12,8 @@ from edgedec_apps.server.errors import problem_of
 from edgedec_apps.server.generation import Begun, Finished, Piece
 from edgedec_apps.server.logprobs import chat_entries, completion_logprobs
 from edgedec_apps.server.parts import Parts, Splitter
-from edgedec_apps.server.reply import sse
 from edgedec_apps.server.requests import Delivery
+from edgedec_apps.server.sender import sse
 from edgedec_apps.server.timings import explanations, finish_reason, timings
 
 

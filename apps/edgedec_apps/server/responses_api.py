@@ -10,7 +10,8 @@ from starlette.routing import BaseRoute, Route
 from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.generation import TextRequest
-from edgedec_apps.server.reply import Dialect, Reply, Wanted
+from edgedec_apps.server.lent import Wanted
+from edgedec_apps.server.reply import Dialect, Reply
 from edgedec_apps.server.responses_forms import ResponseForm
 from edgedec_apps.server.responses_requests import read_response
 from edgedec_apps.server.service import Service

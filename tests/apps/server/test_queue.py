@@ -18,9 +18,10 @@ from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.fields import Fields
 from edgedec_apps.server.generation import TextRequest, run_in_thread
+from edgedec_apps.server.lent import Wanted
 from edgedec_apps.server.models import Prepared
 from edgedec_apps.server.openai_forms import ChatForm
-from edgedec_apps.server.reply import Reply, Wanted
+from edgedec_apps.server.reply import Reply
 from edgedec_apps.server.requests import Delivery
 from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.service import Service

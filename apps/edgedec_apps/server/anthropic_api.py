@@ -1,0 +1,56 @@
+"""Anthropic's interface: /v1/messages and /v1/messages/count_tokens."""
+
+import asyncio
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from edgedec_apps.server.anthropic_forms import MessageForm
+from edgedec_apps.server.anthropic_requests import read_message
+from edgedec_apps.server.bodies import read_fields
+from edgedec_apps.server.computed import Computed
+from edgedec_apps.server.generation import TextRequest
+from edgedec_apps.server.lent import Lending, Wanted
+from edgedec_apps.server.prompts import read_prompts
+from edgedec_apps.server.reply import Dialect, Reply
+from edgedec_apps.server.service import Service
+from edgedec_apps.server.shelf import Lease
+from edgedec_apps.server.web import endpoint
+
+
+def routes() -> list[BaseRoute]:
+    """Return the routes of /v1/messages."""
+    return [
+        Route("/v1/messages", endpoint(create), methods=["POST"]),
+        Route("/v1/messages/count_tokens", endpoint(count_tokens), methods=["POST"]),
+    ]
+
+
+async def create(request: Request, service: Service) -> Response:
+    """Answer a chat."""
+    fields = await read_fields(request, service.settings)
+    service.require_ready()
+    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+
+    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
+        texts, streams = read_message(fields, lease.loaded.engine)
+        return texts, MessageForm(named.name, texts.splitter(), streams=streams)
+
+    return cast(Response, Reply(service, Wanted(named), fields, read))
+
+
+async def count_tokens(request: Request, service: Service) -> Response:
+    """Count the tokens of a chat's prompt."""
+    fields = await read_fields(request, service.settings)
+    service.require_ready()
+    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+
+    async def compute(lending: Lending) -> dict[str, Any]:
+        engine = lending.lease.loaded.engine
+        texts, _ = read_message(fields, engine)
+        (prompt,) = await read_prompts(engine, named.completed(texts), lending.share, lending.cancel)
+        return {"input_tokens": len(prompt.token_ids)}
+
+    return cast(Response, Computed(service, Wanted(named), fields, compute))
