@@ -41,6 +41,15 @@ class BenchJob:
         Path | None,
         option("--curve-out", help="Write the measured cost curve to this file.", metavar="FILE", panel=_BENCH),
     ] = None
+    plot: Annotated[
+        Path | None,
+        option(
+            "--plot",
+            help="Also draw tokens/s by task, with the noise, as an SVG or a PNG (needs matplotlib).",
+            metavar="FILE",
+            panel=_BENCH,
+        ),
+    ] = None
     max_tokens: Annotated[int, sampling_option("--max-tokens", "-n", help="Most tokens to generate.", metavar="N")] = (
         160
     )

@@ -19,7 +19,8 @@ from edgedec_apps.bench.job import BenchJob
 from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup
 from edgedec_apps.bench.machine import bandwidths, forget_peak, versions
 from edgedec_apps.bench.measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
-from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchPrompt, BenchRequest, prepare, read_prompts
+from edgedec_apps.bench.plot import write_plot
+from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchPrompt, BenchRequest, grouped, prepare, read_prompts
 from edgedec_apps.bench.rows import head_of, record
 from edgedec_apps.bench.summary import summarize, totals
 from edgedec_apps.bench.table import lines
@@ -28,6 +29,7 @@ from edgedec_apps.cli.opening import open_model
 from edgedec_apps.cli.output_files import report, require_writable, write_file, write_json_file
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line
+from edgedec_apps.pictures import require_picture
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
@@ -89,6 +91,7 @@ def _check(job: BenchJob, options: RunOptions) -> None:
         raise RequestError("every run of a benchmark starts without a prompt cache; leave --prompt-cache out")
     if job.load.draft_store is not None:
         raise RequestError("a benchmark starts without earlier texts; leave --draft-store out")
+    require_picture(job.plot)
     require_writable(job.output.json_out, job.rows, job.curve_out)
 
 
@@ -198,11 +201,14 @@ def _document(job: BenchJob, outcome: Outcome) -> dict[str, Any]:
 
 def _against(outcome: Outcome) -> dict[str, Any]:
     with_lookup = outcome.lookup_reason is None
-    return {
-        "tok_s": totals(outcome.trials, LLAMACPP).tok_s,
-        "lookup_tok_s": totals(outcome.trials, LOOKUP).tok_s if with_lookup else None,
-        "lookup_reason": outcome.lookup_reason,
-    }
+
+    def speeds(trials: list[Trial]) -> dict[str, float | None]:
+        lookup = totals(trials, LOOKUP).tok_s if with_lookup else None
+        return {"tok_s": totals(trials, LLAMACPP).tok_s, "lookup_tok_s": lookup}
+
+    tasks = grouped(outcome.trials, lambda trial: trial.request.task)
+    by_task = {task: speeds(trials) for task, trials in tasks.items()}
+    return speeds(outcome.trials) | {"tasks": by_task, "lookup_reason": outcome.lookup_reason}
 
 
 def _report(job: BenchJob, outcome: Outcome) -> None:
@@ -211,3 +217,5 @@ def _report(job: BenchJob, outcome: Outcome) -> None:
     if job.curve_out is not None:
         head = {key: document[key] for key in ("model", "runtime", "threads")}
         write_json_file(job.curve_out, head | {"curve": outcome.curve})
+    if job.plot is not None:
+        write_plot(job.plot, document)

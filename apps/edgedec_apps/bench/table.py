@@ -13,7 +13,7 @@ def lines(document: Figures) -> list[str]:
     """Return the report of a benchmark's JSON object: a heading, a table of tasks, and notes."""
     rows = [_HEADINGS, *(_row(task, found) for task, found in document["tasks"].items())]
     rows.append(_row("all", document["all"]))
-    return [_heading(document), "", *columns(rows), "", *_notes(document)]
+    return [heading(document), "", *columns(rows), "", *_notes(document)]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -40,7 +40,8 @@ def shown(value: float | None, form: str = ".2f", unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def _heading(document: Figures) -> str:
+def heading(document: Figures) -> str:
+    """Return what was measured, in one line."""
     sampling = "greedy" if not document["temperature"] else f"temperature {document['temperature']:g}"
     if document["temperature"] and document["top_p"] is not None:
         sampling += f", top-p {document['top_p']:g}"

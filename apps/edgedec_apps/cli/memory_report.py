@@ -12,9 +12,13 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
         "fits": plan.fits,
         "partial": plan.partial,
         "cap_bytes": plan.cap_bytes,
+        "cap_name": plan.cap_name,
         "total_bytes": plan.total_bytes,
         "start_bytes": plan.start_bytes,
-        "terms": [{"name": term.name, "n_bytes": term.n_bytes, "detail": term.detail} for term in plan.terms],
+        "terms": [
+            {"name": term.name, "n_bytes": term.n_bytes, "detail": term.detail, "grows": term.grows}
+            for term in plan.terms
+        ],
         "given_up": list(plan.given_up),
     }
 

@@ -1,6 +1,7 @@
 """edgedec plan: the memory that a model would hold, what is given up to fit, and what else would fit."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from edgedec.api.base_memory import base_bytes
@@ -16,8 +17,10 @@ from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import plan_document, planned_range
 from edgedec_apps.cli.opening import application_of, engine_options, room_bytes_of, serves_grammars
 from edgedec_apps.cli.options import LoadFlags
+from edgedec_apps.cli.plan_plot import write_plot
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, write_facts, write_json, write_line
+from edgedec_apps.pictures import require_picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +36,18 @@ class Wanted:
     n_parallel: int | None = None
 
 
-def print_plan(model: str, wanted: Wanted, *, as_json: bool, quiet: bool) -> None:
-    """Print the memory plan of a model, and what else would fit.
+def print_plan(model: str, wanted: Wanted, *, plot: Path | None, as_json: bool, quiet: bool) -> None:
+    """Print the memory plan of a model, and what else would fit; draw it into the file `plot`, where one is given.
 
     Raises:
-        RequestError: The number of requests is out of range.
+        RequestError: The number of requests is out of range, or the picture's file has the wrong ending.
+        RuntimeUnavailableError: A picture is to be drawn, and matplotlib is not installed.
         MemoryCapError: Even the smallest setting is over the cap; its plan is printed anyway.
         EdgedecError: As edgedec.load.
     """
     if wanted.n_parallel is not None and wanted.n_parallel < 1:
         raise RequestError(f"--parallel is {wanted.n_parallel}; it must be at least 1")
+    require_picture(plot)
     base, memory = base_bytes(), wanted.flags.memory  # measured before the model's file is looked at
     cap = Cap(None if memory is None else parse_size(memory), base, whole_process=True)
     planned = interruptible(lambda cancel: _settings(model, wanted, cap, cancel, quiet=quiet or as_json))
@@ -53,6 +58,8 @@ def print_plan(model: str, wanted: Wanted, *, as_json: bool, quiet: bool) -> Non
         write_json(document)
     else:
         _write(document, chosen.plan, planned, chosen)
+    if plot is not None:
+        write_plot(plot, document)
     if not chosen.plan.fits:
         raise MemoryCapError(
             f"even the smallest setting needs {'more than ' if chosen.plan.partial else ''}"

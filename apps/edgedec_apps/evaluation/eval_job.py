@@ -56,16 +56,18 @@ class EvalJob:
             "--against-runtime", help="The runtime of the baseline (default: the same).", metavar="NAME", panel=_EVAL
         ),
     ] = None
-    plot: Annotated[bool, option("--plot", help="Also draw quality against speed, in plain text.", panel=_EVAL)] = False
-    plot_out: Annotated[
+    plot: Annotated[
         Path | None,
         option(
-            "--plot-out",
-            help="Also draw quality against speed as a PNG (needs matplotlib).",
-            metavar="FILE.png",
+            "--plot",
+            help="Also draw quality against speed, with error bars, as an SVG or a PNG (needs matplotlib).",
+            metavar="FILE",
             panel=_EVAL,
         ),
     ] = None
+    plot_text: Annotated[
+        bool, option("--plot-text", help="Also draw quality against speed, in plain text.", panel=_EVAL)
+    ] = False
     runtime: RuntimeName = "auto"
     threads: Threads = None
     offline: Offline = False

@@ -80,6 +80,11 @@ class Figures:
         n_positions: Number of tokens that were predicted.
         tok_s: Tokens per second, from the median time of forwards of one token at the ends of the windows, without
             drafts or sampling; None where the windows are too short to time a forward.
+        kl_error: Standard error of kl_mean; None with fewer than two windows. Windows are taken as the independent
+            samples, as neighbouring tokens are alike (cluster sampling: Cochran 1977, Sampling Techniques, ch. 9).
+        top1_error: Standard error of top1, as that of kl_mean.
+        tok_s_range: Tokens per second from the median of the slowest window and from that of the fastest; None where
+            tok_s is None.
     """
 
     ppl: float
@@ -88,6 +93,9 @@ class Figures:
     top1: float
     n_positions: int
     tok_s: float | None
+    kl_error: float | None
+    top1_error: float | None
+    tok_s_range: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +237,7 @@ def summarize(windows: Sequence[Samples]) -> Figures:
     kl = [value for samples in windows for value in samples.kl]
     times = [seconds for samples in windows for seconds in samples.step_s]
     step_s = float(np.median(times)) if times else 0.0
+    medians = [float(np.median(samples.step_s)) for samples in windows if samples.step_s]
     return Figures(
         ppl=math.exp(math.fsum(value for samples in windows for value in samples.nll) / len(kl)),
         kl_mean=math.fsum(kl) / len(kl),
@@ -236,7 +245,24 @@ def summarize(windows: Sequence[Samples]) -> Figures:
         top1=sum(same for samples in windows for same in samples.same) / len(kl),
         n_positions=len(kl),
         tok_s=1 / step_s if step_s > 0 else None,
+        kl_error=standard_error([samples.kl for samples in windows]),
+        top1_error=standard_error([samples.same for samples in windows]),
+        tok_s_range=(1 / max(medians), 1 / min(medians)) if medians and min(medians) > 0 else None,
     )
+
+
+def standard_error(windows: Sequence[Sequence[float]]) -> float | None:
+    """Return the standard error of the mean of all values, where windows are the samples; None for fewer than two.
+
+    >>> standard_error([[1.0, 1.0], [3.0, 3.0]]), standard_error([[1.0, 3.0]])
+    (1.0, None)
+    """
+    n_windows, n_values = len(windows), sum(map(len, windows))
+    if n_windows < 2:
+        return None
+    mean = math.fsum(value for values in windows for value in values) / n_values
+    squares = math.fsum((math.fsum(values) - mean * len(values)) ** 2 for values in windows)
+    return math.sqrt(squares * n_windows / (n_windows - 1)) / n_values
 
 
 def _evaluate_window(

@@ -1,20 +1,17 @@
-"""Quality against speed as a picture: in plain text, or as a PNG with matplotlib (the extra `plot`)."""
+"""Quality against speed as a picture: in plain text, or with error bars in a file (the extra `plot`)."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from edgedec.errors import RequestError, RuntimeUnavailableError
-from edgedec.extras import install_command
-from edgedec_apps.cli.output_files import write_file
 from edgedec_apps.evaluation.settings import setting_name
+from edgedec_apps.pictures import COLORS, label, picture
 
 _WIDTH, _HEIGHT = 60, 14  # characters of the plain picture
-_INCHES, _DOTS = (9.0, 4.5), 150
+_INCHES = (9.0, 4.5)
+_N_ERRORS = 2  # standard errors of an error bar, to either side
 _SEVERAL = "*"
 
 
@@ -28,6 +25,8 @@ class Point:
         tok_s: Tokens per second.
         top1: Share of positions with the baseline's most probable token.
         kl_mean: Mean KL divergence from the baseline, in nats.
+        top1_error, kl_error: Their standard errors; None where they are unknown.
+        tok_s_range: Tokens per second of the slowest window and of the fastest.
     """
 
     mark: str
@@ -35,6 +34,9 @@ class Point:
     tok_s: float
     top1: float
     kl_mean: float
+    top1_error: float | None = None
+    kl_error: float | None = None
+    tok_s_range: tuple[float, float] | None = None
 
 
 def points(rows: Sequence[Mapping[str, Any]]) -> list[Point]:
@@ -45,7 +47,8 @@ def points(rows: Sequence[Mapping[str, Any]]) -> list[Point]:
         name = setting_name(settings["kv_type"], settings["layers"], settings["layer_skip"])
         if row["tok_s"] is not None:
             named = f"{name} (baseline)" if index == 0 else name
-            found.append(Point(mark, named, row["tok_s"], row["top1"], row["kl_mean"]))
+            errors = row["top1_error"], row["kl_error"]
+            found.append(Point(mark, named, row["tok_s"], row["top1"], row["kl_mean"], *errors, row["tok_s_range"]))
     return found
 
 
@@ -97,48 +100,53 @@ def _place(value: float, low: float, high: float, n: int) -> int:
     return round((value - low) / (high - low) * (n - 1))
 
 
-def require_png(path: Path) -> None:
-    """Raise an error where no picture could be drawn, so that no work is done in vain.
+def write_plot(path: Path, found: Sequence[Point], title: str) -> None:
+    """Draw the settings: other top-1 than the baseline's, and mean KL divergence, each against tokens per second.
 
-    Raises:
-        RequestError: The file does not end in .png.
-        RuntimeUnavailableError: matplotlib is not installed.
-    """
-    if path.suffix.lower() != ".png":
-        raise RequestError(f"--plot-out {path}: pictures are PNGs; name a file that ends in .png")
-    if find_spec("matplotlib") is None:
-        raise RuntimeUnavailableError(
-            "--plot-out needs the package 'matplotlib', which is not installed; install it with: "
-            f"{install_command('plot')} (--plot needs no package)"
-        )
-
-
-def write_png(path: Path, found: Sequence[Point], title: str) -> None:
-    """Draw the settings as a PNG of 1350 × 675: same top-1 and mean KL divergence, each against tokens per second.
+    All axes begin at zero: less is better upwards, more is better to the right. Bars are two standard errors to either
+    side, and the slowest and the fastest window.
 
     Raises:
         StorageError: The file can't be written; an earlier file is unchanged.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=_INCHES, dpi=_DOTS, layout="constrained")
-    quality, distance = figure.subplots(1, 2)
-    for index, point in enumerate(found):
-        values = ((quality, 100 * point.top1), (distance, point.kl_mean))
-        for axes, value in values:
-            axes.plot(
-                point.tok_s, value, "s" if index == 0 else "o", color=f"C{index}", label=f"{point.mark}  {point.name}"
+    with picture(path, _INCHES, title) as figure:
+        other, distance = figure.subplots(1, 2)
+        for index, point in enumerate(found):
+            _draw(other, point, 100 * (1 - point.top1), 100 * (point.top1_error or 0.0), f"top1-{index}")
+            _draw(distance, point, point.kl_mean, point.kl_error or 0.0, f"kl-{index}")
+        for axes, name in ((other, "other top-1 than the baseline, %"), (distance, "KL from the baseline, nats")):
+            axes.set_xlabel("tokens per second")
+            axes.set_ylabel(name)
+            axes.set_xlim(0, 1.12 * max([(point.tok_s_range or (0, point.tok_s))[1] for point in found], default=1))
+            axes.set_ylim(bottom=0)
+            axes.grid(visible=True, alpha=0.3)
+        caption = "bars: ± 2 standard errors over the windows; the slowest and the fastest window"
+        if found:
+            handles, labels = other.get_legend_handles_labels()
+            figure.legend(
+                handles, labels, loc="outside lower center", ncols=3, fontsize="small", frameon=False, title=caption
             )
-            axes.annotate(point.mark, (point.tok_s, value), xytext=(5, 5), textcoords="offset points")
-    for axes, name in ((quality, "same top-1 as the baseline, %"), (distance, "KL divergence from the baseline, nats")):
-        axes.set_xlabel("tokens per second")
-        axes.set_ylabel(name)
-        axes.margins(0.12)
-        axes.grid(visible=True, alpha=0.3)
-    figure.suptitle(title, fontsize="small", wrap=True)
-    if found:
-        handles, labels = quality.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small", frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_file(path, picture.getvalue())
+
+
+def _draw(axes: Any, point: Point, value: float, error: float, name: str) -> None:
+    """Draw a point with its bars, under an id; the baseline, whose id ends in 0, is a square."""
+    low, high = point.tok_s_range or (point.tok_s, point.tok_s)
+    color = COLORS[ord(point.mark) % len(COLORS)]
+    down = min(_N_ERRORS * error, value)  # a share, or a divergence, below zero means nothing
+    bars = axes.errorbar(
+        point.tok_s,
+        value,
+        xerr=([max(0.0, point.tok_s - low)], [max(0.0, high - point.tok_s)]),
+        yerr=([down], [_N_ERRORS * error]),
+        fmt="s" if name.endswith("-0") else "o",
+        color=color,
+        capsize=3,
+        elinewidth=1,
+        label=f"{point.mark}  {label(point.name)}",
+    )
+    for artist in bars.get_children():
+        artist.set_clip_on(False)  # the baseline lies on the axis
+    bars.lines[0].set_gid(f"point-{name}")
+    bars.lines[2][0].set_gid(f"speed-{name}")
+    bars.lines[2][1].set_gid(f"error-{name}")
+    axes.annotate(point.mark, (point.tok_s, value), xytext=(5, 5), textcoords="offset points")

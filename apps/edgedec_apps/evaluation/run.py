@@ -31,7 +31,7 @@ from edgedec_apps.evaluation.evaluate import (
     evaluate,
     leading_tokens,
 )
-from edgedec_apps.evaluation.plot import points, require_png, text_plot, write_png
+from edgedec_apps.evaluation.plot import points, text_plot, write_plot
 from edgedec_apps.evaluation.settings import (
     DEFAULT_KV_TYPE,
     Setting,
@@ -41,6 +41,7 @@ from edgedec_apps.evaluation.settings import (
     parse_layers,
     setting_name,
 )
+from edgedec_apps.pictures import require_picture
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
@@ -76,7 +77,7 @@ def run_eval(job: EvalJob) -> None:
 
     Raises:
         RequestError: An option is out of range, the text is too short or not UTF-8, or the vocabularies differ.
-        RuntimeUnavailableError: A PNG is to be drawn, and matplotlib is not installed.
+        RuntimeUnavailableError: A picture is to be drawn, and matplotlib is not installed.
         StorageError: The text can't be read, or a file can't be written.
         CancelledError: The evaluation was interrupted.
     """
@@ -100,11 +101,10 @@ def _check(job: EvalJob) -> None:
         require_speedup(speedup)
     for text in job.layers or ():
         parse_layers(text)
-    if job.plot and job.as_json:
-        raise RequestError("--plot and --json both print; leave one out, or use --plot-out FILE.png")
-    if job.plot_out is not None:
-        require_png(job.plot_out)
-    require_writable(job.json_out, job.plot_out)
+    if job.plot_text and job.as_json:
+        raise RequestError("--plot-text and --json both print; leave one out, or use --plot FILE.svg")
+    require_picture(job.plot)
+    require_writable(job.json_out)
 
 
 def _evaluate(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
@@ -184,11 +184,11 @@ def _report(job: EvalJob, text: str, outcome: Outcome) -> None:
     drawn = points(document["rows"])
 
     def all_lines(document: dict[str, Any]) -> list[str]:
-        return _lines(document) + (["", *text_plot(drawn)] if job.plot else [])
+        return _lines(document) + (["", *text_plot(drawn)] if job.plot_text else [])
 
     report(document, all_lines, as_json=job.as_json, json_out=job.json_out)
-    if job.plot_out is not None:
-        write_png(job.plot_out, drawn, _heading(document))
+    if job.plot is not None:
+        write_plot(job.plot, drawn, _heading(document))
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

@@ -26,17 +26,20 @@ from edgedec_apps.evaluation.evaluate import (
     DEFAULT_TEXT,
     Distribution,
     Lane,
+    Samples,
     cut_windows,
     divergence,
     evaluate,
     leading_tokens,
     read_row,
+    standard_error,
+    summarize,
 )
 from edgedec_apps.evaluation.plot import Point, points, text_plot
 from edgedec_apps.evaluation.settings import Setting, combine, layers_text, parse_layers
 
 TEXT = "The ferry left at ten past six, eleven minutes late."  # 52 tokens of the tiny models
-FIGURES = {"ppl", "kl_mean", "kl_p99", "top1", "n_positions", "tok_s"}
+FIGURES = {"ppl", "kl_mean", "kl_p99", "top1", "n_positions", "tok_s", "kl_error", "top1_error", "tok_s_range"}
 ROW = FIGURES | {"share", "left_out", "settings"}
 
 Rows = NDArray[np.float32]
@@ -320,8 +323,8 @@ def test_the_default_text_is_long_enough() -> None:
         (("--layer-skip", "0.9"), 40, "0.9 is no speed-up"),
         (("--layer-skip", "3"), 40, "3 is out of reach"),
         (("--runtime", "llamacpp", "--layer-skip", "1"), 51, "layers"),
-        (("--plot-out", "a.pdf"), 40, "ends in .png"),
-        (("--plot", "--json"), 40, "--plot-out FILE.png"),
+        (("--plot", "a.pdf"), 40, "ends in .svg or .png"),
+        (("--plot-text", "--json"), 40, "--plot FILE.svg"),
         (("--layers", "1-0"), 40, "'1-0'"),
         (("--layers", "first"), 40, "'first'"),
         (("--layers", "0,99999999999999999999"), 40, "99999999999999999999"),
@@ -414,8 +417,8 @@ def test_an_export_is_judged_against_its_source(tmp_path: Path, text: Path) -> N
 
 
 def test_the_picture_in_plain_text(layered: Path, text: Path) -> None:
-    """--plot draws a letter for each setting behind the table, and names them."""
-    args = ("--text", text, "--layer-skip", "1.1", "--layer-skip", "1.4", "--plot")
+    """--plot-text draws a letter for each setting behind the table, and names them."""
+    args = ("--text", text, "--layer-skip", "1.1", "--layer-skip", "1.4", "--plot-text")
     result = run_here("eval", layered, *args)
     assert (result.code, result.err) == (0, "")
     lines = result.text.splitlines()
@@ -443,41 +446,34 @@ def test_places_in_the_picture() -> None:
 def test_points_are_the_rows_that_were_timed() -> None:
     """The baseline is named as such; a row without a speed keeps its letter to itself."""
     settings: dict[str, Any] = {"kv_type": "f16", "layers": "all", "layer_skip": None}
+    timed = {"top1_error": 0.01, "kl_error": 0.02, "tok_s_range": (9.0, 13.0)}
     rows: list[dict[str, Any]] = [
-        {"settings": settings, "tok_s": 10.0, "top1": 1.0, "kl_mean": 0.0},
-        {"settings": settings | {"layer_skip": 1.2}, "tok_s": None, "top1": 0.9, "kl_mean": 0.1},
-        {"settings": settings | {"layers": "0-3"}, "tok_s": 12.0, "top1": 0.8, "kl_mean": 0.2},
+        timed | {"settings": settings, "tok_s": 10.0, "top1": 1.0, "kl_mean": 0.0},
+        timed | {"settings": settings | {"layer_skip": 1.2}, "tok_s": None, "top1": 0.9, "kl_mean": 0.1},
+        timed | {"settings": settings | {"layers": "0-3"}, "tok_s": 12.0, "top1": 0.8, "kl_mean": 0.2},
     ]
     assert points(rows) == [
-        Point("a", "f16 (baseline)", 10.0, 1.0, 0.0),
-        Point("c", "f16, layers 0-3", 12.0, 0.8, 0.2),
+        Point("a", "f16 (baseline)", 10.0, 1.0, 0.0, 0.01, 0.02, (9.0, 13.0)),
+        Point("c", "f16, layers 0-3", 12.0, 0.8, 0.2, 0.01, 0.02, (9.0, 13.0)),
     ]
 
 
-def test_the_picture_as_a_png(layered: Path, text: Path, tmp_path: Path) -> None:
-    """Of 1350 by 675 pixels, in place of an earlier file, with nothing left beside it."""
-    pytest.importorskip("matplotlib")
-    out = tmp_path / "pictures" / "a picture.png"
-    out.parent.mkdir()
-    out.write_text("an earlier one")
-    found = document(layered, "--text", text, "--layer-skip", "1.4", "--plot-out", out)
-    assert len(found["rows"]) == 2
-    data = out.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    assert (int.from_bytes(data[16:20]), int.from_bytes(data[20:24])) == (1350, 675)
-    assert list(out.parent.iterdir()) == [out]
+def test_error_bars_are_of_windows() -> None:
+    """The standard error is that of windows of several lengths, by hand; equal windows have none."""
+    windows = [[1.0, 0.0, 0.0], [1.0]]  # a mean of 1/2; sums 1/2 below and above what the mean gives
+    assert standard_error(windows) == pytest.approx(math.sqrt((0.25 + 0.25) * 2 / 1) / 4)
+    assert standard_error([[0.25, 0.75], [0.5, 0.5]]) == 0.0
+    assert standard_error([[0.25, 0.75]]) is None
 
 
-def test_without_matplotlib_the_extra_is_named(
-    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before anything is evaluated; the picture in plain text takes none."""
-    monkeypatch.setattr("edgedec_apps.evaluation.plot.find_spec", lambda name: None)
-    out = tmp_path / "a.png"
-    run_here("eval", model, "--text", text, "--plot-out", out).failed(
-        30, 'pip install "matplotlib>=3.8"', "--plot needs no package"
-    )
-    assert run_here("eval", model, "--text", text, "--plot").code == 0
+def test_figures_have_their_errors() -> None:
+    """Two windows of one position each: a top-1 of 1/2 ± 1/2, a KL of 2 ± 1; 10 and 20 tokens/s by window."""
+    windows = [Samples([0.0], [1.0], [True], [0.1]), Samples([0.0], [3.0], [False], [0.05])]
+    found = summarize(windows)
+    assert (found.kl_mean, found.kl_error, found.top1, found.top1_error) == (2.0, 1.0, 0.5, 0.5)
+    assert found.tok_s_range == (10.0, 20.0)
+    alone = summarize(windows[:1])
+    assert (alone.kl_error, alone.top1_error, alone.tok_s_range) == (None, None, (10.0, 10.0))
 
 
 # Interrupts

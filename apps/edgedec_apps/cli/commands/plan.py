@@ -1,5 +1,6 @@
 """edgedec plan: its options; edgedec_apps.cli.plan makes and prints the plan."""
 
+from pathlib import Path
 from typing import Annotated
 
 from edgedec_apps.cli.options import AsJson, LoadFlags, ModelName, Quiet, model_option
@@ -13,6 +14,12 @@ def command(
         int | None,
         model_option("--parallel", help="As edgedec serve, with N requests at once (default: as run).", metavar="N"),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        model_option(
+            "--plot", help="Also draw the memory by term, as an SVG or a PNG (needs matplotlib).", metavar="FILE"
+        ),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -23,4 +30,4 @@ def command(
     """
     from edgedec_apps.cli.plan import Wanted, print_plan
 
-    print_plan(model, Wanted(load, parallel), as_json=as_json, quiet=quiet)
+    print_plan(model, Wanted(load, parallel), plot=plot, as_json=as_json, quiet=quiet)
