@@ -28,6 +28,10 @@ from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.trained_heads.card import HeadCard
 
+_NUMBERS_AT_ONCE = 1 << 18  # a megabyte as float32, which stays in the processor's cache
+_SCALED = (GGMLType.Q4_0, GGMLType.Q8_0)  # a block is a float16 number, times integers
+_HALF_EXPONENT = np.uint16(0x7C00)  # all of its bits are set where a float16 is infinite or no number
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadTensor:
@@ -47,6 +51,16 @@ class HeadTensor:
         """Return the numbers, float32[shape]."""
         n_rows = self.shape[0] if len(self.shape) == 2 else 1
         return dequantize(self.type, self.data.reshape(n_rows, -1)).reshape(self.shape)
+
+    def is_finite(self) -> bool:
+        """Return whether all numbers are finite."""
+        if self.type is GGMLType.F16 or self.type in _SCALED:
+            halves = self.data.view("<u2")[:: self.type.block_bytes // 2]
+            return not bool((halves & _HALF_EXPONENT == _HALF_EXPONENT).any())
+        rows = self.data.reshape(self.shape[0] if len(self.shape) == 2 else 1, -1)
+        step = max(1, _NUMBERS_AT_ONCE // self.shape[-1])
+        parts = (rows[begin : begin + step] for begin in range(0, len(rows), step))
+        return all(np.isfinite(dequantize(self.type, part)).all() for part in parts)
 
     @classmethod
     def of(cls, values: NDArray[np.float32]) -> "HeadTensor":

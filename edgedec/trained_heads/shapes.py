@@ -65,7 +65,7 @@ def checked_head(
             _fail(path, f"it has no tensor for {name!r}, expected one of shape {shape}")
         if tensors[name].shape != shape:
             _fail(path, f"its tensor {name!r} has the shape {tensors[name].shape}, expected {shape}")
-        if len(shape) == 1 and not np.isfinite(tensors[name].floats()).all():
+        if not tensors[name].is_finite():
             _fail(path, f"its tensor {name!r} holds numbers that are not finite")
     if extra := sorted(tensors.keys() - shapes.keys()):
         _fail(path, f"it has a tensor {extra[0]!r}, which its settings do not use")

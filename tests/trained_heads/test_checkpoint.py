@@ -219,12 +219,25 @@ def _offsets(*ids: int) -> tuple[str, list[int], bytes]:
     return "I64", [len(ids)], (np.array(ids, np.int64) - np.arange(len(ids))).tobytes()
 
 
+def _one_of(dtype: Any, value: float) -> bytes:
+    """Return a matrix of zeros, as bytes, with one other number in the middle."""
+    values = np.zeros(32 * 96, dtype)
+    values[1000] = value
+    return values.tobytes()
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"fc.weight": None}, "no tensor for 'fc'"),
         ({"norm.weight": None}, "no tensor for 'output_norm'"),
         ({"norm.weight": ("F32", [32], np.full(32, np.nan, np.float32).tobytes())}, "not finite"),
+        (
+            {"fc.weight": ("F32", [32, 96], _one_of(np.float32, np.inf))},
+            "tensor 'fc' holds numbers that are not finite",
+        ),
+        ({"fc.weight": ("F16", [32, 96], _one_of(np.float16, -np.inf))}, "tensor 'fc' holds"),
+        ({"fc.weight": ("BF16", [32, 96], _one_of(np.uint16, 0x7FC0))}, "tensor 'fc' holds"),
         ({"d2t": None}, "no d2t"),
         ({"d2t": _offsets(*range(39), 264), "t2d": None}, "beyond the target's 264"),
         ({"d2t": _offsets(*range(39), -1), "t2d": None}, "beyond the target's 264"),

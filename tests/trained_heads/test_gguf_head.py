@@ -11,8 +11,9 @@ from support.tiny_models import tiny_llama
 
 from edgedec.errors import ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import ValueType, read_gguf
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.trained_heads.gguf_head import TENSORS
-from edgedec.trained_heads.head import Head
+from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.record import RECORD_FILE, record_text
 from edgedec.trained_heads.target import target_of
@@ -170,6 +171,17 @@ def _parts() -> tuple[dict[str, Any], dict[str, Any]]:
     }
     tensors: dict[str, Any] = {TENSORS[name]: values for name, values in weights.items() if name != "d2t"}
     return metadata, tensors | {"d2t": weights["d2t"].astype(np.int64)}
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_1", "Q5_0"])
+def test_numbers_in_blocks_are_finite(kind: str) -> None:
+    """A scale that is infinite is found, and one that is large is not."""
+    type = GGMLType[kind]
+    data = np.zeros((4, 3, type.block_bytes), np.uint8)
+    data[2, 1, :2] = np.array([60000], "<f2").view(np.uint8)
+    assert HeadTensor((4, 96), type, data.reshape(-1)).is_finite()
+    data[2, 1, :2] = np.array([np.inf], "<f2").view(np.uint8)
+    assert not HeadTensor((4, 96), type, data.reshape(-1)).is_finite()
 
 
 def test_a_file_of_another_writer_is_read(tmp_path: Path) -> None:

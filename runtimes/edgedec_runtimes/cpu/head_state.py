@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.errors import SessionError
+from edgedec.errors import ModelFormatError, SessionError, argument
 from edgedec.head_state import ChainRules, DraftedChain, HeadCall, JoinedCalls
 from edgedec.logit_ops import LogitOps
 from edgedec.memory_plan import format_bytes
 from edgedec.trained_heads.acceptance import accepts_too_little
 from edgedec_runtimes.cpu.head import CpuHead
-from edgedec_runtimes.cpu.library import Drafted, DraftItem, DraftRules, address, check, native
+from edgedec_runtimes.cpu.library import NOT_FINITE, Drafted, DraftItem, DraftRules, address, check, native
 
 _LONGEST_S = 3600.0
 _CHAINS, _SCORES = "ec_draft_chains", "ec_draft_scores"
@@ -47,7 +47,14 @@ class CpuHeadCall:
             for call in calls:
                 inside.enter_context(call._state.using())
             items = (DraftItem * len(calls))(*(call.item for call in calls))
-            check(getattr(native(), self.kind)(items, len(calls)), "drafting")
+            code = getattr(native(), self.kind)(items, len(calls))
+            if code == NOT_FINITE:
+                raise ModelFormatError(
+                    f"a score of the draft head {self._state.head.card.name} is infinite or no number; its file was "
+                    f"changed or damaged, or it was trained for another model: choose another head "
+                    f"({argument('draft_head')}), or 'off' for none"
+                )
+            check(code, "drafting")
             for call, item in zip(calls, items, strict=True):
                 call.item.n_found = item.n_found
 

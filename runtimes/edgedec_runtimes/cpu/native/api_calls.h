@@ -24,6 +24,9 @@ int32_t guarded(Body body) {
   } catch (const Unreadable &error) {
     last_error = error.what();
     return EC_UNREADABLE;
+  } catch (const NotFinite &error) {
+    last_error = error.what();
+    return EC_NOT_FINITE;
   } catch (const std::exception &error) {
     last_error = error.what();
     return EC_INVALID;

@@ -315,7 +315,8 @@ EC_API int32_t ec_session_follow(ec_session *session, ec_head *head);
  * holds what enters the layers that the head taps, in their order. */
 EC_API int32_t ec_session_take(const ec_item *item);
 /* Write for each of n texts, of sessions of one model, the scores of what follows its token; n_found is 0 where they are not
- * known, else 1. All texts are read together; each gets the bits that it would get alone. A session stands there once. */
+ * known, else 1. All texts are read together; each gets the bits that it would get alone. A session stands there once.
+ * EC_NOT_FINITE: a score is infinite or NaN. So in ec_draft_chains. */
 EC_API int32_t ec_draft_scores(ec_draft_item *items, int32_t n);
 /* Draft a chain behind each of n texts, of sessions of one model: n_found nodes by its rules. All texts are drafted together;
  * each gets the chain that it would get alone. A session stands there once. */

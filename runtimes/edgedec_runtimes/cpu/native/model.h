@@ -34,6 +34,11 @@ struct Invalid : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Thrown for results that are infinite or no numbers; the C interface returns EC_NOT_FINITE.
+struct NotFinite : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // Rows of activations, and the memory that they point to.
 class ActivationBuffer {
  public:
