@@ -99,7 +99,8 @@ def find_head(model: Path, cache_dir: Path | None) -> FoundHead | None:
     candidates = [(path, target) for folder in _folders(cache_dir) for path, target in heads_in(folder)]
     if not candidates:
         return None
-    named = target_of(read_gguf(header_path(model)))
+    gguf = read_gguf(header_path(model))
+    named = target_of(gguf, cache_dir)
     for wanted in ("weights_hash", "norms_hash"):
         for path, target in candidates:
             if getattr(named, wanted) and getattr(target, wanted) == getattr(named, wanted):

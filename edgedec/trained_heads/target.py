@@ -15,7 +15,10 @@ exported.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -24,29 +27,55 @@ from edgedec.gguf.file import GGUF, ValueType
 from edgedec.gguf.levels import FLOATS, floats
 from edgedec.gguf.metadata import get_array, get_text
 from edgedec.gguf.model_info import describe
+from edgedec.storage import probe_cache
 from edgedec.trained_heads.card import HeadCard, Target
 from edgedec.trained_heads.head import Head
 
 WEIGHTS_KEY, NORMS_KEY = "edgedec.source.weights", "edgedec.source.norms"
 """The metadata keys of an exported folder's vocabulary: `hash_weights` and `hash_norms` of what was exported."""
 
+_KIND = "target"
 _SAMPLE_BYTES = 4096
 _HASH_CHARACTERS = 32  # of SHA-256's 64: 128 bits
 
 
-def target_of(gguf: GGUF) -> Target:
+_known: WeakKeyDictionary[GGUF, Target] = WeakKeyDictionary()
+
+
+def target_of(gguf: GGUF, cache_dir: Path | None = None) -> Target:
     """Return the name and the hashes of a model, for the record of a head that learns from it.
+
+    They are kept for as long as `gguf` is referenced, and in the cache for as long as the files do not change.
+
+    Args:
+        gguf: The model.
+        cache_dir: The cache's root; None for no cache.
 
     Raises:
         ModelFormatError, ModelNotFoundError, StorageError: The file has changed since it was opened, or can't be read.
     """
-    name = gguf.metadata.get("general.name")
-    return Target(
-        name if isinstance(name, str) and name else gguf.paths[0].stem,
-        hash_weights(gguf) or _recorded(gguf, WEIGHTS_KEY),
-        hash_norms(gguf) or _recorded(gguf, NORMS_KEY),
-        hash_tokenizer(gguf),
-    )
+    if gguf not in _known:
+        key = f"{gguf.header_hash} {gguf.states}"
+        found = _target(probe_cache.get(cache_dir, _KIND, key))
+        if found is None:
+            name = gguf.metadata.get("general.name")
+            named = name if isinstance(name, str) and name else gguf.paths[0].stem
+            found = Target(
+                named,
+                hash_weights(gguf) or _recorded(gguf, WEIGHTS_KEY),
+                hash_norms(gguf) or _recorded(gguf, NORMS_KEY),
+                hash_tokenizer(gguf),
+            )
+            probe_cache.put(cache_dir, _KIND, key, list(astuple(found)))
+        _known[gguf] = found
+    return _known[gguf]
+
+
+def _target(value: Any) -> Target | None:
+    """Return the target that the cache kept; None for what is none."""
+    if not isinstance(value, list) or len(value) != len(fields(Target)) or not all(isinstance(v, str) for v in value):
+        return None
+    return Target(*value)
 
 
 def exported_hashes(gguf: GGUF, rounding: str) -> dict[str, str]:

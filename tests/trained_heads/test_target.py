@@ -14,7 +14,7 @@ from edgedec.trained_heads.acceptance import accepts_too_little
 from edgedec.trained_heads.card import HeadCard, Promise, Target
 from edgedec.trained_heads.head import Head
 from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.target import default_taps, fit, target_of
+from edgedec.trained_heads.target import default_taps, fit, hash_weights, target_of
 
 TINY = TinyHead(n_embd=64, n_embd_target=64, head_dim=16, taps=(0, 2, 4), n_vocab_target=260)
 
@@ -43,6 +43,31 @@ def test_the_model_that_it_was_trained_for_needs_no_note(head: Head, target: GGU
     copy = read_gguf(tiny_llama(tmp_path / "copy.gguf", n_layer=4))
     assert target_of(copy) == target_of(target)
     assert fit(trained, copy).head.card == trained.card
+
+
+def test_the_hashes_are_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another start reads no weights, unless the file was changed or what the cache holds is damaged."""
+    path, cache = tiny_llama(tmp_path / "m.gguf", n_layer=4), tmp_path / "cache"
+    first = target_of(read_gguf(path), cache)
+    hashed: list[str] = []
+
+    def counted(gguf: GGUF) -> str:
+        hashed.append(hash_weights(gguf))
+        return hashed[-1]
+
+    monkeypatch.setattr("edgedec.trained_heads.target.hash_weights", counted)
+    assert target_of(read_gguf(path), cache) == first
+    assert not hashed
+    (kept,) = (cache / "probes").iterdir()
+    for damaged in ("{", "[]", '["a", 1, "b", "c"]', '"abcd"'):
+        kept.write_text(damaged)
+        assert target_of(read_gguf(path), cache) == first
+    assert hashed == 4 * [first.weights_hash]
+    tiny_llama(path, n_layer=4, seed=9)
+    gguf = read_gguf(path)
+    assert target_of(gguf, cache).weights_hash != first.weights_hash
+    assert target_of(gguf) == target_of(gguf, cache)
+    assert len(hashed) == 5
 
 
 def test_another_quantization_is_noted(head: Head, target: GGUF, tmp_path: Path) -> None:
