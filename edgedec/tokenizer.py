@@ -1,6 +1,6 @@
 """The contract of a tokenizer; the runtimes implement it by the model's own vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
@@ -18,6 +18,15 @@ class Tokenizer(Protocol):
     @property
     def eos_token(self) -> str:
         """Text of the token that ends a sequence, for chat templates; empty where there is none."""
+
+    @property
+    def infill_ids(self) -> Mapping[str, int]:
+        """Ids of the tokens for infilling, as far as there are any, by role.
+
+        "pre", "suf" and "mid" stand before the text before the gap, before the text after it, and where the model is to
+        write; "rep" and "sep" before the names of a repository and of a file, and "pad" fills up.
+        """
+        return {}
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None

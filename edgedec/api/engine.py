@@ -15,6 +15,7 @@ from edgedec.api.request_options import Prompt, RequestOptions, SamplingOptions,
 from edgedec.chat import ChatTemplate, Message, thinking_variables
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.infill import Gap, gap_ids
 from edgedec.decoding.prompt_length import encode_prompt
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.errors import CancelledError, RequestError, TemplateError, argument
@@ -160,6 +161,20 @@ class Engine:
         if isinstance(prompt, str):
             return tuple(encode_prompt(self.tokenizer, prompt, self.n_prompt_max))
         return as_token_ids(prompt)
+
+    def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
+        """Return a prompt, as token ids, that makes the model write what belongs between two texts.
+
+        Args:
+            before: The text before the gap.
+            after: The text after the gap.
+            files: Names and texts of other files that the model may look at.
+
+        Raises:
+            RequestError: The model has no tokens for filling in the middle.
+            PromptTooLongError: The prompt does not fit the context.
+        """
+        return gap_ids(self.tokenizer, Gap(before, after, files=tuple(files)), self.n_prompt_max)
 
     def chat(
         self,

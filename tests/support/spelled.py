@@ -1,7 +1,7 @@
 """A model whose next tokens come from a table, on a tokenizer of given pieces: small enough to follow by eye."""
 
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +24,7 @@ class Spelled:
 
     n_vocab = property(lambda self: len(self.pieces))
     bos_token = eos_token = ""
+    infill_ids: Mapping[str, int] = MappingProxyType({})
 
     def least_tokens(self, text: str) -> int:
         """Say nothing."""

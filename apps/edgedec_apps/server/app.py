@@ -12,7 +12,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from edgedec_apps.server import anthropic_api, metrics, ollama_api, openai_api, responses_api
+from edgedec_apps.server import (
+    anthropic_api,
+    infill_api,
+    metrics,
+    ollama_api,
+    openai_api,
+    responses_api,
+    token_api,
+)
 from edgedec_apps.server.errors import Problem
 from edgedec_apps.server.guard import Guard
 from edgedec_apps.server.service import Service
@@ -35,6 +43,8 @@ def build_app(service: Service) -> Starlette:
         *openai_api.routes(),
         *responses_api.routes(),
         *anthropic_api.routes(),
+        *token_api.routes(),
+        *infill_api.routes(),
         *ollama_api.routes(),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]

@@ -45,6 +45,17 @@ class Fields:
         """Return whether a field has a value that is not empty, without reading it."""
         return bool(self._values.get(name))
 
+    def rename(self, alias: str, name: str) -> None:
+        """Let a field that has another name elsewhere stand for the field `name`, where that is absent."""
+        value = self.take(alias)
+        if value is not None:
+            self._values.setdefault(name, value)
+
+    def is_zero(self, name: str) -> bool:
+        """Return whether a field is the number 0; then it counts as read."""
+        zero = type(self._values.get(name)) is int and self._values[name] == 0
+        return zero and self.take(name) == 0
+
     def rest(self) -> dict[str, Any]:
         """Return all fields that were not read yet, as they are; none are left."""
         rest, self._values = self._values, {}

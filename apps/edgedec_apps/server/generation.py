@@ -12,6 +12,7 @@ from typing import Any
 
 from edgedec.api.engine import Engine
 from edgedec.api.request_options import Reuse
+from edgedec.decoding.infill import Gap
 from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken
 from edgedec.sequence import COUPLED, Generation, TokenOutput
@@ -19,8 +20,8 @@ from edgedec.stats import DecodeStats
 from edgedec_apps.server.parts import Splitter
 from edgedec_apps.server.tools import Tools
 
-Prompt = str | tuple[int, ...] | list[dict[str, Any]]
-"""Text to continue, token ids to continue, or the messages of a chat."""
+Prompt = str | tuple[int, ...] | Gap | list[dict[str, Any]]
+"""Text to continue, token ids to continue, a gap to fill, or the messages of a chat."""
 
 
 @dataclass(frozen=True, slots=True)

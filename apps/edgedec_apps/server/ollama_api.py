@@ -22,6 +22,8 @@ from edgedec_apps.server.service import Service
 from edgedec_apps.server.shelf import Lease
 from edgedec_apps.server.web import endpoint
 
+_TEXTS = {"chat": ("messages",), "generate": ("prompt", "suffix")}
+
 
 def routes() -> list[BaseRoute]:
     """Return the routes below /api."""
@@ -63,7 +65,7 @@ async def _answer(request: Request, service: Service, kind: Kind) -> Response:
     options, n_ctx = ollama_requests.read_options(fields.object("options"))
     keep = fields.take("keep_alive")
     wanted = Wanted(named, n_ctx, None if keep is None else keep_seconds(keep))
-    if wanted.keep_s == 0 and not fields.has("messages" if kind == "chat" else "prompt"):
+    if wanted.keep_s == 0 and not any(fields.has(name) for name in _TEXTS[kind]):
         await service.shelf.unload(lambda place: place.recipe == named.recipe)
         return JSONResponse(empty_answer(kind, named.name, "unload"))
 

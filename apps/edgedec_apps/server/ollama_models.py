@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 import edgedec
 from edgedec.chat import may_think
+from edgedec.decoding.infill import can_infill
 from edgedec.errors import ModelNotFoundError
 from edgedec.gguf.model_info import ModelInfo
 from edgedec.sampling import SamplingParams
@@ -97,15 +98,16 @@ async def show(request: Request, service: Service) -> Response:
             "license": (file.info and file.info.license) or "",
             "details": _details(named, file.info),
             "model_info": _facts(file.info, loaded),
-            "capabilities": _capabilities(template),
+            "capabilities": _capabilities(template, loaded),
             "modified_at": timestamp(file.modified_s),
         }
     )
 
 
-def _capabilities(template: str) -> list[str]:
-    """Return what a model can do by its chat template."""
+def _capabilities(template: str, loaded: Loaded | None) -> list[str]:
+    """Return what a model can do by its chat template and, where it is loaded, by its tokens."""
     found = {"completion": True, "tools": "tools" in template, "thinking": may_think(template)}
+    found["insert"] = loaded is not None and can_infill(loaded.engine.tokenizer)
     return [name for name, is_there in found.items() if is_there]
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgedec.api.engine import Engine
+from edgedec.decoding.infill import Gap
 from edgedec.noise import SEED_LIMIT
 from edgedec_apps.server.fields import Fields, checked
 from edgedec_apps.server.generation import Prompt, TextRequest
 from edgedec_apps.server.messages import read_messages
-from edgedec_apps.server.requests import MOST_LOGPROBS, read_reuse, read_speculative
+from edgedec_apps.server.requests import MOST_LOGPROBS, read_reuse, read_speculative, require_gaps
 from edgedec_apps.server.structured import ollama_format, with_close
 from edgedec_apps.server.thinking import read_think, thinks
 from edgedec_apps.server.tools import Tools, read_tools
@@ -70,10 +71,16 @@ def read_chat(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[
 def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[TextRequest | None, OllamaDelivery]:
     """Read the fields of /api/generate except `model`. The first result is None for a request without a prompt."""
     text, system, raw = fields.text("prompt"), fields.text("system"), fields.flag("raw")
-    for name in ("suffix", "template", "context", "images", "width", "height", "steps"):
+    suffix = fields.text("suffix")
+    for name in ("template", "context", "images", "width", "height", "steps"):
         fields.unsupported(name, "leave it out")
     prompt: Prompt | None = None
-    if text:
+    if suffix:
+        require_gaps(fields, "suffix", engine)
+        if system:
+            raise fields.refusal("system", "and suffix exclude each other; leave one out")
+        prompt = Gap(text or "", suffix)
+    elif text:
         chats = engine.can_chat and not raw
         if system and not chats:
             raise fields.refusal("system", "needs a model with a chat template, and raw: false")

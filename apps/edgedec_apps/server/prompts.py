@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgedec.api.engine import Engine
+from edgedec.decoding.infill import Gap, gap_ids
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
@@ -41,21 +42,36 @@ async def read_prompts(engine: Engine, request: TextRequest, share: Share, cance
         EdgedecError: As Engine.stream.
         ApiError: There is no memory for the tokenizer's work, or a chat has nothing but the message to continue.
     """
-    found: list[Encoded] = []
-    for prompt in request.prompts:
-        if isinstance(prompt, tuple):
-            found.append(Encoded(prompt))
-            continue
-        try:
-            text, opened = await asyncio.to_thread(_as_text, engine, prompt, request, cancel)
-        except asyncio.CancelledError:
-            cancel.cancel()
-            raise
-        encode: Callable[[str], Sequence[int]] = engine.prompt_ids if isinstance(prompt, str) else engine.rendered_ids
-        async with share.more(_TOKENIZER_BYTES * await asyncio.to_thread(_longest_word_bytes, text)):
-            token_ids = tuple(await asyncio.to_thread(encode, text))
-        found.append(Encoded(token_ids, opened))
-    return found
+    return [await _read_prompt(engine, prompt, request, share, cancel) for prompt in request.prompts]
+
+
+async def _read_prompt(
+    engine: Engine, prompt: Prompt, request: TextRequest, share: Share, cancel: CancelToken
+) -> Encoded:
+    if isinstance(prompt, tuple):
+        return Encoded(prompt)
+    if isinstance(prompt, Gap):
+        gap = prompt
+        return Encoded(await encode(gap.texts, share, lambda: gap_ids(engine.tokenizer, gap, engine.n_prompt_max)))
+    try:
+        text, opened = await asyncio.to_thread(_as_text, engine, prompt, request, cancel)
+    except asyncio.CancelledError:
+        cancel.cancel()
+        raise
+    to_ids: Callable[[str], Sequence[int]] = engine.prompt_ids if isinstance(prompt, str) else engine.rendered_ids
+    return Encoded(await encode([text], share, lambda: to_ids(text)), opened)
+
+
+async def encode(texts: Sequence[str], share: Share, to_ids: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+    """Return what `to_ids`, which encodes these texts, returns in a thread, with the memory that it takes meanwhile.
+
+    Raises:
+        ApiError: There is no memory for that.
+        EdgedecError: As `to_ids`.
+    """
+    longest = await asyncio.to_thread(lambda: max(map(_longest_word_bytes, texts), default=0))
+    async with share.more(_TOKENIZER_BYTES * longest):
+        return tuple(await asyncio.to_thread(to_ids))
 
 
 def opens_thinking(rendered: str) -> bool:
@@ -73,7 +89,7 @@ def _longest_word_bytes(text: str) -> int:
 
 
 def _as_text(engine: Engine, prompt: Prompt, request: TextRequest, cancel: CancelToken) -> tuple[str, bool]:
-    """Return the text of a prompt to encode, and whether it ends within what the model thinks.
+    """Return the text of a prompt to encode (of no gap), and whether it ends within what the model thinks.
 
     Raises:
         PromptTooLongError: The text certainly does not fit the context.
@@ -82,7 +98,7 @@ def _as_text(engine: Engine, prompt: Prompt, request: TextRequest, cancel: Cance
     if isinstance(prompt, str):
         text = prompt
     else:
-        assert not isinstance(prompt, tuple)
+        assert isinstance(prompt, list)
         messages, begun = _split_begun(prompt)
         text = engine.render(messages, tools=request.tools or None, cancel=cancel, variables=request.variables)
         opened = opens_thinking(text)

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from edgedec.api.engine import Engine
 from edgedec.api.request_options import Reuse, require_rule
+from edgedec.decoding.infill import Gap, require_infill
 from edgedec.errors import RequestError
 from edgedec.noise import SEED_LIMIT
 from edgedec.sequence import COUPLED
@@ -97,7 +98,11 @@ def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delive
     echo = fields.flag("echo")
     if echo and logprobs is not None:
         raise fields.refusal("echo", "and logprobs exclude each other, as the prompt has no log-probabilities")
-    fields.unsupported("suffix", "the model only continues text; leave it out")
+    if suffix := fields.text("suffix"):
+        if echo or not all(isinstance(prompt, str) for prompt in prompts):
+            raise fields.refusal("suffix", "needs prompts that are texts, and echo: false")
+        require_gaps(fields, "suffix", engine)
+        prompts = tuple(Gap(str(prompt), suffix) for prompt in prompts)
     options |= with_close(fields, structured_options(fields))
     best_of = fields.whole("best_of", low=1)
     n, (draft, verify), reuse, delivery = _common(fields, logprobs=logprobs is not None, echo=echo)
@@ -121,6 +126,14 @@ def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int,
     ignore_the_services(fields)
     fields.end()
     return n, speculative, reuse, Delivery(stream, usage, live, logprobs, echo)
+
+
+def require_gaps(fields: Fields, name: str, engine: Engine) -> None:
+    """Raise ApiError about the field `name` where the model can't fill in the middle."""
+    try:
+        require_infill(engine.tokenizer)
+    except RequestError as error:
+        raise fields.refusal(name, f"can't be used: {error}") from error
 
 
 def ignore_the_services(fields: Fields) -> None:

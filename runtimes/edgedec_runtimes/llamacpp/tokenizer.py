@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF, by llama.cpp."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ from edgedec_runtimes.llamacpp.library import llama
 from edgedec_runtimes.tokenizer.token_bound import TokenBound
 
 _PIECE_BYTES = 256
+_INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
 _WHITE_SPACE = b" \t\n\v\f\r"
 
 
@@ -38,6 +39,12 @@ class LlamaCppTokenizer:
     def eos_token(self) -> str:
         """Text of the end-of-sequence token."""
         return self._text(self._api.llama_vocab_eos(self._handle()))
+
+    @property
+    def infill_ids(self) -> Mapping[str, int]:
+        """Ids of the tokens for infilling by role."""
+        found = {role: getattr(self._api, f"llama_vocab_fim_{role}")(self._handle()) for role in _INFILL_ROLES}
+        return {role: int(token_id) for role, token_id in found.items() if token_id >= 0}
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None

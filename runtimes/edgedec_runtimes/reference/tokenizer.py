@@ -1,6 +1,6 @@
 """A tokenizer for vocabularies with byte tokens: a character becomes its own token, or else the tokens of its bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edgedec.errors import RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, ValueType
@@ -32,6 +32,7 @@ class ReferenceTokenizer:
         self._characters = normal
         self._controls = {text: i for i, text in enumerate(self._texts) if self._kinds[i] == _CONTROL}
         ids = {name: get_int(gguf, f"tokenizer.ggml.{name}_token_id", at_most=n_vocab - 1) for name in _END_KEYS}
+        self.infill_ids: Mapping[str, int] = {}
         self._ends = frozenset(i for i in ids.values() if i is not None)
         self._eos = ids["eos"]
         self._bos = get_int(gguf, "tokenizer.ggml.bos_token_id", at_most=n_vocab - 1)

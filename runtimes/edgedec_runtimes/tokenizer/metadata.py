@@ -47,6 +47,7 @@ class Vocabulary:
         kinds: Kind of each token, or the bits of two kinds.
         ends: Ids of the tokens that end a generation.
         special: Texts of special tokens by id: tokens that are recognised where a text spells them out.
+        infill: Ids of the tokens for infilling by role.
     """
 
     model: str
@@ -55,6 +56,7 @@ class Vocabulary:
     kinds: bytearray
     ends: frozenset[int]
     special: dict[int, str]
+    infill: dict[str, int]
 
 
 def metadata_refusal(gguf: GGUF) -> str | None:
@@ -95,7 +97,7 @@ def read_vocabulary(gguf: GGUF) -> Vocabulary:
     eos = named_token(gguf, "eos", tokens.n, default=DEFAULT_IDS[model]["eos"])
     ends = [i for i in (eos, known.get("eot_token_id"), known.get("eom_token_id")) if i is not None]
     try:
-        roles = assign_roles(tokens, kinds, known, ends)
+        all_ends, infill = assign_roles(tokens, kinds, known, ends)
         special = {i: _text(gguf, tokens, i) for i in _with(kinds, _SPECIAL)}
         require_order(special.values())
     except AmbiguousError as error:
@@ -103,7 +105,7 @@ def read_vocabulary(gguf: GGUF) -> Vocabulary:
     _check_bytes(gguf, tokens, kinds)
     if model == SPM:
         _require_every_byte(gguf, tokens)
-    return Vocabulary(model, get_text(gguf, "tokenizer.ggml.pre") or "", tokens, kinds, roles, special)
+    return Vocabulary(model, get_text(gguf, "tokenizer.ggml.pre") or "", tokens, kinds, all_ends, special, infill)
 
 
 # The ids that llama.cpp takes where the metadata names none.

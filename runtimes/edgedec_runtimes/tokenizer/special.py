@@ -78,8 +78,12 @@ class AmbiguousError(Exception):
     """The ids that llama.cpp returns would depend on the order of a hash table or of an unstable sort."""
 
 
-def assign_roles(table: StringTable, kinds: bytearray, named: Mapping[str, int], ends: Iterable[int]) -> frozenset[int]:
-    """Return the ids of the tokens that end a generation, and correct `kinds` where texts contradict types.
+def assign_roles(
+    table: StringTable, kinds: bytearray, named: Mapping[str, int], ends: Iterable[int]
+) -> tuple[frozenset[int], dict[str, int]]:
+    """Return the ids of the tokens that end a generation, and those for infilling by their role.
+
+    `kinds` is corrected where texts contradict types.
 
     Args:
         table: The tokens.
@@ -91,6 +95,7 @@ def assign_roles(table: StringTable, kinds: bytearray, named: Mapping[str, int],
         AmbiguousError: Two tokens could both have a role.
     """
     found: set[int] = set()
+    infill: dict[str, int] = {}
     for role, (keys, texts) in _INFILL_ROLES.items():
         ids = [named[key] for key in keys if key in named][-1:]
         if not ids:
@@ -101,6 +106,8 @@ def assign_roles(table: StringTable, kinds: bytearray, named: Mapping[str, int],
                 raise AmbiguousError(f"{shown} could both be its token for code infilling")
             for i in plain:
                 kinds[i] |= Kind.CONTROL
+        if len(ids) == 1:
+            infill[role] = ids[0]
         if role in _INFILL_ENDS:
             found.update(ids)
     by_text = _ids(table, _ENDS)
@@ -110,7 +117,7 @@ def assign_roles(table: StringTable, kinds: bytearray, named: Mapping[str, int],
         kinds[i] = Kind.USER_DEFINED
     found.update(by_text, ends)
     _correct_ends(table, kinds, found)
-    return frozenset(found)
+    return frozenset(found), infill
 
 
 def _correct_ends(table: StringTable, kinds: bytearray, ends: set[int]) -> None:

@@ -1,6 +1,6 @@
 """The tokenizer of a GGUF's vocabulary: special tokens, BOS and EOS, and BPE or SentencePiece for the rest."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 
@@ -34,6 +34,7 @@ class VocabularyTokenizer:
         self._tokens = vocabulary.tokens
         self._kinds = vocabulary.kinds
         self._ends = vocabulary.ends
+        self.infill_ids: Mapping[str, int] = vocabulary.infill
         defaults: dict[str, int | None] = dict(DEFAULT_IDS[vocabulary.model])
         cuts: PreTokenizer | None = None
         if vocabulary.model == BPE:

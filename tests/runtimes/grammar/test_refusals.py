@@ -1,8 +1,9 @@
 """What can't be kept to is refused before anything is evaluated, by name; and what ends in the middle says why."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -151,6 +152,7 @@ class Letters:
 
     n_vocab = 3
     bos_token = eos_token = ""
+    infill_ids: Mapping[str, int] = MappingProxyType({})
 
     def least_tokens(self, text: str) -> int:
         """Say nothing."""

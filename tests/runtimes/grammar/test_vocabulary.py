@@ -1,7 +1,8 @@
 """Tokenizers as grammars see them: every byte of a text, whatever an encoder puts around it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ class Spaced:
 
     n_vocab = len(PIECES)
     bos_token = eos_token = ""
+    infill_ids: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, *, joined: bool = False) -> None:
         self._joined = joined

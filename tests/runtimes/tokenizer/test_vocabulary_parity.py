@@ -28,6 +28,7 @@ def assert_equal(path: Path, n_random: int, special: tuple[str, ...] = OWN_SPECI
     with oracle(path) as theirs:
         assert differing_texts(ours, theirs, texts) == []
         assert differing_tokens(ours, theirs) == []
+        assert dict(ours.infill_ids) == dict(theirs.infill_ids)
 
 
 @pytest.mark.model
@@ -102,6 +103,7 @@ def test_sentence_piece_settings(changes: dict[str, Any], seed: int, tmp_path: P
         {"<|end|>": CONTROL, "<|return|>": CONTROL, "<|call|>": CONTROL, "<|channel|>": CONTROL},
         {"<|end|>": NORMAL, "<|calls|>": CONTROL, "<|flush|>": NORMAL, "<|message|>": NORMAL},
         {"</s>": CONTROL, "<|tool_response>": CONTROL, "<turn|>": NORMAL},
+        {"<fim-prefix>": CONTROL, "<SUF>": NORMAL, "<|code_middle|>": USER_DEFINED, "<|fim_repo|>": CONTROL},
         {"<|fim_pad|>": NORMAL, "<|repo_name|>": NORMAL, "<|file_sep|>": CONTROL, "<PRE>": NORMAL, "[EOS]": NORMAL},
         {"<|eom_id|>": USER_DEFINED, "<|eot_id|>": CONTROL, "<|unused1|>": CONTROL, "": CONTROL, "[e~[": 9},
         {f"a{SPACE}b": USER_DEFINED, "ab": CONTROL, "abc": USER_DEFINED, "bcde": CONTROL, "cdefg": NORMAL},
