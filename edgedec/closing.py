@@ -153,14 +153,14 @@ class ClosingConstraint(Constraint):
             return True
         return super().is_complete
 
-    def masked(self, logits: NDArray[np.float32], path: Sequence[int] = ()) -> NDArray[np.float32]:
-        """Return the logits with -inf for every token that may not follow; of a begun end, only the next."""
+    def allowed(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:
+        """Return which tokens may follow the text and `path`; of a begun end, only the next."""
         n = len(path)
         if not self._closing or n >= len(self._end) or tuple(path) != self._end[:n]:
-            return super().masked(logits, path)
-        masked = np.full_like(logits, -np.inf)
-        masked[self._end[n]] = logits[self._end[n]]
-        return masked
+            return super().allowed(path)
+        only = np.zeros(self._end[n] + 1, np.bool_)
+        only[-1] = True
+        return only
 
     def forced(self) -> tuple[int, ...]:
         """Return tokens that are certain to follow the text."""

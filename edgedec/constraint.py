@@ -55,6 +55,7 @@ class Constraint:
     def __init__(self, state: GrammarState) -> None:
         self._state = state
         self._ahead: list[int] = []  # tokens that the state has taken beyond the text
+        self._masks: dict[tuple[int, ...], NDArray[np.bool_]] = {}  # by path, until a token is added to the text
         self._n_left: int | None = None
 
     def begin(self, n_tokens: int) -> None:
@@ -92,11 +93,22 @@ class Constraint:
         Raises:
             RequestError: No token may follow, or finding out takes more time or memory than the limits allow.
         """
-        allowed = self._state.allowed() if self._move_to(path) else np.zeros(0, np.bool_)
+        allowed = self.allowed(path)
         n = min(len(allowed), len(logits))
         masked = np.full_like(logits, _FORBIDDEN)  # rows may be longer than the vocabulary
         np.copyto(masked[:n], logits[:n], where=allowed[:n])
         return masked
+
+    def allowed(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:
+        """Return bool[n]: which tokens may follow the text and `path`; those from n on may not. Do not change it.
+
+        Raises:
+            RequestError: As masked().
+        """
+        key = tuple(path)
+        if key not in self._masks:  # a drafter may have asked for it before the verification does
+            self._masks[key] = self._state.allowed() if self._move_to(key) else np.zeros(0, np.bool_)
+        return self._masks[key]
 
     def allows(self, path: Sequence[int], token_id: int) -> bool:
         """Return whether the grammar takes a token after the text and `path`.
@@ -112,6 +124,7 @@ class Constraint:
 
     def commit(self, token_id: int) -> int:
         """Add the chosen token to the text, or another one in its place, and return the token that was added."""
+        self._masks.clear()
         if self._n_left is not None:
             self._n_left -= 1
         if not self._ahead:

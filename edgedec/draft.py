@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.constraint import Constraint
 from edgedec.errors import PluginError
 from edgedec.model import LayerSet, Session
 from edgedec.noise import Noise
@@ -222,6 +223,8 @@ class DraftContext:
             absolute position. Otherwise it draws with numbers of its own, new ones in every step, and gives its q.
         common: A small text in the target's tokens to begin with, or None.
         recorder: Notes the forwards that the drafter makes, while drafts are recorded; else None.
+        constraint: The grammar that the text keeps to, or None. A drafter may ask it for the tokens that are allowed,
+            in draft() and in no other thread; nodes that it rules out are removed from every draft in any case.
     """
 
     target: Session
@@ -234,6 +237,7 @@ class DraftContext:
     coupled: bool = True
     common: Corpus | None = None
     recorder: ForwardLog | None = None
+    constraint: Constraint | None = None
 
 
 class Drafter(Protocol):

@@ -356,7 +356,7 @@ def _decoder(
         sequence.stats.add_reason(decoder.ending.unsure.note)
     if drafting is not None and request.draft:
         decoder.strict = drafting.strict
-        decoder.policy = open_policy(drafting, target.session, target.curve, sequence, decoder.noise)
+        decoder.policy = open_policy(drafting, target.session, target.curve, sequence, decoder.noise, constraint)
         if decoder.policy is not None and constraint is not None:
             prices = None if drafting.always else target.curve
             decoder.forced = ForcedDrafts(constraint, drafting.n_max, prices, coupled=request.rule == COUPLED)

@@ -30,12 +30,15 @@ class LevelMaker:
         n_vocab: Tokens from this one on are left out, as the target does not have them.
         label: Sets the drawn numbers apart from those of the generation's other drafters; no position of a text is as
             large as a label.
+
+    Attributes:
+        draws: Whether a level is a token that is drawn from q.
     """
 
     def __init__(self, context: DraftContext, n_vocab: int, label: int) -> None:
-        draws = not context.coupled and not context.sampling.greedy
-        self._params = cut(context.sampling) if draws else context.sampling
-        self._uniform = uniform_source(context.noise, label) if draws else None
+        self.draws = not context.coupled and not context.sampling.greedy
+        self._params = cut(context.sampling) if self.draws else context.sampling
+        self._uniform = uniform_source(context.noise, label) if self.draws else None
         self._n_drawn = 0
         self._noise = context.noise
         self._n_vocab = n_vocab

@@ -6,6 +6,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any
 
+from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_model.model import ModelFactory
@@ -118,7 +119,12 @@ class Drafting:
 
 
 def open_policy(
-    drafting: Drafting, session: Session, curve: CostCurve, sequence: Sequence, noise: Noise
+    drafting: Drafting,
+    session: Session,
+    curve: CostCurve,
+    sequence: Sequence,
+    noise: Noise,
+    constraint: Constraint | None = None,
 ) -> Policy | None:
     """Open the drafters of a generation and return their policy; None, with the reason in the statistics, without any.
 
@@ -142,6 +148,7 @@ def open_policy(
         coupled=request.rule == COUPLED,
         common=drafting.common,
         recorder=recorder,
+        constraint=constraint,
     )
     drafters = []
     left = drafting.budget_bytes

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tiny_heads import TinyHead, head_weights, write_head
+from support.hf_checkpoints import safetensors_bytes
+from support.tiny_heads import TinyHead, head_weights, stored_tensors, write_head
 from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
 
@@ -18,7 +19,7 @@ from edgedec.decoding.session_pool import SessionPool
 from edgedec.draft import DraftContext, DrafterRestsError, Verification
 from edgedec.drafters.head.head import HeadDrafter, Tally
 from edgedec.errors import CapabilityError, RequestError
-from edgedec.grammar import Grammar
+from edgedec.grammar import Grammar, Grammars
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LoadOptions, Model
 from edgedec.noise import Noise
@@ -102,6 +103,23 @@ def test_a_head_that_accepts_too_little_rests(files: tuple[Path, Path]) -> None:
             made.accept(Verification((), ((token + 1) % N_VOCAB,)), {})
         with pytest.raises(DrafterRestsError, match="rests"):
             drafter(model, store=store)
+
+
+def test_scores_that_are_no_numbers_end_the_drafts(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """A head whose scores overflow is left out, with its name and what to do; the text stays."""
+    weights = head_weights(HEAD)
+    weights["output_norm"][:] = 3e38
+    (files[1] / "model.safetensors").write_bytes(safetensors_bytes(stored_tensors(HEAD, weights)))
+    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "n_ctx": 128}
+    texts = []
+    for draft in ("off", "head"):
+        with edgedec.load(files[0], draft=draft, draft_head=files[1], **keywords) as engine:  # type: ignore[arg-type]
+            made = engine.generate(PROMPT, max_tokens=9, temperature=0, ignore_end=True)
+            texts.append(made.token_ids)
+    assert texts[0] == texts[1]
+    why = next(reason for reason in made.stats.reasons if reason.startswith("head off: "))
+    assert "a score of the draft head head is infinite or no number" in why
+    assert "choose another head (draft_head), or 'off' for none" in why
 
 
 def test_a_head_that_rests_comes_back_when_the_engine_forgets(files: tuple[Path, Path]) -> None:
@@ -263,6 +281,42 @@ def test_texts_of_a_grammar_are_plain_decodings(files: tuple[Path, Path]) -> Non
         texts.append([one.token_ids for one in made])
         assert draft == "off" or all(one.stats.n_drafts > 5 for one in made)  # others are against the grammar
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("coupled", [True, False])
+def test_a_draft_keeps_to_the_grammar(temperature: float, coupled: bool, files: tuple[Path, Path]) -> None:
+    """Where the head's own token is ruled out, its best allowed one takes the place; what is drawn comes with its q."""
+    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+    params = SamplingParams(temperature=temperature, seed=1)
+    with load(files) as model:
+        free = drafter(model, params, coupled=coupled).draft(4, np.inf).tokens[0].item()
+        ids = drafter(model).state.token_ids.tolist()
+        letters = [i for i in ids if model.tokenizer.piece(i).isalpha() and i != free]
+        pattern = "[" + "".join(sorted({model.tokenizer.piece(i).decode()[0] for i in letters})[:9]) + "]{30}"
+        constraint = Grammars(model.tokenizer).open(Grammar.regex(pattern))
+        assert not constraint.allows((), free)
+        draft = drafter(model, params, coupled=coupled, constraint=constraint).draft(8, np.inf)
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        on_chain = [path for node, path in enumerate(paths) if node == 0 or node in draft.parents.tolist()]
+        assert len(on_chain) >= 2
+        assert all(constraint.allows(path[:-1], path[-1]) for path in on_chain)
+        if not coupled and temperature:
+            assert draft.q is not None
+            for law, path in zip(draft.q, paths, strict=True):
+                assert law is not None
+                assert constraint.allowed(path[:-1])[law.token_ids].all()
+        nothing = Grammars(model.tokenizer).open(
+            Grammar.regex(model.tokenizer.piece(ends(model, ids)).decode() + "{9}")
+        )
+        assert not len(drafter(model, params, coupled=coupled, constraint=nothing).draft(4, np.inf))
+
+
+def ends(model: Model, ids: list[int]) -> int:
+    """Return a token of one letter that the head can't draft."""
+    return next(i for i in range(N_VOCAB) if i not in ids and model.tokenizer.piece(i).isalpha())
 
 
 def test_a_prompt_cache_carries_the_head(files: tuple[Path, Path], tmp_path: Path) -> None:

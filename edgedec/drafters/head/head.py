@@ -4,7 +4,8 @@ EAGLE-3 (Li et al. 2025, arXiv:2503.01840). The head is loaded with the target (
 knows of a text belongs to the target's session (edgedec.head_state). Greedily, one call drafts the whole chain, which
 ends where the policy's floor says that one more token no longer pays, by the head's own probabilities as far as they
 proved right (SpecDec++, Huang et al. 2024, arXiv:2405.19715, trains such a stop). Otherwise each token is chosen as
-edgedec.drafters.levels says, from the head's scores with the target's own transforms and noise.
+edgedec.drafters.levels says, from the head's scores with the target's own transforms and noise. A token that a grammar
+rules out is replaced by the best one that the grammar allows.
 """
 
 from bisect import bisect_right
@@ -20,7 +21,7 @@ from edgedec.cost_curve import SharedForward
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, DrafterRestsError, Verification
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.levels import LevelMaker
-from edgedec.errors import CapabilityError, argument
+from edgedec.errors import CapabilityError, RequestError, argument
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
 from edgedec.model import Forward
 
@@ -124,11 +125,7 @@ class HeadDrafter:
             return EMPTY_DRAFT
         nodes, floor = DraftBuilder(n_max), self._context.floor.path_probability
         edges, factors = self.correction()
-        if self._takes_best:
-            rules = ChainRules(n_max, floor, edges, factors, left_s)
-            levels = iter(_levels_of(self._noted(self.state.chain, n_past, self._ids[-1], rules)))
-        else:
-            levels = self._levels_behind(n_past)
+        levels = self._levels_behind(n_past, ChainRules(n_max, floor, edges, factors, left_s))
         nodes.add_levels(
             levels,
             deadline_s=deadline_s,
@@ -141,15 +138,53 @@ class HeadDrafter:
         self.own_s += perf_counter() - begun
         return draft
 
-    def _levels_behind(self, n_past: int) -> Iterator[Level]:
-        """Yield the levels behind the text, each one scored when it is needed."""
-        text = list(self._ids)
-        scores = self._noted(self.state.begin, n_past, text[-1])
-        while scores is not None:
-            level = self._levels.level(Forward(self._spread(scores)[None], ops=self.state.ops), 0, text)
+    def _levels_behind(self, n_past: int, rules: ChainRules) -> Iterator[Level]:
+        """Yield the levels behind the text; those of one chain, as far as the grammar allows it, then one by one."""
+        path: list[int] = []
+        if self._takes_best:
+            for level in _levels_of(self._noted(self.state.chain, n_past, self._ids[-1], rules)):
+                if not self._is_allowed(path, level):
+                    break
+                yield level
+                path.append(level.tokens[0])
+            else:
+                return
+        yield from self._scored_levels(n_past, path)
+
+    def _scored_levels(self, n_past: int, path: list[int]) -> Iterator[Level]:
+        """Yield the levels behind the text and a path, each one scored when it is needed."""
+        text = [*self._ids, *path]
+        scores = self._noted(self.state.begin, n_past, self._ids[-1])
+        for token in path:
+            scores = self._noted(self.state.next, token)
+        while scores is not None and (level := self._level(self._spread(scores), text)) is not None:
             yield level
             text.append(level.tokens[0])
             scores = self._noted(self.state.next, text[-1])
+
+    def _level(self, row: NDArray[np.float32], text: Sequence[int]) -> Level | None:
+        """Return the level behind a text by the head's scores; None where the grammar allows no token of the head.
+
+        Where the best token is allowed, the mask is not needed, which takes longer to make than a drafted token.
+        """
+        constraint, path = self._context.constraint, text[len(self._ids) :]
+        if constraint is None or not self._levels.draws:
+            level = self._levels.level(Forward(row[None], ops=self.state.ops), 0, text)
+            if self._is_allowed(path, level):
+                return level
+        try:
+            masked = row if constraint is None else constraint.masked(row, path)
+        except RequestError:  # a dead end or a limit, at a place that the text may never reach
+            return None
+        if masked.max() <= _IMPOSSIBLE:
+            return None
+        np.maximum(masked, _IMPOSSIBLE, out=masked)
+        return self._levels.level(Forward(masked[None], ops=self.state.ops), 0, text)
+
+    def _is_allowed(self, path: Sequence[int], level: Level) -> bool:
+        """Tell whether the grammar allows the chain's token of a level behind a path."""
+        constraint = self._context.constraint
+        return constraint is None or not level.tokens or constraint.allows(path, level.tokens[0])
 
     def _noted(self, call: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Return what a call of the head returns, and note it."""
