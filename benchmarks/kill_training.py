@@ -1,7 +1,7 @@
 """Kill the training of a drafter at random moments, and compare the drafter with that of an undisturbed training.
 
-    python benchmarks/kill_training.py smollm2-135m.gguf --tokens 3000 --answer-tokens 64
-    python benchmarks/kill_training.py smollm2-135m.gguf --tokens 3000 --answer-tokens 64 --kind model
+    python benchmarks/kill_training.py smollm2-135m.gguf --tokens 12000 --answer-tokens 64
+    python benchmarks/kill_training.py smollm2-135m.gguf --tokens 12000 --answer-tokens 64 --kind model
 
 First a training runs undisturbed, and says how long its parts take: collecting, learning, writing. Then another one is
 killed (SIGKILL) ten times, a third of them in each part: after so many files were put in their places there, and so
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("model", type=Path, help="the target's GGUF")
     parser.add_argument("--kind", choices=sorted(SUFFIXES), default="head", help="what is trained (default: head)")
     parser.add_argument("--prompts", type=Path, help="a file of prompts (default: the target writes them)")
-    parser.add_argument("--tokens", type=int, default=3000, help="tokens of answers (default: 3000)")
+    parser.add_argument("--tokens", type=int, default=12_000, help="tokens of answers (default: 12000)")
     parser.add_argument("--answer-tokens", type=int, default=64, help="most tokens of an answer (default: 64)")
     parser.add_argument("--passes", type=float, default=1.0, help="how often each answer is learned (default: 1)")
     parser.add_argument("--save-every", type=float, default=1.0, help="seconds between checkpoints (default: 1)")

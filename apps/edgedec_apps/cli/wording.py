@@ -15,12 +15,26 @@ KEYWORDS: Mapping[str, str] = {
 }
 """The keyword of edgedec.load for each option of the command line that has another name; both without dashes."""
 
+TRAINING: Mapping[str, str] = {
+    "kind": "--kind",
+    "n_answer": "--answer-tokens",
+    "n_layers": "--layers",
+    "n_passes": "--passes",
+    "n_tokens": "--tokens",
+    "n_vocabulary": "--vocabulary",
+    "prompts": "--prompts",
+    "width": "--width",
+    "work": "--work",
+}
+"""The option of edgedec train-drafter for each field of edgedec_export.training.train_drafter.TrainOptions that is not
+among the arguments of edgedec.load and of a generation."""
+
 _FLAGS = [field.name for flags in (LoadFlags, SamplingFlags) for field in fields(flags)]
 
 OPTIONS: Mapping[str, str] = {
     KEYWORDS.get(name, name): "--" + name.replace("_", "-") for name in (*_FLAGS, "parallel", "allow_requantize")
-}
-"""The command line's option for each argument of edgedec.load and of a generation, by the argument's name."""
+} | {**TRAINING}
+"""The command line's option for each argument of edgedec.load, of a generation and of a training, by its name."""
 
 
 def in_options(error: EdgedecError) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.api.engine import Engine
-from edgedec.errors import PromptTooLongError, RequestError
+from edgedec.errors import PromptTooLongError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_export.training.decode_many import Task, Text, decode_many
 from edgedec_export.training.lessons import Lesson, lesson_files, prompt_hash, write_lessons
@@ -122,7 +122,7 @@ class _Collector:
         if self._n_begun >= _FILES_IN_VAIN and not self._n_tokens:
             raise RequestError(
                 f"the model answered none of {self._n_begun * PROMPTS_PER_FILE} prompts; give prompts of your own "
-                "(--prompts), or a model that answers chats"
+                f"({argument('prompts')}), or a model that answers chats"
             )
         number, self._next_number = self._next_number, self._next_number + self._step
         self._n_begun += 1

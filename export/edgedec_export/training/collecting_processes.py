@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.api.load import load
-from edgedec.errors import EdgedecError, RequestError
+from edgedec.errors import EdgedecError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress, Progress, check_cancelled
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec_export.training.collecting import Collecting, collect
@@ -128,7 +128,7 @@ def _check_running(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             assert process.stderr is not None
             words = process.stderr.read().decode(errors="replace").strip()
             last = words.splitlines()[-1] if words else f"it ended with {process.returncode}"
-            raise RequestError(f"a process that writes answers stopped: {last}; try fewer (--processes)")
+            raise RequestError(f"a process that writes answers stopped: {last}; try fewer ({argument('n_processes')})")
 
 
 def _end_with_parent() -> None:

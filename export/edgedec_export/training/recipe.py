@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgedec.errors import ModelFormatError, RequestError
+from edgedec.errors import ModelFormatError, RequestError, argument
 from edgedec.gguf.file import storage_error
 from edgedec.storage.whole_file import write_atomically
 from edgedec.trained_heads.card import Target
@@ -79,7 +79,7 @@ def _compare(path: Path, found: bytes, wanted: dict[str, Any]) -> None:
         pairs = ", ".join(f"{name} {there.get(name)!r} instead of {wanted[name]!r}" for name in different)
         raise RequestError(
             f"{path.parent} is of another training ({pairs}); give the options of that training, choose another folder "
-            "with --work, or delete this one"
+            f"({argument('work')}), or delete this one"
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgedec.errors import RequestError
+from edgedec.errors import RequestError, argument
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_export.training import checkpoints
 from edgedec_export.training.batches import Place, endless_groups
@@ -115,7 +115,9 @@ def teach(
     train = [file for file in files if not file.is_held_back and file.n_tokens]
     held = _held_back(files)
     if not train or not held:
-        raise RequestError("there are too few answers to train on and to measure with; collect more (--tokens)")
+        raise RequestError(
+            f"there are too few answers to train on and to measure with; collect more ({argument('n_tokens')})"
+        )
     state = checkpoints.restore(job.checkpoint, job.key) or Progressed(short_list(), Place(), 0, [])
     student = new_student(state.token_ids, train, state.learner)
     _Trainer(student, state, train, held, job).run(on_progress, cancel)

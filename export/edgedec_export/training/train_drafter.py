@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgedec.api.load import load
 from edgedec.cost_curve import CostCurve
-from edgedec.errors import OptionError, StorageError
+from edgedec.errors import OptionError, StorageError, argument
 from edgedec.gguf.file import read_gguf, storage_error
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, OnProgress, stage
@@ -26,10 +26,10 @@ from edgedec.storage.probe_cache import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec.trained_heads.target import target_of
 from edgedec_export.training import recipe
-from edgedec_export.training.collecting import Collecting
+from edgedec_export.training.collecting import PROMPTS_PER_FILE, TEMPERATURES, Collecting
 from edgedec_export.training.collecting_processes import Target, collect_alone, collect_together
 from edgedec_export.training.kinds import Kind, Start, kind_of
-from edgedec_export.training.lessons import LessonFile, first_files
+from edgedec_export.training.lessons import HELD_BACK_EVERY, LessonFile, first_files
 from edgedec_export.training.openings import Opening
 from edgedec_export.training.report import DrafterReport, drafter_report
 from edgedec_export.training.short_list import count_tokens, coverage, short_list
@@ -99,6 +99,19 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise OptionError(name, value, f"it must be from {least:g} to {most:g}")
+        least_tokens = self.least_tokens
+        if self.n_tokens < least_tokens:
+            raise OptionError(
+                "n_tokens",
+                self.n_tokens,
+                f"it must be from {least_tokens}, as answers may have {self.n_answer} tokens ({argument('n_answer')}) "
+                f"and one file of answers in {HELD_BACK_EVERY} is held back to measure with",
+            )
+
+    @property
+    def least_tokens(self) -> int:
+        """The least `n_tokens` with which a file of answers is held back, however long the answers are."""
+        return (HELD_BACK_EVERY - 1) * PROMPTS_PER_FILE * len(TEMPERATURES) * self.n_answer + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +158,9 @@ def train_drafter(model: Path, out: Path, options: TrainOptions) -> Trained:
     try:
         lock = try_lock(work / recipe.FILE)
         if lock is None:
-            raise StorageError(f"another process trains in {work}; wait for it, or choose another folder with --work")
+            raise StorageError(
+                f"another process trains in {work}; wait for it, or choose another folder ({argument('work')})"
+            )
         with lock:
             for folder in (work, work / "lessons", out):
                 remove_temporaries(folder)

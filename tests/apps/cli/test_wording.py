@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import edgedec
 from edgedec.errors import EdgedecError, argument
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.app import app
-from edgedec_apps.cli.wording import OPTIONS, in_options
+from edgedec_apps.cli.wording import OPTIONS, TRAINING, in_options
+from edgedec_export.training.train_drafter import TrainOptions
 
 GUIDE = Path(__file__).parents[3] / "docs" / "embedding.md"
 ONLY_PYTHON = {"model", "max_rows", "grammars", "cache_dir", "on_progress", "cancel"}
@@ -26,8 +28,18 @@ def test_every_argument_has_its_option() -> None:
     assert arguments - ONLY_PYTHON <= set(OPTIONS)
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
     known = {flag for name in ("run", "serve") for option in commands[name].params for flag in option.opts}
-    assert {flag for name, flag in OPTIONS.items() if name not in ONLY_EXPORTS} <= known
-    assert {name for name, option in OPTIONS.items() if option != "--" + name.replace("_", "-")} == BY_ANOTHER_NAME
+    options = {name: flag for name, flag in OPTIONS.items() if name not in TRAINING}
+    assert {flag for name, flag in options.items() if name not in ONLY_EXPORTS} <= known
+    assert {name for name, option in options.items() if option != "--" + name.replace("_", "-")} == BY_ANOTHER_NAME
+
+
+def test_every_option_of_a_training_has_its_field() -> None:
+    """All fields of TrainOptions, but for what is Python's alone, and all options that train-drafter passes on."""
+    names = {field.name for field in fields(TrainOptions)}
+    assert names - ONLY_PYTHON - {"n_parallel", "save_every_s"} == {*TRAINING, "n_threads", "seed"}
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
+    known = {flag for option in commands["train-drafter"].params for flag in option.opts}
+    assert {OPTIONS[name] for name in (*TRAINING, "n_threads", "seed")} <= known
 
 
 @pytest.mark.skipif(not GUIDE.exists(), reason="the documents are not beside the tests")

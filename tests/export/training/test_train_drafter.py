@@ -214,12 +214,17 @@ def test_without_torch_the_command_says_how_to_get_it(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--tokens", "0"), "must be from 1"),
-        (("--passes", "nan"), "must be from 0.01"),
-        (("--vocabulary", "3"), "must be from 16"),
+        (("--tokens", "0"), "--tokens is 0; it must be from 1 to"),
+        (
+            ("--tokens", "4000", "--answer-tokens", "23"),
+            "--tokens is 4000; it must be from 4049, as answers may have 23",
+        ),
+        (("--passes", "nan"), "--passes is nan; it must be from 0.01"),
+        (("--vocabulary", "3"), "--vocabulary is 3; it must be from 16"),
         (("--prompts", "missing.txt"), "missing.txt can't be read"),
-        (("--layers", "2"), "a head has one layer"),
-        (("--kind", "model", "--width", "33"), "must be a multiple of 32"),
+        (("--layers", "2"), "--layers is 2; a head has one layer"),
+        (("--kind", "model", "--width", "33"), "--width is 33; it must be a multiple of 32"),
+        (("--kind", "model", "--layers", "8"), "--layers is 8; it must be from 1 to the target's 7"),
     ],
 )
 def test_options_that_cannot_be(
