@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from edgedec.errors import ModelNotFoundError, StorageError
 from edgedec_models.addresses import url_path
+from edgedec_models.catalogue import reference_of
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_models.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
 from edgedec_models.lock import locked_now
@@ -136,6 +137,7 @@ def _matching(
     """Return the stored models that `name` stands for: a name of the list, a URL, or an hf: name."""
     if found := [pair for pair in stored if pair[0].name == name]:
         return found
+    name = reference_of(name) or name
     if name.startswith(("http://", "https://")):
         return [pair for pair in stored if pair[0].path == url_path(name, root)]
     if not name.startswith("hf:"):

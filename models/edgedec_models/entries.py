@@ -30,8 +30,8 @@ def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool
         return path
     if reason := offline_reason(options):
         raise OfflineError(
-            f"{reason}, and {entry.name} is not in the cache {path.parent}: {human_bytes(entry.size_bytes)} would have "
-            f"been fetched from {_whence(entry.sources[0])}"
+            f"{reason}, and {entry.name} is not in the cache {path.parent}: {human_bytes(entry.size_bytes or 0)} would "
+            f"have been fetched from {_whence(entry.sources[0])}"
         )
     with locked(path, entry.name, options):
         if not _is_there(wanted, options, force=force):  # another process may have just fetched it

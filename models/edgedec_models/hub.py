@@ -136,7 +136,7 @@ def list_repository(spec: HubSpec, options: ResolveOptions) -> Listing:
         try:
             info = api.model_info(spec.repo_id, revision=spec.revision, files_metadata=True, timeout=30.0)
         except HfHubHTTPError as error:
-            raise _refused(error, error.response.status_code, what) from error
+            raise refused(error, error.response.status_code, what) from error
         except (CancelledError, KeyboardInterrupt):
             raise
         except Exception as error:  # the errors are those of the HTTP library, which depends on the version
@@ -149,7 +149,7 @@ def list_repository(spec: HubSpec, options: ResolveOptions) -> Listing:
     return retry(attempt, what, options)
 
 
-def _refused(error: Exception, status: int, what: str) -> Exception:
+def refused(error: Exception, status: int, what: str) -> Exception:
     """Return the error to raise for a refusal of the hub."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 

@@ -174,7 +174,7 @@ def _models_of(files: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def _of_quantization(quantization: str, models: dict[str, tuple[str, ...]]) -> list[str]:
     """Return the models with `quantization` in their name; if there are several, those whose name ends with it.
 
-    >>> _of_quantization("q4_k", dict.fromkeys(["a-Q4_K.gguf", "a-Q4_K_M.gguf", "a-IQ4_K.gguf"]))
+    >>> _of_quantization("q4_k", {file: (file,) for file in ["a-Q4_K.gguf", "a-Q4_K_M.gguf", "a-IQ4_K.gguf"]})
     ['a-Q4_K.gguf']
     """
     pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quantization)}(?![A-Za-z0-9_])", re.IGNORECASE)
@@ -183,4 +183,6 @@ def _of_quantization(quantization: str, models: dict[str, tuple[str, ...]]) -> l
     if len(fitting) > 1:
         last = [first for first in fitting if stems[first].lower().endswith(quantization.lower())]
         fitting = last or fitting
+    if len({stems[first].lower() for first in fitting}) == 1:  # one model, as a file and in shards
+        fitting = [first for first in fitting if len(models[first]) == 1] or fitting
     return fitting

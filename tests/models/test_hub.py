@@ -9,6 +9,7 @@ from support.servers import StubServer, add_repository, model_bytes, sha256
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, RequestError
 from edgedec.resolver import ResolveOptions
+from edgedec_models.cache import remove_model
 from edgedec_models.hub_spec import HubSpec, choose, is_safe, parse_hub
 from edgedec_models.resolve import pull, resolve
 
@@ -59,6 +60,7 @@ def test_other_hub_names_are_refused(name: str) -> None:
         (["Q4_K_M-extra-F16.gguf", "a-Q4_K_M.gguf"], "Q4_K_M", ["a-Q4_K_M.gguf"]),
         (["q8/a-Q8_0-00002-of-00002.gguf", "q8/a-Q8_0-00001-of-00002.gguf"], "q8_0",
          ["q8/a-Q8_0-00001-of-00002.gguf", "q8/a-Q8_0-00002-of-00002.gguf"]),
+        (["a-q4-00001-of-00002.gguf", "a-q4-00002-of-00002.gguf", "a-q4.gguf"], "q4", ["a-q4.gguf"]),
         (["dir/a.gguf", "b.gguf"], "a.gguf", ["dir/a.gguf"]),
         (["dir/a.gguf", "a.gguf"], "a.gguf", ["a.gguf"]),
     ],
@@ -126,6 +128,32 @@ def test_revision_is_kept_apart(server: StubServer) -> None:
     path = pull("hf:someone/tiny-GGUF@v2", ResolveOptions())
     assert path.parent.name == "v2"
     assert path.read_bytes() == Q8
+
+
+def test_a_reference_of_the_catalogue_is_its_repository(
+    server: StubServer, root: Path, catalogue: Callable[[str], None]
+) -> None:
+    """A short name fetches, finds, checks again and removes the file that its hf: name stands for."""
+    add_repository(server, "someone/tiny-GGUF", REPO)
+    lines = ['name = "short"', 'licence = "MIT"', 'architecture = "llama"', 'note = "A test"', "n_params = 1000"]
+    source = ["[[model.source]]", 'kind = "hub"', 'hub = "hf:someone/tiny-GGUF:Q8_0"']
+    catalogue("\n".join(["[[model]]", *lines, *source]))
+    with pytest.raises(OfflineError, match="hf:someone/tiny-GGUF:Q8_0: it is not in the cache"):
+        resolve("short", ResolveOptions(offline=True))
+    path = pull("short", ResolveOptions())
+    assert path == root / "models" / "hf" / "someone" / "tiny-GGUF" / "main" / "tiny-Q8_0.gguf"
+    assert path.read_bytes() == Q8
+    n_seen = len(server.seen)
+    assert resolve("short", ResolveOptions(offline=True)) == resolve("short", ResolveOptions()) == path
+    assert len(server.seen) == n_seen
+    add_repository(server, "someone/tiny-GGUF", {"tiny-Q8_0.gguf": Q4})
+    assert pull("short", ResolveOptions(), force=True).read_bytes() == Q4
+    own = root / "models" / "short.gguf"
+    own.write_bytes(Q8)
+    assert resolve("short", ResolveOptions()) == own
+    own.unlink()
+    assert remove_model("short") >= len(Q4)
+    assert not path.exists()
 
 
 def test_all_shards_are_fetched(server: StubServer) -> None:

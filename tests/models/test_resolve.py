@@ -184,7 +184,11 @@ def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypa
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("smollm-135m", r"no model is called 'smollm-135m'; did you mean smollm2-135m\?.*edgedec list"),
+        ("smollm-135m", r"no model is called 'smollm-135m'; did you mean smollm2-135m .*\? `edgedec list`"),
+        ("qwen3", "did you mean qwen3-.*`edgedec search qwen3` those of the Hugging Face hub"),
+        ("qwen3:4b", "no model is called 'qwen3:4b'; did you mean qwen3-4b or .*`edgedec search qwen3 4b`"),
+        ("coder", r"did you mean qwen2\.5-coder-0\.5b or qwen2\.5-coder-1\.5b or"),
+        ("my poett", "did you mean my poet"),
         ("SmolLM2-135M", "did you mean smollm2-135m"),
         ("mein modelle", "did you mean mein modell"),
         ("zzz", "no model is called 'zzz'; `edgedec list` shows the names"),
@@ -199,6 +203,7 @@ def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypa
 def test_unknown_names_say_what_would_work(root: Path, name: str, words: str) -> None:
     """The error for a bare name has similar names; that for a path says that it is a path."""
     put(root / "models", "mein modell.gguf")
+    put(config_folder() / "presets", "my poet.toml")
     with pytest.raises(ModelNotFoundError, match=words):
         resolve(name, ResolveOptions())
 
@@ -206,6 +211,7 @@ def test_unknown_names_say_what_would_work(root: Path, name: str, words: str) ->
 def test_other_kinds_of_names_are_left_to_others() -> None:
     """A name with an unknown scheme is left to other resolvers; pulling it is refused."""
     assert resolve("s3://bucket/a.gguf", ResolveOptions()) is None
+    assert resolve("mine:model", ResolveOptions()) is None
     with pytest.raises(ModelNotFoundError, match="not a kind of name that can be pulled"):
         pull("s3://bucket/a.gguf", ResolveOptions())
 

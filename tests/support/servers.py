@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 
 @dataclass
@@ -44,6 +44,7 @@ class Seen:
 
     path: str
     headers: dict[str, str]
+    query: dict[str, list[str]] = field(default_factory=dict)
 
 
 class StubServer:
@@ -109,8 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send what `served` has for the path."""
-        path = unquote(urlsplit(self.path).path)
-        self.server_stub.seen.append(Seen(path, {name.title(): value for name, value in self.headers.items()}))
+        path, query = unquote(urlsplit(self.path).path), parse_qs(urlsplit(self.path).query)
+        self.server_stub.seen.append(Seen(path, {name.title(): value for name, value in self.headers.items()}, query))
         served = self.server_stub.served.get(path)
         if served is None:
             self._end(404, {"X-Error-Code": "RepoNotFound"} if path.startswith("/api/") else {})

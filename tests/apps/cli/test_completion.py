@@ -55,8 +55,8 @@ def completed(*words: str) -> list[str]:
     [
         (("ru",), ["run"]),
         (("run", "my-"), ["my-model", "my-own", "my-preset"]),
-        (("run", "smollm2-1"), ["smollm2-135m"]),
-        (("rm", "smollm2-1"), []),
+        (("run", "smollm2-13"), ["smollm2-135m"]),
+        (("rm", "smollm2-13"), []),
         (("rm", "my-p"), ["my-preset"]),
         (("serve", "my-own", "my-m"), ["my-model"]),
         (("run", "x", "--draft-model", "my-o"), ["my-own"]),

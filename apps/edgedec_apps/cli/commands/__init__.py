@@ -22,6 +22,7 @@ SUMMARIES = {
     "pull": "Download a model or a draft head, or resume its download, and check it.",
     "create": "Make a preset: a name for a model with its own system message, template, options or draft head.",
     "list": "List the models on this machine, and those that the catalogue can download.",
+    "search": "Search the catalogue and the Hugging Face hub for models in GGUF files, by words of their names.",
     "rm": "Delete a model and its tiles from the cache, or a preset; files elsewhere are never deleted.",
     "info": "Show a model's architecture, quantization, context, memory, defaults, runtimes; or a draft head's card.",
     "doctor": "Show CPU features, memory, runtimes, devices, plug-ins and versions.",

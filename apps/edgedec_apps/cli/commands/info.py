@@ -66,27 +66,57 @@ def _stored(model: str) -> Path:
 
 def _catalogue_document(entry: "Entry") -> dict[str, Any]:
     """Return the JSON object of a model of the catalogue that is not on this machine."""
+    from edgedec_apps.cli.bandwidth import memory_bandwidth
+    from edgedec_apps.cli.expectations import of_entry
+
+    expected = of_entry(entry, memory_bandwidth())
     return {
         "name": entry.name,
         "path": None,
+        "source": entry.reference,
         "architecture": entry.architecture,
         "size_bytes": entry.size_bytes,
+        "n_params": entry.n_params,
+        "n_active_params": entry.n_active_params,
         "license": entry.licence,
         "note": entry.note,
         "drafters": list(entry.drafters),
+        "runtime": expected.runtime,
+        "least_memory_bytes": expected.least_bytes,
+        "most_tokens_per_s": expected.most_tokens_per_s,
     }
 
 
 def _catalogue_facts(entry: "Entry") -> Facts:
+    from edgedec_apps.cli.bandwidth import memory_bandwidth
+    from edgedec_apps.cli.expectations import of_entry
+
+    bandwidth = memory_bandwidth()
+    expected = of_entry(entry, bandwidth)
+    speed = "unknown"
+    if bandwidth is not None and expected.most_tokens_per_s is not None:
+        speed = f"{expected.speed()} without drafts, as memory is read at {bandwidth / 1e9:.1f} GB/s here"
     return [
         ("name", entry.name),
         ("file", f"not on this machine; download it with: edgedec pull {entry.name}"),
+        *([("source", entry.reference)] if entry.reference else []),
         ("architecture", entry.architecture),
-        ("size", format_bytes(entry.size_bytes)),
+        ("parameters", _params(entry)),
+        ("size", "known when it is pulled" if entry.size_bytes is None else format_bytes(entry.size_bytes)),
+        ("memory", f"{expected.memory()}, for the weights alone"),
+        ("speed", speed),
+        ("runtime", expected.runtime or "unknown"),
         ("license", entry.licence),
         ("note", entry.note),
         ("drafters", ", ".join(entry.drafters) or "none recommended"),
     ]
+
+
+def _params(entry: "Entry") -> str:
+    if entry.n_params is None:
+        return "-"
+    active = "" if entry.n_active_params is None else f", of which a token reads {_count(entry.n_active_params)}"
+    return f"{_count(entry.n_params)}{active}"
 
 
 def _facts(document: dict[str, Any]) -> Facts:

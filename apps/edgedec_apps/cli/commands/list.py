@@ -1,56 +1,159 @@
 """edgedec list: the models on this machine, and those of the catalogue."""
 
 import os
+import shutil
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edgedec.memory_plan import format_bytes
-from edgedec_apps.cli.options import AsJson
+from edgedec.errors import EdgedecError
+from edgedec.memory_plan import format_bytes, parse_size
+from edgedec_apps.cli.options import AsJson, output_option
 from edgedec_apps.cli.terminal import one_line, write_json, write_line
 from edgedec_models.cache import CachedModel, list_models
-from edgedec_models.catalogue import load_catalogue
-from edgedec_models.folders import cache_folder
+from edgedec_models.catalogue import Entry, load_catalogue
+from edgedec_models.folders import cache_folder, models_folder
 
-Row = tuple[str, int, str]
+if TYPE_CHECKING:
+    from edgedec_apps.cli.expectations import Expectation
+    from edgedec_models.presets import Preset
+
+_HEADINGS = ("NAME", "PARAMETERS", "MEMORY", "SPEED", "LICENCE", "WHAT IT IS")
 
 
-def command(*, as_json: AsJson = False) -> None:
-    """List the models on this machine, and those that the catalogue can download."""
+def command(
+    *,
+    fits: Annotated[
+        str | None,
+        output_option("--fits", help="Only models that this much memory holds, such as 8GB.", metavar="SIZE"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the models on this machine, and those that the catalogue can download.
+
+    With --fits, a model on this machine counts with the memory that edgedec plan tells for its default context. Of a
+    model that is not here only the least is known, its weights. The speed is the highest that the measured bandwidth
+    of memory allows without drafts. edgedec search finds more models.
+    """
     from edgedec_models.presets import list_presets
+
+    limit = None if fits is None else parse_size(fits)
+    stored = list_models()
+    here = {} if limit is None else _planned(stored)
+    models = [model for model in stored if limit is None or (here[model.path] or 0) <= limit]
+    tiles, names = _tiles(), _short_names(stored)
+    entries = _to_pull({model.name for model in stored} | set(names.values()), limit)
+    if as_json:
+        document = {
+            "models": [_document(model, tiles, names, here) for model in models],
+            "to_pull": [_entry_document(entry, expected) for entry, expected in entries],
+            "presets": [{"name": preset.name, "model": preset.model} for preset in list_presets()],
+        }
+        write_json(document)
+        return
+    _write_here(models, tiles, names, list_presets())
+    if limit is None and (n_bytes := sum(n for path, n in tiles.items() if path not in {m.path for m in models})):
+        write_line(f"\ntiles of other models: {format_bytes(n_bytes)} (edgedec cache list shows them)")
+    if entries:
+        write_line("\nto pull (memory: at least the weights; speed: what reading them allows here):")
+        write_table([_HEADINGS, *(_entry_row(entry, expected) for entry, expected in entries)])
+
+
+def write_table(rows: list[tuple[str, ...]]) -> None:
+    """Write rows as columns; at a terminal the last column is cut where the line would be too long."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in rows:
+        cells = [f"{cell:{width}}" for cell, width in zip(row[:-1], widths, strict=True)]
+        line = "  ".join([*cells, row[-1]]).rstrip()
+        cut = columns is not None and len(line) > columns and sum(widths) + 2 * len(widths) < columns - 1
+        write_line(line[: columns - 1] + "…" if cut and columns is not None else line)
+
+
+def _write_here(
+    models: list[CachedModel], tiles: Mapping[Path, int], names: Mapping[Path, str], presets: "list[Preset]"
+) -> None:
+    """Write the models on this machine, and the presets."""
+    if not models:
+        write_line("no models on this machine yet")
+    shown = {model.path: one_line(names.get(model.path, model.name)) for model in models}
+    width = max(map(len, [*shown.values(), *(one_line(preset.name) for preset in presets)]), default=0)
+    for model in models:
+        place = _place(model, tiles)
+        whole = f"{place}, as {one_line(model.name)}" if model.path in names else place
+        write_line(f"{shown[model.path]:{width}}  {format_bytes(model.size_bytes):>9}  {whole}")
+    for preset in presets:
+        write_line(f"{one_line(preset.name):{width}}  a preset of {one_line(preset.model)}")
+
+
+def _tiles() -> dict[Path, int]:
+    """Return the bytes of tiles of each model; a model that lies in several places counts in each."""
     from edgedec_runtimes.cpu.tiles.listing import list_tiles
 
-    models, tiles = list_models(), dict[Path, int]()
+    tiles = dict[Path, int]()
     for entry in list_tiles(cache_folder()):
-        for path in entry.models:  # a model that lies in several places counts in each
+        for path in entry.models:
             tiles[path] = tiles.get(path, 0) + entry.n_bytes
-    here = {model.name for model in models}
+    return tiles
+
+
+def _short_names(models: list[CachedModel]) -> dict[Path, str]:
+    """Return the names of the catalogue for models of a hub that they stand for."""
+    from edgedec_models.hub import find_cached, hub_folder
+    from edgedec_models.hub_spec import parse_hub
+
+    there, found = {model.path for model in models}, dict[Path, str]()
+    for entry in load_catalogue().values():
+        if entry.reference is not None:
+            spec = parse_hub(entry.reference)
+            path = find_cached(spec, hub_folder(spec, models_folder()))
+            if path in there:
+                found[path] = entry.name
+    return found
+
+
+def _to_pull(here: set[str], limit: int | None) -> "list[tuple[Entry, Expectation]]":
+    """Return the models of the catalogue that are not here, within a limit of memory, with what to expect of them."""
+    from edgedec_apps.cli.bandwidth import memory_bandwidth
+    from edgedec_apps.cli.expectations import of_entry
+
+    bandwidth = memory_bandwidth()
     entries = [entry for entry in load_catalogue().values() if entry.name not in here]
-    if as_json:
-        to_pull = [{"name": entry.name, "size_bytes": entry.size_bytes, "note": entry.note} for entry in entries]
-        document = {"models": [_document(model, tiles) for model in models], "to_pull": to_pull}
-        write_json(document | {"presets": [{"name": preset.name, "model": preset.model} for preset in list_presets()]})
-        return
-    there: list[Row] = [(model.name, model.size_bytes, _place(model, tiles)) for model in models]
-    to_pull_rows: list[Row] = [(entry.name, entry.size_bytes, entry.note) for entry in entries]
-    width = max((len(one_line(name)) for name, _, _ in there + to_pull_rows), default=0)
-    if not there:
-        write_line("no models on this machine yet")
-    for row in there:
-        _write_row(row, width)
-    for preset in list_presets():
-        write_line(f"{one_line(preset.name):{width}}  a preset of {one_line(preset.model)}")
-    if others := sum(n_bytes for path, n_bytes in tiles.items() if path not in {model.path for model in models}):
-        write_line(f"\ntiles of other models: {format_bytes(others)} (edgedec cache list shows them)")
-    if to_pull_rows:
-        write_line("\nto pull:")
-        for row in to_pull_rows:
-            _write_row(row, width)
+    expected = [(entry, of_entry(entry, bandwidth)) for entry in entries]
+    return [(entry, each) for entry, each in expected if limit is None or (each.least_bytes or 0) <= limit]
 
 
-def _write_row(row: Row, width: int) -> None:
-    name, size, note = row
-    write_line(f"{one_line(name):{width}}  {format_bytes(size):>9}  {one_line(note)}")
+def _planned(models: list[CachedModel]) -> dict[Path, int | None]:
+    """Return the memory of each model with a full default context; None where nobody can plan it."""
+    from edgedec.api.base_memory import base_bytes
+    from edgedec.memory.planner import Cap
+    from edgedec_apps.cli.model_report import model_document
+
+    planned, cap = dict[Path, int | None](), Cap(None, base_bytes(), whole_process=True)
+    for model in models:
+        planned[model.path] = None
+        with suppress(EdgedecError):  # it is incomplete, or no runtime runs it
+            document = model_document(model.path, cap)
+            planned[model.path] = document["memory_bytes"].get(str(document["n_ctx_default"]))
+    return planned
+
+
+def _entry_row(entry: Entry, expected: "Expectation") -> tuple[str, ...]:
+    needs = "" if expected.runtime == "cpu" else f" (needs the {expected.runtime} runtime)"
+    n_params = "-" if entry.n_params is None else billions(entry.n_params)
+    cells = (entry.name, n_params, expected.memory(), expected.speed(), entry.licence, f"{entry.note}{needs}")
+    return tuple(map(one_line, cells))
+
+
+def billions(n_params: int) -> str:
+    """Return a number of parameters for a column.
+
+    >>> billions(354_000_000), billions(1_170_000_000), billions(30_500_000_000)
+    ('354 M', '1.17 B', '30.5 B')
+    """
+    return f"{n_params / 1e6:.0f} M" if n_params < 10**9 else f"{n_params / 1e9:.3g} B"
 
 
 def _place(model: CachedModel, tiles: Mapping[Path, int]) -> str:
@@ -62,12 +165,32 @@ def _place(model: CachedModel, tiles: Mapping[Path, int]) -> str:
     return f"{place}, and {format_bytes(n_bytes)} of tiles, which make starts fast" if n_bytes else place
 
 
-def _document(model: CachedModel, tiles: Mapping[Path, int]) -> dict[str, Any]:
+def _document(
+    model: CachedModel, tiles: Mapping[Path, int], names: Mapping[Path, str], planned: Mapping[Path, int | None]
+) -> dict[str, Any]:
     return {
         "name": model.name,
+        "short_name": names.get(model.path),
         "path": os.fspath(model.path),
         "size_bytes": model.size_bytes,
         "tiles_bytes": tiles.get(model.path, 0),
         "origin": model.origin,
         "complete": model.complete,
+        **({"memory_bytes": planned[model.path]} if planned else {}),
+    }
+
+
+def _entry_document(entry: Entry, expected: "Expectation") -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "size_bytes": entry.size_bytes,
+        "n_params": entry.n_params,
+        "n_active_params": entry.n_active_params,
+        "license": entry.licence,
+        "architecture": entry.architecture,
+        "runtime": expected.runtime,
+        "least_memory_bytes": expected.least_bytes,
+        "most_tokens_per_s": expected.most_tokens_per_s,
+        "source": entry.reference,
+        "note": entry.note,
     }

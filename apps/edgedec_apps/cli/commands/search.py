@@ -1,0 +1,76 @@
+"""edgedec search: models in the catalogue and on a Hugging Face hub."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgedec.progress import CancelToken
+from edgedec.resolver import ResolveOptions
+from edgedec_apps.cli.commands.list import billions, write_table
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.options import AsJson, Offline, Quiet, output_option
+from edgedec_apps.cli.progress import shown
+from edgedec_apps.cli.terminal import one_line, write_json, write_line
+from edgedec_models.catalogue import Entry, load_catalogue
+
+if TYPE_CHECKING:
+    from edgedec_models.search import Found
+
+_HEADINGS = ("NAME", "PARAMETERS", "MEMORY", "DOWNLOADS", "LICENCE", "WHAT RUNS IT")
+
+
+def command(
+    words: Annotated[
+        list[str], typer.Argument(metavar="WORDS...", help="Words that the name has.", show_default=False)
+    ],
+    *,
+    limit: Annotated[int, output_option("--limit", help="Most results of the hub, 1 to 100.", metavar="N")] = 20,
+    offline: Offline = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search the catalogue and the Hugging Face hub for models in GGUF files, by words of their names.
+
+    The most downloaded repositories come first. The memory is the least that a file of the type Q4_K_M needs: its
+    weights. edgedec run, chat and pull take the names that are shown.
+    """
+    from edgedec_models.search import search_hub
+
+    known = [entry for entry in load_catalogue().values() if _has(entry, words)]
+    for entry in [] if as_json else known:
+        write_line(f"{entry.name}: {one_line(entry.note)} (of the catalogue)")
+
+    def work(cancel: CancelToken) -> "list[Found]":
+        with shown("searching the hub", quiet=quiet):
+            return search_hub(words, limit, ResolveOptions(offline=offline, cancel=cancel))
+
+    found = interruptible(work)
+    if as_json:
+        write_json({"catalogue": [entry.name for entry in known], "hub": list(map(asdict, found))})
+        return
+    if not found:
+        write_line("the hub has no repository with a GGUF model of such a name")
+        return
+    write_table([_HEADINGS, *map(_row, found)])
+
+
+def _has(entry: Entry, words: list[str]) -> bool:
+    text = f"{entry.name} {entry.note}".lower()
+    return all(word.lower() in text for word in words)
+
+
+def _row(found: "Found") -> tuple[str, ...]:
+    from edgedec_apps.cli.expectations import of_found
+
+    expected = of_found(found)
+    terms = ", after its terms were accepted on the hub" if found.gated else ""
+    cells = (
+        found.name,
+        "-" if found.n_params is None else billions(found.n_params),
+        expected.memory(),
+        "-" if found.n_downloads is None else f"{found.n_downloads:,}",
+        found.licence or "-",
+        f"{expected.runtime or 'unknown'}{terms}",
+    )
+    return tuple(map(one_line, cells))

@@ -1,0 +1,166 @@
+"""The catalogue at the command line: what fits, what to expect, what runs it; near names; searching a stub hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import Terminal, run_here, run_process
+from support.servers import StubServer
+
+from edgedec.storage import probe_cache
+from edgedec_apps.cli import bandwidth
+from edgedec_apps.cli.expectations import of_entry
+from edgedec_models.catalogue import load_catalogue
+from edgedec_runtimes.cpu.network import ARCHITECTURES
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+FOUND = {
+    "id": "someone/tiny-GGUF",
+    "downloads": 12345,
+    "gated": "auto",
+    "gguf": {"total": 1_000_000_000, "architecture": "llama"},
+    "tags": ["license:mit"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _memory_of_ten_gigabytes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "_measured", lambda _: 1e10)
+
+
+def pulled(*args: str) -> dict[str, dict[str, Any]]:
+    """Return what `edgedec list` says of the models that are not here, by name."""
+    result = run_here("list", "--json", *args)
+    assert result.code == 0, result
+    return {entry["name"]: entry for entry in json.loads(result.out)["to_pull"]}
+
+
+def test_the_list_says_what_to_expect() -> None:
+    """Least memory from parameters and type, highest speed from the bandwidth; a mixture of experts reads a part."""
+    entries = pulled()
+    found = {name: (each["least_memory_bytes"], each["most_tokens_per_s"]) for name, each in entries.items()}
+    assert found["qwen3-4b"] == (4_000_000_000 * 144 // 256, 1e10 / 2_250_000_000)
+    assert found["qwen3-0.6b"] == (600_000_000 * 34 // 32, 1e10 / 637_500_000)
+    assert found["qwen3-30b-a3b"] == (17_156_250_000, 1e10 / 1_856_250_000)
+    assert found["smollm2-135m"] == (98_362_432, 1e10 / 98_362_432)
+    assert found["qwen2.5-coder-1.5b"] == (1_117_320_768, 1e10 / 980_097_536)
+    text = run_here("list").text
+    row = next(line for line in text.splitlines() if line.startswith("qwen3-30b-a3b "))
+    assert row.split() == [
+        *("qwen3-30b-a3b", "30.5", "B", "from", "17.2", "GB", "up", "to", "5.4/s", "Apache-2.0"),
+        *load_catalogue()["qwen3-30b-a3b"].note.split(),
+        *("(needs", "the", "llamacpp", "runtime)"),
+    ]
+
+
+def test_what_does_not_fit_is_left_out(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the plan of a model that is here, and by the weights of one that is not."""
+    monkeypatch.setenv("EDGEDEC_MODELS", str(model.parent))
+    monkeypatch.setattr("edgedec.api.base_memory.resident_bytes", lambda: 60_000_000)  # each command in a new process
+    fitting = pulled("--fits", "2GB")
+    assert set(fitting) == {name for name, each in pulled().items() if each["least_memory_bytes"] <= 2_000_000_000}
+    assert "qwen3-1.7b" in fitting
+    assert "qwen3-4b" not in fitting
+    (here,) = json.loads(run_here("list", "--json", "--fits", "2GB").out)["models"]
+    assert here["name"] == "tiny"
+    assert here["memory_bytes"] == json.loads(run_here("info", "tiny", "--json").out)["memory_bytes"]["2048"]
+    assert json.loads(run_here("list", "--json", "--fits", "1MB").out)["models"] == []
+    assert run_here("list", "--fits", "1MB").text == "no models on this machine yet\n"
+    run_here("list", "--fits", "much").failed(40, "900MB")
+
+
+def test_every_architecture_has_a_runtime() -> None:
+    """What our own runtime does not take names the other one, whose library knows the architecture."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    library = next(Path(llama_cpp.__file__).parent.glob("lib/libllama*")).read_bytes()
+    for entry in load_catalogue().values():
+        own = entry.architecture in ARCHITECTURES
+        assert of_entry(entry, None).runtime == ("cpu" if own else "llamacpp")
+        assert own or b"\0" + entry.architecture.encode() + b"\0" in library, entry.name
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documents are not beside the tests")
+def test_the_page_lists_the_references() -> None:
+    """docs/models.md has a row for each, with its licence, its runtime and its repository."""
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in PAGE.read_text("utf-8").splitlines()]
+    listed = {cells[0]: cells[2:] for cells in rows if len(cells) == 5}
+    for name, entry in load_catalogue().items():
+        if entry.reference is not None:
+            assert listed[name] == [entry.licence, of_entry(entry, None).runtime, entry.reference]
+
+
+def test_info_of_a_reference() -> None:
+    """What is not known says so; nothing is downloaded."""
+    lines = run_here("info", "lfm2-8b-a1b").text.splitlines()
+    facts = dict(line.split(maxsplit=1) for line in lines)
+    assert facts["source"] == "hf:LiquidAI/LFM2-8B-A1B-GGUF:Q4_K_M"
+    assert facts["parameters"] == "8.30 billion, of which a token reads 1.50 billion"
+    assert facts["size"] == "known when it is pulled"
+    assert facts["memory"] == "from 4668.8 MB, for the weights alone"
+    assert facts["speed"] == "up to 12/s without drafts, as memory is read at 10.0 GB/s here"
+    assert facts["runtime"] == "llamacpp"
+    document = json.loads(run_here("info", "lfm2-8b-a1b", "--json").out)
+    assert (document["size_bytes"], document["path"]) == (None, None)
+
+
+def test_the_best_reading_of_memory_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first calls measure, and the best of them is what counts; damaged readings are left out."""
+    readings = iter([2e9, 5e9, 3e9, 4e9, 1e9])
+    monkeypatch.setattr(bandwidth, "_measured", lambda _: next(readings))
+    assert [bandwidth.memory_bandwidth() for _ in range(7)] == [2e9, *[5e9] * 6]
+    some: list[object] = [[5, "x", None, -1, 1e300], "x", {}]
+    for damaged in some:
+        monkeypatch.setattr(probe_cache, "get", lambda *_, kept=damaged: kept)
+        monkeypatch.setattr(bandwidth, "_measured", lambda _: 4.0)
+        assert bandwidth.memory_bandwidth() == (5.0 if isinstance(damaged, list) else 4.0)
+    monkeypatch.setattr(probe_cache, "get", lambda *_: None)
+    monkeypatch.setattr(bandwidth, "_measured", lambda _: None)
+    assert bandwidth.memory_bandwidth() is None
+
+
+def test_the_bandwidth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By our library, where there is memory for it."""
+    monkeypatch.undo()
+    found = bandwidth._measured(1)
+    assert found is not None
+    assert found > 1e8
+    monkeypatch.setattr(bandwidth, "available_bytes", lambda: 1_000_000)
+    assert bandwidth._measured(1) is None
+
+
+def test_an_unknown_name_says_how_to_search() -> None:
+    """With near names of the catalogue, and the search with its words."""
+    run_here("run", "smolm3-3b", "hi").failed(11, "did you mean smollm3-3b", "`edgedec search smolm3 3b`")
+
+
+def test_the_hub_is_searched() -> None:
+    """The catalogue's names first, then what the hub answers; offline the catalogue's only, and an error."""
+    with StubServer() as server:
+        server.add("/api/models", json.dumps([FOUND]).encode(), Content_Type="application/json")
+        env = {"HF_ENDPOINT": server.root, "HF_HUB_OFFLINE": "", "NO_PROXY": "*"}
+        result = run_process("search", "smollm3", env=env)
+        document = json.loads(run_process("search", "smollm3", "3b", "--json", "--limit", "5", env=env).out)
+    assert (result.code, result.err) == (0, "")
+    first, headings, row = result.text.splitlines()
+    assert first == "smollm3-3b: SmolLM3 3B: chat in six languages, thinks on demand (of the catalogue)"
+    assert headings.split()[:2] == ["NAME", "PARAMETERS"]
+    cells = ["hf:someone/tiny-GGUF", "1", "B", "from", "562.5", "MB", "12,345", "mit", "cpu,", "after"]
+    assert row.split()[: len(cells)] == cells
+    assert document["catalogue"] == ["smollm3-3b"]
+    assert (document["hub"][0]["name"], document["hub"][0]["gated"]) == ("hf:someone/tiny-GGUF", True)
+    asked = [seen.query for seen in server.seen if seen.path == "/api/models"]
+    assert [query["limit"] for query in asked] == [["20"], ["5"]], server.seen
+    offline = run_here("search", "smollm3")
+    assert (offline.code, offline.text.count("\n")) == (21, 1)
+    assert "HF_HUB_OFFLINE is set" in offline.err
+
+
+def test_the_list_fits_a_terminal() -> None:
+    """At a terminal the last column is cut; no line wraps."""
+    pytest.importorskip("termios", reason="no terminals of POSIX here")
+    with Terminal("list") as person:
+        assert person.end() == 0
+    lines = person.shown.decode().splitlines()
+    assert max(map(len, lines)) == 100
+    assert [line for line in lines if line.endswith("…")]
