@@ -20,6 +20,7 @@ TRAINING: Mapping[str, str] = {
     "n_answer": "--answer-tokens",
     "n_layers": "--layers",
     "n_passes": "--passes",
+    "n_processes": "--processes",
     "n_tokens": "--tokens",
     "n_vocabulary": "--vocabulary",
     "prompts": "--prompts",
