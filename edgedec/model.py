@@ -104,6 +104,8 @@ class ModelCard:
         sampling_defaults: Values that the file recommends, by the names of SamplingParams.
         left_out: The half-layers that no forward runs (lossy): pairs of a layer and 0 (attention) or 1 (feed-forward).
         share: The part of the whole model's bytes of weights that a token reads here; 0 to 1.
+        pooling: How the model was trained to make one vector of a text ("mean", "cls", "last"); None for a model that
+            writes texts.
     """
 
     name: str
@@ -118,6 +120,7 @@ class ModelCard:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[tuple[int, int], ...] = ()
     share: float = 1.0
+    pooling: str | None = None
 
 
 @dataclass(slots=True)

@@ -8,17 +8,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgedec.api import async_api as aio
 from edgedec.api.chat_prompt import ChatPrompts
+from edgedec.api.embedding import Embedder
 from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
 from edgedec.api.request_options import Prompt, RequestOptions, SamplingOptions, as_token_ids, require_rule
 from edgedec.chat import ChatTemplate, Message, thinking_variables
 from edgedec.cost_curve import CostCurve
+from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.infill import Gap, gap_ids
 from edgedec.decoding.prompt_length import encode_prompt
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.errors import CancelledError, RequestError, TemplateError, argument
+from edgedec.gguf.pooling import Pooling
 from edgedec.grammar import GRAMMAR_BYTES, Grammars, chosen_grammar
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LayerSet, Model, ModelCard, Session
@@ -51,12 +57,14 @@ class Engine:
         plan: MemoryPlan,
         small_model: Model | None = None,
         grammar_bytes: int = GRAMMAR_BYTES,
+        path: Path | None = None,
     ) -> None:
         self.model = model
         self.card: ModelCard = model.card
         self.tokenizer: Tokenizer = model.tokenizer
         self._small_model = small_model
         self._pool = SessionPool(slots)
+        self._embedder = Embedder(self._pool, model.card, path)
         self._slot = slots[0]
         self._template = template
         self._grammars = Grammars(self.tokenizer, grammar_bytes)
@@ -148,6 +156,10 @@ class Engine:
 
     def _request(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
+        if self.card.pooling is not None:
+            raise RequestError(
+                f"{self.card.name!r} is an embedding model, which writes no texts; use embed(), or load another model"
+            )
         token_ids, sampling = self.prompt_ids(prompt), self.sampling(**options)
         return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)
 
@@ -161,6 +173,38 @@ class Engine:
         if isinstance(prompt, str):
             return tuple(encode_prompt(self.tokenizer, prompt, self.n_prompt_max))
         return as_token_ids(prompt)
+
+    def embed(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        cancel: CancelToken | None = None,
+    ) -> NDArray[np.float32]:
+        """Return f32[n_texts, n_dimensions]: a vector of length 1 for each text.
+
+        A vector depends on its text alone. Each text is read from its beginning, so the KV cache of an earlier request
+        is lost.
+
+        Args:
+            texts: Texts, or their token ids.
+            pooling: "mean", "cls" or "last"; None for what the model was trained for. A model that was not trained to
+                embed needs it: its hidden states say something of a text, but less than an embedding model's.
+            dimensions: Keep only so many numbers of each vector, the first ones; None for all.
+            cancel: Stops the work, from any thread.
+
+        Raises:
+            RequestError: `pooling` or `dimensions` is out of range, a text is empty, or the model was not trained to
+                embed and `pooling` is None.
+            PromptTooLongError: A text does not fit the context.
+            CapabilityError: The runtime has no hidden states.
+            CancelledError: `cancel` stopped the work.
+        """
+        chosen = require_pooling(self.card, pooling)
+        require_dimensions(self.card, dimensions)
+        all_ids = [self.prompt_ids(text) for text in texts]
+        return self._embedder.vectors(all_ids, chosen, dimensions, CancelToken() if cancel is None else cancel)
 
     def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
         """Return a prompt, as token ids, that makes the model write what belongs between two texts.

@@ -126,7 +126,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
             slot.watch = memory_watch(slot.drafting, planned.plan.process_cap_bytes)
         grammar_bytes = planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES)
         template = _template(model, options.chat_template)
-        engine = Engine(model, slots, template, planned.plan, small, grammar_bytes)
+        engine = Engine(model, slots, template, planned.plan, small, grammar_bytes, choice.path)
         n_tokens = len(slots) * engine.n_ctx
         held = planned.plan if is_planned else MemoryPlan(model.memory(n_tokens, load_options.max_rows))
         engine.held_bytes = held.own_bytes

@@ -64,21 +64,25 @@ _TENSOR_SUFFIXES = {
 _NO_TOKENIZER = frozenset({"none", "no_vocab"})
 
 
-def require_text_decoder(gguf: GGUF) -> None:
+def require_text_decoder(gguf: GGUF, *, may_embed: bool = False) -> None:
     """Raise an error unless the file holds a text decoder with its tokenizer.
+
+    Args:
+        gguf: The file.
+        may_embed: Whether it may be one that was trained to embed texts, not to write them.
 
     Raises:
         UnsupportedModelError: The file holds something else, which the message names.
         ModelFormatError: A value that would say it has the wrong type, or nothing says what the file is.
     """
-    kind = _other_kind(gguf)
+    kind = _other_kind(gguf, may_embed=may_embed)
     if kind is not None:
         raise UnsupportedModelError(
             f"{gguf.paths[0]}: this is {kind}; edgedec runs text decoders: pass the GGUF of a language model"
         )
 
 
-def _other_kind(gguf: GGUF) -> str | None:
+def _other_kind(gguf: GGUF, *, may_embed: bool) -> str | None:
     """Return the name of what the file holds; None for a text decoder."""
     file_type = get_text(gguf, "general.type")
     if file_type in _FILE_TYPES:
@@ -95,14 +99,18 @@ def _other_kind(gguf: GGUF) -> str | None:
         return f"{_ENCODER} (architecture {architecture[:60]!r})"
     if not gguf.tensors:
         return "a vocabulary without a model (it has no tensors)"
-    return _encoder_by_metadata(gguf, architecture) or _kind_by_tensors(gguf) or _kind_by_tokenizer(gguf)
+    return (
+        _encoder_by_metadata(gguf, architecture, may_embed=may_embed)
+        or _kind_by_tensors(gguf)
+        or _kind_by_tokenizer(gguf)
+    )
 
 
-def _encoder_by_metadata(gguf: GGUF, architecture: str) -> str | None:
+def _encoder_by_metadata(gguf: GGUF, architecture: str, *, may_embed: bool) -> str | None:
     pooling = get_int(gguf, f"{architecture}.pooling_type", at_least=-1, at_most=2**31 - 1)
     if pooling == _POOLING_RANK or f"{architecture}.classifier.output_labels" in gguf.metadata:
         return f"a reranker or classifier (architecture {architecture[:60]!r})"
-    if pooling is not None and pooling > 0:
+    if pooling is not None and pooling > 0 and not (may_embed and pooling < _POOLING_RANK):
         return f"an embedding model (architecture {architecture[:60]!r} with pooling type {pooling})"
     if get_bool(gguf, f"{architecture}.attention.causal") is False:
         return f"an encoder (architecture {architecture[:60]!r} without causal attention)"

@@ -5,6 +5,7 @@
 The vocabulary is SentencePiece's with byte fallback: <unk>, <s>, </s>, a token for the space, then 256 byte tokens.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,11 +35,12 @@ def tiny_llama(
     tied: bool = False,
     chat_template: str | None = None,
     n_vocab: int = N_VOCAB,
+    more: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model with random weights and return its path.
 
     The logits have a spread of about 2, so that sampling has something to choose from. `n_vocab` above 260 adds
-    tokens that no text becomes.
+    tokens that no text becomes. `more` is further metadata.
     """
     rng = np.random.default_rng(seed)
     head_dim = n_embd // n_head
@@ -57,6 +59,7 @@ def tiny_llama(
     } | vocabulary(n_vocab)
     if chat_template is not None:
         metadata["tokenizer.chat_template"] = chat_template
+    metadata |= more or {}
 
     def matrix(n_out: int, n_in: int, gain: float = 1.0) -> NDArray[Any]:
         values: NDArray[Any] = rng.standard_normal((n_out, n_in)) * (gain / n_in**0.5)

@@ -14,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from edgedec_apps.server import (
     anthropic_api,
+    embeddings_api,
     infill_api,
     metrics,
     ollama_api,
@@ -44,6 +45,7 @@ def build_app(service: Service) -> Starlette:
         *responses_api.routes(),
         *anthropic_api.routes(),
         *token_api.routes(),
+        *embeddings_api.routes(),
         *infill_api.routes(),
         *ollama_api.routes(),
         Mount("/static", StaticFiles(directory=STATIC)),

@@ -15,7 +15,6 @@ from edgedec_apps.server.generation import TextRequest
 from edgedec_apps.server.keep_alive import keep_seconds
 from edgedec_apps.server.lent import Wanted
 from edgedec_apps.server.ollama_forms import Kind, OllamaForm, empty_answer
-from edgedec_apps.server.openai_api import no_embeddings
 from edgedec_apps.server.parts import Splitter
 from edgedec_apps.server.reply import Dialect, Reply
 from edgedec_apps.server.service import Service
@@ -30,8 +29,6 @@ def routes() -> list[BaseRoute]:
     return [
         Route("/api/chat", endpoint(chat), methods=["POST"]),
         Route("/api/generate", endpoint(generate), methods=["POST"]),
-        Route("/api/embed", endpoint(embed), methods=["POST"]),
-        Route("/api/embeddings", endpoint(embed), methods=["POST"]),
         Route("/api/push", endpoint(push), methods=["POST"]),
         *ollama_models.routes(),
         *ollama_changes.routes(),
@@ -46,11 +43,6 @@ async def chat(request: Request, service: Service) -> Response:
 async def generate(request: Request, service: Service) -> Response:
     """Answer a prompt, or continue it."""
     return await _answer(request, service, "generate")
-
-
-async def embed(request: Request, service: Service) -> Response:
-    """Raise ApiError: there are no embeddings."""
-    raise no_embeddings()
 
 
 async def push(request: Request, service: Service) -> Response:

@@ -9,7 +9,6 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec_apps.server.bodies import read_fields
-from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.generation import TextRequest
 from edgedec_apps.server.lent import Wanted
 from edgedec_apps.server.model_files import with_files
@@ -31,7 +30,6 @@ def routes() -> list[BaseRoute]:
         Route("/v1/models/{name:path}", endpoint(model)),
         Route("/v1/chat/completions", endpoint(chat_completions), methods=["POST"]),
         Route("/v1/completions", endpoint(completions), methods=["POST"]),
-        Route("/v1/embeddings", endpoint(embeddings), methods=["POST"]),
     ]
 
 
@@ -80,20 +78,6 @@ async def completions(request: Request, service: Service) -> Response:
         return texts, CompletionForm(named.name, delivery, tokenizer, texts.n, echoed)
 
     return cast(Response, Reply(service, Wanted(named), fields, read))
-
-
-async def embeddings(request: Request, service: Service) -> Response:
-    """Raise ApiError: there are no embeddings."""
-    raise no_embeddings()
-
-
-def no_embeddings() -> ApiError:
-    """Return the answer to requests for embeddings."""
-    return ApiError(
-        "embeddings are not supported: the runtimes give logits, and no model of the catalogue was trained to embed",
-        status=501,
-        code="not_supported",
-    )
 
 
 def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _report(path: Path, options: LoadOptions, percent: int) -> None:
 
 def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
-    require_text_decoder(gguf)
+    require_text_decoder(gguf, may_embed=True)
     return gguf, read_network(gguf)
 
 

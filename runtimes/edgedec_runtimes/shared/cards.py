@@ -5,6 +5,7 @@ from typing import Protocol
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import describe
+from edgedec.gguf.pooling import read_pooling
 from edgedec.model import ModelCard
 
 
@@ -40,4 +41,5 @@ def model_card(runtime: str, gguf: GGUF, shape: Shaped, fingerprint: str) -> Mod
         fingerprint=fingerprint,
         chat_template=get_text(gguf, "tokenizer.chat_template"),
         sampling_defaults=info.sampling_defaults,
+        pooling=read_pooling(gguf, shape.architecture),
     )

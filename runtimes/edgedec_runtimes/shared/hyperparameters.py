@@ -18,6 +18,7 @@ _KEYS = frozenset(
         "context_length",
         "embedding_length",
         "feed_forward_length",
+        "pooling_type",
         "rope.dimension_count",
         "rope.freq_base",
         "vocab_size",

@@ -237,13 +237,6 @@ def test_per_request_drafting(chat_path: Path) -> None:
     assert 'edgedec_drafter_proposed_tokens_total{drafter="suffix"}' in drafted
 
 
-def test_embeddings_are_refused_with_a_reason(client: Any) -> None:
-    """/v1/embeddings answers 501 and says why."""
-    with pytest.raises(openai.InternalServerError, match="embeddings are not supported") as caught:
-        client.embeddings.create(model="tiny", input="x")
-    assert caught.value.status_code == 501
-
-
 def test_a_prompt_longer_than_the_context(client: Any) -> None:
     """Too long a prompt is a 400 with OpenAI's code for it, streamed or not."""
     for stream in (False, True):

@@ -1,0 +1,94 @@
+"""Embeddings: one vector for a text, of the hidden states that a model has after its last layer."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.decoding.generate import SessionSlot
+from edgedec.decoding.prompt_length import too_long
+from edgedec.errors import OptionError, RequestError, SessionError
+from edgedec.gguf.pooling import POOLINGS, FinalNorm, Pooling
+from edgedec.model import ModelCard, Session
+
+_ROWS = 64  # of one forward: always the same cuts, so that a vector does not depend on what else is embedded
+_NO_ROWS = np.empty(0, np.int32)
+
+
+def require_pooling(card: ModelCard, pooling: str | None) -> Pooling:
+    """Return the pooling that is wanted, or else the model's own.
+
+    Raises:
+        RequestError: It is not one that there is, or the model has none of its own.
+    """
+    chosen = card.pooling if pooling is None else pooling
+    for known in POOLINGS:
+        if chosen == known:
+            return known
+    if pooling is not None:
+        raise OptionError("pooling", pooling, f"it must be one of {', '.join(POOLINGS)}")
+    raise RequestError(
+        f"the model {card.name!r} was not trained to embed texts; use an embedding model, or ask for its hidden states "
+        f"by a pooling ({', '.join(POOLINGS)})"
+    )
+
+
+def require_dimensions(card: ModelCard, dimensions: int | None) -> None:
+    """Raise RequestError for a number of dimensions that the model's vectors can't have."""
+    if dimensions is not None and not 1 <= dimensions <= card.n_embd:
+        raise OptionError("dimensions", dimensions, f"it must be 1 to {card.n_embd}, the length of the model's vectors")
+
+
+def require_embeddable(index: int, token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
+    """Raise an error for a text that can't be embedded; `index` is its place among the texts.
+
+    Raises:
+        RequestError: It has no token, or one that is outside the vocabulary.
+        PromptTooLongError: It has more tokens than the context.
+    """
+    if not token_ids:
+        raise RequestError(f"text {index} is empty; give at least one character")
+    if not all(0 <= token_id < n_vocab for token_id in token_ids):
+        raise RequestError(f"text {index} holds a token id outside the vocabulary of {n_vocab}")
+    if len(token_ids) > n_ctx:
+        raise too_long(len(token_ids), n_ctx)
+
+
+def embed_on(slot: SessionSlot, token_ids: tuple[int, ...], pooling: Pooling, norm: FinalNorm) -> NDArray[np.float32]:
+    """Return f32[n_embd], the pooled hidden states of a text, not normalized; the slot's KV cache is overwritten.
+
+    Raises:
+        SessionError: The model is closed.
+        CapabilityError: The runtime has no hidden states.
+        CancelledError: The session was cancelled.
+    """
+    if slot.closing:
+        raise SessionError("the model is closed; load it again")
+    slot.session.model.capabilities.require("taps", slot.session.model.card.runtime)
+    slot.cached_ids, slot.n_exact = [], 0
+    with slot.session.generating(len(token_ids)):
+        return _pooled(slot.session, np.array(token_ids, np.int32), pooling, norm)
+
+
+def _pooled(session: Session, tokens: NDArray[np.int32], pooling: Pooling, norm: FinalNorm) -> NDArray[np.float32]:
+    """Return f32[n_embd], the pooled hidden states of a text."""
+    last = session.model.card.n_layer - 1
+    total = np.zeros(session.model.card.n_embd, np.float64)
+    for begin in range(0, len(tokens), _ROWS):
+        part = tokens[begin : begin + _ROWS]
+        result = session.forward(part, n_past=begin, rows=_NO_ROWS, taps=(last,))
+        states = norm.of(result.hidden[last])
+        if pooling == "cls":
+            return np.array(states[0])
+        total = total + states.sum(axis=0, dtype=np.float64) if pooling == "mean" else states[-1].astype(np.float64)
+        if pooling == "mean" and begin + len(part) == len(tokens):
+            total /= len(tokens)
+    return total.astype(np.float32)
+
+
+def unit_length(vectors: NDArray[np.float32], dimensions: int | None = None) -> NDArray[np.float32]:
+    """Return f32[n, dimensions]: the first numbers of each vector, scaled to the length 1; a zero vector stays zero.
+
+    Models that were trained for it (Kusupati et al. 2022, arXiv:2205.13147) keep most of their quality so.
+    """
+    cut = vectors[:, :dimensions].astype(np.float64)
+    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
+    return (cut / np.where(lengths == 0, 1, lengths)).astype(np.float32)

@@ -1,0 +1,131 @@
+"""Embeddings with the clients of OpenAI and ollama, against the engine's own."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.running_server import Running, started
+from support.tiny_models import tiny_llama
+
+openai = pytest.importorskip("openai")
+ollama = pytest.importorskip("ollama")
+
+TEXTS = ["Hello", "A longer text, which takes more tokens than the first. " * 4]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of a tiny embedding model that pools by the last token, and of one that writes texts."""
+    folder: Path = tmp_path_factory.mktemp("embeddings")
+    keys = {"qwen2.pooling_type": 3, "tokenizer.ggml.add_eos_token": True}
+    embedder = tiny_llama(folder / "embed.gguf", architecture="qwen2", n_ctx_train=512, more=keys)
+    with started(embedder, tiny_llama(folder / "chat.gguf", n_ctx_train=512), n_parallel=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> Iterator[Any]:
+    """OpenAI's client, pointed at the server."""
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ollama_client(running: Running) -> Iterator[Any]:
+    """ollama's client, pointed at the server."""
+    client = ollama.Client(host=running.url, timeout=60)
+    yield client
+    client._client.close()
+
+
+def test_openai(client: Any, running: Running) -> None:
+    """The vectors are the engine's to the bit, as base64 (the client's default) and to a float's text as numbers."""
+    own = running.engine.embed(TEXTS)
+    reply = client.embeddings.create(model="embed", input=TEXTS)
+    assert np.array_equal(np.array([entry.embedding for entry in reply.data], np.float32), own)
+    assert [entry.index for entry in reply.data] == [0, 1]
+    assert reply.usage.prompt_tokens == sum(len(running.engine.prompt_ids(text)) for text in TEXTS)
+    as_floats = client.embeddings.create(model="embed", input=TEXTS[0], encoding_format="float")
+    assert np.array_equal(np.array(as_floats.data[0].embedding, np.float32), own[0])
+    raw = running.client.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": "base64"}).json()
+    assert np.array_equal(np.frombuffer(base64.b64decode(raw["data"][0]["embedding"]), "<f4"), own[0])
+    short = client.embeddings.create(model="embed", input=TEXTS, dimensions=8, user="u")
+    assert np.array_equal(
+        np.array([entry.embedding for entry in short.data], np.float32), running.engine.embed(TEXTS, dimensions=8)
+    )
+    ids = [list(running.engine.prompt_ids(text)) for text in TEXTS]
+    for given, expected in ((ids, own), (ids[1], own[1:])):
+        found = client.embeddings.create(model="embed", input=given)
+        assert np.array_equal(np.array([entry.embedding for entry in found.data], np.float32), expected)
+
+
+def test_ollama(ollama_client: Any, running: Running) -> None:
+    """embed takes a text or several, and cuts long ones unless truncate is false; embeddings takes one."""
+    own = running.engine.embed(TEXTS)
+    reply = ollama_client.embed("embed", TEXTS)
+    assert np.array_equal(np.array(reply.embeddings, np.float32), own)
+    assert reply.prompt_eval_count == sum(len(running.engine.prompt_ids(text)) for text in TEXTS)
+    one = ollama_client.embed("embed", TEXTS[0], dimensions=8, keep_alive="5m", options={"num_ctx": 512})
+    assert np.array_equal(np.array(one.embeddings, np.float32), running.engine.embed(TEXTS[:1], dimensions=8))
+    assert np.array_equal(np.array(ollama_client.embeddings("embed", TEXTS[0]).embedding, np.float32), own[0])
+    long = "x" * 600
+    ids = running.engine.tokenizer.encode(long)
+    cut = running.engine.embed([(*ids[:510], ids[-1])])  # the token that ends a text stays
+    assert np.array_equal(np.array(ollama_client.embed("embed", long).embeddings, np.float32), cut)
+    with pytest.raises(ollama.ResponseError, match="the context of 512"):
+        ollama_client.embed("embed", long, truncate=False)
+
+
+def test_a_model_that_writes_is_asked_for_by_name(client: Any, ollama_client: Any, running: Running) -> None:
+    """Its hidden states are pooled as its name says; without that it is refused, with the names that there are."""
+    with pytest.raises(openai.BadRequestError, match="'NAME#mean'") as caught:
+        client.embeddings.create(model="chat", input=TEXTS)
+    assert caught.value.code == "not_an_embedding_model"
+    client.completions.create(model="chat", prompt="x", max_tokens=1)
+    for pooling in ("mean", "cls", "last"):
+        own = running.engine_of("chat").embed(TEXTS, pooling=pooling)
+        reply = client.embeddings.create(model=f"chat#{pooling}", input=TEXTS)
+        assert np.array_equal(np.array([entry.embedding for entry in reply.data], np.float32), own)
+        assert reply.model == f"chat#{pooling}"
+        assert np.array_equal(np.array(ollama_client.embed(f"chat#{pooling}", TEXTS).embeddings, np.float32), own)
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="chat#max", input=TEXTS)
+
+
+def test_an_embedding_model_writes_nothing(running: Running) -> None:
+    """A request for a text is refused with the reason."""
+    for path, fields in (("/v1/completions", {"prompt": "x"}), ("/api/generate", {"model": "embed", "prompt": "x"})):
+        reply = running.client.post(path, json=fields)
+        assert (reply.status_code, "is an embedding model" in reply.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "word"),
+    [
+        ("/v1/embeddings", {}, "input is missing"),
+        ("/v1/embeddings", {"input": ""}, "input must be a text that is not empty"),
+        ("/v1/embeddings", {"input": []}, "input holds 0 texts"),
+        ("/v1/embeddings", {"input": ["x"] * 2049}, "input holds 2049 texts"),
+        ("/v1/embeddings", {"input": [["x"]]}, "input must be a text"),
+        ("/v1/embeddings", {"input": [999]}, "outside the vocabulary"),
+        ("/v1/embeddings", {"input": {"text": "x"}}, "input must be a text"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions is 0"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 65}, "dimensions is 65; it must be 1 to 64"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format is 'hex'"),
+        ("/v1/embeddings", {"input": "x" * 600}, "the context of 512"),
+        ("/v1/embeddings", {"input": "x", "colour": 1}, "'colour' is not known here"),
+        ("/api/embed", {"model": "embed"}, "input is missing"),
+        ("/api/embed", {"input": "x"}, "model is missing"),
+        ("/api/embed", {"model": "embed", "input": "x", "truncate": 1}, "truncate is 1"),
+        ("/api/embed", {"model": "embed", "input": "x", "options": {"tempreature": 1}}, "options.tempreature"),
+        ("/api/embeddings", {"model": "embed"}, "prompt is missing"),
+    ],
+)
+def test_what_is_refused(running: Running, path: str, fields: dict[str, Any], word: str) -> None:
+    """A malformed field is a 400 that names it."""
+    reply = running.client.post(path, json=fields)
+    assert reply.status_code == 400, reply.text
+    assert word in reply.text

@@ -1,0 +1,110 @@
+"""Embeddings: llama.cpp's vectors, whatever else is embedded, and by how many threads."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.tiny_models import tiny_llama
+
+import edgedec
+from edgedec.errors import CancelledError, PromptTooLongError, RequestError, UnsupportedModelError
+from edgedec.gguf.pooling import POOLINGS
+from edgedec.progress import CancelToken
+
+llama_cpp = pytest.importorskip("llama_cpp")
+
+TEXTS = ["Hello", "A longer text, of which only a part fits into one forward. " * 3, "ünï"]
+NUMBERS = {"mean": 1, "cls": 2, "last": 3}
+
+
+def embedder(folder: Path, pooling: str, **more: Any) -> Path:
+    """Write a tiny embedding model, whose texts end with a token of their own, as those of qwen3-embedding do."""
+    keys = {"qwen2.pooling_type": NUMBERS[pooling], "tokenizer.ggml.add_eos_token": True}
+    return tiny_llama(folder / f"{pooling}.gguf", architecture="qwen2", n_ctx_train=512, more=keys, **more)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_the_vectors_are_llama_cpps(pooling: str, tmp_path: Path) -> None:
+    """On both of our runtimes, for each pooling, of unit length, with the tokens around a text."""
+    path = embedder(tmp_path, pooling)
+    oracle = llama_cpp.Llama(str(path), embedding=True, n_ctx=512, n_batch=512, verbose=False)
+    expected = np.array([oracle.embed(text, normalize=True) for text in TEXTS], np.float32)
+    oracle.close()
+    with edgedec.load(path, runtime="cpu", n_ctx=512, draft="off") as engine:
+        assert engine.card.pooling == pooling
+        ids = [engine.prompt_ids(text) for text in TEXTS]
+        found = engine.embed(TEXTS)
+    with edgedec.load(path, runtime="reference", n_ctx=512, draft="off") as engine:
+        np.testing.assert_allclose(engine.embed(ids), found, atol=1e-4)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+
+
+def test_a_vector_depends_on_its_text_alone(tmp_path: Path) -> None:
+    """Alone, among others, after other requests and beside them, a text's vector has the same bits."""
+    path = embedder(tmp_path, "mean")
+    with edgedec.load(path, runtime="cpu", n_ctx=512, n_parallel=2, draft="off") as engine:
+        alone = np.concatenate([engine.embed([text]) for text in TEXTS])
+        assert np.array_equal(engine.embed(TEXTS), alone)
+        assert np.array_equal(engine.embed(TEXTS[::-1]), alone[::-1])
+        ids = [engine.prompt_ids(text) for text in TEXTS]
+        assert np.array_equal(engine.embed(ids), alone)
+        together: list[Any] = [None, None]
+
+        def work(i: int) -> None:
+            together[i] = engine.embed(TEXTS)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(np.array_equal(each, alone) for each in together)
+
+
+def test_fewer_dimensions(tmp_path: Path) -> None:
+    """The first numbers are kept, and scaled to unit length again."""
+    with edgedec.load(embedder(tmp_path, "last"), runtime="cpu", n_ctx=512, draft="off") as engine:
+        whole, cut = engine.embed(TEXTS), engine.embed(TEXTS, dimensions=8)
+        expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
+        np.testing.assert_allclose(cut, expected, atol=1e-6)
+        for dimensions in (0, 65):
+            with pytest.raises(RequestError, match="it must be 1 to 64"):
+                engine.embed(TEXTS, dimensions=dimensions)
+
+
+def test_a_model_that_writes_embeds_only_when_asked_to(tmp_path: Path) -> None:
+    """Its pooling must be named; its texts are the same before and after, with the KV cache lost in between."""
+    with edgedec.load(tiny_llama(tmp_path / "chat.gguf"), runtime="cpu", n_ctx=256, draft="off") as engine:
+        with pytest.raises(RequestError, match="was not trained to embed texts"):
+            engine.embed(["x"])
+        with pytest.raises(RequestError, match="it must be one of mean, cls, last"):
+            engine.embed(["x"], pooling="max")  # type: ignore[arg-type]
+        text = engine.generate("Once", max_tokens=8, seed=1).text
+        first, again = engine.embed(["Once"], pooling="mean"), engine.embed(["Once"], pooling="mean")
+        assert np.array_equal(first, again)
+        assert engine.generate("Once", max_tokens=8, seed=1).text == text
+
+
+def test_an_embedding_model_writes_nothing(tmp_path: Path) -> None:
+    """It refuses to write, with a reason; runtimes that can't embed refuse it."""
+    path = embedder(tmp_path, "last")
+    with edgedec.load(path, runtime="cpu", n_ctx=512, draft="off") as engine:
+        with pytest.raises(RequestError, match="is an embedding model"):
+            engine.generate("x")
+        assert engine.embed([""]).shape == (1, 64)  # the tokens around an empty text
+        refused: list[tuple[Any, type[Exception]]] = [((), RequestError), ((999,), RequestError)]
+        refused.append(("x" * 600, PromptTooLongError))
+        for text, error in refused:
+            with pytest.raises(error):
+                engine.embed(["x", text])
+        cancel = CancelToken()
+        cancel.cancel()
+        with pytest.raises(CancelledError):
+            engine.embed(["x"], cancel=cancel)
+        assert engine.embed([]).shape == (0, 64)
+    with pytest.raises(UnsupportedModelError, match="an embedding model"):
+        edgedec.load(path, runtime="llamacpp", n_ctx=512)
