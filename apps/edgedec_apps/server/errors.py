@@ -15,6 +15,7 @@ from edgedec.errors import (
     RequestError,
     RuntimeUnavailableError,
     SessionError,
+    UnsupportedModelError,
 )
 
 _KINDS = {
@@ -113,7 +114,7 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(404, str(error), "model_not_found", "model")
     if isinstance(error, RequestError):
         return Problem(400, str(error))
-    if isinstance(error, RuntimeUnavailableError | CapabilityError):
+    if isinstance(error, RuntimeUnavailableError | CapabilityError | UnsupportedModelError):
         return Problem(501, str(error), "not_supported")
     if isinstance(error, OfflineError | PullError):
         return Problem(502, str(error), "pull_failed")

@@ -12,7 +12,8 @@ from support.running_server import Running, messages, started
 from support.saying_model import saying_model
 
 TEMPLATE = (
-    "{# it may <think> #}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{# it may <think> #}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
     "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
     "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
 )
@@ -166,6 +167,7 @@ def test_no_body_is_an_internal_error(running: Running, path: str, tmp_path: Pat
         body = mutant(BODIES[path], rng)
         reply = running.client.post(path, content=json.dumps(body))
         assert reply.status_code < 500, (body, reply.text)
+        assert "internal error" not in reply.text, body  # within a stream, too
         if reply.status_code != 200:
             error = reply.json()["error"]
             assert error if isinstance(error, str) else error["message"], body
