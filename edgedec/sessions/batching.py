@@ -2,8 +2,9 @@
 
 Drafts of a trained head are joined in the same way: they are made before the forwards that verify them.
 
-The thread that comes first waits a moment for the sessions whose next forward is due; then one thread evaluates the
-rows of all: continuous batching (Orca, Yu et al. 2022, OSDI). Long prompts are read in pieces, so that other sessions'
+A thread waits a moment for the sessions whose next forward is due; the one that comes last evaluates the rows of all:
+continuous batching (Orca, Yu et al. 2022, OSDI). So no thread is woken before a forward, and each one once behind it:
+to wake a thread takes longer than a step's Python. Long prompts are read in pieces, so that other sessions'
 steps go on between them. Forwards are joined only where a model's rows do not depend on what else is in a forward; the
 forwards of any other model run one after another.
 """
@@ -65,6 +66,7 @@ class Batcher:
     Attributes:
         model: The model.
         joins: Whether forwards are joined and prompts cut; False where rows depend on what else is in a forward.
+        lock: Held by whatever reads or changes who waits for what.
     """
 
     def __init__(self, model: Model) -> None:
@@ -72,7 +74,7 @@ class Batcher:
         self.joins = model.batch_invariant is True
         self._most_rows = model.capabilities.max_rows
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self.lock = threading.RLock()
         self._waiting: list[_Ticket] = []
         self._due: set[BatchedSession] = set()  # sessions in a generation that are not late
         self._drafted = 0.0  # when heads were last called
@@ -86,14 +88,14 @@ class Batcher:
     @contextmanager
     def taking_part(self, session: "BatchedSession") -> Iterator[None]:
         """Let others wait for this session's forwards inside the block."""
-        with self._changed:
+        with self.lock:
             self._due.add(session)
         try:
             yield
         finally:
-            with self._changed:
+            with self.lock:
                 self._due.discard(session)
-                self._changed.notify_all()
+                self._wake_first()
 
     @property
     def n_due(self) -> int:
@@ -136,10 +138,9 @@ class Batcher:
 
     def _result(self, ticket: _Ticket) -> Forward | HeadCall:
         """Wait for the result of a ticket and return it, or raise its error."""
-        with self._changed:
+        with self.lock:
             ticket.session.ticket = ticket
             self._waiting.append(ticket)
-            self._changed.notify_all()
             try:
                 self._wait_for(ticket)
             finally:
@@ -150,34 +151,42 @@ class Batcher:
         return ticket.result
 
     def _wait_for(self, ticket: _Ticket) -> None:
-        """Wait until a ticket has its result; evaluate it in this thread where it is the ticket's turn."""
+        """Wait until a ticket has its result; evaluate a batch in this thread when there is one.
+
+        The first of those that wait looks at the clock; the others are woken when they have a result, or are the first.
+        """
         while ticket.result is None:
             if ticket.cancelled and not ticket.running:
                 raise CancelledError("a forward was cancelled before it began")
-            batch = [] if self._busy or ticket is not self._waiting[0] else self._complete_batch()
+            batch = [] if self._busy else self._complete_batch()
             if batch:
                 self._lead(batch)
             elif self._busy or ticket is not self._waiting[0]:
-                self._changed.wait()
+                ticket.session.changed.wait()
             else:
-                self._changed.wait(max(0.0, self._deadline() - monotonic()))
+                ticket.session.changed.wait(max(0.0, self._deadline() - monotonic()))
 
     def _take_out(self, ticket: _Ticket) -> None:
         """Drop a ticket, whatever ended the waiting (KeyboardInterrupt too); a forward that runs with it ends first."""
         if ticket in self._waiting:
             ticket.cancelled = True
             while ticket.running:
-                self._changed.wait()
+                ticket.session.changed.wait()
         ticket.session.ticket = None
         if ticket in self._waiting:
             self._waiting.remove(ticket)
-            self._changed.notify_all()
+            self._wake_first()
+
+    def _wake_first(self) -> None:
+        """Let the first ticket that waits look again whether there is a batch."""
+        if self._waiting:
+            self._waiting[0].session.changed.notify()
 
     def cancel(self, session: "BatchedSession") -> None:
         """Cancel the forward that a session waits for; a forward shared with other sessions goes on for those."""
         if os.getpid() != self._pid:  # a forked process has a copy of the lock, maybe held by a thread that it lacks
             return
-        with self._changed:
+        with self.lock:
             session.cancelled = True
             ticket = session.ticket
             if ticket is None or not isinstance(ticket.item, ForwardItem):  # a draft takes a moment only
@@ -185,7 +194,7 @@ class Batcher:
             ticket.cancelled = True
             if ticket.running and not any(t.running for t in self._waiting if t is not ticket):
                 session.inner.cancel()
-            self._changed.notify_all()
+            session.changed.notify()
 
     def _deadline(self) -> float:
         """Return when the tickets have waited long enough, in seconds of the monotonic clock.
@@ -220,32 +229,33 @@ class Batcher:
         return tickets[: max(1, n)]
 
     def _lead(self, batch: list[_Ticket]) -> None:
-        """Evaluate a batch in this thread, with the lock released meanwhile, and put the results into the tickets."""
+        """Evaluate a batch in this thread, with the lock released meanwhile, and put the results into the tickets.
+
+        After a KeyboardInterrupt in this thread the forwards of the others begin again.
+        """
         self._busy = True
         for ticket in batch:
             ticket.running = True
-        results: list[Result] = []
         started = perf_counter()
-        self._changed.release()
+        self.lock.release()
         try:
             results = evaluated(self.model, [ticket.item for ticket in batch])
-        except BaseException as error:  # KeyboardInterrupt in this thread; the others' forwards begin again
-            results = [error]
         finally:
             seconds = perf_counter() - started
-            self._changed.acquire()
+            self.lock.acquire()
             self._busy = False
             for ticket in batch:
                 ticket.running = False
-            self._changed.notify_all()
+                ticket.session.changed.notify()
         if isinstance(batch[0].item, ForwardItem):
             self._last_s = seconds
         else:
             self._drafted = monotonic()
         shared = SharedForward(seconds, sum(n_rows_of(ticket.item) for ticket in batch), len(batch))
-        for ticket, result in zip(batch, results, strict=False):
+        for ticket, result in zip(batch, results, strict=True):
             self._waiting.remove(ticket)
             ticket.shared, ticket.result = shared, result
+        self._wake_first()
 
 
 class BatchedSession(OuterSession):
@@ -254,6 +264,7 @@ class BatchedSession(OuterSession):
     Attributes:
         batcher: Joins the session's forwards with others'.
         shared: The latest forward; others may have had rows in it.
+        changed: Wakes the thread that waits for a result.
         taking_part: Whether a generation is running on the session.
         ticket: The forward that the session waits for, or None.
         cancelled: Whether cancel() was called since the latest forward began: a prompt's next piece is not read then.
@@ -266,6 +277,7 @@ class BatchedSession(OuterSession):
     def __init__(self, batcher: Batcher, inner: Session) -> None:
         super().__init__(inner)
         self.batcher = batcher
+        self.changed = threading.Condition(batcher.lock)
         self.taking_part = False
         self.ticket: _Ticket | None = None
         self.cancelled = False
