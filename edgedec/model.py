@@ -125,17 +125,22 @@ class ModelCard:
 
 @dataclass(slots=True)
 class Forward:
-    """The result of a forward; its arrays are views that are valid until the model's next forward.
+    """The result of a forward; its arrays are views that are valid until the model's next forward, unless `is_own`.
 
     Attributes:
         logits: f32[n_wanted, n_vocab], the logits of the rows in `ForwardItem.rows`, in their order.
         hidden: For each tapped layer f32[n, n_embd], the hidden state of all n rows after that layer.
         ops: The functions that sampling calls on rows of logits.
+        best: The most probable token of each row of logits, the lowest id on a tie; empty where the runtime leaves it
+            to the caller to look for it.
+        is_own: Whether the arrays belong to this result, and stay valid.
     """
 
     logits: NDArray[np.float32]
     hidden: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     ops: LogitOps = NUMPY_ROW_OPS
+    best: list[int] = field(default_factory=list)
+    is_own: bool = False
 
 
 @dataclass(slots=True)  # not frozen, as that takes a microsecond to make

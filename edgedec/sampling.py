@@ -121,6 +121,11 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @property
+    def takes_best(self) -> bool:
+        """Whether the token is always the model's most probable one, whatever came before."""
+        return self.temperature == 0 and not self.logit_bias and not self.has_penalties
+
+    @property
     def has_truncation(self) -> bool:
         """Whether tokens are ruled out because they are improbable."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0

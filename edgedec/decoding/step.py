@@ -189,8 +189,10 @@ def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
 
 def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> Verification:
     """Choose tokens along a path of the draft, by the rule that the request names."""
-    rule = sequence.request.rule
+    rule, best = sequence.request.rule, forward.best
     if rule == COUPLED:
+        if best and sequence.request.sampling.takes_best and decoder.constraint is None:
+            return verify_coupled(draft, lambda row, accepted: best[row])
         return verify_coupled(draft, partial(_choose_token, sequence, decoder, forward))
     q = draft.q if draft.q is not None else (None,) * len(draft.tokens)
     uniform = uniform_source(decoder.noise, len(sequence.token_ids))

@@ -39,8 +39,10 @@ def _together(model: Model, work: Sequence[Work]) -> list[Result]:
 
 
 def _own(forward: Forward) -> Forward:
+    if forward.is_own:
+        return forward
     hidden = {tap: states.copy() for tap, states in forward.hidden.items()}
-    return replace(forward, logits=forward.logits.copy(), hidden=hidden)
+    return replace(forward, logits=forward.logits.copy(), hidden=hidden, is_own=True)
 
 
 def n_rows_of(work: Work) -> int:

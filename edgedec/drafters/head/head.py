@@ -97,9 +97,8 @@ class HeadDrafter:
         self._begun_s = 0.0
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, _DRAWS)
         self._row = np.empty(0, np.float32)
-        params = context.sampling
         self._first: int | None = None  # the first token of the latest draft
-        self._takes_best = params.greedy and not params.logit_bias and not params.has_penalties
+        self._takes_best = context.sampling.takes_best
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt, which the head reads together with the target."""

@@ -2,8 +2,9 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from copy import copy
+from ctypes import addressof, c_float
 from math import isfinite
 from time import perf_counter
 
@@ -43,9 +44,10 @@ class CpuHeadCall:
     def answer(self, others: Sequence[HeadCall]) -> None:
         """Draft for this text and those of other calls of the same kind, together; see HeadCall."""
         calls = [self, *(call for call in others if isinstance(call, CpuHeadCall))]
-        with ExitStack() as inside:
-            for call in calls:
-                inside.enter_context(call._state.using())
+        with self._state.using():  # which holds the model's lock, so that the others stay open
+            for call in calls[1:]:
+                with call._state.using():
+                    pass
             items = (DraftItem * len(calls))(*(call.item for call in calls))
             code = getattr(native(), self.kind)(items, len(calls))
             if code == NOT_FINITE:
@@ -192,20 +194,19 @@ class CpuHeadState:
             n_past = self._place(n_past)
         if n_past < 0 or rules.n_max < 1:
             return DraftedChain((), (), (), ())
-        edges = np.array(rules.edges, np.float32)
-        factors = None if rules.factors is None else np.array(rules.factors, np.float32)
+        edges = (c_float * len(rules.edges))(*rules.edges)
+        factors = None if rules.factors is None else (c_float * len(rules.factors))(*rules.factors)
         native_rules = DraftRules(
-            *(rules.n_max, len(edges), address(edges), None if factors is None else address(factors)),
+            *(rules.n_max, len(edges), addressof(edges), None if factors is None else addressof(factors)),
             *(rules.least_path, rules.most_s if isfinite(rules.most_s) else _LONGEST_S),
         )
         nodes = (Drafted * rules.n_max)()
         item = DraftItem(self._session, n_past, token, native_rules, nodes)
         found = nodes[: self._called(_CHAINS, item, edges, factors)]
+        if not found:
+            return DraftedChain((), (), (), ())
         return DraftedChain(
-            tuple(node.token for node in found),
-            tuple(node.p for node in found),
-            tuple(node.second_token for node in found),
-            tuple(node.second_p for node in found),
+            *zip(*[(node.token, node.p, node.second_token, node.second_p) for node in found], strict=True)
         )
 
     def begin(self, n_past: int, token: int) -> F32 | None:

@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.extras import DISTRIBUTION
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -152,7 +152,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_session_save": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
     "ec_session_load": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
     "ec_session_close": (None, (c_void_p,)),
-    "ec_forward": (c_int32, (c_void_p, POINTER(Item), c_int32, c_void_p, c_void_p)),
+    "ec_forward": (c_int32, (c_void_p, POINTER(Item), c_int32, c_void_p, c_void_p, c_void_p)),
     "ec_find_kernels": (c_void_p, (c_char_p,)),
     "ec_row_total": (c_double, (c_void_p, c_void_p, c_int64, POINTER(c_float))),
     "ec_row_above": (c_int64, (c_void_p, c_void_p, c_int64, c_float, c_void_p, c_int64)),

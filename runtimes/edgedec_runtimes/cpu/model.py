@@ -74,6 +74,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         self._ops = NativeRowOps(native().ec_model_instruction_set(handle))
         self._logits = np.empty((logit_rows, card.n_vocab), np.float32)
         self._logits_address = address(self._logits)
+        self._best = (ctypes.c_int32 * KERNEL_ROWS)()
         self._flag_address = ctypes.addressof(self.stop.flag)
 
     @property
@@ -135,13 +136,17 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         return results
 
     def _results(self, checked: list[CheckedItem]) -> tuple[list[Forward], int]:
-        """Return where the results of each item go, and the address of the array with the logits of all items."""
+        """Return where the results of each item go, and the address of the array with the logits of all items.
+
+        The results of several sessions, which go on at their own pace, are arrays of their own.
+        """
         results: list[Forward] = []
         n_wanted, first = 0, 0
         for item in checked:
             n_wanted += len(item.wanted)
         logits, place = self._logits, self._logits_address
-        if n_wanted > len(logits):
+        is_own = n_wanted > len(logits) or len(checked) > 1
+        if is_own:
             logits = np.empty((n_wanted, self.card.n_vocab), np.float32)
             place = address(logits)
         for item in checked:
@@ -149,7 +154,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             hidden: dict[int, NDArray[np.float32]] = {}
             for tap in item.taps:
                 hidden[tap] = np.empty((item.n_rows, self.card.n_embd), np.float32)
-            results.append(Forward(logits[first:last], hidden, self._ops))
+            results.append(Forward(logits[first:last], hidden, self._ops, [], is_own))
             first = last
         return results, place
 
@@ -159,20 +164,17 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             item.session.rows.fill(item, begin, end)
         first_item, _, first, _, _ = pieces[0]
         rows = first_item.session.rows
-        items, logits, copied = rows.pointer, place + 4 * self.card.n_vocab * (first + rows.wanted.start), None
-        if len(pieces) > 1:  # their rows of logits need not follow one another
-            natives = [piece[0].session.rows.item for piece in pieces]
-            items = (Item * len(natives))(*natives)
-            copied = np.empty((sum(native_item.n_wanted for native_item in natives), self.card.n_vocab), np.float32)
-            logits = address(copied)
-        code = native().ec_forward(self.handle, items, len(pieces), logits, self._flag_address)
+        items, logits = rows.pointer, place + 4 * self.card.n_vocab * (first + rows.wanted.start)
+        if len(pieces) > 1:
+            items = (Item * len(pieces))(*[piece[0].session.rows.item for piece in pieces])
+        code = native().ec_forward(self.handle, items, len(pieces), logits, self._best, self._flag_address)
         if code:
             self._refuse(code)
+        n_found = 0
         for item, result, _, begin, end in pieces:
-            if copied is not None:
-                rows = item.session.rows
-                result.logits[rows.wanted] = copied[: rows.item.n_wanted]
-                copied = copied[rows.item.n_wanted :]
+            n_end = n_found + item.session.rows.item.n_wanted
+            result.best.extend(self._best[n_found:n_end])
+            n_found = n_end
             if item.taps:
                 for tap, states in zip(item.taps, item.session.rows.tapped, strict=True):
                     result.hidden[tap][begin:end] = states
@@ -190,7 +192,10 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
 
 
 def _groups(checked: list[CheckedItem], results: list[Forward]) -> list[list[Piece]]:
-    """Cut items into forwards of at most KERNEL_ROWS rows: first the beginnings of long chains, then all ends."""
+    """Cut items into forwards of at most KERNEL_ROWS rows: first the beginnings of long chains, then all ends.
+
+    The rows of logits of a forward follow one another. So an end begins a new one where its beginning had some, too.
+    """
     if len(checked) == 1 and checked[0].n_rows <= KERNEL_ROWS:  # a step: nothing to cut or to join
         return [[(checked[0], results[0], 0, 0, checked[0].n_rows)]]
     beginnings: list[list[Piece]] = []
@@ -201,7 +206,7 @@ def _groups(checked: list[CheckedItem], results: list[Forward]) -> list[list[Pie
         while n - begin > KERNEL_ROWS:
             beginnings.append([(item, result, first, begin, begin + KERNEL_ROWS)])
             begin += KERNEL_ROWS
-        if n_last + n - begin > KERNEL_ROWS:
+        if ends[-1] and (n_last + n - begin > KERNEL_ROWS or (begin and len(item.wanted) > 1)):
             ends.append([])
             n_last = 0
         ends[-1].append((item, result, first, begin, n))

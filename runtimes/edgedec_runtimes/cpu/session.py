@@ -22,7 +22,8 @@ from edgedec_runtimes.shared.session_state import CheckedItem
 class NativeRows:
     """Rows of a session as the native library takes them: made once, and filled anew for each native forward.
 
-    Tokens and row numbers are copied to buffers that stay where they are, as to ask numpy for an address takes longer.
+    Tokens, parents and row numbers are copied to buffers that stay where they are: to ask numpy for an address takes
+    longer.
 
     Attributes:
         item: The description of the rows.
@@ -35,7 +36,9 @@ class NativeRows:
         self._n_embd = n_embd
         self._tokens = np.zeros(KERNEL_ROWS, np.int32)
         self._wanted = np.zeros(KERNEL_ROWS, np.int32)
+        self._parents = np.zeros(KERNEL_ROWS, np.int32)
         self._tokens_address = address(self._tokens)
+        self._parents_address = address(self._parents)
         self._pointed_to: tuple[object, ...] = ()
         self.item = Item(session=session, tokens=self._tokens_address, wanted=address(self._wanted))
         self.pointer = ctypes.pointer(self.item)
@@ -56,11 +59,15 @@ class NativeRows:
         item.n_past, item.n_rows, item.n_wanted = c.n_past + begin, n, n_wanted
         if tokens is not None:
             self._tokens[:n] = tokens
-        if not c.is_plain or self._pointed_to:
+        item.parents = None
+        if c.parents is not None:
+            self._parents[:n] = c.parents
+            item.parents = self._parents_address
+        if c.is_special or self._pointed_to:
             self._fill_special(c, begin, end)
 
     def _fill_special(self, c: CheckedItem, begin: int, end: int) -> None:
-        """Set the fields in which an item differs from a plain one, or take them back."""
+        """Set the fields of a special item, or take them back."""
         hidden = None if c.hidden is None else c.hidden[begin:end]
         attn = None if c.layers is None else c.layers.attn.astype(np.uint8)
         mlp = None if c.layers is None else c.layers.mlp.astype(np.uint8)
@@ -68,10 +75,10 @@ class NativeRows:
         self.tapped = np.empty((len(taps), end - begin, self._n_embd), np.float32)
         self.item.tokens = None if c.tokens is None else self._tokens_address
         self.item.first_layer, self.item.n_taps = c.first_layer, len(taps)
-        fields = {"hidden": hidden, "parents": c.parents, "attn": attn, "mlp": mlp, "taps": taps, "tapped": self.tapped}
+        fields = {"hidden": hidden, "attn": attn, "mlp": mlp, "taps": taps, "tapped": self.tapped}
         for name, array in fields.items():
             setattr(self.item, name, None if array is None else address(array))
-        self._pointed_to = () if c.is_plain else (hidden, c.parents, attn, mlp, taps)
+        self._pointed_to = (hidden, attn, mlp, taps) if c.is_special else ()
 
 
 class CpuSession(OwnSession):
@@ -96,6 +103,8 @@ class CpuSession(OwnSession):
             self.follower.reset()
 
     def _move(self, slots: NDArray[np.int32]) -> None:
+        if slots[-1] == self.n_cached + len(slots) - 1:  # they ascend, so each is in its place already
+            return
         check(native().ec_session_move(self._handle, address(slots), len(slots), self.n_cached), "keeping a path")
 
     def _fork(self) -> "CpuSession":

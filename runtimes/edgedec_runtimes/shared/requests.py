@@ -55,8 +55,8 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     if (item.tokens is None) == (item.hidden is None) or (item.hidden is None) != (item.resume_after is None):
         raise RequestError("a forward takes either tokens, or hidden together with resume_after")
     tokens = None if item.tokens is None else _tokens(item.tokens, limits)
-    is_plain = tokens is not None and item.parents is None and item.layers is None and not item.taps
-    if not is_plain:
+    is_special = item.hidden is not None or item.layers is not None or bool(item.taps)
+    if is_special or item.parents is not None:
         _require_capable(item, limits)
     hidden = None if item.hidden is None else _hidden(item.hidden, item.resume_after, limits)
     n = len(tokens) if tokens is not None else len(hidden) if hidden is not None else 0
@@ -77,7 +77,8 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     wanted, taps = _wanted(item.rows, n), tuple(item.taps)
     if len(wanted) > limits.capabilities.max_rows:
         _refuse_rows(len(wanted), limits.capabilities.max_rows)
-    checked = CheckedItem(session, item.n_past, tokens, hidden, n, first_layer, parents, layers, wanted, taps, is_plain)
+    what = (tokens, hidden, n, first_layer, parents, layers, wanted, taps, is_special)
+    checked = CheckedItem(session, item.n_past, *what)
     if state.n_whole < item.n_past:
         state.check_written(checked)
     return checked
@@ -144,7 +145,7 @@ def _hidden(given: NDArray[np.float32], resume_after: int | None, limits: Limits
 def _parents(given: NDArray[np.int32], n: int) -> NDArray[np.int32]:
     parents = np.asarray(given)
     is_rows = parents.shape == (n,) and parents.dtype.kind in "iu"
-    if not is_rows or not np.all((parents >= -1) & (parents < np.arange(n))):
+    if not is_rows or not all(-1 <= parent < row for row, parent in enumerate(parents.tolist())):
         raise RequestError(f"parents must be {n} row numbers, each -1 or below its own row, found {parents.tolist()}")
     return np.ascontiguousarray(parents, dtype=np.int32)
 

@@ -35,7 +35,7 @@ class CheckedItem:
         layers: The layers that run, or None for all.
         wanted: int32, the rows whose logits are returned, ascending.
         taps: The layers whose output is returned for every row.
-        is_plain: Whether the item is a chain of tokens through all layers, without taps.
+        is_special: Whether it begins with hidden states, leaves layers out or has taps.
     """
 
     session: Any
@@ -48,7 +48,7 @@ class CheckedItem:
     layers: LayerSet | None
     wanted: NDArray[np.int32]
     taps: tuple[int, ...]
-    is_plain: bool
+    is_special: bool
 
 
 class SessionState:
@@ -174,8 +174,8 @@ class SessionState:
     def hold_path(self, slots: NDArray[np.int32]) -> None:
         """Count what was moved from `slots` as cached."""
         stop = self.n_cached + len(slots)
-        self.written[:, self.n_cached : stop] = self.written[:, slots]
-        self.written[:, stop : self._n_written] = False
+        self._by_slot[self.n_cached : stop] = self._by_slot[slots]
+        self._by_slot[stop : self._n_written] = False
         self.n_cached = self._n_written = stop
         self.n_whole = min(self.n_whole, stop)
 

@@ -291,12 +291,12 @@ int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *sourc
 
 void ec_session_close(ec_session *session) { delete session; }
 
-int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits,
+int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
                    const volatile int32_t *cancel) {
   return guarded([&]() -> int32_t {
     require(n_items >= 1, "a forward has no items");
     if (model->mapping != nullptr) model->mapping->check();
-    const Outcome outcome = forward(*model, items, n_items, logits, cancel);
+    const Outcome outcome = forward(*model, items, n_items, logits, best, cancel);
     if (model->mapping != nullptr) model->mapping->check();
     if (outcome == Outcome::done) return EC_OK;
     last_error = outcome == Outcome::cancelled ? "the forward was cancelled" : "the model's logits are not finite";

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 8
+#define EC_ABI_VERSION 9
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -212,10 +212,11 @@ EC_API int32_t ec_session_save(const ec_session *session, int32_t n_tokens, void
 EC_API int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
 EC_API void ec_session_close(ec_session *session);
 
-/* Evaluate rows of several sessions, and write logits [sum of n_wanted][n_vocab]. Where *cancel becomes other than 0, the
+/* Evaluate rows of several sessions, and write logits [sum of n_wanted][n_vocab] and, unless it is NULL, best [sum of
+ * n_wanted]: the token with the greatest logit of each row, of equals the first. Where *cancel becomes other than 0, the
  * forward stops between two layers and returns EC_CANCELLED. EC_UNREADABLE: weights can't be read, or the check of the
  * mapping fails. EC_NOT_FINITE: a logit is infinite or NaN, as damaged weights cause. The results are not usable then. */
-EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits,
+EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
                           const volatile int32_t *cancel);
 
 /* Draft heads (head.h). */

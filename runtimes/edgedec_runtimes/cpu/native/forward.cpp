@@ -6,6 +6,7 @@
 
 #include "forward_run.h"
 #include "head.h"
+#include "row.h"
 #include "tiles.h"
 
 namespace edgedec {
@@ -69,8 +70,8 @@ void read_rows(ec_model &model, const Plan &plan) {
 
 }  // namespace
 
-Run::Run(ec_model &model, const Plan &plan, float *logits, const volatile int32_t *cancel)
-    : m_(model), c_(model.config), k_(*model.kernels), plan_(plan), logits_(logits), cancel_(cancel),
+Run::Run(ec_model &model, const Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel)
+    : m_(model), c_(model.config), k_(*model.kernels), plan_(plan), logits_(logits), best_(best), cancel_(cancel),
       stages_(cuts_by_speed(model.speeds), most_pieces()) {}
 
 void Run::operator()(int thread) {
@@ -83,6 +84,7 @@ void Run::operator()(int thread) {
     copy_taps(thread, l);
   }
   head(thread, memory);
+  if (best_ != nullptr && plan_.n_wanted > 0) find_best(thread);
 }
 
 // Return at least the number of pieces of any stage that is cut into pieces of two parts.
@@ -321,7 +323,15 @@ void Run::head_in_parts(int thread, float *memory) {
   }
 }
 
-Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, const volatile int32_t *cancel) {
+// Find the greatest logit of each row while the caches still hold them.
+void Run::find_best(int thread) {
+  stages_.each(thread, plan_.n_wanted,
+               [&](int64_t i) { best_[i] = (int32_t)row_argmax(k_, logits_ + i * c_.n_vocab, c_.n_vocab); });
+  end_stage(thread, EC_OP_HEAD);
+}
+
+Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
+                const volatile int32_t *cancel) {
   if (!model.finished || model.elsewhere) throw Invalid("the model is not finished, or another library evaluates its text");
   Plan plan = make_plan(model, items, n_items);
   if (plan.n_wanted > model.max_rows) throw Invalid("too many rows of logits are wanted");
@@ -333,7 +343,7 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
   const size_t scratch = std::max({panel, row, attention_scratch(model, plan)});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
   model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));
-  Run run(model, plan, logits, cancel);
+  Run run(model, plan, logits, best, cancel);
   if (model.streamer.started()) begin_streaming(model, plan);
   if (model.streamer.started() || model.row_file.is_open()) read_rows(model, plan);
   {

@@ -39,7 +39,7 @@ size_t attention_kept(const ec_model &model, const Plan &plan);
 
 class Run {
  public:
-  Run(ec_model &model, const Plan &plan, float *logits, const volatile int32_t *cancel);
+  Run(ec_model &model, const Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel);
 
   // All of the forward; every thread of the pool calls it. `memory` of a thread is its element of thread_memory.
   void operator()(int thread);
@@ -90,6 +90,7 @@ class Run {
   void copy_taps(int thread, int32_t l);
   void head(int thread, float *memory);
   void head_in_parts(int thread, float *memory);
+  void find_best(int thread);
 
   // --- forward_attention.cpp ---
   bool attention_block(int thread, int32_t l, float *memory);
@@ -121,6 +122,7 @@ class Run {
   const Kernels &k_;
   const Plan &plan_;
   float *logits_;
+  int32_t *best_;
   const volatile int32_t *cancel_;
   const std::vector<float> none_;
   const bool streamed_ = m_.streamer.started();

@@ -101,7 +101,7 @@ void HeadState::read_group(HeadState *const *states, size_t n, float *scores) {
     output += s.n_laid_ * d;
   }
   if (!rows.empty()) head.fuse(rows);
-  if (forward(head.net, items.data(), (int32_t)n, scores, nullptr) != Outcome::done)
+  if (forward(head.net, items.data(), (int32_t)n, scores, nullptr, nullptr) != Outcome::done)
     throw NotFinite("the draft head's scores are not finite");
   for (size_t i = 0; i < n; ++i) states[i]->settle(items[i].tapped == nullptr ? nullptr : items[i].tapped + last[i] * d, wanted);
 }

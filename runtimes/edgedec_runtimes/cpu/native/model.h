@@ -106,6 +106,7 @@ namespace edgedec {
 enum class Outcome { done, cancelled, not_finite };
 
 // Throws Invalid, std::bad_alloc, Unreadable.
-Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, const volatile int32_t *cancel);
+Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
+                const volatile int32_t *cancel);
 
 }  // namespace edgedec

@@ -36,6 +36,13 @@ double row_total(const Kernels &k, const float *x, int64_t n, float *most) {
   return k.row_sum(x, n, *most);
 }
 
+int64_t row_argmax(const Kernels &k, const float *x, int64_t n) {
+  const std::vector<float> maxima = maxima_of(k, x, n);
+  const auto most = std::max_element(maxima.begin(), maxima.end());
+  const int64_t begin = (most - maxima.begin()) * ROW_BLOCK;
+  return std::find(x + begin, x + std::min(n, begin + ROW_BLOCK) - 1, *most) - x;
+}
+
 int64_t row_above(const Kernels &k, const float *x, int64_t n, float threshold, int64_t *ids, int64_t capacity) {
   int64_t found = 0;
   for_each_above(maxima_of(k, x, n), x, n, threshold, [&](int64_t i) {

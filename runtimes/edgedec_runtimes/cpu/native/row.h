@@ -9,6 +9,9 @@ namespace edgedec {
 // Set `most` to the greatest value and return the sum of exp(x - most), NaN where a value is not finite.
 double row_total(const Kernels &k, const float *x, int64_t n, float *most);
 
+// Return the index of the greatest value, of equal ones the lowest; any index where a value is NaN.
+int64_t row_argmax(const Kernels &k, const float *x, int64_t n);
+
 // Write the indices of values that are at least `threshold`, ascending and at most `capacity` of them, and return how many
 // there are.
 int64_t row_above(const Kernels &k, const float *x, int64_t n, float threshold, int64_t *ids, int64_t capacity);
