@@ -15,6 +15,7 @@ _BUCKET = 512  # tokens of context below which a forward costs about the same; t
 _ODD = 4.0  # times the expected seconds: more than that is a suspended process or a busy machine, not a cost
 _SHARE_DIGITS = 2  # shares of the weights that differ by less are timed together
 _KEEP_SHARE = 1 / 8  # weight of the latest tree in the mean cost of keeping a branch
+_NEWEST = 1 / 16  # weight of the latest step in what a step takes beside its forward
 _KEEP_FADES = 0.995  # factor for every step without a tree, so that one expensive keep does not rule trees out for good
 _GAIN = 0.05  # of a step: a smaller gain counts as none
 _NO_TOKENS = 0.005  # expected tokens that a chain is not made longer for
@@ -171,9 +172,12 @@ class CostCurve:
         keep_s: Mean seconds that keeping a branch of a tree took lately: next to nothing where that moves what was
             computed, up to a forward where nodes are evaluated again. It is a mean because a median would not show what
             happens in one step of three.
+        beside_s: Mean seconds that a step takes beside proposing and its forward, as Python does: [a plain step, one
+            that verifies a draft]. On a small model they are a part of what a draft costs.
         others: Tokens that other requests gain by the same forward, where forwards are shared.
-        latest_s: Seconds of the latest forward and of keeping a branch of it, cut where they are out of all proportion;
-            None before the first forward, and until the next one when it was set to None.
+        latest_s: Seconds of the latest forward, of keeping a branch of it, and of what a step takes beside; cut where
+            they are out of all proportion. None before the first forward, and until the next one when it was set to
+            None.
         trials: The time spent on trials of more rows.
     """
 
@@ -183,6 +187,7 @@ class CostCurve:
             cheapest = min(base.values(), default=seconds)
             base[n_rows] = min(seconds, cheapest)  # where more rows took less, the time of fewer rows was disturbed
         self.keep_s = self.others = 0.0
+        self.beside_s = [0.0, 0.0]
         self.latest_s: float | None = None
         self.trials = Trials()
         self._base = base
@@ -196,11 +201,17 @@ class CostCurve:
         than the forward took is not believed, as keep evaluates at most the nodes of the forward again.
         """
         bucket = self._bucket(n_past)
-        self.latest_s = bucket.observe(n_rows, seconds) + (keep_s or 0.0)
+        self.latest_s = bucket.observe(n_rows, seconds) + (keep_s or 0.0) + self.beside_s[n_rows > 1]
         if keep_s is None:
             self.keep_s *= _KEEP_FADES
         else:
             self.keep_s += _KEEP_SHARE * (min(keep_s, bucket.seconds(n_rows) or seconds) - self.keep_s)
+
+    def observe_beside(self, n_rows: int, seconds: float) -> None:
+        """Take the seconds that a step with `n_rows` rows took beside proposing and its forward."""
+        known = self.beside_s[n_rows > 1]
+        new = min(seconds, _ODD * known) if known else seconds
+        self.beside_s[n_rows > 1] += (_NEWEST if known else 1.0) * (new - known)
 
     def _bucket(self, n_past: int) -> _Bucket:
         """Return the bucket of contexts of `n_past` tokens; a new bucket begins with the points of the nearest one."""
@@ -262,19 +273,20 @@ class CostCurve:
         return all(bucket.most < n_rows for bucket in self._buckets.values())
 
     def cost(self, n_past: int = 0) -> Cost:
-        """Return the seconds of a forward by the nodes of its draft, until the next observation.
+        """Return the seconds of a step by the nodes of its draft, until the next observation: forward and `beside_s`.
 
         Where nothing was measured, each row counts a second.
 
-        >>> cost = CostCurve({1: 0.010, 4: 0.015}).cost()
-        >>> cost(0), cost(3)
-        (0.01, 0.015)
+        >>> curve = CostCurve({1: 0.010, 4: 0.015})
+        >>> curve.observe_beside(4, 0.005)
+        >>> curve.cost()(0), curve.cost()(3)
+        (0.01, 0.02)
         """
-        bucket = self._bucket(n_past)
-        return lambda n_nodes: bucket.seconds(n_nodes + 1) or float(n_nodes + 1)
+        bucket, beside_s = self._bucket(n_past), self.beside_s
+        return lambda n_nodes: (bucket.seconds(n_nodes + 1) or float(n_nodes + 1)) + beside_s[n_nodes > 0]
 
     def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
-        """Return the seconds of 1 to `n_rows` rows, a second for each row where nothing was measured."""
+        """Return the seconds of steps of 1 to `n_rows` rows, a second for each row where nothing was measured."""
         cost = self.cost(n_past)
         return [cost(n) for n in range(n_rows)]
 

@@ -6,7 +6,7 @@ A plain step is the same code with an empty draft.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,7 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
     draft = _propose(sequence, decoder, n_generated) if len(pending) == 1 else EMPTY_DRAFT
     proposed = perf_counter()
     forward = _forward(sequence, decoder, pending, draft)
-    evaluated = perf_counter()
+    evaluated, alone = perf_counter(), thread_time()  # of this thread, as others' steps go on meanwhile
     verification, keep_s = _accept(sequence, decoder, draft, forward)
     accepted = perf_counter()
     if not n_generated:
@@ -100,6 +100,8 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
         if decoder.curve is not None:
             decoder.curve.observe(len(pending) + len(draft.tokens), evaluated - proposed, n_past, keep_s)
     _learn(sequence, decoder, draft, forward, verification)
+    if n_generated and decoder.curve is not None:
+        decoder.curve.observe_beside(1 + len(draft.tokens), thread_time() - alone - (keep_s or 0.0))
     stats.verify_s += accepted - evaluated
     stats.draft_s += proposed - begun + perf_counter() - accepted
     return verification

@@ -1,6 +1,7 @@
 """The drafters at work in one generation: they are asked for drafts, and dropped when they fail."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic, perf_counter
 
 from edgedec.draft import Closing, Draft, Drafter, DrafterNeeds, DrafterRestsError
@@ -60,6 +61,7 @@ class ActiveDrafters:
         """
         started = perf_counter()
         try:
+            active.catch_up()
             draft = active.drafter.draft(n_max, monotonic() + self.patience_s + extra_s)
             if not isinstance(draft, Draft):
                 raise PluginError(f"draft() returned a {type(draft).__name__}; it must return an edgedec Draft")
@@ -78,8 +80,10 @@ class ActiveDrafters:
         n = len(draft.tokens)
         if n and not self._options.coupled and self._keeps_q(draft):
             self.drawn = draft if self.drawn is None else self.drawn
+            active.n_before, active.places = 0, list(range(n))
         elif n:
             p = draft.p_accept if self._options.always else active.corrected_p(self._options.greedy)
+            active.n_before = len(tree.tokens)
             active.places = tree.add(draft.tokens, draft.parents, p)
             if self._recorder is not None:
                 self._recorder.drafted(active.places, draft.depths())
@@ -116,8 +120,10 @@ class ActiveDrafters:
         self._use([active for active in self.all if active is not removed])
 
     def close(self) -> None:
-        """End the threads of drafters that have one."""
+        """Let the drafters learn the rest of the text, and end the threads of those that have one."""
         for active in self.all:
+            with suppress(Exception):  # a drafter never ends the text
+                active.catch_up()
             close_drafter(active.drafter)
 
 

@@ -58,16 +58,28 @@ class DraftTree:
         return result
 
     def draft(self, nodes: Sequence[int]) -> Draft:
-        """Return some nodes, ascending and with all of their parents, as a draft.
+        """Return some nodes, ascending and with all of their parents, as a draft: the likeliest chain, then the others.
 
-        The draft has no q: its nodes were chosen, so they no longer follow the distribution they were drawn from.
+        Where that chain is accepted, its rows follow one another, and a session has nothing to move to keep them. The
+        draft has no q: its nodes were chosen, so they no longer follow the distribution they were drawn from.
         """
-        places = {node: i for i, node in enumerate(nodes)}
-        places[-1] = -1
+        likeliest: dict[int, int] = {}  # the most probable child of each node
+        for node in nodes:
+            first = likeliest.get(self.parents[node])
+            if first is None or self.p[node] > self.p[first]:
+                likeliest[self.parents[node]] = node
+        places = {-1: -1}
+        last = -1
+        while last in likeliest:
+            last = likeliest[last]
+            places[last] = len(places) - 1
+        for node in nodes:
+            places.setdefault(node, len(places) - 1)
+        del places[-1]
         return Draft.tree(
-            [self.tokens[node] for node in nodes],
-            [places[self.parents[node]] for node in nodes],
-            [self.p[node] for node in nodes],
+            [self.tokens[node] for node in places],
+            [places.get(self.parents[node], -1) for node in places],
+            [self.p[node] for node in places],
         )
 
     def chain(self, paths: Sequence[float]) -> list[int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from edgedec.cost_curve import Cost
 from edgedec.counted import counted
-from edgedec.draft import EMPTY_DRAFT, Draft, Drafter
+from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, Verification
 from edgedec.scheduler.acceptance import Calibration
 from edgedec.scheduler.worth import DraftSeconds, Worth
 
@@ -14,6 +14,10 @@ SHOWN = 4
 _FIRST_RATE = 0.7  # acceptance expected of a costly drafter that was never tried
 _FORGET = 0.97
 _FORGET_TRIALS = 0.85  # trials are few and far between
+_REST_AFTER = 24  # steps in which no node of a cheap drafter was worth verifying, before it rests
+_REST_STEPS = 8  # a resting drafter is asked in one step of so many
+_FIRST_GAIN = 0.25  # tokens a step that a cheap drafter is expected to bring at first
+_NEWEST = 1 / 32  # weight of the latest step in what a cheap drafter brings and takes
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class ActiveDrafter:
         costly: Whether each of its nodes takes time worth counting.
         draft: What it proposed before this step.
         places: By node of `draft`, the node's index in the tree of all proposals.
+        n_before: How many nodes that tree had before.
         idle: Steps since one of its nodes was last worth verifying.
         missed: Tokens of the text that it has to read before its next draft; None before its first draft.
         tries: Whether its latest draft was a trial, made to find out what the drafter is worth.
@@ -88,6 +93,11 @@ class ActiveDrafter:
         n_used: How many of its drafts were verified and began with a right token.
         in_place: Whether it knows the text already as far as the target's session holds it.
         price: Turns the seconds of a draft into those that count where generations draft together, or None.
+        gain: Mean tokens that a cheap drafter brought, and no other before it, in a step in which it was asked.
+        step_s: Mean seconds that such a step took for asking it, scoring its nodes and teaching it.
+        ask_s: Seconds that asking it took before this step.
+        n_left_out: Steps since it was asked, where it rests.
+        unlearned: Tokens of these steps, which it learns when it is asked again.
         hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
     """
 
@@ -97,6 +107,7 @@ class ActiveDrafter:
     costly: bool = False
     draft: Draft = EMPTY_DRAFT
     places: list[int] = field(default_factory=list)
+    n_before: int = 0
     idle: int = 0
     missed: int | None = None
     tries: bool = False
@@ -110,6 +121,30 @@ class ActiveDrafter:
     hoped: float | None = None
     in_place: bool = False
     price: Callable[[float], float] | None = None
+    gain: float = _FIRST_GAIN
+    step_s: float = 0.0
+    ask_s: float = 0.0
+    n_left_out: int = 0
+    unlearned: list[int] = field(default_factory=list)
+
+    def rests(self, plain_s: float) -> bool:
+        """Tell whether a cheap drafter is left out of this step; `plain_s` is what a plain step takes.
+
+        It rests while nothing of it is worth verifying, and while it takes more time than its tokens save.
+        """
+        is_idle = self.idle > _REST_AFTER or self.gain * plain_s < self.step_s
+        return is_idle and self.n_left_out < _REST_STEPS - 1
+
+    def catch_up(self) -> None:
+        """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
+        if self.unlearned:
+            token_ids, self.unlearned = tuple(self.unlearned), []
+            self.drafter.accept(Verification((), token_ids), {})
+
+    def note_step(self, n_gained: int, seconds: float) -> None:
+        """Take what a step brought and took in which a cheap drafter was asked."""
+        self.gain += _NEWEST * (n_gained - self.gain)
+        self.step_s += (_NEWEST if self.step_s else 1.0) * (seconds - self.step_s)
 
     def corrected_p(self, greedy: bool) -> list[float]:
         """Return P(node accepted | parent accepted) of its draft's nodes, by what was observed of its estimates."""

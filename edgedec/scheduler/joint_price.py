@@ -10,7 +10,9 @@ class JointPrice:
     """The price of one generation's drafts by a head, which reads its weights once for all generations that draft.
 
     The others are expected to draft along as they did lately, at first all of them. If each generation paid for the
-    whole draft, none would begin where all of them together would gain.
+    whole draft, none would begin where all of them together would gain. What passes beside the head's calls is paid
+    for in the same way, as the next forward of all waits for it: this generation's own work, and waiting until the
+    threads of the others had the interpreter. That is most of the price where the model is small.
 
     Args:
         drafter: The generation's drafter.
@@ -32,4 +34,5 @@ class JointPrice:
         self._part = _KEPT * self._part + (1 - _KEPT) * min(1.0, n_along / others)
         n = 1 + round(others * self._part)
         alone_s = sum(call.seconds / self._curve.growth(call.n_items) for call in calls)
-        return self._drafter.own_s + alone_s * self._curve.growth(n) / n
+        beside_s = seconds - sum(call.seconds for call in calls)
+        return max(self._drafter.own_s, beside_s / n) + alone_s * self._curve.growth(n) / n

@@ -36,8 +36,6 @@ from edgedec.stats import DecodeStats
 _DEADLINE_S = 1.0  # of a pinned drafter
 _LEAST_DEADLINE_S = 0.05  # of any other drafter; half a step where that is longer
 _MOST_NODES = 24  # that a cheap drafter is asked for
-_REST_AFTER = 24  # steps in which no node of a cheap drafter was worth verifying, before it rests
-_REST_STEPS = 8  # a resting drafter is asked in one step of so many
 _MOST_MISSED = 512  # tokens that a draft model reads at most to catch up: half its window
 
 
@@ -94,9 +92,11 @@ class Policy:
             active.draft = EMPTY_DRAFT
             if not active.costly:
                 active.idle += 1
-                rests = active.idle > _REST_AFTER and active.idle % _REST_STEPS
-                if not rests or always or self._recorder is not None:  # a recording has every position
-                    drafters.ask(stats, active, tree, min(n_max, _MOST_NODES))
+                if always or self._recorder is not None or not active.rests(cost(0)):  # a recording has every position
+                    active.n_left_out = 0
+                    active.ask_s = drafters.ask(stats, active, tree, min(n_max, _MOST_NODES))
+                else:
+                    active.n_left_out += 1
         paths = tree.paths()
         nodes, rate = choose_nodes(tree, paths, cost, n_max, perf_counter() - started, self._curve, self._options)
         for active in drafters.all:
@@ -192,19 +192,37 @@ class Policy:
             if self._curve.others and self._curve.latest_s is not None:
                 # The others' drafts take time that is not in what the forward was expected to take.
                 self._log.spent_s += self._curve.latest_s - self._forward_s
+        needs = self.drafters.needs
         for active in self.drafters.all:
-            path = self._score(stats, active, token_ids) if active.draft.tokens else ()
-            if active.missed is not None:
-                active.missed = min(_MOST_MISSED, active.missed + len(token_ids))
-            same = path == verification.path
-            own = verification if same else Verification(path, token_ids, verification.candidates)
-            active.draft, active.verified = EMPTY_DRAFT, False  # a step may come in which no drafter is asked
-            try:
-                active.drafter.accept(own, hidden)
-            except Exception as error:  # a drafter never ends the text
-                self.drafters.drop(stats, active, error)
+            if active.n_left_out and not (needs.candidates or needs.taps):  # else these would be lost
+                active.unlearned.extend(token_ids)
+            else:
+                self._teach(stats, active, verification, hidden)
         if self.drafters.needs_vary:
             self.drafters.renew_needs()
+
+    def _teach(
+        self,
+        stats: DecodeStats,
+        active: ActiveDrafter,
+        verification: Verification,
+        hidden: Mapping[int, NDArray[np.float32]],
+    ) -> None:
+        """Score a drafter's proposal, and let the drafter learn the outcome of the step."""
+        started, token_ids = perf_counter(), verification.token_ids
+        path = self._score(stats, active, token_ids) if active.draft.tokens else ()
+        n_gained = sum([active.places[node] >= active.n_before for node in path]) if active.verified else 0
+        if active.missed is not None:
+            active.missed = min(_MOST_MISSED, active.missed + len(token_ids))
+        same = path == verification.path
+        own = verification if same else Verification(path, token_ids, verification.candidates)
+        active.draft, active.verified = EMPTY_DRAFT, False  # a step may come in which no drafter is asked
+        try:
+            active.drafter.accept(own, hidden)
+        except Exception as error:  # a drafter never ends the text
+            self.drafters.drop(stats, active, error)
+        if not active.costly:
+            active.note_step(n_gained, active.ask_s + perf_counter() - started)
 
     def _score(self, stats: DecodeStats, active: ActiveDrafter, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Score a drafter's proposal and return the nodes that were right, except for the step's last token."""

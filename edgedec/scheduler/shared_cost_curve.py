@@ -45,21 +45,28 @@ class JoinedCurve(CostCurve):
             self._drafted_by_others = _KEPT * self._drafted_by_others + (1 - _KEPT) * n_drafted
         with self._lock:
             self._common.observe(shared.n_rows, shared.seconds, n_past, keep_s)
-            self.latest_s = self._common.latest_s
+            assert self._common.latest_s is not None, "the forward was just observed"
+            self.latest_s = self._common.latest_s + self._all_beside_s(n_rows - 1)
             self.keep_s = self._common.keep_s
 
     def cost(self, n_past: int = 0) -> Cost:
-        """Return the seconds of a forward by the nodes of the session's own draft; see CostCurve.cost."""
+        """Return the seconds of a step by the nodes of the session's own draft; see CostCurve.cost."""
         n_others, common = self._n_others, self._common.cost(n_past)
         n_alike = 1 + n_others * min(1.0, self._drafted_by_others / max(self._drafted, 1e-9))
 
         @cache  # so that nothing changes within a step while other sessions observe theirs
         def seconds(n_nodes: int) -> float:
             with self._lock:
-                plain = common(n_others)
-                return plain + (common(n_others + round(n_nodes * n_alike)) - plain) / n_alike if n_nodes else plain
+                plain = found = common(n_others)
+                if n_nodes:
+                    found += (common(n_others + round(n_nodes * n_alike)) - plain) / n_alike
+            return found + self._all_beside_s(n_nodes)
 
         return seconds
+
+    def _all_beside_s(self, n_nodes: int) -> float:
+        """Return what all sessions together take beside a forward, as their threads share one interpreter."""
+        return self.beside_s[n_nodes > 0] + self._n_others * self.beside_s[0]
 
     def seconds(self, n_rows: int, n_past: int = 0) -> float | None:
         """Return the expected seconds of a forward with `n_rows` own rows, None where nothing was measured."""

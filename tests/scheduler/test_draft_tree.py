@@ -133,11 +133,17 @@ def test_a_chain_is_one_and_takes_the_best_child_each_time(nodes: Nodes) -> None
 
 @given(trees(), st.data())
 def test_a_part_becomes_a_draft_that_passes_every_check(nodes: Nodes, data: st.DataObject) -> None:
-    """Tokens and parents of the nodes chosen, renumbered."""
+    """The paths of the nodes chosen; first those of the chain that goes on with the most probable child each time."""
     tree = DraftTree()
     add(tree, nodes)
     n = data.draw(st.integers(0, len(tree.tokens)))
     draft = tree.draft(range(n))
     draft.check(n_vocab=4)
-    assert list(draft.tokens) == tree.tokens[:n]
-    assert list(draft.parents) == tree.parents[:n]
+    again = DraftTree()
+    places = again.add(draft.tokens, draft.parents, draft.p_accept)
+    assert places == list(range(n))
+    chosen = DraftTree()
+    chosen.add(tree.tokens[:n], tree.parents[:n], tree.p[:n])
+    assert by_text(again) == pytest.approx(by_text(chosen))
+    chain = again.chain(again.p)
+    assert chain == list(range(len(chain)))

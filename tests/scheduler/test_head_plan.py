@@ -1,17 +1,21 @@
 """How a trained head is asked: as long as its next token pays, and with what other requests gain."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from support.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, Drafter
+from edgedec.drafters.head.head import HeadDrafter
 from edgedec.memory.ladder import Setting, rungs
 from edgedec.model import LoadOptions
 from edgedec.scheduler.costly_drafters import Best, plan_draft
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
+from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.worth import Worth
 
@@ -136,3 +140,16 @@ def test_the_ladder_gives_the_head_up_unless_it_is_pinned(tmp_path: object) -> N
             assert (HEAD in setting.drafters) == (setting.options.draft_head is not None)
         assert (HEAD in setting.drafters) == pinned
         assert ("draft head left out" in setting.given_up.values()) == (not pinned)
+
+
+def test_what_passes_beside_the_calls_is_shared_like_the_calls() -> None:
+    """Alone all of the seconds count; beside three others that draft along a quarter of what was waited for."""
+    curve = CostCurve({1: 0.010, 4: 0.010})
+    calls = [SharedForward(0.002, 4, 4)]
+    drafter = cast(HeadDrafter, SimpleNamespace(calls=calls, own_s=0.0001))
+    price = JointPrice(drafter, curve)
+    assert price.share_s(0.010) == 0.010
+    curve.others = 3.0
+    assert price.share_s(0.010) == pytest.approx(0.008 / 4 + 0.002 / 4)
+    drafter.own_s = 0.005
+    assert price.share_s(0.010) == pytest.approx(0.005 + 0.002 / 4)

@@ -286,7 +286,7 @@ def test_pinned_drafters_share_the_rows_by_what_they_promise() -> None:
     many = one(Draft.tree(list(range(9)), [-1] * 9, [0.01] * 9), "many")
     sure = one(Draft.chain([50, 51], 0.8), "sure")
     draft = policy_of([many, sure], CostCurve(), always=True).propose(DecodeStats(), 0, 3)
-    assert list(draft.tokens) == [0, 50, 51]
+    assert draft.tokens == (50, 51, 0)
 
 
 def test_a_pinned_draft_reaches_verification_as_it_was_made() -> None:
@@ -343,3 +343,32 @@ def test_what_a_draft_model_was_asked_and_used_for_is_counted(clock: Clock, p: f
     said = f"oracle: the draft model X (700.0 MB) was asked {oracle.n_asked} times, "
     assert policy.explain()[1].startswith(said)
     assert policy.unused() == ([] if costly.n_used else [policy.explain()[1]])
+
+
+class Costly(Oracle):
+    """An oracle that is never right and takes a tenth of a step; it keeps what it learned, and when it was asked."""
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Propose a wrong token."""
+        self.n_asked += 1
+        self.clock.now += 0.001
+        return Draft.chain([0], 0.02)
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Compare with the text."""
+        assert verification.token_ids == tuple(self.text[self.position : self.position + len(verification.token_ids)])
+        self.position += len(verification.token_ids)
+
+
+def test_a_cheap_drafter_that_takes_more_than_it_brings_rests_and_learns_later(clock: Clock) -> None:
+    """It is asked in one step of eight then; in the end it has learned every token, in order."""
+    text = [1] * 400
+    drafter = Costly(text, 0.0, clock=clock)
+    policy, stats = policy_of([member(drafter)], CostCurve({1: 0.010, 2: 0.010})), DecodeStats()
+    for _ in text:
+        draft = policy.propose(stats, 0, 8)
+        policy.learn(stats, draft, Verification((), (1,)), {})
+    assert drafter.n_asked < 400 / 8 + 60
+    assert drafter.position < 400
+    policy.drafters.close()
+    assert drafter.position == 400
