@@ -290,7 +290,7 @@ def test_a_draft_keeps_to_the_grammar(temperature: float, coupled: bool, files: 
     pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
     params = SamplingParams(temperature=temperature, seed=1)
     with load(files) as model:
-        free = drafter(model, params, coupled=coupled).draft(4, np.inf).tokens[0].item()
+        free = drafter(model, params, coupled=coupled).draft(4, np.inf).tokens[0]
         ids = drafter(model).state.token_ids.tolist()
         letters = [i for i in ids if model.tokenizer.piece(i).isalpha() and i != free]
         pattern = "[" + "".join(sorted({model.tokenizer.piece(i).decode()[0] for i in letters})[:9]) + "]{30}"
@@ -298,9 +298,9 @@ def test_a_draft_keeps_to_the_grammar(temperature: float, coupled: bool, files: 
         assert not constraint.allows((), free)
         draft = drafter(model, params, coupled=coupled, constraint=constraint).draft(8, np.inf)
         paths: list[tuple[int, ...]] = []
-        for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))
-        on_chain = [path for node, path in enumerate(paths) if node == 0 or node in draft.parents.tolist()]
+        on_chain = [path for node, path in enumerate(paths) if node == 0 or node in draft.parents]
         assert len(on_chain) >= 2
         assert all(constraint.allows(path[:-1], path[-1]) for path in on_chain)
         if not coupled and temperature:
