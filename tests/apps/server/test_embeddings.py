@@ -1,12 +1,14 @@
 """Embeddings with the clients of OpenAI and ollama, against the engine's own."""
 
 import base64
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.gguf_writer import write_gguf
 from support.running_server import Running, started
 from support.tiny_models import tiny_llama
 
@@ -129,3 +131,18 @@ def test_what_is_refused(running: Running, path: str, fields: dict[str, Any], wo
     reply = running.client.post(path, json=fields)
     assert reply.status_code == 400, reply.text
     assert word in reply.text
+
+
+def test_an_encoder_is_refused_by_name(running: Running) -> None:
+    """A model that no runtime runs is a 501 that says what it is, and the other models are as they were."""
+    models = Path(os.environ["EDGEDEC_CACHE"]) / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    keys = {"general.architecture": "nomic-bert", "nomic-bert.pooling_type": 1}
+    path = write_gguf(models / "encoder.gguf", keys, {"token_embd.weight": np.zeros((4, 4), np.float32)})
+    try:
+        reply = running.client.post("/v1/embeddings", json={"model": "encoder", "input": "x"})
+    finally:
+        path.unlink()
+    assert (reply.status_code, reply.json()["error"]["code"]) == (501, "not_supported")
+    assert "an embedding or reranker model (an encoder) (architecture 'nomic-bert')" in reply.json()["error"]["message"]
+    assert running.client.post("/v1/embeddings", json={"input": "x"}).status_code == 200
