@@ -1,6 +1,6 @@
-"""The server of `edgedec serve`: OpenAI's and ollama's HTTP interfaces on one engine, and a web chat.
+"""The server of `edgedec serve`: the HTTP interfaces of OpenAI, Anthropic, ollama and llama-server, and a web chat.
 
-A request passes guard.py (may this client use the server?), openai_api.py or ollama_api.py (which texts does it want,
-as a generation.TextRequest), reply.py (queue, time limit, disconnects), generation.py (the engine, in a thread), and a
-dialect (the form of the answer: openai_forms.py, ollama_forms.py).
+A request passes guard.py (may this client use the server?), a file of addresses such as openai_api.py (which texts does
+it want, as a generation.TextRequest), lent.py (the model, time limit, disconnects), reply.py (queue), generation.py
+(the engine, in a thread), and a dialect (the form of the answer, such as openai_forms.py). docs/server.md has the rest.
 """

@@ -50,7 +50,8 @@ async def count_tokens(request: Request, service: Service) -> Response:
     async def compute(lending: Lending) -> dict[str, Any]:
         engine = lending.lease.loaded.engine
         texts, _ = read_message(fields, engine)
-        (prompt,) = await read_prompts(engine, named.completed(texts), lending.share, lending.cancel)
+        with lending.slots.preparing():
+            (prompt,) = await read_prompts(engine, named.completed(texts), lending.share, lending.cancel)
         return {"input_tokens": len(prompt.token_ids)}
 
     return cast(Response, Computed(service, Wanted(named), fields, compute))

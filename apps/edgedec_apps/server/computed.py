@@ -7,7 +7,7 @@ from typing import Any
 from edgedec_apps.server.lent import Lending, Lent
 
 Compute = Callable[[Lending], Awaitable[Mapping[str, Any]]]
-"""Reads the fields of a request and returns the answer; what takes long runs in a thread."""
+"""Reads the fields of a request and returns the answer; what takes long runs in a thread, and counts in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,4 @@ class Computed(Lent):
 
     async def respond(self, lending: Lending) -> None:
         """Compute the answer and send it."""
-        with lending.slots.preparing():
-            document = await self.compute(lending)
-        await lending.sender.whole(200, document)
+        await lending.sender.whole(200, await self.compute(lending))

@@ -42,11 +42,12 @@ async def tokenize(request: Request, service: Service) -> Response:
     async def compute(lending: Lending) -> dict[str, Any]:
         tokenizer = lending.lease.loaded.engine.tokenizer
         await lending.share.grow((_PIECE_BYTES if with_pieces else _TOKEN_BYTES) * len(text.encode()))
-        ids = await encode(
-            [text],
-            lending.share,
-            lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special),
-        )
+        with lending.slots.preparing():
+            ids = await encode(
+                [text],
+                lending.share,
+                lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special),
+            )
         if not with_pieces:
             return {"tokens": list(ids)}
         return await asyncio.to_thread(lambda: {"tokens": [_with_piece(tokenizer, token_id) for token_id in ids]})
