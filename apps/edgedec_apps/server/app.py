@@ -21,6 +21,7 @@ from edgedec_apps.server import (
     openai_api,
     responses_api,
     token_api,
+    uploads,
 )
 from edgedec_apps.server.errors import Problem
 from edgedec_apps.server.guard import Guard
@@ -48,6 +49,7 @@ def build_app(service: Service) -> Starlette:
         *embeddings_api.routes(),
         *infill_api.routes(),
         *ollama_api.routes(),
+        *uploads.routes(),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     paths = [route.path for route in routes if isinstance(route, Route)]

@@ -1,4 +1,4 @@
-"""Reads the body of a request: JSON, within limits of size, time and memory."""
+"""Reads the body of a request: JSON or other bytes, within limits of size, time and memory."""
 
 import asyncio
 import json
@@ -25,8 +25,19 @@ async def read_fields(request: Request, settings: Settings) -> Fields:
     """Return the fields of the JSON object in a request's body; the request's share grows by the memory for it.
 
     Raises:
-        ApiError: The body is too large (413), too slow (408) or not a JSON object in UTF-8 (400), or there is no memory
-            for it (503).
+        ApiError: The body is not a JSON object in UTF-8 (400); or as read_body.
+    """
+    data = await read_body(request, settings)
+    share: Share = request.scope[SHARE]
+    await share.grow(_more_bytes(data))
+    return Fields(parse_object(data))
+
+
+async def read_body(request: Request, settings: Settings) -> bytearray:
+    """Return the bytes of a request's body; the request's share grows by the memory for them and three copies.
+
+    Raises:
+        ApiError: The body is too large (413) or too slow (408), or there is no memory for it (503).
     """
     share: Share = request.scope[SHARE]
     given = request.headers.get("content-length", "")
@@ -36,7 +47,7 @@ async def read_fields(request: Request, settings: Settings) -> Fields:
     try:
         async with asyncio.timeout(settings.body_timeout_s) as clock:
             with share.reading(clock):
-                data = await _read(request, settings.max_body_bytes, share if length is None else None)
+                return await _read(request, settings.max_body_bytes, share if length is None else None)
     except TimeoutError:
         raise ApiError(
             f"the request's body was not complete within {settings.body_timeout_s:g} s, or within 2 s while other "
@@ -44,8 +55,6 @@ async def read_fields(request: Request, settings: Settings) -> Fields:
             status=408,
             code="timeout",
         ) from None
-    await share.grow(_more_bytes(data))
-    return Fields(parse_object(data))
 
 
 async def _read(request: Request, limit: int, share: Share | None) -> bytearray:

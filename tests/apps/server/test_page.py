@@ -1,15 +1,16 @@
-"""The web chat: what is sent, and that model output can't become markup."""
+"""The web chat: what is sent. What the page does is in test_page_in_browser.py."""
 
 import re
-import shutil
-import subprocess
 
-import pytest
 from support.running_server import Running
 
 from edgedec_apps.server.app import STATIC
 
-FILES = ("app.js", "api.js", "markdown.js", "messages.js", "store.js", "style.css", "icon.svg")
+SCRIPTS = (
+    *("api", "app", "attachments", "conversation", "dom", "drafting", "files"),
+    *("highlight", "keys", "markdown", "messages", "models", "store"),
+)
+FILES = (*(f"{name}.js" for name in SCRIPTS), "style.css", "icon.svg")
 TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
@@ -38,45 +39,3 @@ def test_nothing_is_asked_of_other_hosts() -> None:
             path
         )
         assert not re.search(r"\son[a-z]+\s*=\s*[\"']|style=|javascript:", text), path
-
-
-# Enough of a document for the renderer, which prints what it made.
-_NODE = """
-class Node_ {
-  constructor(name) { this.name = name; this.children = []; this.dataset = {}; }
-  append(...nodes) { for (const n of nodes) this.children.push(...(n.name === "#fragment" ? n.children : [n])); }
-  toString() {
-    const inner = this.children.map((c) => (typeof c === "string" ? `'${c}'` : String(c))).join("");
-    const link = this.href ? ` ${this.href}` : "";
-    return this.name.startsWith("#") ? inner : `<${this.name}${link}>${inner}</>`;
-  }
-}
-globalThis.document = {
-  createElement: (name) => new Node_(name),
-  createDocumentFragment: () => new Node_("#fragment"),
-  createTextNode: (text) => Object.assign(new Node_("#text"), { children: [text] }),
-};
-const { render } = await import(process.argv[1]);
-for (const text of JSON.parse(process.argv[2])) console.log(String(render(text)));
-"""
-
-RENDERED = {
-    "<script>alert(1)</script> **b** `<i>`": "<p>'<script>alert(1)</script> '<strong>'b'</>' '<code>'<i>'</></>",
-    "[x](javascript:alert(1))": "<p>'[x](javascript:alert(1))'</>",
-    "[x](https://e.org) ![i](https://e.org/i.png)": "<p><a https://e.org>'x'</>' ![i](https://e.org/i.png)'</>",
-    "```html\n<b>": "<pre><code>'<b>'</></>",
-    "# T\n- a\n  - b\n- c": "<h3>'T'</><ul><li><p>'a'</><ul><li>'b'</></></><li>'c'</></>",
-    "|a|b|\n|-|-|\n|1|2|": "<table><thead><tr><th>'a'</><th>'b'</></></><tbody><tr><td>'1'</><td>'2'</></></></>",
-    "a_b_c \\*d\\* 2*3": "<p>'a_b_c *d* 2*3'</>",
-}
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="no node to run the page's code with")
-def test_markdown_becomes_nodes_and_never_markup() -> None:
-    """HTML stays text, links lead to the web only, images stay text, and the usual Markdown becomes its elements."""
-    import json
-
-    module = (STATIC / "markdown.js").as_uri()
-    code = ["node", "--input-type=module", "-e", _NODE, "--", module, json.dumps(list(RENDERED))]
-    shown = subprocess.run(code, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert shown.splitlines() == list(RENDERED.values())

@@ -1,19 +1,26 @@
 // The server's interface, as far as the page uses it.
 
-function headers(settings) {
-  const base = { "content-type": "application/json" };
+function headers(settings, type = "application/json") {
+  const base = { "content-type": type };
   return settings.key ? { ...base, authorization: `Bearer ${settings.key}` } : base;
 }
 
 async function failure(response) {
   let message = `${response.status} ${response.statusText}`;
   try {
-    message = (await response.json()).error.message ?? message;
+    const { error } = await response.json();
+    message = (typeof error === "string" ? error : error.message) ?? message;
   } catch {
     // no JSON: the status has to do
   }
   const wait = response.headers.get("retry-after");
   return new Error(wait && response.status === 429 ? `${message} (in about ${wait} s)` : message);
+}
+
+async function post(path, body, settings, signal, type) {
+  const response = await fetch(path, { method: "POST", headers: headers(settings, type), body, signal });
+  if (!response.ok) throw await failure(response);
+  return response;
 }
 
 export async function isReady() {
@@ -23,15 +30,24 @@ export async function isReady() {
   return { ready: false, message: body.error.message, failed: body.error.code === "model_failed" };
 }
 
-export async function modelCard(settings) {
-  const response = await fetch("/v1/models", { headers: headers(settings) });
+// The cards of all models, loaded or not; those of the command line first.
+export async function modelCards(settings) {
+  const response = await fetch("/v1/models", { headers: headers(settings), cache: "no-store" });
   if (!response.ok) throw await failure(response);
-  const [card] = (await response.json()).data;
-  if (!card) throw new Error("No model is on this machine yet: edgedec pull NAME fetches one.");
-  return card;
+  return (await response.json()).data;
 }
 
-function request(messages, settings) {
+// Load a model; a request that is aborted ends the load.
+export async function loadModel(model, settings, signal) {
+  await (await post("/api/generate", JSON.stringify({ model, stream: false }), settings, signal)).json();
+}
+
+// The text of a PDF: {text, n_pages, cut}.
+export async function pdfText(file, settings) {
+  return (await post("/page/pdf", file, settings, undefined, "application/pdf")).json();
+}
+
+function request(messages, settings, count) {
   const system = settings.system?.trim();
   const body = {
     model: settings.model,
@@ -42,21 +58,18 @@ function request(messages, settings) {
     reuse: "longest", // as edgedec chat does: a next turn evaluates what is new
     speculative: { draft: settings.draft },
   };
+  if (count > 1) body.n = count;
+  if (settings.reasoning_effort) body.reasoning_effort = settings.reasoning_effort;
   for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
     if (settings[name] !== undefined && settings[name] !== "") body[name] = Number(settings[name]);
   }
   return body;
 }
 
-// Calls onPart({text, timings, edgedec, reason}) for every part of the answer; throws what the server says went wrong.
-export async function answer(messages, settings, signal, onPart) {
-  const response = await fetch("/v1/chat/completions", {
-    method: "POST",
-    headers: headers(settings),
-    body: JSON.stringify(request(messages, settings)),
-    signal,
-  });
-  if (!response.ok) throw await failure(response);
+// Ask for `count` answers. Calls onPart({index, text, reasoning, reason, timings, edgedec}) for every part of one; throws
+// what the server says went wrong.
+export async function answer(messages, settings, count, signal, onPart) {
+  const response = await post("/v1/chat/completions", JSON.stringify(request(messages, settings, count)), settings, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
@@ -70,12 +83,14 @@ export async function answer(messages, settings, signal, onPart) {
       const part = JSON.parse(data);
       if (part.error) throw new Error(part.error.message);
       const choice = part.choices[0];
+      if (!choice) continue;
       onPart({
-        text: choice?.delta?.content ?? "",
-        reason: choice?.finish_reason ?? null,
+        index: choice.index,
+        text: choice.delta?.content ?? "",
+        reasoning: choice.delta?.reasoning_content ?? "",
+        reason: choice.finish_reason ?? null,
         timings: part.timings,
         edgedec: part.edgedec,
-        usage: part.usage,
       });
     }
   }

@@ -1,56 +1,75 @@
-// The web chat: conversations on the left, the one at hand in the middle, an answer that comes as it is made.
+// The web chat: conversations on the left, the one at hand in the middle, answers that come as they are made.
 
-import { answer, isReady, modelCard } from "/static/api.js";
+import { answer } from "/static/api.js";
+import { Attachments } from "/static/attachments.js";
+import * as conversing from "/static/conversation.js";
+import { copy, element, find } from "/static/dom.js";
+import { sample } from "/static/drafting.js";
+import { bindKeys, stepMessages } from "/static/keys.js";
 import { messageNode, show } from "/static/messages.js";
-import { loadConversations, loadSettings, newConversation, saveConversations, saveSettings, titleOf } from "/static/store.js";
+import { Models, problem, tell } from "/static/models.js";
+import { loadConversations, loadSettings, saveConversations, saveSettings } from "/static/store.js";
 
-const find = (id) => document.getElementById(id);
-const [log, prompt, send, stop, state, announce] = ["log", "prompt", "send", "stop", "state", "announce"].map(find);
-const settingsDialog = find("settings");
+const { newAnswer, newConversation, titleOf } = conversing;
+const [log, prompt, send, stop, announce] = ["log", "prompt", "send", "stop", "announce"].map(find);
+const [settingsDialog, keysDialog, exportMenu] = ["settings", "keys", "export"].map(find);
+
+const small = matchMedia("(max-width: 44rem)");
 
 let settings = loadSettings();
 let conversations = loadConversations();
 let current = conversations[0] ?? newConversation();
-let running = null; // {controller, conversation} of the answer that comes
+let running = null; // {controller, conversation} of the answers that come
+
+const attachments = new Attachments(() => settings);
+const models = new Models(
+  () => settings,
+  (name) => {
+    settings.model = name;
+    saveSettings(settings);
+  },
+);
 
 function save() {
   const kept = conversations.filter((each) => each.messages.length);
-  if (!saveConversations(kept)) state.textContent = "This browser has no room for more conversations.";
+  if (!saveConversations(kept)) tell("This browser has no room for more conversations.");
 }
 
 function drawConversations() {
   const list = find("conversations");
   list.replaceChildren();
   for (const conversation of conversations) {
-    const title = document.createElement("button");
+    const title = element("button", "title", titleOf(conversation));
     title.type = "button";
-    title.className = "title";
-    title.textContent = titleOf(conversation);
     title.setAttribute("aria-current", String(conversation === current));
     title.addEventListener("click", () => open(conversation));
-    const remove = document.createElement("button");
+    const remove = element("button", "", "×");
     remove.type = "button";
-    remove.textContent = "×";
     remove.setAttribute("aria-label", `Delete ${titleOf(conversation)}`);
     remove.addEventListener("click", () => removeConversation(conversation));
-    const item = document.createElement("li");
-    item.append(title, remove);
-    list.append(item);
+    list.append(element("li", "", title, remove));
   }
 }
 
+function scrollToEnd() {
+  log.scrollTo({ top: log.scrollHeight, behavior: "instant" }); // on the way there it would not be at the end
+}
+
 function drawMessages() {
-  log.replaceChildren();
-  current.messages.forEach((message, i) => {
-    log.append(
-      messageNode(message, {
-        isLast: i === current.messages.length - 1,
-        onEdit: (text) => ask(text, i),
+  const last = current.messages.length - 1;
+  log.replaceChildren(
+    ...current.messages.map((message, i) => {
+      const node = messageNode(message, {
+        onEdit: (text) => ask(text, message.files, i),
         onRegenerate: () => regenerate(),
-      }),
-    );
-  });
-  log.scrollTop = log.scrollHeight;
+        onChoose: (index) => choose(message, index),
+      });
+      if (message.role === "assistant" && i !== last) node.querySelector(".regenerate").remove();
+      return node;
+    }),
+  );
+  exportMenu.hidden = !current.messages.length;
+  scrollToEnd();
 }
 
 function draw() {
@@ -60,6 +79,7 @@ function draw() {
 
 function open(conversation) {
   current = conversation;
+  if (small.matches) showSide(false); // it covers the conversation
   draw();
   prompt.focus();
 }
@@ -74,10 +94,10 @@ function removeConversation(conversation) {
 }
 
 // Ask, in place of message `at` and what followed it where one is given.
-function ask(text, at = current.messages.length) {
-  if (!text.trim() || running) return;
+function ask(text, files = [], at = current.messages.length) {
+  if (!(text.trim() || files.length) || running) return;
   current.messages.splice(at);
-  current.messages.push({ role: "user", content: text });
+  current.messages.push({ role: "user", content: text, ...(files.length && { files }) });
   if (!conversations.includes(current)) conversations.unshift(current);
   void generate(current);
 }
@@ -88,6 +108,13 @@ function regenerate() {
   void generate(current);
 }
 
+function choose(message, index) {
+  message.chosen = index;
+  save();
+  drawMessages();
+  log.querySelectorAll(".message")[current.messages.indexOf(message)]?.querySelectorAll(".choose")[index]?.focus();
+}
+
 function setRunning(value) {
   running = value;
   send.hidden = Boolean(value);
@@ -95,50 +122,68 @@ function setRunning(value) {
   log.setAttribute("aria-busy", String(Boolean(value)));
 }
 
+// Add a part of an answer to it.
+function take(answer, part) {
+  const { meta } = answer;
+  const now = performance.now();
+  answer.content += part.text;
+  answer.reasoning += part.reasoning;
+  if (part.timings) Object.assign(meta, part.timings);
+  if (meta.predicted_n) sample(meta, now, Boolean(part.reason));
+  const seconds = (now - meta.begunMs) / 1000;
+  if (part.timings?.predicted_per_second) meta.speed = part.timings.predicted_per_second;
+  else if (seconds > 0.3) meta.speed = (meta.predicted_n - 1) / seconds;
+  if (part.reason) meta.reason = part.reason;
+  const told = part.edgedec?.generations?.[0];
+  if (!told) return;
+  meta.explanation = [...told.explanation, ...told.reasons, ...drafters(told), `seed ${told.seed}`];
+  if (!meta.draft_n) meta.noDraft = settings.draft === "off" ? "Drafting is off in the settings" : told.reasons[0];
+}
+
 async function generate(conversation) {
   const controller = new AbortController();
-  const sent = conversation.messages.map(({ role, content }) => ({ role, content }));
-  const message = { role: "assistant", content: "", meta: {} };
+  const sent = conversing.sentMessages(conversation.messages);
+  const answers = Array.from({ length: Number(find("count").value) }, () => newAnswer(settings.model));
+  const message = { role: "assistant", answers, chosen: 0 };
   conversation.messages.push(message);
   setRunning({ controller, conversation });
   save();
   draw();
-  let begun = 0;
   let due = false;
   const redraw = () => {
     due = false;
-    if (conversation !== current || !log.lastElementChild) return;
+    if (conversation !== current || log.lastElementChild === null) return;
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-    show(log.lastElementChild, message);
-    if (atEnd) log.scrollTop = log.scrollHeight;
+    show(log.lastElementChild, message, running !== null);
+    if (atEnd) scrollToEnd();
   };
-  const onPart = (part) => {
-    message.content += part.text;
-    if (part.timings) Object.assign(message.meta, part.timings);
-    begun ||= part.text ? performance.now() : 0;
-    const seconds = (performance.now() - begun) / 1000;
-    if (part.timings?.predicted_per_second) message.meta.speed = part.timings.predicted_per_second;
-    else if (begun && seconds > 0.3) message.meta.speed = (message.meta.predicted_n - 1) / seconds;
-    if (part.reason) message.meta.reason = part.reason;
-    const told = part.edgedec?.generations?.[0];
-    if (told) message.meta.explanation = [...told.explanation, ...told.reasons, ...drafters(told), `seed ${told.seed}`];
-    if (!due) {
-      due = true;
-      requestAnimationFrame(redraw);
-    }
-  };
+  redraw();
   try {
-    await answer(sent, settings, controller.signal, onPart);
+    await answer(sent, settings, answers.length, controller.signal, (part) => {
+      take(answers[part.index], part);
+      if (!due) requestAnimationFrame(redraw);
+      due = true;
+    });
   } catch (error) {
-    if (error.name === "AbortError") message.meta.reason = "stopped";
-    else message.error = error instanceof TypeError ? "The server can't be reached." : error.message;
+    for (const each of answers.filter(({ meta }) => !meta.reason)) {
+      if (error.name === "AbortError") each.meta.reason = "stopped";
+      else each.error = problem(error);
+    }
   }
+  for (const { meta } of answers) delete meta.begunMs; // a time of this page's own clock
   setRunning(null);
   save();
-  if (conversation === current) draw();
-  else drawConversations();
-  announce.textContent = message.error ? `Error: ${message.error}` : `Answer: ${message.content}`; // read out once, whole
+  redraw();
+  drawConversations();
+  announce.textContent = spoken(answers); // read out once, whole
   prompt.focus();
+  await models.after();
+}
+
+function spoken(answers) {
+  return answers
+    .map(({ content, error }, i) => (error ? `Error: ${error}` : `Answer${answers.length > 1 ? ` ${i + 1}` : ""}: ${content}`))
+    .join("\n");
 }
 
 function drafters(told) {
@@ -152,8 +197,14 @@ function applyTheme() {
   else delete document.documentElement.dataset.theme;
 }
 
+function showSide(value) {
+  document.body.classList.toggle("narrow", !value);
+  find("toggle-side").setAttribute("aria-expanded", String(value));
+}
+
 function openSettings() {
   for (const field of settingsDialog.querySelectorAll("[name]")) field.value = settings[field.name] ?? "";
+  settingsDialog.returnValue = "";
   settingsDialog.showModal();
 }
 
@@ -162,55 +213,66 @@ function closeSettings() {
   for (const field of settingsDialog.querySelectorAll("[name]")) settings[field.name] = field.value;
   saveSettings(settings);
   applyTheme();
-  void connect();
+  void models.connect();
 }
 
-let attempts = 0; // of connect, so that only the latest goes on asking
+function saveAs(ending, type, text) {
+  exportMenu.open = false;
+  conversing.download(text, conversing.fileName(current, ending), type);
+  exportMenu.querySelector("summary").focus();
+}
 
-async function connect() {
-  const mine = ++attempts;
-  while (mine === attempts) {
-    try {
-      const { ready, message, failed } = await isReady();
-      if (ready) {
-        const card = await modelCard(settings);
-        settings.model = card.id;
-        find("model").textContent = card.id;
-        document.title = `${card.id} · edgedec`;
-        const context = card.ready ? `${card.meta.n_ctx} tokens of context` : "It is loaded when you write.";
-        state.textContent = card.meta.chat ? context : "This model has no chat template.";
-        return;
-      }
-      state.textContent = message;
-      if (failed) return;
-    } catch (error) {
-      state.textContent = error instanceof TypeError ? "The server can't be reached." : error.message;
-      if (!(error instanceof TypeError)) return;
-    }
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-  }
+function copyLastCode() {
+  const blocks = log.querySelectorAll(".copy-code");
+  blocks[blocks.length - 1]?.click();
+}
+
+function editLast() {
+  const users = log.querySelectorAll(".message.user");
+  users[users.length - 1]?.querySelector(".tools button:last-child").click();
 }
 
 find("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (running || !prompt.value.trim()) return;
+  if (running || !(prompt.value.trim() || attachments.files.length)) return;
   const text = prompt.value;
   prompt.value = "";
-  ask(text);
+  ask(text, attachments.take());
 });
 prompt.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
     find("composer").requestSubmit();
+  } else if (event.key === "ArrowUp" && !prompt.value && !running) {
+    event.preventDefault();
+    editLast();
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running && !settingsDialog.open) running.controller.abort();
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  if (exportMenu.open) {
+    exportMenu.open = false;
+    exportMenu.querySelector("summary").focus();
+  } else running?.controller.abort();
+});
+log.addEventListener("click", (event) => {
+  const pressed = event.target.closest?.(".copy-code");
+  if (pressed) void copy(pressed.closest(".code").querySelector("code").textContent, pressed);
 });
 stop.addEventListener("click", () => running?.controller.abort());
 find("new").addEventListener("click", () => open(newConversation()));
 find("open-settings").addEventListener("click", openSettings);
+find("open-keys").addEventListener("click", () => keysDialog.showModal());
 settingsDialog.addEventListener("close", closeSettings);
+for (const dialog of [settingsDialog, keysDialog]) {
+  dialog.addEventListener("close", () => {
+    if (document.activeElement !== prompt) return;
+    prompt.blur(); // Chromium gives the focus back without a caret where a dialog was closed by the mouse
+    prompt.focus();
+  });
+}
+find("export-markdown").addEventListener("click", () => saveAs("md", "text/markdown", conversing.asMarkdown(current)));
+find("export-json").addEventListener("click", () => saveAs("json", "application/json", conversing.asJson(current)));
 find("delete-all").addEventListener("click", () => {
   if (!confirm("Delete all conversations of this browser?")) return;
   running?.controller.abort();
@@ -220,16 +282,27 @@ find("delete-all").addEventListener("click", () => {
   draw();
   settingsDialog.close("");
 });
-find("toggle-side").addEventListener("click", (event) => {
-  const narrow = document.body.classList.toggle("narrow");
-  event.currentTarget.setAttribute("aria-expanded", String(!narrow));
+find("toggle-side").addEventListener("click", () => showSide(document.body.classList.contains("narrow")));
+find("close-side").addEventListener("click", () => {
+  showSide(false);
+  find("toggle-side").focus();
 });
+bindKeys([
+  ["N", "New conversation", () => open(newConversation())],
+  ["M", "Choose the model", () => find("model").focus()],
+  ["P", "Write a message", () => prompt.focus()],
+  ["U", "Attach files", () => attachments.choose()],
+  ["K", "The message before", () => stepMessages(log, -1)],
+  ["J", "The message after", () => stepMessages(log, 1)],
+  ["C", "Copy the last block of code", copyLastCode],
+  ["X", "Export the conversation", () => ((exportMenu.open = true), find("export-markdown").focus())],
+  ["S", "Settings", openSettings],
+  ["H", "These keys", () => keysDialog.showModal()],
+]);
 
-if (matchMedia("(max-width: 44rem)").matches) {
-  document.body.classList.add("narrow");
-  find("toggle-side").setAttribute("aria-expanded", "false");
-}
+small.addEventListener("change", () => showSide(!small.matches));
+showSide(!small.matches);
 applyTheme();
 draw();
-void connect();
+void models.connect();
 prompt.focus();

@@ -1,5 +1,7 @@
 // Markdown to DOM nodes: text becomes text nodes, never markup. Images and HTML stay text; links go to the web or mail.
 
+import { highlight } from "/static/highlight.js";
+
 const SAFE_LINK = /^(https?:|mailto:)/i;
 const FENCE = /^ {0,3}(```+|~~~+)\s*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
@@ -50,12 +52,23 @@ function fence(lines, at, parent) {
     body.push(lines[end]);
     end += 1;
   }
-  const code = element("code", body.join("\n"));
-  if (language.trim()) code.dataset.language = language.trim().slice(0, 30);
-  const pre = element("pre", code);
-  pre.tabIndex = 0;
-  parent.append(pre);
+  parent.append(codeBlock(body.join("\n"), language.trim().split(/\s/)[0].slice(0, 30)));
   return end + 1;
+}
+
+// A block of code with its language and a button; messages.js handles the clicks on it.
+function codeBlock(text, language) {
+  const copy = element("button", "Copy");
+  copy.type = "button";
+  copy.className = "copy-code";
+  copy.setAttribute("aria-label", language ? `Copy the code (${language})` : "Copy the code");
+  const head = element("div", element("span", language || "text"), copy);
+  head.className = "code-head";
+  const pre = element("pre", element("code", ...highlight(text, language)));
+  pre.tabIndex = 0;
+  const block = element("div", head, pre);
+  block.className = "code";
+  return block;
 }
 
 function quote(lines, at, parent, depth) {

@@ -1,24 +1,13 @@
-// One message of a conversation as DOM nodes.
+// One message of a conversation as DOM nodes: what was asked with its files, or answers side by side.
 
+import { chosenOf } from "/static/conversation.js";
+import { button, copy, element, patch } from "/static/dom.js";
+import { graph, whatDraftingDid } from "/static/drafting.js";
 import { render } from "/static/markdown.js";
-
-function element(name, className, ...children) {
-  const node = document.createElement(name);
-  if (className) node.className = className;
-  node.append(...children);
-  return node;
-}
-
-function button(label, action) {
-  const node = element("button", "", label);
-  node.type = "button";
-  node.addEventListener("click", action);
-  return node;
-}
 
 // What an answer tells of itself, in a line.
 export function summary(meta) {
-  if (!meta || meta.predicted_n === undefined) return meta?.reason === "stopped" ? "stopped" : "";
+  if (meta?.predicted_n === undefined) return meta?.reason === "stopped" ? "stopped" : "";
   const parts = [`${meta.predicted_n} tokens`];
   if (meta.speed) parts.push(`${meta.speed.toFixed(1)} tokens/s`);
   parts.push(meta.draft_n ? `drafted ${meta.draft_n}, accepted ${meta.draft_n_accepted}` : "nothing drafted");
@@ -28,34 +17,86 @@ export function summary(meta) {
   return parts.join(" · ");
 }
 
-export function messageNode(message, { onEdit, onRegenerate, isLast }) {
-  const who = message.role === "user" ? "You" : "Model";
-  const text = element("div", "text");
-  const note = element("span", "note");
-  const tools = element("div", "tools", note);
-  const node = element("article", `message ${message.role}`, element("p", "who", who), text, tools);
-  node.setAttribute("aria-label", who);
-  show(node, message);
-  tools.append(button("Copy", () => navigator.clipboard?.writeText(message.content)));
-  if (message.role === "user") tools.append(button("Edit", () => edit(node, message, onEdit)));
-  if (message.role === "assistant" && isLast) tools.append(button("Regenerate", onRegenerate));
+// A message as a node. `actions` has onEdit(text), onRegenerate() and onChoose(index).
+export function messageNode(message, actions) {
+  const isUser = message.role === "user";
+  const who = isUser ? "You" : chosenOf(message).meta.model ?? "Model";
+  const node = element("article", `message ${message.role}`, element("p", "who", who));
+  node.tabIndex = -1;
+  node.setAttribute("aria-label", isUser ? "You" : "Answer");
+  if (isUser) {
+    node.append(...(message.files ?? []).map(fileNode));
+    const text = element("div", "text", message.content);
+    text.hidden = !message.content;
+    const edits = button("Edit", () => edit(node, message, actions.onEdit));
+    node.append(text, element("div", "tools", copyButton(() => message.content), edits));
+    return node;
+  }
+  const several = message.answers.length > 1;
+  const answers = element("div", several ? "answers several" : "answers");
+  message.answers.forEach((answer, i) => answers.append(answerNode(answer, i, message, actions)));
+  const again = button("Regenerate", actions.onRegenerate);
+  again.className = "regenerate";
+  node.append(answers, element("div", "tools", again));
+  show(node, message, false);
   return node;
 }
 
-// Show what a message says by now.
-export function show(node, message) {
-  const text = node.querySelector(".text");
-  if (message.role === "user") text.textContent = message.content;
-  else text.replaceChildren(render(message.content));
-  node.querySelector(".note").textContent = message.role === "user" ? "" : summary(message.meta);
-  node.querySelector("details")?.remove();
-  node.querySelector(".error")?.remove();
-  if (message.error) node.append(element("p", "error", message.error));
-  const lines = message.meta?.explanation ?? [];
-  if (lines.length) {
-    const list = element("ul", "", ...lines.map((line) => element("li", "", line)));
-    node.append(element("details", "", element("summary", "", "About this answer"), list));
+function copyButton(text) {
+  const node = button("Copy", () => void copy(text(), node));
+  return node;
+}
+
+function fileNode({ name, text, note }) {
+  const content = element("pre", "", text);
+  content.tabIndex = 0;
+  return element("details", "file", element("summary", "", note ? `${name} (${note})` : name), content);
+}
+
+function answerNode(answer, index, message, { onChoose }) {
+  const node = element("section", "answer");
+  if (message.answers.length > 1) node.setAttribute("aria-label", `Answer ${index + 1} of ${message.answers.length}`);
+  const thoughts = element("details", "thinking", element("summary", "", "Thinking"), element("div", "thoughts"));
+  const about = element("details", "about", element("summary", "", "About this answer"), element("ul"));
+  const tools = element("div", "tools", element("span", "note"), copyButton(() => answer.content));
+  if (message.answers.length > 1) {
+    const choose = button("Go on with this one", () => onChoose(index));
+    choose.className = "choose";
+    tools.append(choose);
   }
+  const error = element("p", "error");
+  node.append(thoughts, element("div", "text"), error, element("figure", "drafting", element("div"), element("figcaption")), tools, about);
+  return node;
+}
+
+// Show what the answers of a message say by now.
+export function show(node, message, isRunning) {
+  node.querySelector(".regenerate").hidden = isRunning;
+  const sections = node.querySelectorAll(".answer");
+  message.answers.forEach((answer, i) => showAnswer(sections[i], answer, isRunning, i === message.chosen));
+}
+
+function showAnswer(node, { content, reasoning, meta, error }, isRunning, isChosen) {
+  const part = (selector) => node.querySelector(selector);
+  node.classList.toggle("chosen", isChosen);
+  const choose = part(".choose");
+  if (choose) {
+    choose.hidden = isRunning;
+    choose.setAttribute("aria-pressed", String(isChosen));
+  }
+  part(".thinking").hidden = !reasoning;
+  part(".thinking summary").textContent = isRunning && !content ? "Thinking …" : "Thoughts";
+  if (reasoning) patch(part(".thoughts"), render(reasoning));
+  patch(part(".text"), render(content));
+  part(".error").textContent = error ?? "";
+  part(".note").textContent = isRunning && meta.predicted_n === undefined ? "waiting for the model" : summary(meta);
+  const drawn = graph(meta);
+  part(".drafting").hidden = !meta.predicted_n;
+  part(".drafting div").replaceChildren(...(drawn ? [drawn] : []));
+  part("figcaption").textContent = whatDraftingDid(meta);
+  const lines = meta.explanation ?? [];
+  part(".about").hidden = !lines.length;
+  part(".about ul").replaceChildren(...lines.map((line) => element("li", "", line)));
 }
 
 function edit(node, message, onEdit) {
@@ -63,19 +104,23 @@ function edit(node, message, onEdit) {
   box.value = message.content;
   box.rows = Math.min(12, message.content.split("\n").length + 1);
   box.setAttribute("aria-label", "Edit the message");
-  const row = element(
-    "div",
-    "tools",
-    button("Send again", () => onEdit(box.value)),
-    button("Cancel", () => {
-      box.remove();
-      row.remove();
-      node.querySelector(".text").hidden = false;
-      node.querySelector(".tools").hidden = false;
-    }),
-  );
-  node.querySelector(".text").hidden = true;
-  node.querySelector(".tools").hidden = true;
+  const hide = (value) => {
+    node.querySelector(".text").hidden = value || !message.content;
+    node.querySelector(".tools").hidden = value;
+  };
+  const close = () => {
+    box.remove();
+    row.remove();
+    hide(false);
+    node.querySelector(".tools button:last-child").focus();
+  };
+  const row = element("div", "edit-tools", button("Send again", () => onEdit(box.value)), button("Cancel", close));
+  box.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    close();
+  });
+  hide(true);
   node.append(box, row);
   box.focus();
 }

@@ -1,5 +1,7 @@
 // What stays in this browser: conversations and settings; the API key only until the tab is closed.
 
+import { upgraded } from "/static/conversation.js";
+
 const CONVERSATIONS = "edgedec.conversations";
 const SETTINGS = "edgedec.settings";
 const KEY = "edgedec.key";
@@ -23,7 +25,8 @@ function write(storage, name, value) {
 
 export function loadConversations() {
   const found = read(localStorage, CONVERSATIONS, []);
-  return Array.isArray(found) ? found.filter((each) => each && Array.isArray(each.messages)) : [];
+  const whole = Array.isArray(found) ? found.filter((each) => each && Array.isArray(each.messages)) : [];
+  return whole.map((each) => ({ ...each, messages: each.messages.map(upgraded) }));
 }
 
 export function saveConversations(conversations) {
@@ -37,13 +40,4 @@ export function loadSettings() {
 export function saveSettings({ key, ...settings }) {
   write(localStorage, SETTINGS, settings);
   write(sessionStorage, KEY, key);
-}
-
-export function newConversation() {
-  return { id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, messages: [] };
-}
-
-export function titleOf(conversation) {
-  const first = conversation.messages.find((message) => message.role === "user");
-  return first ? first.content.slice(0, 60) : "New conversation";
 }

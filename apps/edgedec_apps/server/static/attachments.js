@@ -1,0 +1,74 @@
+// The files that go with the next message: chosen, dropped or pasted; shown above the message box.
+
+import { button, element, find } from "/static/dom.js";
+import { readFile, requireRoom } from "/static/files.js";
+
+const [list, wrong, input] = ["files", "file-error", "file"].map(find);
+
+export class Attachments {
+  constructor(settings) {
+    this.settings = settings;
+    this.files = [];
+    find("attach").addEventListener("click", () => this.choose());
+    input.addEventListener("change", () => {
+      void this.add([...input.files]);
+      input.value = "";
+    });
+    const main = document.querySelector("main");
+    main.addEventListener("dragover", (event) => event.preventDefault());
+    main.addEventListener("drop", (event) => {
+      event.preventDefault();
+      void this.add([...event.dataTransfer.files]);
+    });
+    find("prompt").addEventListener("paste", (event) => {
+      if (!event.clipboardData.files.length) return;
+      event.preventDefault();
+      void this.add([...event.clipboardData.files]);
+    });
+  }
+
+  choose() {
+    input.click();
+  }
+
+  async add(files) {
+    const problems = [];
+    for (const file of files) {
+      list.setAttribute("aria-busy", "true");
+      try {
+        const read = await readFile(file, this.settings());
+        requireRoom(this.files, read);
+        this.files.push(read);
+      } catch (error) {
+        problems.push(error.message);
+      }
+      this.draw();
+    }
+    list.removeAttribute("aria-busy");
+    wrong.textContent = problems.join(" ");
+    wrong.hidden = !problems.length;
+  }
+
+  // The files, which are then gone from here.
+  take() {
+    const { files } = this;
+    this.files = [];
+    wrong.hidden = true;
+    this.draw();
+    return files;
+  }
+
+  draw() {
+    list.replaceChildren(
+      ...this.files.map((file) => {
+        const remove = button("×", () => {
+          this.files = this.files.filter((each) => each !== file);
+          this.draw();
+          find("attach").focus();
+        });
+        remove.setAttribute("aria-label", `Remove ${file.name}`);
+        return element("li", "", `${file.name} (${file.note}) `, remove);
+      }),
+    );
+  }
+}

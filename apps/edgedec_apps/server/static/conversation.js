@@ -1,0 +1,94 @@
+// What a conversation is, and how it is sent and exported.
+//
+// A message of the user is {role, content, files: [{name, text}]}; one of the assistant {role, answers, chosen}, whose
+// answers, {content, reasoning, meta, error}, stand side by side; the chosen one is what the conversation goes on with.
+
+const MOST_TITLE = 60;
+
+export function newConversation() {
+  return { id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, messages: [] };
+}
+
+export function newAnswer(model) {
+  return { content: "", reasoning: "", meta: { model } };
+}
+
+export function chosenOf(message) {
+  return message.answers[message.chosen] ?? message.answers[0];
+}
+
+// A message as this version keeps it; earlier ones kept one answer as {content, meta, error}.
+export function upgraded(message) {
+  if (message.role !== "assistant" || Array.isArray(message.answers)) return message;
+  const { content = "", meta = {}, error } = message;
+  return { role: "assistant", answers: [{ content, reasoning: "", meta, ...(error && { error }) }], chosen: 0 };
+}
+
+// What the model is given of a message: files first, each under its name, then what was typed.
+export function contentOf(message) {
+  if (message.role === "assistant") return chosenOf(message).content;
+  const files = (message.files ?? []).map(({ name, text }) => `File ${name}:\n\n${text.trimEnd()}`);
+  return [...files, message.content].filter((part) => part).join("\n\n");
+}
+
+export function sentMessages(messages) {
+  return messages.map((message) => {
+    const sent = { role: message.role, content: contentOf(message) };
+    const reasoning = message.role === "assistant" && chosenOf(message).reasoning;
+    return reasoning ? { ...sent, reasoning_content: reasoning } : sent;
+  });
+}
+
+export function titleOf(conversation) {
+  const first = conversation.messages.find((message) => message.role === "user");
+  const words = first?.content.trim() || first?.files?.map(({ name }) => name).join(", ");
+  return words ? words.slice(0, MOST_TITLE) : "New conversation";
+}
+
+// A fence that no line of the text can close.
+function fence(text) {
+  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([ticks]) => ticks.length));
+  return "`".repeat(longest + 1);
+}
+
+function answerAsMarkdown(answer, heading) {
+  const thoughts = answer.reasoning.trim();
+  const quoted = thoughts ? `> ${thoughts.replaceAll("\n", "\n> ")}\n\n` : "";
+  return `## ${heading}\n\n${quoted}${answer.content.trim()}\n`;
+}
+
+export function asMarkdown(conversation) {
+  const parts = [`# ${titleOf(conversation).replaceAll("\n", " ")}\n`];
+  for (const message of conversation.messages) {
+    if (message.role === "user") {
+      const files = (message.files ?? []).map(({ name, text }) => `File ${name}:\n\n${fence(text)}\n${text.trimEnd()}\n${fence(text)}`);
+      parts.push(`## You\n\n${[...files, message.content.trim()].join("\n\n")}\n`);
+    } else {
+      const several = message.answers.length > 1;
+      message.answers.forEach((answer, i) => {
+        const which = several ? `, answer ${i + 1} of ${message.answers.length}${i === message.chosen ? ", chosen" : ""}` : "";
+        parts.push(answerAsMarkdown(answer, `${answer.meta.model ?? "Model"}${which}`));
+      });
+    }
+  }
+  return parts.join("\n");
+}
+
+export function asJson(conversation) {
+  const { id, messages } = conversation;
+  return `${JSON.stringify({ format: "edgedec chat 1", title: titleOf(conversation), id, messages }, null, 2)}\n`;
+}
+
+// Let the browser save a text as a file.
+export function download(text, name, type) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+export function fileName(conversation, ending) {
+  const words = titleOf(conversation).toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "");
+  return `${words || "conversation"}.${ending}`;
+}
