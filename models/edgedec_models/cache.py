@@ -7,15 +7,15 @@ separators, `..` or links cannot make it delete other files.
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
 
-from edgedec.errors import ModelNotFoundError, StorageError
+from edgedec.errors import ModelNotFoundError, RequestError, StorageError
 from edgedec_models.addresses import url_path
-from edgedec_models.catalogue import reference_of
+from edgedec_models.catalogue import Entry, load_catalogue, reference_of
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_models.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
 from edgedec_models.lock import locked_now
@@ -35,11 +35,12 @@ class CachedModel:
     """A model on this machine.
 
     Attributes:
-        name: The name that resolves to it.
+        name: The name that resolves to it: of a model of a hub the catalogue's, if it has one for it.
         path: Its file, or its first shard where it is split; the file does not exist while the model is incomplete.
         size_bytes: Space on the disk, with all shards and partial files.
         origin: Whether it is in the cache or in the user's own folder.
         complete: Whether all of it has been fetched.
+        address: The hf: name of a model that the catalogue has a name for; else "".
     """
 
     name: str
@@ -47,6 +48,7 @@ class CachedModel:
     size_bytes: int
     origin: Literal["cache", "EDGEDEC_MODELS"]
     complete: bool
+    address: str = ""
 
 
 def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
@@ -58,7 +60,27 @@ def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
     Raises:
         StorageError: A folder cannot be read.
     """
-    return [model for model, _ in _stored(cache_dir)] + _own_models()
+    stored, short = [model for model, _ in _stored(cache_dir)], _short_names(cache_dir)
+    named = [
+        replace(model, name=short[model.path], address=model.name) if model.path in short else model for model in stored
+    ]
+    return sorted(named, key=lambda model: model.name) + _own_models()
+
+
+def _short_names(cache_dir: Path | None) -> dict[Path, str]:
+    """Return the catalogue's names for models of a hub that are in the cache; none where a catalogue is malformed."""
+    from edgedec_models.hub import find_cached, hub_folder
+
+    root, found, entries = models_folder(cache_dir), dict[Path, str](), dict[str, Entry]()
+    if (root / "hf").is_dir():
+        with suppress(RequestError):
+            entries = load_catalogue()
+    for entry in entries.values():
+        if entry.reference is not None and not (root / f"{entry.name}.gguf").exists():
+            spec = parse_hub(entry.reference)
+            if (path := find_cached(spec, hub_folder(spec, root))) is not None:
+                found.setdefault(path, entry.name)
+    return found
 
 
 def remove_model(name: str, cache_dir: Path | None = None) -> int:

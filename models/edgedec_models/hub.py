@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from edgedec.errors import CancelledError, ModelNotFoundError, PullError
 from edgedec.resolver import ResolveOptions
-from edgedec.trained_heads.load import is_head_path
 from edgedec_models.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, choose_head, shards_of
 from edgedec_models.lock import locked
 from edgedec_models.record import Wanted, is_recorded, read_json
@@ -81,6 +80,8 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
     Raises:
         ModelNotFoundError, PullError, StorageError, CancelledError: The model could not be fetched.
     """
+    from edgedec.trained_heads.load import is_head_path  # here, as it imports numpy
+
     listing = list_repository(spec, options)
     files = {file.path: file for file in listing.files}
     chosen = _choice(options.draft_head)(list(files), spec)

@@ -9,7 +9,7 @@ from support.servers import StubServer, add_repository, model_bytes, sha256
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, RequestError
 from edgedec.resolver import ResolveOptions
-from edgedec_models.cache import remove_model
+from edgedec_models.cache import list_models, remove_model
 from edgedec_models.hub_spec import HubSpec, choose, is_safe, parse_hub
 from edgedec_models.resolve import pull, resolve
 
@@ -148,9 +148,12 @@ def test_a_reference_of_the_catalogue_is_its_repository(
     assert len(server.seen) == n_seen
     add_repository(server, "someone/tiny-GGUF", {"tiny-Q8_0.gguf": Q4})
     assert pull("short", ResolveOptions(), force=True).read_bytes() == Q4
+    (listed,) = list_models()
+    assert (listed.name, listed.address, listed.path) == ("short", "hf:someone/tiny-GGUF:tiny-Q8_0.gguf", path)
     own = root / "models" / "short.gguf"
     own.write_bytes(Q8)
     assert resolve("short", ResolveOptions()) == own
+    assert {model.name for model in list_models()} == {"short", "hf:someone/tiny-GGUF:tiny-Q8_0.gguf"}
     own.unlink()
     assert remove_model("short") >= len(Q4)
     assert not path.exists()

@@ -14,7 +14,7 @@ from edgedec_apps.cli.options import AsJson, output_option
 from edgedec_apps.cli.terminal import one_line, write_json, write_line
 from edgedec_models.cache import CachedModel, list_models
 from edgedec_models.catalogue import Entry, load_catalogue
-from edgedec_models.folders import cache_folder, models_folder
+from edgedec_models.folders import cache_folder
 
 if TYPE_CHECKING:
     from edgedec_apps.cli.expectations import Expectation
@@ -43,17 +43,17 @@ def command(
     stored = list_models()
     here = {} if limit is None else _planned(stored)
     models = [model for model in stored if limit is None or (here[model.path] or 0) <= limit]
-    tiles, names = _tiles(), _short_names(stored)
-    entries = _to_pull({model.name for model in stored} | set(names.values()), limit)
+    tiles = _tiles()
+    entries = _to_pull({model.name for model in stored}, limit)
     if as_json:
         document = {
-            "models": [_document(model, tiles, names, here) for model in models],
+            "models": [_document(model, tiles, here) for model in models],
             "to_pull": [_entry_document(entry, expected) for entry, expected in entries],
             "presets": [{"name": preset.name, "model": preset.model} for preset in list_presets()],
         }
         write_json(document)
         return
-    _write_here(models, tiles, names, list_presets())
+    _write_here(models, tiles, list_presets())
     if limit is None and (n_bytes := sum(n for path, n in tiles.items() if path not in {m.path for m in models})):
         write_line(f"\ntiles of other models: {format_bytes(n_bytes)} (edgedec cache list shows them)")
     if entries:
@@ -72,18 +72,16 @@ def write_table(rows: list[tuple[str, ...]]) -> None:
         write_line(line[: columns - 1] + "…" if cut and columns is not None else line)
 
 
-def _write_here(
-    models: list[CachedModel], tiles: Mapping[Path, int], names: Mapping[Path, str], presets: "list[Preset]"
-) -> None:
+def _write_here(models: list[CachedModel], tiles: Mapping[Path, int], presets: "list[Preset]") -> None:
     """Write the models on this machine, and the presets."""
     if not models:
         write_line("no models on this machine yet")
-    shown = {model.path: one_line(names.get(model.path, model.name)) for model in models}
-    width = max(map(len, [*shown.values(), *(one_line(preset.name) for preset in presets)]), default=0)
+    names = [*(model.name for model in models), *(preset.name for preset in presets)]
+    width = max((len(one_line(name)) for name in names), default=0)
     for model in models:
         place = _place(model, tiles)
-        whole = f"{place}, as {one_line(model.name)}" if model.path in names else place
-        write_line(f"{shown[model.path]:{width}}  {format_bytes(model.size_bytes):>9}  {whole}")
+        whole = f"{place}, as {one_line(model.address)}" if model.address else place
+        write_line(f"{one_line(model.name):{width}}  {format_bytes(model.size_bytes):>9}  {whole}")
     for preset in presets:
         write_line(f"{one_line(preset.name):{width}}  a preset of {one_line(preset.model)}")
 
@@ -97,21 +95,6 @@ def _tiles() -> dict[Path, int]:
         for path in entry.models:
             tiles[path] = tiles.get(path, 0) + entry.n_bytes
     return tiles
-
-
-def _short_names(models: list[CachedModel]) -> dict[Path, str]:
-    """Return the names of the catalogue for models of a hub that they stand for."""
-    from edgedec_models.hub import find_cached, hub_folder
-    from edgedec_models.hub_spec import parse_hub
-
-    there, found = {model.path for model in models}, dict[Path, str]()
-    for entry in load_catalogue().values():
-        if entry.reference is not None:
-            spec = parse_hub(entry.reference)
-            path = find_cached(spec, hub_folder(spec, models_folder()))
-            if path in there:
-                found[path] = entry.name
-    return found
 
 
 def _to_pull(here: set[str], limit: int | None) -> "list[tuple[Entry, Expectation]]":
@@ -165,12 +148,10 @@ def _place(model: CachedModel, tiles: Mapping[Path, int]) -> str:
     return f"{place}, and {format_bytes(n_bytes)} of tiles, which make starts fast" if n_bytes else place
 
 
-def _document(
-    model: CachedModel, tiles: Mapping[Path, int], names: Mapping[Path, str], planned: Mapping[Path, int | None]
-) -> dict[str, Any]:
+def _document(model: CachedModel, tiles: Mapping[Path, int], planned: Mapping[Path, int | None]) -> dict[str, Any]:
     return {
         "name": model.name,
-        "short_name": names.get(model.path),
+        "address": model.address or None,
         "path": os.fspath(model.path),
         "size_bytes": model.size_bytes,
         "tiles_bytes": tiles.get(model.path, 0),
