@@ -20,7 +20,8 @@ using namespace checks;
 
 namespace {
 
-const int32_t TYPES[] = {F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K};
+const int32_t TYPES[] = {F32,    F16,    BF16, Q4_0, Q4_1,    Q5_0,  Q5_1,    Q8_0,   Q4_K,  Q5_K,  Q6_K,  Q2_K, Q3_K,
+                         IQ4_NL, IQ4_XS, MXFP4, IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_S, IQ1_M, TQ1_0, TQ2_0};
 constexpr int64_t N_ROWS = 20;  // activations; more than two groups
 
 std::string text(const char *what, int32_t type, int64_t columns) {
@@ -42,6 +43,18 @@ struct TestMatrix {
     view = {type, rows, columns, tiles.data()};
   }
 
+  // Where d is in the blocks that don't begin with it.
+  static int half_offset(int32_t type) {
+    switch (type) {
+      case Q6_K: return 208;
+      case Q3_K: return 108;
+      case Q2_K: return 80;
+      case TQ2_0: return 64;
+      case TQ1_0: return 52;
+      default: return 0;
+    }
+  }
+
   static void set_scales(std::mt19937 &random, int32_t type, uint8_t *block, uint16_t scale) {
     const auto half = [&](int offset) {
       const uint16_t h = scale != 0 ? scale : float_to_half(0.01f + 0.001f * (float)(random() % 64));
@@ -53,8 +66,15 @@ struct TestMatrix {
     } else if (type == F16 || type == BF16) {
       const uint16_t h = type == F16 ? float_to_half(normal(random, 1)[0]) : (uint16_t)(0x3f00 + (random() & 0x81ff));
       memcpy(block, &h, 2);
-    } else if (type == Q6_K) {
-      half(208);
+    } else if (type == MXFP4) {
+      block[0] = (uint8_t)(scale != 0 ? 128 : 120 + random() % 4);
+    } else if (type == IQ1_M) {  // a half in four pieces
+      uint16_t h = scale;
+      if (h == 0) half(0), memcpy(&h, block, 2);
+      for (int i = 0; i < 4; ++i) block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | (h >> 4 * i & 15) << 4);
+    } else if (const int at = half_offset(type)) {
+      half(at);
+      if (type == Q2_K) half(at + 2);
     } else {
       half(0);
       if (type == Q4_1 || type == Q5_1 || type == Q4_K || type == Q5_K) half(2);
@@ -208,6 +228,18 @@ void check_integers(const Kernels &kernels) {
   }
 }
 
+// Blocks of MXFP4 whose scales are the least there are, below the least normal float.
+void check_least_exponents(const Kernels &kernels) {
+  std::mt19937 random(8);
+  TestMatrix w(random, MXFP4, 40, 96, 0);
+  const size_t block = tile_bytes(MXFP4, TILE_ROWS, 32);
+  for (size_t at = 0; at < w.tiles.size(); at += block)
+    for (size_t row = 0; row < TILE_ROWS; ++row) w.tiles[at + 256 + row] = (uint8_t)(random() % 4);
+  std::vector<Floats> rows;
+  for (int64_t i = 0; i < N_ROWS; ++i) rows.push_back(normal(random, 96, 1e30f));
+  compare_with_sums(kernels, w.view, TestRows(kernels, true, rows), 3e-6, "the least exponents");
+}
+
 // The blocks of activations with the rows one after another, as sets have them that don't keep rows in pairs.
 std::vector<ActivationBlock> row_by_row(const Kernels &kernels, const ActivationBlock *blocks, size_t n_blocks) {
   std::vector<ActivationBlock> out(blocks, blocks + n_blocks);
@@ -338,6 +370,7 @@ int main(int argc, char **argv) {
     const int before = n_checked;
     check_products(kernels);
     check_integers(kernels);
+    check_least_exponents(kernels);
     check_quantization(kernels);
     check_norms(kernels);
     check_rotation(kernels);

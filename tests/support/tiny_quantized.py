@@ -16,7 +16,14 @@ from edgedec.gguf.tensor_types import GGMLType
 from support.gguf_writer import RawTensor, write_gguf
 from support.tiny_models import N_VOCAB, vocabulary
 
-TILE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+FILE_SIZED = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K", "TQ2_0"),
+)
+"""The types whose tiles have as many bytes as the file."""
+WIDER = ("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ1_0")
+"""The types whose tiles have more bytes than the file."""
+TILE_TYPES = FILE_SIZED + WIDER
 
 U8 = NDArray[np.uint8]
 # Where the float16 numbers of a block are: (offset, factor of the block's scale).
@@ -29,6 +36,11 @@ _HALVES: dict[str, tuple[tuple[int, float], ...]] = {
     "Q4_K": ((0, 1.0), (2, 7.5)),
     "Q5_K": ((0, 1.0), (2, 15.5)),
     "Q6_K": ((208, 1.0),),
+    "Q2_K": ((80, 1.0), (82, 1.5)),
+    "Q3_K": ((108, 1.0),),
+    "TQ1_0": ((52, 1.0),),
+    "TQ2_0": ((64, 1.0),),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S"), ((0, 1.0),)),
 }
 # The spread of the values of a block of random bytes whose scale is 1.
 _SPREADS = {
@@ -38,6 +50,16 @@ _SPREADS = {
     "Q4_K": 260.0,
     "Q5_K": 520.0,
     "Q6_K": 1370.0,
+    "Q2_K": 13.9,
+    "Q3_K": 43.4,
+    "IQ4_NL": 67.0,
+    "IQ4_XS": 1250.0,
+    "MXFP4": 5.8,
+    **dict.fromkeys(("IQ3_S", "IQ3_XXS"), 141.0),
+    **dict.fromkeys(("IQ2_S", "IQ2_XS", "IQ2_XXS"), 55.0),
+    **dict.fromkeys(("IQ1_S", "IQ1_M"), 7.2),
+    "TQ1_0": 0.8,
+    "TQ2_0": 1.1,
 }
 
 
@@ -90,8 +112,15 @@ def random_blocks(name: str, n_rows: int, n_cols: int, rng: np.random.Generator,
     n_blocks = n_rows * n_cols // kind.block_size
     blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), dtype=np.uint8)
     scale = spread / _SPREADS[name] * rng.uniform(0.5, 1.5, n_blocks)
-    for offset, factor in _HALVES[name]:
-        blocks[:, offset : offset + 2] = (scale * factor).astype("<f2").view(np.uint8).reshape(n_blocks, 2)
+    if name == "MXFP4":  # a power of two
+        blocks[:, 0] = 128 + np.round(np.log2(scale))
+    elif name == "IQ1_M":  # a float16 in four pieces
+        halves = scale.astype("<f2").view(np.uint16)
+        for i in range(4):
+            blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | (halves >> 4 * i & 15) << 4
+    else:
+        for offset, factor in _HALVES[name]:
+            blocks[:, offset : offset + 2] = (scale * factor).astype("<f2").view(np.uint8).reshape(n_blocks, 2)
     return blocks.tobytes()
 
 

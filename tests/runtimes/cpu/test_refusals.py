@@ -101,7 +101,11 @@ def _without(tensors: dict[str, RawTensor], name: str) -> dict[str, RawTensor]:
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "architecture": (tiny_metadata(Tiny("phi3")), {}, "the architecture is 'phi3'"),
-    "tensor type": ({}, {_Q: RawTensor(GGMLType.Q2_K, (256, 256), bytes(256 * 84))}, "'blk.0.attn_q.weight' is Q2_K"),
+    "tensor type": (
+        {},
+        {_Q: RawTensor(GGMLType.NVFP4, (256, 256), bytes(256 * 144))},
+        "'blk.0.attn_q.weight' is NVFP4",
+    ),
     "tensor": ({}, {"blk.0.attn_sinks.weight": RawTensor(0, (4,), bytes(16))}, "'blk.0.attn_sinks.weight'"),
     "type of a vector": ({}, {"output_norm.weight": RawTensor(1, (256,), bytes(512))}, "is not a vector of F32"),
     "key": ({"llama.attention.clamp_kqv": 8.0}, {}, "'llama.attention.clamp_kqv'"),

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_quantized import TILE_TYPES
+from support.coded_tiles import BYTES, canonical, rebuilt
+from support.tiny_quantized import FILE_SIZED, TILE_TYPES, WIDER
 
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
@@ -20,9 +21,10 @@ ROWS = (1, 15, 16, 17, 32, 70)
 
 
 def matrix(kind: GGMLType, n_rows: int, n_cols: int, seed: int = 0) -> U8:
-    """Return random bytes in the place of a matrix."""
+    """Return random bytes in the place of a matrix; of TQ1_0 such bytes as a quantizer writes."""
     n_bytes = n_rows * n_cols // kind.block_size * kind.block_bytes
-    return np.random.default_rng(seed).integers(0, 256, n_bytes, dtype=np.uint8)
+    data = np.random.default_rng(seed).integers(0, 256, n_bytes, dtype=np.uint8)
+    return canonical(data) if kind is GGMLType.TQ1_0 else data
 
 
 def pack(kind: GGMLType, n_rows: int, n_cols: int, data: U8, ranges: list[tuple[int, int]] | None = None) -> U8:
@@ -39,8 +41,10 @@ def pack(kind: GGMLType, n_rows: int, n_cols: int, data: U8, ranges: list[tuple[
 def unpack(kind: GGMLType, n_rows: int, n_cols: int, tiles: U8, n_bytes: int) -> U8:
     """Return a matrix's bytes again, by the layout that native/tiles.h describes."""
     n_blocks, n_block_bytes = n_cols // kind.block_size, kind.block_bytes
-    blocks = tiles.reshape(-1, 16 * n_block_bytes)
-    if kind.block_size == 1:
+    blocks = tiles.reshape(-1, BYTES.get(kind, 16 * n_block_bytes))
+    if kind in BYTES:
+        rows = rebuilt(kind, blocks)
+    elif kind.block_size == 1:
         rows = blocks.reshape(len(blocks), 16, n_block_bytes)
     elif kind is GGMLType.Q8_0:
         values = blocks[:, :512].reshape(-1, 8, 16, 4).transpose(0, 2, 1, 3).reshape(-1, 16, 32)
@@ -112,7 +116,7 @@ def test_unpacked_tiles_are_the_matrix_again(name: str, n_rows: int) -> None:
         np.testing.assert_array_equal(unpack(kind, n_rows, n_cols, tiles, len(data)), data)
 
 
-@pytest.mark.parametrize("name", TILE_TYPES)
+@pytest.mark.parametrize("name", FILE_SIZED)
 def test_tiles_of_whole_rows_of_tiles_take_the_bytes_of_the_file(name: str) -> None:
     """Where the rows are a multiple of 16 nothing is added; else the last tile is filled up."""
     kind = GGMLType[name]
@@ -120,6 +124,16 @@ def test_tiles_of_whole_rows_of_tiles_take_the_bytes_of_the_file(name: str) -> N
     for n_rows in (16, 32, 4096):
         assert native().ec_tile_bytes(kind, n_rows, 2 * kind.block_size) == n_rows * row_bytes
     assert native().ec_tile_bytes(kind, 17, 2 * kind.block_size) == 32 * row_bytes
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_types_with_grids_take_more(name: str) -> None:
+    """As many bytes as docs/cpu-kernels.md says, which the memory plan counts."""
+    kind = GGMLType[name]
+    bits = {"TQ1_0": 2.0625, "IQ1_S": 3.1875, "IQ1_M": 3.3125, "IQ2_XXS": 3.1875, "IQ2_XS": 3.3125, "IQ2_S": 3.3125}
+    n_bytes = native().ec_tile_bytes(kind, 4096, 512)
+    assert n_bytes == 4096 * 512 * bits.get(name, 4.1875) / 8
+    assert n_bytes > 4096 * 2 * kind.block_bytes
 
 
 @pytest.mark.parametrize("name", TILE_TYPES)
@@ -148,7 +162,7 @@ def test_packing_in_ranges_equals_packing_at_once(name: str) -> None:
     [
         *((GGMLType.Q4_K, 16, 128), (GGMLType.Q8_0, 16, 33), (GGMLType.F32, 0, 16), (GGMLType.F32, 16, 0)),
         *((GGMLType.F32, -16, 16), (GGMLType.F32, 16, -16), (GGMLType.F32, 2**31, 16), (GGMLType.F32, 16, 2**31)),
-        *((GGMLType.Q2_K, 16, 256), (GGMLType.F64, 16, 16), (GGMLType.IQ4_NL, 16, 32)),
+        *((GGMLType.NVFP4, 16, 256), (GGMLType.F64, 16, 16), (GGMLType.Q8_1, 16, 32)),
         *((-1, 16, 256), (4, 16, 256), (2**31 - 1, 16, 256), (GGMLType.F32, 2**62, 2**62)),
     ],
 )

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "coding.h"
 #include "tensor_types.h"
 
 #if defined(__GNUC__)

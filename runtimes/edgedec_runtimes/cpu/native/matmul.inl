@@ -198,6 +198,8 @@ struct K6 {  // Q6_K
   }
 };
 
+#include "matmul_coded.inl"
+
 // Multiply one tile with N activations, from row `first` of their group on.
 template <class Unit, int N>
 void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *group, int first, float *y,
@@ -260,6 +262,26 @@ using Q4_0Unit = Simple<false, false>;
 #define PRODUCT(unit, halves) quantized_product<unit>
 #endif
 
+using Product = void (*)(const Matrix &, int64_t, int64_t, const Activations &, int64_t, int64_t, float *, int64_t);
+
+// Return the product of a type of coding.h.
+Product coded_product(int32_t type) {
+  switch (type) {
+    case edgedec::Q2_K: return quantized_product<Coded<edgedec::Q2_K>>;
+    case edgedec::Q3_K: return quantized_product<Coded<edgedec::Q3_K>>;
+    case edgedec::IQ4_NL: return quantized_product<Coded<edgedec::IQ4_NL>>;
+    case edgedec::IQ4_XS: return quantized_product<Coded<edgedec::IQ4_XS>>;
+    case edgedec::MXFP4: return quantized_product<Coded<edgedec::MXFP4>>;
+    case edgedec::IQ3_S: return quantized_product<Coded<edgedec::IQ3_S>>;
+    case edgedec::IQ3_XXS: return quantized_product<Coded<edgedec::IQ3_XXS>>;
+    case edgedec::IQ2_XXS: return quantized_product<Coded<edgedec::IQ2_XXS>>;
+    case edgedec::IQ2_XS: case edgedec::IQ2_S: return quantized_product<Coded<edgedec::IQ2_S>>;
+    case edgedec::IQ1_S: return quantized_product<Coded<edgedec::IQ1_S>>;
+    case edgedec::IQ1_M: return quantized_product<Coded<edgedec::IQ1_M>>;
+    default: return quantized_product<Coded<edgedec::TQ2_0>>;  // and TQ1_0; ec_model_set_matrix refuses types that are not here
+  }
+}
+
 // The same for float weights: four sums by column modulo 4, which are added at the end.
 template <Floats (*LOAD)(const void *), int BYTES, int N>
 void float_tile_product(const uint8_t *tile, int64_t n_cols, const float *const *x, float *y, int64_t stride) {
@@ -305,7 +327,6 @@ void float_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const 
 
 void matmul(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,
             int64_t row_end, float *y, int64_t stride) {
-  using Product = void (*)(const Matrix &, int64_t, int64_t, const Activations &, int64_t, int64_t, float *, int64_t);
   Product product = nullptr;
   switch (w.type) {
     case edgedec::F32: product = float_product<load_f32, 4>; break;
@@ -319,7 +340,7 @@ void matmul(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activat
     case edgedec::Q4_K: product = PRODUCT(K45<false>, HalvesOfK45<false>); break;
     case edgedec::Q5_K: product = PRODUCT(K45<true>, HalvesOfK45<true>); break;
     case edgedec::Q6_K: product = quantized_product<K6>; break;
-    default: return;  // ec_model_set_matrix refuses all other types
+    default: product = coded_product(w.type); break;
   }
   product(w, tile_begin, tile_end, a, row_begin, row_end, y, stride);
 }

@@ -175,157 +175,7 @@ EDGEDEC_INLINE void whole_block(Ints *sums, const Bytes *w, const ActivationBloc
   sixteen<PAIRED, K>(sums, w + 4, a.q[m] + SECOND_HALF);
 }
 
-// --- the types: `read_scales` unpacks the scales of n blocks; `unpack` the weights of a part of one of them; `add` adds the
-// products of these weights with K rows of the activations, from row m of their group on, to K sums --------------------------
-
-// first: the scale of a block, or of its first half; second: the block's minimum, or the scale of its second half.
-struct Scales {
-  Floats first[RUN][PARTS], second[RUN][PARTS];
-};
-
-EDGEDEC_INLINE void read_halves(const uint8_t *p, Floats *out) {
-  UNROLL for (int part = 0; part < PARTS; ++part) out[part] = load_halves(p + 2 * LANES * part);
-}
-
-template <bool MIN, bool FIFTH>
-struct Simple {  // Q4_0, Q4_1, Q5_0, Q5_1
-  static constexpr int UNIT_BLOCKS = 1, STEP = 256 + (FIFTH ? 64 : 0) + (MIN ? 64 : 32), UNIT_BYTES = STEP;
-
-  static EDGEDEC_INLINE void read_scales(const uint8_t *p, int n, Scales &scales) {
-    p += 256 + (FIFTH ? 64 : 0);
-    for (int i = 0; i < n; ++i, p += STEP) {
-      read_halves(p, scales.first[i]);
-      if constexpr (MIN) read_halves(p + 32, scales.second[i]);
-    }
-  }
-  template <bool PAIRED>
-  static EDGEDEC_INLINE void unpack(const uint8_t *block, int part, Bytes *w) {
-    if constexpr (FIFTH) load_five_bits<PAIRED>(block + PART_BYTES * part, block + 256 + PART_BYTES * part, w);
-    else load_nibbles<PAIRED>(block + PART_BYTES * part, w);
-  }
-  template <bool PAIRED, int K>
-  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second,
-                                 const ActivationBlock &a, int m) {
-    Ints c[K];
-    UNROLL for (int v = 0; v < K; ++v) {
-      if constexpr (MIN) c[v] = set_ints(0);
-      else c[v] = shift_ints<FIFTH ? 1 : 0>(of_rows<PAIRED>(a.minus8, m + v));
-    }
-    whole_block<PAIRED, K>(c, w, a, m);
-    UNROLL for (int v = 0; v < K; ++v) {
-      const Floats scale = by_rows<PAIRED>(of_part<PAIRED>(first, v), a.scale, m + v);
-      sums[v] = fma(to_floats(c[v]), scale, sums[v]);
-      if constexpr (MIN) sums[v] = add_by_rows<PAIRED>(sums[v], of_part<PAIRED>(second, v), a.sum, m + v);
-    }
-  }
-};
-
-struct Eight {  // Q8_0
-  static constexpr int UNIT_BLOCKS = 1, STEP = 544, UNIT_BYTES = STEP;
-
-  static EDGEDEC_INLINE void read_scales(const uint8_t *p, int n, Scales &scales) {
-    for (int i = 0; i < n; ++i) read_halves(p + STEP * i + 512, scales.first[i]);
-  }
-  template <bool PAIRED>
-  static EDGEDEC_INLINE void unpack(const uint8_t *block, int part, Bytes *w) {
-    UNROLL for (int g = 0; g < 8; ++g) w[g] = load_bytes(block + 64 * g + PART_BYTES * part);
-    pair<PAIRED, 8>(w);
-  }
-  template <bool PAIRED, int K>
-  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second,
-                                 const ActivationBlock &a, int m) {
-    Ints c[K];
-    UNROLL for (int v = 0; v < K; ++v) c[v] = set_ints(0);
-    whole_block<PAIRED, K>(c, w, a, m);
-    UNROLL for (int v = 0; v < K; ++v)
-      sums[v] = fma(to_floats(c[v]), by_rows<PAIRED>(of_part<PAIRED>(first, v), a.scale, m + v), sums[v]);
-  }
-};
-
-template <bool FIFTH>
-struct K45 {  // Q4_K, Q5_K
-  static constexpr int UNIT_BLOCKS = 8, STEP = FIFTH ? 320 : 256, UNIT_BYTES = 8 * STEP + 256;
-
-  // x[i] times factors, for the rows i of x.
-  static EDGEDEC_INLINE void widen(Bytes x, const Floats *factors, Floats *out) {
-    const uint16x8_t low = vmovl_u8(vget_low_u8(x)), high = vmovl_high_u8(x);
-    out[0] = mul(factors[0], vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))));
-    out[1] = mul(factors[1], vcvtq_f32_u32(vmovl_high_u16(low)));
-    out[2] = mul(factors[2], vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))));
-    out[3] = mul(factors[3], vcvtq_f32_u32(vmovl_high_u16(high)));
-  }
-  static EDGEDEC_INLINE void read_scales(const uint8_t *p, int, Scales &scales) {
-    p += 8 * STEP;
-    Floats d[PARTS], dmin[PARTS];
-    read_halves(p + 192, d);
-    read_halves(p + 224, dmin);
-    for (int i = 0; i < 4; ++i) {
-      const Bytes a = load_bytes(p + 16 * i), b = load_bytes(p + 64 + 16 * i), c = load_bytes(p + 128 + 16 * i);
-      widen(mask_bytes(a, 63), d, scales.first[i]);
-      widen(mask_bytes(b, 63), dmin, scales.second[i]);
-      widen(mask_bytes(vsliq_n_u8(c, vshrq_n_u8(a, 6), 4), 63), d, scales.first[i + 4]);
-      widen(vsriq_n_u8(mask_bytes(vshrq_n_u8(b, 2), 48), c, 4), dmin, scales.second[i + 4]);
-    }
-  }
-  template <bool PAIRED>
-  static EDGEDEC_INLINE void unpack(const uint8_t *block, int part, Bytes *w) {
-    if constexpr (FIFTH) load_five_bits<PAIRED>(block + PART_BYTES * part, block + 256 + PART_BYTES * part, w);
-    else load_nibbles<PAIRED>(block + PART_BYTES * part, w);
-  }
-  template <bool PAIRED, int K>
-  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second,
-                                 const ActivationBlock &a, int m) {
-    Ints c[K];
-    UNROLL for (int v = 0; v < K; ++v) c[v] = set_ints(0);
-    whole_block<PAIRED, K>(c, w, a, m);
-    UNROLL for (int v = 0; v < K; ++v) {
-      const Floats scale = by_rows<PAIRED>(of_part<PAIRED>(first, v), a.scale, m + v);
-      sums[v] = fma(to_floats(c[v]), scale, sums[v]);
-      sums[v] = add_by_rows<PAIRED, true>(sums[v], of_part<PAIRED>(second, v), a.sum, m + v);
-    }
-  }
-};
-
-struct K6 {  // Q6_K
-  static constexpr int UNIT_BLOCKS = 8, STEP = 384, UNIT_BYTES = 3360;
-
-  static EDGEDEC_INLINE void widen(int8x16_t x, const Floats *d, Floats *out) {
-    const int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_high_s8(x);
-    out[0] = mul(d[0], vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))));
-    out[1] = mul(d[1], vcvtq_f32_s32(vmovl_high_s16(low)));
-    out[2] = mul(d[2], vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))));
-    out[3] = mul(d[3], vcvtq_f32_s32(vmovl_high_s16(high)));
-  }
-  static EDGEDEC_INLINE void read_scales(const uint8_t *p, int, Scales &scales) {
-    Floats d[PARTS];
-    read_halves(p + 3328, d);
-    for (int i = 0; i < RUN; ++i) {
-      widen(vld1q_s8((const int8_t *)p + 3072 + 32 * i), d, scales.first[i]);
-      widen(vld1q_s8((const int8_t *)p + 3072 + 32 * i + 16), d, scales.second[i]);
-    }
-  }
-  template <bool PAIRED>
-  static EDGEDEC_INLINE void unpack(const uint8_t *block, int part, Bytes *w) {
-    load_six_bits<PAIRED>(block + PART_BYTES * part, w);
-  }
-  template <bool PAIRED, int K>
-  static EDGEDEC_INLINE void add(Floats *sums, const Bytes *w, Floats first, [[maybe_unused]] Floats second,
-                                 const ActivationBlock &a, int m) {
-    Ints c[K];
-    Floats both[K];
-    UNROLL for (int v = 0; v < K; ++v) c[v] = of_rows<PAIRED>(a.minus32[0], m + v);
-    sixteen<PAIRED, K>(c, w, a.q[m]);
-    UNROLL for (int v = 0; v < K; ++v) {
-      both[v] = mul(to_floats(c[v]), of_part<PAIRED>(first, v));
-      c[v] = of_rows<PAIRED>(a.minus32[1], m + v);
-    }
-    sixteen<PAIRED, K>(c, w + 4, a.q[m] + SECOND_HALF);
-    UNROLL for (int v = 0; v < K; ++v) {
-      const Floats sum = fma(to_floats(c[v]), of_part<PAIRED>(second, v), both[v]);
-      sums[v] = add_by_rows<PAIRED>(sums[v], sum, a.scale, m + v);
-    }
-  }
-};
+#include "matmul_neon_types.inl"
 
 // --- plans ----------------------------------------------------------------------------------------------------------------
 
@@ -365,11 +215,11 @@ void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *
         UNROLL for (int part = 0; part < AT_ONCE; ++part) {
           Bytes w[8];
           Type::template unpack<PAIRED>(unit + Type::STEP * i, pass + part, w);
-          const Floats first = scales.first[i][pass + part], second = scales.second[i][pass + part];
+          const PartScales of = scales.at(i, pass + part);
           UNROLL for (int m = 0; m < N - K + 1; m += K)
-            Type::template add<PAIRED, K>(acc[part] + m, w, first, second, m < GROUP_ROWS ? a : after, m % GROUP_ROWS);
+            Type::template add<PAIRED, K>(acc[part] + m, w, of, m < GROUP_ROWS ? a : after, m % GROUP_ROWS);
           if constexpr (REST < N)
-            Type::template add<PAIRED, 1>(acc[part] + REST, w, first, second, N < GROUP_ROWS ? a : after, REST % GROUP_ROWS);
+            Type::template add<PAIRED, 1>(acc[part] + REST, w, of, N < GROUP_ROWS ? a : after, REST % GROUP_ROWS);
         }
       }
       UNROLL for (int part = 0; part < AT_ONCE; ++part)

@@ -24,9 +24,12 @@ inline Bytes shift_bytes(Bytes x) {
   else return x;
 }
 
+inline Bytes load_table(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
+inline Bytes look_up(Bytes table, Bytes indices) { return _mm256_shuffle_epi8(table, indices); }
+
 inline Ints set_ints(int32_t x) { return _mm256_set1_epi32(x); }
 template <int N>
-inline Ints shift_ints(Ints x) { return N == 0 ? x : _mm256_slli_epi32(x, N); }
+inline Ints shift_ints(Ints x) { return N == 0 ? x : N > 0 ? _mm256_slli_epi32(x, N) : _mm256_srai_epi32(x, -N); }
 inline Ints load_groups(const int8_t *a, int g) {
   int32_t four;
   memcpy(&four, a + 4 * g, 4);
@@ -64,7 +67,7 @@ inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
 // two columns are summed in 16 bits, over as many groups as can't overflow them, and then widened.
 template <int BITS, int G, int N>
 inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
-  constexpr int RUN = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;
+  constexpr int MOST = BITS <= 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1, RUN = MOST < G ? MOST : G;
   static_assert(RUN * 2 * ((1 << BITS) - 1) * 127 <= 32767 && G % RUN == 0, "16 bits overflow");
   UNROLL for (int g = 0; g < G; g += RUN)
     UNROLL for (int m = 0; m < N; ++m) {
@@ -126,6 +129,12 @@ inline Floats load_high4(const uint8_t *p) {
 }
 inline Floats load_s8(const void *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+inline Floats load_exponents(const uint8_t *p) {
+  const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+  const __m256i bits = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+  const __m256i low = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+  return _mm256_castsi256_ps(_mm256_blendv_epi8(bits, low, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
 inline void store_s8(int8_t *p, Floats x) {
   const __m256i whole = _mm256_cvtps_epi32(x);

@@ -25,9 +25,14 @@ inline Bytes shift_bytes(Bytes x) {
   else return x;
 }
 
+// In each byte the number of a table of 16 with that index, from 0 to 15.
+inline Bytes load_table(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
+inline Bytes look_up(Bytes table, Bytes indices) { return _mm512_shuffle_epi8(table, indices); }
+
 inline Ints set_ints(int32_t x) { return _mm512_set1_epi32(x); }
+// Shift left, or for N < 0 right with the sign.
 template <int N>
-inline Ints shift_ints(Ints x) { return N == 0 ? x : _mm512_slli_epi32(x, N); }
+inline Ints shift_ints(Ints x) { return N == 0 ? x : N > 0 ? _mm512_slli_epi32(x, N) : _mm512_srai_epi32(x, -N); }
 inline Ints load_groups(const int8_t *a, int g) {
   int32_t four;
   memcpy(&four, a + 4 * g, 4);
@@ -91,6 +96,13 @@ inline Floats load_high4(const uint8_t *p) {
 }
 inline Floats load_s8(const void *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+// edgedec::half_of_exponent of each byte.
+inline Floats load_exponents(const uint8_t *p) {
+  const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+  const __m512i bits = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+  const __mmask16 low = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+  return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(bits, low, _mm512_set1_epi32(0x00200000), e));
 }
 // Round floats from -127 to 127 to int8.
 inline void store_s8(int8_t *p, Floats x) {

@@ -59,6 +59,11 @@ inline Floats load_s8(const void *bytes) {
   const float four[4] = {(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
   return vld1q_f32(four);
 }
+inline Floats load_exponents(const uint8_t *p) {
+  const int32x4_t e = {p[0], p[1], p[2], p[3]};
+  const int32x4_t bits = vshlq_n_s32(vsubq_s32(e, vdupq_n_s32(1)), 23), low = vshlq_s32(vdupq_n_s32(0x00200000), e);
+  return vreinterpretq_f32_s32(vbslq_s32(vcltq_s32(e, vdupq_n_s32(2)), low, bits));
+}
 inline void store_s8(int8_t *p, Floats x) {
   const int32x4_t whole = vcvtnq_s32_f32(x);
   p[0] = (int8_t)vgetq_lane_s32(whole, 0);

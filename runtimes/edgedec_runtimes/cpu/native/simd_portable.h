@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "tensor_types.h"
+#include "coding.h"
 
 namespace {
 
@@ -36,10 +36,19 @@ inline Bytes shift_bytes(Bytes x) {
   return x;
 }
 
+inline Bytes load_table(const uint8_t *p) { return load_bytes(p); }
+inline Bytes look_up(Bytes table, Bytes indices) {
+  for (int i = 0; i < 16; ++i) indices.v[i] = table.v[indices.v[i]];
+  return indices;
+}
+
 inline Ints set_ints(int32_t x) { return {{x, x, x, x}}; }
 template <int N>
 inline Ints shift_ints(Ints x) {
-  for (int i = 0; i < 4; ++i) x.v[i] *= 1 << N;
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (N >= 0) x.v[i] *= 1 << N;
+    else x.v[i] >>= -N;
+  }
   return x;
 }
 
@@ -100,6 +109,7 @@ inline Floats load_u8(const uint8_t *p) { EACH((float)p[i]) }
 inline Floats load_low4(const uint8_t *p) { EACH((float)((p[i] & 15) - 8)) }
 inline Floats load_high4(const uint8_t *p) { EACH((float)((p[i] >> 4) - 8)) }
 inline Floats load_s8(const void *p) { EACH((float)((const int8_t *)p)[i]) }
+inline Floats load_exponents(const uint8_t *p) { EACH(edgedec::half_of_exponent(p[i])) }
 inline void store_s8(int8_t *p, Floats x) {
   for (int i = 0; i < 4; ++i) p[i] = (int8_t)nearbyintf(x.v[i]);
 }

@@ -13,17 +13,31 @@ enum TensorType : int32_t {
   Q5_0 = 6,
   Q5_1 = 7,
   Q8_0 = 8,
+  Q2_K = 10,
+  Q3_K = 11,
   Q4_K = 12,
   Q5_K = 13,
   Q6_K = 14,
+  IQ2_XXS = 16,
+  IQ2_XS = 17,
+  IQ3_XXS = 18,
+  IQ1_S = 19,
+  IQ4_NL = 20,
+  IQ3_S = 21,
+  IQ2_S = 22,
+  IQ4_XS = 23,
+  IQ1_M = 29,
   BF16 = 30,
+  TQ1_0 = 34,
+  TQ2_0 = 35,
+  MXFP4 = 39,
 };
 
 constexpr int TILE_ROWS = 16;
 
 struct BlockLayout {
   int32_t columns;  // elements of a block
-  int32_t bytes;    // of a block of one row
+  int32_t bytes;    // of a block of one row, in a file
 };
 
 // Return the columns and bytes of one block; {0, 0} for a type without tiles.
@@ -39,6 +53,20 @@ static inline BlockLayout block_layout(int32_t type) {
     case Q4_K: return {256, 144};
     case Q5_K: return {256, 176};
     case Q6_K: return {256, 210};
+    case Q2_K: return {256, 84};
+    case Q3_K: return {256, 110};
+    case IQ1_S: return {256, 50};
+    case IQ1_M: return {256, 56};
+    case IQ2_XXS: return {256, 66};
+    case IQ2_XS: return {256, 74};
+    case IQ2_S: return {256, 82};
+    case IQ3_XXS: return {256, 98};
+    case IQ3_S: return {256, 110};
+    case IQ4_NL: return {32, 18};
+    case IQ4_XS: return {256, 136};
+    case TQ1_0: return {256, 54};
+    case TQ2_0: return {256, 66};
+    case MXFP4: return {32, 17};
     default: return {0, 0};
   }
 }

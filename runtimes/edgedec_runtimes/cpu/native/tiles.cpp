@@ -1,5 +1,8 @@
 #include "tiles.h"
 
+#include "coded_rows.h"
+#include "coding.h"
+
 namespace edgedec {
 namespace {
 
@@ -125,7 +128,7 @@ void pack_block(int32_t type, const uint8_t *in, uint8_t *out, int r) {
     case Q4_K: pack_q45_k(in, out, r, false); break;
     case Q5_K: pack_q45_k(in, out, r, true); break;
     case Q6_K: pack_q6_k(in, out, r); break;
-    default: break;
+    default: pack_coded(type, in, out, r); break;
   }
 }
 
@@ -196,8 +199,14 @@ void dequantize_block(int32_t type, const uint8_t *tile, int r, float *out) {
     case Q4_K: dequantize_q45_k(tile, r, false, out); break;
     case Q5_K: dequantize_q45_k(tile, r, true, out); break;
     case Q6_K: dequantize_q6_k(tile, r, out); break;
-    default: break;
+    default: dequantize_coded(type, tile, r, out); break;
   }
+}
+
+// Bytes of a block of 16 rows.
+int64_t block_tile_bytes(int32_t type) {
+  const Coding coded = coding(type);
+  return coded.columns != 0 ? coded_bytes(coded) : block_layout(type).bytes * TILE_ROWS;
 }
 
 }  // namespace
@@ -208,30 +217,29 @@ uint64_t tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols) {
   if (block.columns == 0 || n_rows < 1 || n_cols < 1 || n_rows >= most || n_cols >= most || n_cols % block.columns)
     return 0;
   const uint64_t n_tiles = ((uint64_t)n_rows + TILE_ROWS - 1) / TILE_ROWS;
-  return n_tiles * (uint64_t)(n_cols / block.columns) * (uint64_t)block.bytes * TILE_ROWS;
+  return n_tiles * (uint64_t)(n_cols / block.columns) * (uint64_t)block_tile_bytes(type);
 }
 
 void pack_tiles(int32_t type, int64_t n_cols, int64_t row_begin, int64_t row_end, const uint8_t *source,
                 uint8_t *tiles) {
   const BlockLayout block = block_layout(type);
   const int64_t n_blocks = n_cols / block.columns, row_bytes = n_blocks * block.bytes;
-  const int64_t tile_size = row_bytes * TILE_ROWS;
+  const int64_t step = block_tile_bytes(type), tile_size = n_blocks * step;
   for (int64_t row = row_begin; row < row_end; row += TILE_ROWS) {
     uint8_t *tile = tiles + row / TILE_ROWS * tile_size;
     const int n = row_end - row < TILE_ROWS ? (int)(row_end - row) : TILE_ROWS;
     if (n < TILE_ROWS) memset(tile, 0, (size_t)tile_size);
     for (int64_t b = 0; b < n_blocks; ++b)
       for (int r = 0; r < n; ++r)
-        pack_block(type, source + (row - row_begin + r) * row_bytes + b * block.bytes,
-                   tile + b * block.bytes * TILE_ROWS, r);
+        pack_block(type, source + (row - row_begin + r) * row_bytes + b * block.bytes, tile + b * step, r);
   }
 }
 
 void tile_row(int32_t type, int64_t n_cols, const uint8_t *tiles, int64_t row, float *out) {
   const BlockLayout block = block_layout(type);
-  const int64_t n_blocks = n_cols / block.columns;
-  const uint8_t *tile = tiles + row / TILE_ROWS * n_blocks * block.bytes * TILE_ROWS;
-  for (int64_t b = 0; b < n_blocks; ++b, tile += block.bytes * TILE_ROWS, out += block.columns)
+  const int64_t n_blocks = n_cols / block.columns, step = block_tile_bytes(type);
+  const uint8_t *tile = tiles + row / TILE_ROWS * n_blocks * step;
+  for (int64_t b = 0; b < n_blocks; ++b, tile += step, out += block.columns)
     dequantize_block(type, tile, (int)(row % TILE_ROWS), out);
 }
 

@@ -1,7 +1,8 @@
 // Tiles: 16 rows of a matrix, their bits reordered so that one vector holds the same columns of all rows.
 //
-// A tile goes through the columns block by block; a block of a tile has 16 times the bytes of a GGUF block, and exactly
-// its bits. In 32 columns there are 8 groups of 4; lane r of a 64-byte vector holds 4 consecutive columns of row r.
+// A tile goes through the columns block by block. A block of a tile has 16 times the bytes of a GGUF block, and exactly its
+// bits, but for types with a look-up grid and TQ1_0: of these, tiles hold what the file's bits stand for (coding.h), from
+// which the bits can be made again. In 32 columns there are 8 groups of 4; lane r of a 64-byte vector holds 4 consecutive columns of row r.
 //
 //   nibbles     4 vectors; vector j has group j in the low and group j + 4 in the high half of its bytes
 //   fifth bits  1 vector; bit g of a byte belongs to group g
@@ -15,6 +16,7 @@
 //   Q5_K  8 x (nibbles, fifth bits), packed scales[12][16], d[16], dmin[16]
 //   Q6_K  8 x (nibbles, two bits), scales[16][16], d[16]
 //   F32, F16, BF16: value[16], column by column
+//   All others: coding.h
 //
 // Rows that fill up the last tile are zero.
 #pragma once
