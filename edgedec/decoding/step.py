@@ -101,7 +101,8 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
             decoder.curve.observe(len(pending) + len(draft.tokens), evaluated - proposed, n_past, keep_s)
     _learn(sequence, decoder, draft, forward, verification)
     if n_generated and decoder.curve is not None:
-        decoder.curve.observe_beside(1 + len(draft.tokens), thread_time() - alone - (keep_s or 0.0))
+        beside_s = thread_time() - alone - (keep_s or 0.0)  # below 0 where keep() waited for others
+        decoder.curve.observe_beside(1 + len(draft.tokens), max(0.0, beside_s))
     stats.verify_s += accepted - evaluated
     stats.draft_s += proposed - begun + perf_counter() - accepted
     return verification

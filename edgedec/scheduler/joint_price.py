@@ -11,8 +11,8 @@ class JointPrice:
 
     The others are expected to draft along as they did lately, at first all of them. If each generation paid for the
     whole draft, none would begin where all of them together would gain. What passes beside the head's calls is paid
-    for in the same way, as the next forward of all waits for it: this generation's own work, and waiting until the
-    threads of the others had the interpreter. That is most of the price where the model is small.
+    for by those that drafted: this generation's own work, and waiting until the threads of the others had the
+    interpreter. The next forward of all waits for that, and it is most of the price where the model is small.
 
     Args:
         drafter: The generation's drafter.
@@ -35,4 +35,4 @@ class JointPrice:
         n = 1 + round(others * self._part)
         alone_s = sum(call.seconds / self._curve.growth(call.n_items) for call in calls)
         beside_s = seconds - sum(call.seconds for call in calls)
-        return max(self._drafter.own_s, beside_s / n) + alone_s * self._curve.growth(n) / n
+        return max(self._drafter.own_s, beside_s / (1 + n_along)) + alone_s * self._curve.growth(n) / n

@@ -263,3 +263,20 @@ def test_a_curve_that_was_looked_at_is_the_same_as_one_that_was_not(steps: list[
         fresh.observe(n_rows, seconds)
     assert looked_at.up_to(24) == fresh.up_to(24)
     assert looked_at.table() == fresh.table()
+
+
+def test_what_a_step_takes_beside_its_forward_is_in_its_price() -> None:
+    """Apart for plain steps and for drafts; one that was suspended counts as a few, and nothing drives it off."""
+    curve = CostCurve({1: 0.010, 4: 0.012})
+    for _ in range(100):
+        curve.observe_beside(1, 0.001)
+        curve.observe_beside(4, 0.002)
+        curve.observe_beside(3, 0.0)
+    assert curve.cost()(0) == pytest.approx(0.011)
+    assert curve.cost()(3) == pytest.approx(0.013, abs=0.0002)
+    before = curve.cost()(0)
+    curve.observe_beside(1, 100.0)
+    assert before < curve.cost()(0) < before + 0.001
+    curve.observe(1, 0.010)
+    assert curve.latest_s == curve.cost()(0)
+    assert curve.seconds(1) == 0.010

@@ -143,7 +143,7 @@ def test_the_ladder_gives_the_head_up_unless_it_is_pinned(tmp_path: object) -> N
 
 
 def test_what_passes_beside_the_calls_is_shared_like_the_calls() -> None:
-    """Alone all of the seconds count; beside three others that draft along a quarter of what was waited for."""
+    """All of the seconds count where nobody drafts along; with three others a quarter of what was waited for."""
     curve = CostCurve({1: 0.010, 4: 0.010})
     calls = [SharedForward(0.002, 4, 4)]
     drafter = cast(HeadDrafter, SimpleNamespace(calls=calls, own_s=0.0001))
@@ -153,3 +153,5 @@ def test_what_passes_beside_the_calls_is_shared_like_the_calls() -> None:
     assert price.share_s(0.010) == pytest.approx(0.008 / 4 + 0.002 / 4)
     drafter.own_s = 0.005
     assert price.share_s(0.010) == pytest.approx(0.005 + 0.002 / 4)
+    calls[0] = SharedForward(0.002, 1, 1)
+    assert price.share_s(0.010) == pytest.approx(0.008 + 0.002 / 4)
