@@ -47,7 +47,8 @@ void fill_rope(float *cos_sin, const std::vector<double> &frequencies, int32_t p
 void begin_streaming(ec_model &model, const Plan &plan) {
   std::vector<int32_t> order;
   for (int32_t l = 0; l < model.config.n_layer; ++l) {
-    if (!plan.attn(l).empty()) order.insert(order.end(), {Streamer::part(EC_PART_QKV, l), Streamer::part(EC_PART_ATTN_OUT, l)});
+    if (!plan.attn(l).empty()) order.push_back(Streamer::part(EC_PART_QKV, l));
+    if (!plan.attending(l).empty()) order.push_back(Streamer::part(EC_PART_ATTN_OUT, l));
     if (!plan.mlp(l).empty()) order.insert(order.end(), {Streamer::part(EC_PART_GATE_UP, l), Streamer::part(EC_PART_DOWN, l)});
   }
   for (int32_t p = model.streamer.first_head_part(); plan.n_wanted > 0 && p < model.streamer.n_parts(); ++p) order.push_back(p);
@@ -339,6 +340,7 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
     items[i].session->cache.prepare(items[i].n_past, items[i].n_past + items[i].n_rows);
   for (int32_t i = 0; i < n_items; ++i)
     if (items[i].session->head) items[i].session->head->before(items[i], plan, plan.first_row[(size_t)i]);
+  plan.end_early(model.config.n_layer);
   const size_t panel = 2 * BAND * PANEL_ROWS, row = (size_t)std::max<int64_t>(model.n_input(), model.config.head_dim);
   const size_t scratch = std::max({panel, row, attention_scratch(model, plan)});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));

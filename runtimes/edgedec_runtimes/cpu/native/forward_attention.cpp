@@ -31,9 +31,11 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, 3, memory);
   release(thread, EC_PART_QKV, l);
   write_keys_and_values(thread, l, layer, rows, memory);
-  attend(thread, l, rows, memory);
+  const std::vector<int32_t> &attending = plan_.attending(l);
+  if (attending.empty()) return true;
+  attend(thread, l, attending, memory);
   if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
-  add_product(thread, EC_OP_ATTN_OUT, m_.attended.view(), rows, layer.matrices[EC_ATTN_OUT],
+  add_product(thread, EC_OP_ATTN_OUT, m_.attended.view(), attending, layer.matrices[EC_ATTN_OUT],
               layer.vectors[EC_POST_ATTN_NORM], memory);
   release(thread, EC_PART_ATTN_OUT, l);
   return true;
@@ -190,7 +192,8 @@ void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const Attent
     const int64_t query = piece.first_query + q, i = begin + query / group, h = piece.head * group + query % group;
     const RowInfo &row = plan_.rows[(size_t)rows[(size_t)i]];
     at[q] = i * m_.n_q() + h * d;
-    w.query[q] = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv()) + h * d;
+    const int64_t asked = (int64_t)piece.range.first_query + query / group;
+    w.query[q] = m_.qkv.data() + asked * (m_.n_q() + 2 * m_.n_kv()) + h * d;
     w.out[q] = m_.attention.data() + at[q];
     w.visible[q] = row.position + 1;
     w.start[q] = m_.layers[(size_t)l].sliding ? std::max(0, row.position + 1 - c_.sliding_window) : 0;

@@ -26,7 +26,7 @@ std::vector<RowRange> ranges_of(const Plan &plan, const std::vector<int32_t> &ro
   std::vector<RowRange> ranges;
   for (size_t i = 0; i < rows.size(); ++i) {
     const bool is_next = i > 0 && plan.rows[(size_t)rows[i]].item == plan.rows[(size_t)rows[i - 1]].item;
-    if (!is_next) ranges.push_back({i, i});
+    if (!is_next) ranges.push_back({i, i, i});
     ranges.back().end = i + 1;
   }
   return ranges;
@@ -55,6 +55,27 @@ void check_item(const ec_model &model, const ec_item &item) {
 }
 
 }  // namespace
+
+void Plan::end_early(int32_t n_layer) {
+  last_layer = n_layer - 1;
+  std::vector<char> is_read((size_t)n_rows, 0);
+  for (int32_t r : wanted) is_read[(size_t)r] = 1;
+  for (const Tap &tap : taps)
+    if (tap.layer >= last_layer) std::fill_n(is_read.begin() + tap.first_row, tap.n_rows, 1);
+  if (std::all_of(is_read.begin(), is_read.end(), [](char c) { return c != 0; })) return;
+  // The queries of an item go on from the first row that is read to the last one: attention takes ranges of rows.
+  for (const RowRange &range : std::vector<RowRange>(ranges(last_layer))) {
+    size_t begin = range.begin, end = range.end;
+    while (begin < end && !is_read[(size_t)attn(last_layer)[begin]]) ++begin;
+    while (begin < end && !is_read[(size_t)attn(last_layer)[end - 1]]) --end;
+    if (begin == end) continue;
+    last_ranges.push_back({last_attn.size(), last_attn.size() + end - begin, begin});
+    last_attn.insert(last_attn.end(), attn(last_layer).begin() + (int64_t)begin, attn(last_layer).begin() + (int64_t)end);
+  }
+  for (int32_t r : mlp(last_layer))
+    if (is_read[(size_t)r]) last_mlp.push_back(r);
+  ends_early = true;
+}
 
 Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
   Plan plan{};

@@ -14,6 +14,7 @@ struct RowInfo {
 
 struct RowRange {
   size_t begin, end;  // of a list of rows
+  size_t first_query; // where the list of rows that have queries holds the first of these rows
 };
 
 struct Plan {
@@ -27,6 +28,10 @@ struct Plan {
   std::vector<int32_t> all_rows;
   std::vector<RowRange> all_ranges;                // the rows of each item among all_rows
   std::vector<std::vector<RowRange>> attn_ranges;  // by layer: the rows of each item among attn_rows
+  // Of the last layer, where nobody reads what leaves it for some rows: these only write their keys and values.
+  bool ends_early = false;
+  std::vector<int32_t> last_attn, last_mlp;
+  std::vector<RowRange> last_ranges;
   // Where the states after a layer are copied to, row by row; layer -1 stands for the embeddings.
   struct Tap {
     int32_t layer, first_row, n_rows;
@@ -36,11 +41,24 @@ struct Plan {
   std::vector<Tap> taps;
 
   const std::vector<int32_t> &attn(int32_t layer) const { return attn_rows.empty() ? all_rows : attn_rows[(size_t)layer]; }
+  // Those rows of attn(layer) that go on behind their keys and values.
+  const std::vector<int32_t> &attending(int32_t layer) const { return is_cut(layer) ? last_attn : attn(layer); }
+  // The rows of each item among attending(layer).
   const std::vector<RowRange> &ranges(int32_t layer) const {
+    if (is_cut(layer)) return last_ranges;
     return attn_ranges.empty() ? all_ranges : attn_ranges[(size_t)layer];
   }
   int64_t n_spans() const { return (most_slots + SPAN_TOKENS - 1) / SPAN_TOKENS; }
-  const std::vector<int32_t> &mlp(int32_t layer) const { return mlp_rows.empty() ? all_rows : mlp_rows[(size_t)layer]; }
+  const std::vector<int32_t> &mlp(int32_t layer) const {
+    if (is_cut(layer)) return last_mlp;
+    return mlp_rows.empty() ? all_rows : mlp_rows[(size_t)layer];
+  }
+  // Let the last layer leave out what nobody reads; all taps must be known.
+  void end_early(int32_t n_layer);
+
+ private:
+  bool is_cut(int32_t layer) const { return ends_early && layer == last_layer; }
+  int32_t last_layer = 0;
 };
 
 // Check the items and plan their forward (throws Invalid).
