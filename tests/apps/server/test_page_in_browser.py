@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,13 @@ from typing import Any
 import pytest
 from support.browser import Browser, browser
 from support.pdf_files import pdf_of
-from support.running_server import CHAT, Running, started
+from support.running_server import CHAT, PATIENCE_S, Running, started
 from support.saying_model import saying_model
 from support.tiny_models import tiny_llama
+
+from edgedec.errors import CancelledError
+from edgedec.progress import CancelToken
+from edgedec_apps.server.models import Prepare, Prepared, Recipe
 
 THINKS = (
     "{# <think> #}{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
@@ -248,6 +253,35 @@ def test_a_model_is_loaded_on_demand(page: Browser, server: Running) -> None:
     assert page.find("#model").get_property("value") == "random"  # the choice is kept
 
 
+def test_a_load_is_cancelled(chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a model loads, the page counts the seconds; the same button ends the load, in the server, too."""
+    (tmp_path / "models").mkdir()
+    tiny_llama(tmp_path / "models" / "slow.gguf", n_layer=1, chat_template=CHAT)
+    monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path))
+    ended = threading.Event()
+
+    def adapt(prepare: Prepare) -> Prepare:
+        def slow(recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
+            with cancel.calling(ended.set):
+                assert ended.wait(PATIENCE_S)
+            raise CancelledError("loading: cancelled")
+
+        return slow
+
+    with started(adapt=adapt) as running:
+        chromium.resize(*SIZES["wide"])
+        chromium.open(running.url)
+        chromium.wait(lambda: chromium.text("#state") == "It is loaded when you write.", "no model")
+        chromium.find("#load").click()
+        chromium.wait(lambda: chromium.text("#state") == "Loading slow: 1 s", "no seconds")
+        assert chromium.text("#load") == "Cancel"
+        chromium.find("#load").click()
+        chromium.wait(lambda: chromium.text("#state") == "Loading slow was cancelled.", "not cancelled")
+        assert chromium.text("#load") == "Load now"
+        assert ended.wait(PATIENCE_S)
+    chromium.problems()
+
+
 def test_a_model_that_cannot_be_loaded_says_why(page: Browser) -> None:
     """A damaged file: the reason stands beside the list, and in the answer of who asks it all the same."""
     pick(page, BROKEN)
@@ -296,6 +330,21 @@ def test_texts_go_before_the_message(page: Browser, tmp_path: Path) -> None:
     page.wait(lambda: len(sent(page)) == 2, "a file alone is not sent")
     page.wait_idle()
     assert sent(page)[1]["messages"][-1]["content"] == "File c.txt:\n\nalone"
+
+
+def test_a_message_waits_for_its_files(page: Browser, tmp_path: Path) -> None:
+    """While a file is read nothing is sent, and the text stays in its box."""
+    page.run(
+        "const real = fetch; window.fetch = (path, ...rest) =>"
+        " path === '/page/pdf' ? new Promise(() => {}) : real(path, ...rest)"
+    )
+    (tmp_path / "a.pdf").write_bytes(pdf_of("a"))
+    page.find("#file").send_keys(str(tmp_path / "a.pdf"))
+    page.find("#prompt").send_keys("Sum up.")
+    page.press("\n")
+    page.wait(lambda: page.text("#state").startswith("A file is still being read"), "it is not said")
+    assert page.all(".message") == []
+    assert page.find("#prompt").get_property("value") == "Sum up."
 
 
 @pytest.mark.parametrize(
@@ -359,6 +408,14 @@ def test_a_conversation_is_exported(page: Browser, tmp_path: Path) -> None:
         "They want code.",
         "known",
     )
+
+
+def test_a_full_browser_says_so(page: Browser) -> None:
+    """Where the browser keeps no more, the answer is there all the same, and the page says what is lost."""
+    page.run("for (let n = 1 << 22; n; n >>= 1) try { localStorage['x' + n] = 'x'.repeat(n) } catch {}")
+    page.ask("Write a function.")
+    assert "square" in page.text(".code code")
+    assert page.text("#state") == "This browser has no room for more conversations."
 
 
 def test_conversations_of_earlier_versions_open(page: Browser) -> None:

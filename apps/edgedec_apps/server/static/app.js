@@ -31,8 +31,9 @@ const models = new Models(
 );
 
 function save() {
-  const kept = conversations.filter((each) => each.messages.length);
-  if (!saveConversations(kept)) tell("This browser has no room for more conversations.");
+  const kept = saveConversations(conversations.filter((each) => each.messages.length));
+  if (!kept) tell("This browser has no room for more conversations.");
+  return kept;
 }
 
 function drawConversations() {
@@ -172,12 +173,11 @@ async function generate(conversation) {
   }
   for (const { meta } of answers) delete meta.begunMs; // a time of this page's own clock
   setRunning(null);
-  save();
   redraw();
   drawConversations();
   announce.textContent = spoken(answers); // read out once, whole
   prompt.focus();
-  await models.after();
+  if (save()) await models.after(); // else it would take away what save says
 }
 
 function spoken(answers) {
@@ -235,6 +235,7 @@ function editLast() {
 find("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   if (running || !(prompt.value.trim() || attachments.files.length)) return;
+  if (attachments.reading) return tell("A file is still being read; send the message when it is there.");
   const text = prompt.value;
   prompt.value = "";
   ask(text, attachments.take());

@@ -9,6 +9,7 @@ export class Attachments {
   constructor(settings) {
     this.settings = settings;
     this.files = [];
+    this.reading = 0; // calls of add that have not ended
     find("attach").addEventListener("click", () => this.choose());
     input.addEventListener("change", () => {
       void this.add([...input.files]);
@@ -33,8 +34,9 @@ export class Attachments {
 
   async add(files) {
     const problems = [];
+    this.reading += 1;
+    list.setAttribute("aria-busy", "true");
     for (const file of files) {
-      list.setAttribute("aria-busy", "true");
       try {
         const read = await readFile(file, this.settings());
         requireRoom(this.files, read);
@@ -44,7 +46,8 @@ export class Attachments {
       }
       this.draw();
     }
-    list.removeAttribute("aria-busy");
+    this.reading -= 1;
+    if (!this.reading) list.removeAttribute("aria-busy");
     wrong.textContent = problems.join(" ");
     wrong.hidden = !problems.length;
   }
