@@ -1,7 +1,7 @@
 """Products of tiles and activations alone: in the cache beside the core's peak, from memory beside a plain read.
 
     python benchmarks/products.py --json benchmarks/results/products-MACHINE.json
-    python benchmarks/products.py --sets avx2 --threads 1 --only cache
+    python benchmarks/products.py --sets avx2 --threads 1 --only cache --types Q4_K,IQ4_XS
 
 In the cache: nanoseconds a block (32 columns of 16 rows), and the part of the multiply-adds of bytes that one core
 makes a second when nothing is loaded. From memory: gigabytes of weights a second, where n = 0 is a plain read of the
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", help="instruction sets (default: all of this processor but portable)")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--only", choices=["cache", "memory"])
+    parser.add_argument("--types", help="with commas between them (default: all in the cache, four from memory)")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     document: dict[str, Any] = {**provenance(), "cache": [], "memory": []}
@@ -61,14 +62,14 @@ def main() -> None:
         here = subprocess.run([program, "sets"], check=True, capture_output=True, text=True).stdout.split()
         for name in arguments.sets or [name for name in here if name != "portable"]:
             if arguments.only != "memory":
-                peak, *rows = lines(program, "cache", name)
+                peak, *rows = lines(program, "cache", name, arguments.types or "all")
                 print(f"\n{name}, in the cache, one thread: ns a block (part of {peak['peak_gmacs']:.0f} GMAC/s)")
                 print(*table(rows, "{ns_block:.2f} ({of_peak:.2f})"), sep="\n")
                 document["cache"].append({**peak, "rows": rows})
             for n_threads, huge in [(n, huge) for n in arguments.threads for huge in (0, 1)]:
                 if arguments.only == "cache":
                     continue
-                rows = lines(program, "memory", name, n_threads, huge)
+                rows = lines(program, "memory", name, n_threads, huge, arguments.types or "Q8_0,Q4_K,Q6_K,Q4_0")
                 print(f"\n{name}, from memory, {n_threads} threads, pages of {'2 MB' if huge else '4 kB'}: GB/s")
                 print(*table(rows, "{gb_s:.1f}"), sep="\n")
                 document["memory"].append({"set": name, "threads": n_threads, "huge": bool(huge), "rows": rows})

@@ -1,9 +1,11 @@
 // Products of tiles and activations alone: in the cache, and from memory beside a plain read of the same bytes.
 //
 //   products sets                  the instruction sets of this processor, one a line
-//   products cache SET              nanoseconds a block (32 columns of 16 rows) and multiply-adds a second
-//   products memory SET THREADS HUGE  gigabytes a second of a plain read and of products with n rows
+//   products cache SET TYPES        nanoseconds a block (32 columns of 16 rows) and multiply-adds a second
+//   products memory SET THREADS HUGE TYPES  gigabytes a second of a plain read and of products with n rows
 //   products count SET              one product of each type with 1 to 16 rows, between the marks that an emulator counts at
+//
+// TYPES are names with commas between them, or "all".
 //
 // Every line of the output is one JSON object. benchmarks/products.py builds and runs this program.
 #if defined(EDGEDEC_HAS_X86)
@@ -17,11 +19,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "kernel_sets.h"
 #include "tensor_types.h"
+#include "tiles.h"
 
 using namespace edgedec;
 
@@ -30,7 +34,13 @@ struct Type {
   const char *name;
 };
 constexpr Type TYPES[] = {{Q4_0, "Q4_0"}, {Q4_1, "Q4_1"}, {Q5_0, "Q5_0"}, {Q5_1, "Q5_1"}, {Q8_0, "Q8_0"},
-                          {Q4_K, "Q4_K"}, {Q5_K, "Q5_K"}, {Q6_K, "Q6_K"}};
+                          {Q4_K, "Q4_K"}, {Q5_K, "Q5_K"}, {Q6_K, "Q6_K"}, {Q3_K, "Q3_K"}, {Q2_K, "Q2_K"},
+                          {IQ4_NL, "IQ4_NL"}, {IQ4_XS, "IQ4_XS"}, {MXFP4, "MXFP4"}, {IQ3_S, "IQ3_S"}, {IQ3_XXS, "IQ3_XXS"},
+                          {IQ2_S, "IQ2_S"}, {IQ2_XXS, "IQ2_XXS"}, {IQ1_S, "IQ1_S"}, {TQ2_0, "TQ2_0"}};
+static bool wanted(const Type &type, const char *types) {
+  const std::string all = std::string(",") + types + ",";
+  return !strcmp(types, "all") || all.find(std::string(",") + type.name + ",") != std::string::npos;
+}
 constexpr int ROWS[] = {1, 2, 3, 4, 5, 6, 8, 12, 16};
 constexpr int64_t COLUMNS = 1536;
 constexpr int PANEL_ROWS = 32;              // as in forward_run.h
@@ -120,8 +130,7 @@ struct Tiles {
   size_t n_bytes, n_mapped;
 
   Tiles(int32_t type, size_t at_least, bool huge) {
-    const BlockLayout layout = block_layout(type);
-    const size_t tile = (size_t)TILE_ROWS * COLUMNS / layout.columns * layout.bytes;
+    const size_t tile = tile_bytes(type, TILE_ROWS, COLUMNS);
     const int64_t n_tiles = (int64_t)((at_least + tile - 1) / tile);
     n_bytes = n_tiles * tile;
     n_mapped = (n_bytes + 65536 + (2u << 20) - 1) >> 21 << 21;
@@ -147,12 +156,13 @@ struct Inputs {
   }
 };
 
-static void in_cache(const Kernels *kernels) {
+static void in_cache(const Kernels *kernels, const char *types) {
   const double most = peak(kernels->name);
   printf("{\"set\": \"%s\", \"peak_gmacs\": %.1f}\n", kernels->name, most / 1e9);
   Inputs in(kernels);
   std::vector<float> y(16 * 16 * 64);
   for (const Type &type : TYPES) {
+    if (!wanted(type, types)) continue;
     Tiles tiles(type.type, 60000, false);  // fits the L2 cache of any core
     const double n_blocks = (double)tiles.n_tiles() * COLUMNS / 32;
     for (int n : ROWS) {
@@ -218,11 +228,11 @@ static double together(int n_threads, Part part) {
   return *std::max_element(seconds.begin(), seconds.end());
 }
 
-static void from_memory(const Kernels *kernels, int n_threads, bool huge) {
+static void from_memory(const Kernels *kernels, int n_threads, bool huge, const char *types) {
   static volatile uint64_t sink;
   Inputs in(kernels);
   for (const Type &type : TYPES) {
-    if (type.type != Q4_K && type.type != Q6_K && type.type != Q8_0 && type.type != Q4_0) continue;
+    if (!wanted(type, types)) continue;
     Tiles tiles(type.type, FROM_MEMORY, huge);
     const int64_t n_tiles = tiles.n_tiles();
     const size_t tile = tiles.n_bytes / n_tiles;
@@ -255,10 +265,10 @@ int main(int argc, char **argv) {
   if (argc == 2 && !strcmp(argv[1], "sets")) {
     for (const Kernels *const *k = all_kernels(); *k != nullptr; ++k)
       if ((*k)->supported()) puts((*k)->name);
-  } else if (argc == 3 && !strcmp(argv[1], "cache")) in_cache(kernels_of(argv[2]));
-  else if (argc == 5 && !strcmp(argv[1], "memory")) from_memory(kernels_of(argv[2]), atoi(argv[3]), atoi(argv[4]) != 0);
+  } else if (argc == 4 && !strcmp(argv[1], "cache")) in_cache(kernels_of(argv[2]), argv[3]);
+  else if (argc == 6 && !strcmp(argv[1], "memory")) from_memory(kernels_of(argv[2]), atoi(argv[3]), atoi(argv[4]) != 0, argv[5]);
 #if defined(__aarch64__)
   else if (argc == 3 && !strcmp(argv[1], "count")) one_by_one(kernels_of(argv[2]));
 #endif
-  else return fprintf(stderr, "usage: products sets | cache SET | memory SET THREADS HUGE | count SET\n"), 1;
+  else return fprintf(stderr, "usage: products sets | cache SET TYPES | memory SET THREADS HUGE TYPES | count SET\n"), 1;
 }

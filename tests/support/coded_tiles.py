@@ -118,7 +118,18 @@ def _words(signs: U32, scales: U8) -> U8:
 
 
 def _scale_numbers(scales: U8) -> U32:
-    return np.stack([scales & 15, scales >> 4], axis=2).reshape(len(scales), -1).astype(np.uint32)
+    return np.ascontiguousarray(np.concatenate([scales & 15, scales >> 4], axis=1), np.uint32)
+
+
+def _scales(scales: U8) -> U8:
+    """Return scales of 4 bits as the file has them: neighbours in a byte."""
+    numbers = _scale_numbers(scales).astype(np.uint8)
+    return numbers[:, ::2] | numbers[:, 1::2] << np.uint8(4)
+
+
+def _iq4_xs(codes: U8, scales: U8, halves: U8) -> U8:
+    high = np.stack([scales[:, 4 + i % 2] >> i // 2 * 2 & 3 for i in range(8)], axis=1).astype(np.uint32)
+    return np.concatenate([halves, _bits_of_runs(high, 2, 8, "<u2"), _scales(scales[:, :4]), _nibbles(codes)], axis=1)
 
 
 def _bits_of_runs(values: Whole, bits: int, each: int, dtype: str) -> U8:
@@ -136,7 +147,7 @@ def _iq3_xxs(codes: U8, scales: U8, halves: U8) -> U8:
 def _iq3_s(codes: U8, scales: U8, halves: U8) -> U8:
     entries, signs = _entries(GGMLType.IQ3_S, codes, 3)
     high = _bits_of_runs(entries >> np.uint32(8), 1, 8, "u1")
-    return np.concatenate([halves, entries.astype(np.uint8), high, signs.astype(np.uint8), scales], axis=1)
+    return np.concatenate([halves, entries.astype(np.uint8), high, signs.astype(np.uint8), _scales(scales)], axis=1)
 
 
 def _iq2_xxs(codes: U8, scales: U8, halves: U8) -> U8:
@@ -148,13 +159,13 @@ def _iq2_xxs(codes: U8, scales: U8, halves: U8) -> U8:
 def _iq2_xs(codes: U8, scales: U8, halves: U8) -> U8:
     entries, signs = _entries(GGMLType.IQ2_XS, codes, 2)
     words = (entries | (signs & 127) << 9).astype("<u2").view(np.uint8)
-    return np.concatenate([halves, words, scales], axis=1)
+    return np.concatenate([halves, words, _scales(scales)], axis=1)
 
 
 def _iq2_s(codes: U8, scales: U8, halves: U8) -> U8:
     entries, signs = _entries(GGMLType.IQ2_S, codes, 2)
     high = _bits_of_runs(entries >> np.uint32(8), 2, 4, "u1")
-    return np.concatenate([halves, entries.astype(np.uint8), signs.astype(np.uint8), high, scales], axis=1)
+    return np.concatenate([halves, entries.astype(np.uint8), signs.astype(np.uint8), high, _scales(scales)], axis=1)
 
 
 def _iq1_s(codes: U8, scales: U8, halves: U8) -> U8:
@@ -174,9 +185,7 @@ def _iq1_m(codes: U8, scales: U8, halves: U8) -> U8:
 
 _MAKERS = {
     GGMLType.IQ4_NL: lambda codes, scales, halves: np.concatenate([halves, _nibbles(codes)], axis=1),
-    GGMLType.IQ4_XS: lambda codes, scales, halves: np.concatenate(
-        [halves, scales[:, 4:], scales[:, :4], _nibbles(codes)], axis=1
-    ),
+    GGMLType.IQ4_XS: _iq4_xs,
     GGMLType.MXFP4: lambda codes, scales, halves: np.concatenate([scales, _nibbles(codes)], axis=1),
     GGMLType.Q3_K: _q3_k,
     GGMLType.Q2_K: lambda codes, scales, halves: np.concatenate([scales, _twos(codes), halves], axis=1),

@@ -70,11 +70,19 @@ void read_tq1_0(const uint8_t *in, Block &b) {
   b.halves[0] = read<uint16_t>(in + 52);
 }
 
-// d, high bits of scales (uint16), low bits of scales[4], qs[128]
+// Put number i of n scales' low 4 bits into a block.
+void put_scale(Block &b, int n, int i, uint32_t x) { b.scales[i % (n / 2)] |= (uint8_t)((x & 15) << (i < n / 2 ? 0 : 4)); }
+// The same for n scales of 4 bits, two to a byte of the file.
+void read_scales(const uint8_t *in, int n, Block &b) {
+  for (int i = 0; i < n; ++i) put_scale(b, n, i, (uint32_t)in[i / 2] >> 4 * (i % 2));
+}
+
+// d, two high bits of each scale (uint16), low bits of scales[4], qs[128]
 void read_iq4_xs(const uint8_t *in, Block &b) {
+  const uint32_t high = read<uint16_t>(in + 2);
   read_nibbles(in + 8, 8, b);
-  memcpy(b.scales, in + 4, 4);
-  memcpy(b.scales + 4, in + 2, 2);
+  read_scales(in + 4, 8, b);
+  for (int i = 0; i < 8; ++i) b.scales[4 + i % 2] |= (uint8_t)((high >> 2 * i & 3) << i / 2 * 2);
   b.halves[0] = read<uint16_t>(in);
 }
 
@@ -90,15 +98,12 @@ uint32_t eight_signs(uint32_t seven) {
   return seven | ((parity ^ parity >> 1) & 1) << 7;
 }
 
-// Put scale number i, of 4 bits, into a block's nibbles.
-void put_scale(Block &b, int i, uint32_t x) { b.scales[i / 2] |= (uint8_t)(x << 4 * (i % 2)); }
-
 // d, qs[64] for each 4 columns, 8 x (4 x 7 bits of signs, scale)
 void read_iq3_xxs(const uint8_t *in, Block &b) {
   const Grid &grid = grid_of(IQ3_XXS);
   for (int s = 0; s < 8; ++s) {
     const uint32_t word = read<uint32_t>(in + 66 + 4 * s);
-    put_scale(b, s, word >> 28);
+    put_scale(b, 8, s, word >> 28);
     for (int k = 0; k < 4; ++k) {
       const uint32_t signs = eight_signs(word >> 7 * k & 127);
       const int g = 8 * s + 2 * k;
@@ -115,7 +120,7 @@ void read_iq3_s(const uint8_t *in, Block &b) {
     const uint32_t entry = in[2 + g] | (in[66 + g / 8] >> g % 8 & 1u) << 8;
     put_entry(grid, entry, (uint32_t)in[74 + g / 2] >> 4 * (g % 2), 3, b.codes + 4 * g);
   }
-  memcpy(b.scales, in + 106, 4);
+  read_scales(in + 106, 8, b);
 }
 
 // d, 8 x (4 entries, 4 x 7 bits of signs, scale)
@@ -123,7 +128,7 @@ void read_iq2_xxs(const uint8_t *in, Block &b) {
   for (int s = 0; s < 8; ++s) {
     const uint8_t *entries = in + 2 + 8 * s;
     const uint32_t word = read<uint32_t>(entries + 4);
-    put_scale(b, s, word >> 28);
+    put_scale(b, 8, s, word >> 28);
     for (int k = 0; k < 4; ++k)
       put_entry(grid_of(IQ2_XXS), entries[k], eight_signs(word >> 7 * k & 127), 2, b.codes + 32 * s + RUN * k);
   }
@@ -135,7 +140,7 @@ void read_iq2_xs(const uint8_t *in, Block &b) {
     const uint32_t word = read<uint16_t>(in + 2 + 2 * k);
     put_entry(grid_of(IQ2_XS), word & 511, eight_signs(word >> 9), 2, b.codes + RUN * k);
   }
-  memcpy(b.scales, in + 66, 8);
+  read_scales(in + 66, 16, b);
 }
 
 // d, qs[32], signs[32], two more bits of each entry (qh[8]), scales[8]
@@ -144,14 +149,14 @@ void read_iq2_s(const uint8_t *in, Block &b) {
     const uint32_t entry = in[2 + k] | (in[66 + k / 4] >> 2 * (k % 4) & 3u) << 8;
     put_entry(grid_of(IQ2_S), entry, in[34 + k], 2, b.codes + RUN * k);
   }
-  memcpy(b.scales, in + 74, 8);
+  read_scales(in + 74, 16, b);
 }
 
 // d, qs[32], 8 x (3 more bits of 4 entries, scale of 3 bits, sign of the shift)
 void read_iq1_s(const uint8_t *in, Block &b) {
   for (int s = 0; s < 8; ++s) {
     const uint32_t word = read<uint16_t>(in + 34 + 2 * s);
-    put_scale(b, s, word >> 12 & 7);
+    put_scale(b, 8, s, word >> 12 & 7);
     for (int k = 0; k < 4; ++k)
       put_entry(grid_of(IQ1_S), in[2 + 4 * s + k] | (word >> 3 * k & 7) << 8, word >> 15 != 0 ? 255 : 0, 2,
                 b.codes + 32 * s + RUN * k);
@@ -164,7 +169,7 @@ void read_iq1_m(const uint8_t *in, Block &b) {
     const uint32_t high = in[32 + k / 2] >> 4 * (k % 2) & 15u;
     put_entry(grid_of(IQ1_M), in[k] | (high & 7) << 8, (high & 8) != 0 ? 255 : 0, 2, b.codes + RUN * k);
   }
-  for (int i = 0; i < 16; ++i) put_scale(b, i, (uint32_t)read<uint16_t>(in + 48 + 2 * (i / 4)) >> 3 * (i % 4) & 7);
+  for (int i = 0; i < 16; ++i) put_scale(b, 16, i, (uint32_t)read<uint16_t>(in + 48 + 2 * (i / 4)) >> 3 * (i % 4) & 7);
   for (int i = 0; i < 4; ++i) b.halves[0] |= (uint16_t)((in[49 + 2 * i] >> 4) << 4 * i);
 }
 
@@ -219,13 +224,12 @@ uint32_t get_code(int bits, const uint8_t *tile, int r, int column) {
 void scales_of(const Coding &c, const uint8_t *tile, int r, int8_t *scales, int8_t *minimums) {
   int8_t s[16][TILE_ROWS], m[16][TILE_ROWS] = {};
   const uint8_t *in = tile + scales_at(c);
-  switch (c.scales) {
-    case ScaleBytes::NIBBLES: unpack_scales<ScaleBytes::NIBBLES>(in, c.by_16, *s, *m); break;
-    case ScaleBytes::XS: unpack_scales<ScaleBytes::XS>(in, c.by_16, *s, *m); break;
-    case ScaleBytes::Q3: unpack_scales<ScaleBytes::Q3>(in, c.by_16, *s, *m); break;
-    case ScaleBytes::Q2: unpack_scales<ScaleBytes::Q2>(in, c.by_16, *s, *m); break;
-    default: unpack_scales<ScaleBytes::NONE>(in, c.by_16, *s, *m); break;
-  }
+  if (c.scales == ScaleBytes::Q2) unpack_scales<ScaleBytes::Q2, 16>(in, *s, *m);
+  else if (c.scales == ScaleBytes::SIX && c.by_16) unpack_scales<ScaleBytes::SIX, 16>(in, *s, *m);
+  else if (c.scales == ScaleBytes::SIX) unpack_scales<ScaleBytes::SIX, 8>(in, *s, *m);
+  else if (c.scales == ScaleBytes::FOUR && c.by_16) unpack_scales<ScaleBytes::FOUR, 16>(in, *s, *m);
+  else if (c.scales == ScaleBytes::FOUR) unpack_scales<ScaleBytes::FOUR, 8>(in, *s, *m);
+  else memset(s, 1, sizeof s);
   for (int i = 0; i < (c.by_16 ? 16 : 8); ++i) scales[i] = s[i][r], minimums[i] = m[i][r];
 }
 

@@ -13,14 +13,14 @@
 
 namespace edgedec {
 
-// What `scales` holds for a row.
+// What `scales` holds for a row. Of n small integers, the low 4 bits of number j are in the low half of byte j, those of number
+// j + n / 2 in its high half; two high bits of number p * n / 4 + k are in byte n / 2 + k from bit 2 p.
 enum class ScaleBytes : int32_t {
-  NONE,       // d scales all columns of the block
-  EXPONENT,   // one byte e: d is 2^(e - 128)
-  NIBBLES,    // s = 2 x + 1; x is number i of the nibbles
-  XS,         // IQ4_XS: s = x - 32; low 4 bits in nibble i, 2 high bits in byte 4 + i / 4 from bit 2 (i % 4)
-  Q3,         // Q3_K: s = x - 32; low 4 bits in byte i % 8 from bit 4 (i / 8), 2 high bits in byte 8 + i % 4 from bit 2 (i / 4)
-  Q2,         // Q2_K: s in the low and m in the high half of byte i
+  NONE,      // d scales all columns of the block
+  EXPONENT,  // one byte e: d is 2^(e - 128)
+  FOUR,      // s = 2 x + 1, for x of 4 bits
+  SIX,       // s = x - 32, for x of 6 bits
+  Q2,        // s in the low and m in the high half of byte i
 };
 
 struct Coding {
@@ -46,17 +46,17 @@ constexpr uint8_t EIGHTHS[16] = {9, 17, 25, 16, 7, 15, 23, 16, 16, 16, 16, 16, 1
 constexpr Coding coding(int32_t type) {
   switch (type) {
     case IQ4_NL: return {32, 4, 128, FOUR_BITS, ScaleBytes::NONE, 0, false, 1.0f};
-    case IQ4_XS: return {256, 4, 128, FOUR_BITS, ScaleBytes::XS, 6, false, 1.0f};
+    case IQ4_XS: return {256, 4, 128, FOUR_BITS, ScaleBytes::SIX, 6, false, 1.0f};
     case MXFP4: return {32, 4, 16, E2M1, ScaleBytes::EXPONENT, 1, false, 1.0f};
-    case Q3_K: return {256, 3, 4, nullptr, ScaleBytes::Q3, 12, true, 1.0f};
+    case Q3_K: return {256, 3, 4, nullptr, ScaleBytes::SIX, 12, true, 1.0f};
     case Q2_K: return {256, 2, 0, nullptr, ScaleBytes::Q2, 16, true, 1.0f};
     case TQ1_0: case TQ2_0: return {256, 2, 1, nullptr, ScaleBytes::NONE, 0, false, 1.0f};
-    case IQ3_S: return {256, 4, 16, ODD, ScaleBytes::NIBBLES, 4, false, 1.0f};
-    case IQ3_XXS: return {256, 4, 64, EIGHT, ScaleBytes::NIBBLES, 4, false, 0.25f};
-    case IQ2_XXS: return {256, 3, 64, THREE, ScaleBytes::NIBBLES, 4, false, 0.125f};
-    case IQ2_XS: case IQ2_S: return {256, 3, 64, THREE, ScaleBytes::NIBBLES, 8, true, 0.125f};
-    case IQ1_S: return {256, 3, 16, EIGHTHS, ScaleBytes::NIBBLES, 4, false, 0.125f};
-    case IQ1_M: return {256, 3, 16, EIGHTHS, ScaleBytes::NIBBLES, 8, true, 0.125f};
+    case IQ3_S: return {256, 4, 16, ODD, ScaleBytes::FOUR, 4, false, 1.0f};
+    case IQ3_XXS: return {256, 4, 64, EIGHT, ScaleBytes::FOUR, 4, false, 0.25f};
+    case IQ2_XXS: return {256, 3, 64, THREE, ScaleBytes::FOUR, 4, false, 0.125f};
+    case IQ2_XS: case IQ2_S: return {256, 3, 64, THREE, ScaleBytes::FOUR, 8, true, 0.125f};
+    case IQ1_S: return {256, 3, 16, EIGHTHS, ScaleBytes::FOUR, 4, false, 0.125f};
+    case IQ1_M: return {256, 3, 16, EIGHTHS, ScaleBytes::FOUR, 8, true, 0.125f};
     default: return {0, 0, 0, nullptr, ScaleBytes::NONE, 0, false, 0.0f};
   }
 }
@@ -69,20 +69,33 @@ constexpr int32_t coded_bytes(const Coding &c) {
   return halves_at(c) + 2 * TILE_ROWS * (c.scales == ScaleBytes::EXPONENT ? 0 : c.scales == ScaleBytes::Q2 ? 2 : 1);
 }
 
-// Write s of each scale of a block, [8 or 16][16 rows], and for Q2_K each m. `in` is where the scales begin. The function is
+// Eight bytes at once, of which `mask` keeps some bits.
+static inline uint64_t eight_bytes(const uint8_t *in, int word, int shift, uint8_t mask) {
+  uint64_t x;
+  memcpy(&x, in + 8 * word, 8);
+  return x >> shift & mask * 0x0101010101010101u;
+}
+
+// Write the n small integers s of a block, [n][16 rows], and for Q2_K the m. `in` is where the scales begin. The function is
 // internal to each file (see kernels.cpp).
-template <ScaleBytes SCALES>
-static inline void unpack_scales(const uint8_t *in, bool by_16, int8_t *scales, [[maybe_unused]] int8_t *minimums) {
-  const auto low = [in](int byte, int half, int r) { return in[16 * byte + r] >> 4 * half & 15; };
-  const auto two = [in](int byte, int place, int r) { return (in[16 * byte + r] >> 2 * place & 3) << 4; };
-  for (int i = 0; i < (by_16 ? 16 : 8); ++i)
-    for (int r = 0; r < TILE_ROWS; ++r) {
-      int s = 1;
-      if constexpr (SCALES == ScaleBytes::NIBBLES) s = 2 * low(i / 2, i % 2, r) + 1;
-      if constexpr (SCALES == ScaleBytes::XS) s = (low(i / 2, i % 2, r) | two(4 + i / 4, i % 4, r)) - 32;
-      if constexpr (SCALES == ScaleBytes::Q3) s = (low(i % 8, i / 8, r) | two(8 + i % 4, i / 4, r)) - 32;
-      if constexpr (SCALES == ScaleBytes::Q2) s = low(i, 0, r), minimums[16 * i + r] = (int8_t)low(i, 1, r);
-      scales[16 * i + r] = (int8_t)s;
+template <ScaleBytes SCALES, int N>
+static inline void unpack_scales(const uint8_t *in, int8_t *scales, [[maybe_unused]] int8_t *minimums) {
+  constexpr uint64_t ones = 0x0101010101010101u;
+  for (int p = 0; p < 4; ++p)
+    for (int w = 0; w < N / 2; ++w) {
+      const int to = p * N / 2 + w;
+      uint64_t s = ones;
+      if constexpr (SCALES == ScaleBytes::FOUR) s |= eight_bytes(in, p % 2 * N / 2 + w, p / 2 * 4, 15) << 1;
+      if constexpr (SCALES == ScaleBytes::SIX) {
+        const uint64_t x = eight_bytes(in, p % 2 * N / 2 + w, p / 2 * 4, 15) | eight_bytes(in, N + w, 2 * p, 3) << 4;
+        s = ((x | 128 * ones) - 32 * ones) ^ 128 * ones;
+      }
+      if constexpr (SCALES == ScaleBytes::Q2) {
+        const uint64_t m = eight_bytes(in, to, 4, 15);
+        memcpy(minimums + 8 * to, &m, 8);
+        s = eight_bytes(in, to, 0, 15);
+      }
+      memcpy(scales + 8 * to, &s, 8);
     }
 }
 

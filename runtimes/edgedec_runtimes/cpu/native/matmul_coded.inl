@@ -59,7 +59,7 @@ struct Coded {
     else d = load_halves(halves);
     if constexpr (C.factor != 1.0f) d = mul(d, set(C.factor));
     if constexpr (MINIMUM) dmin = load_halves(halves + 32);
-    if constexpr (INTEGERS) edgedec::unpack_scales<C.scales>(unit + edgedec::scales_at(C), C.by_16, scales, minimums);
+    if constexpr (INTEGERS) edgedec::unpack_scales<C.scales, C.by_16 ? 16 : 8>(unit + edgedec::scales_at(C), scales, minimums);
     else scale[0] = d;
   }
 

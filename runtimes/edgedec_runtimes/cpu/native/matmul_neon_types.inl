@@ -207,7 +207,7 @@ struct Coded {  // the types of coding.h
           scales.first[i][part] = load_exponents(p + edgedec::scales_at(C) + LANES * part);
     } else {
       alignas(16) int8_t s[256], m[256];
-      edgedec::unpack_scales<C.scales>(p + edgedec::scales_at(C), C.by_16, s, m);
+      edgedec::unpack_scales<C.scales, C.by_16 ? 16 : 8>(p + edgedec::scales_at(C), s, m);
       Floats d[PARTS], dmin[PARTS];
       read_halves(p + edgedec::halves_at(C), d);
       UNROLL for (int part = 0; part < PARTS; ++part) d[part] = mul(d[part], set(C.factor));
@@ -252,8 +252,9 @@ struct Coded {  // the types of coding.h
       UNROLL for (int v = 0; v < K; ++v) {
         both[v] = fma(to_floats(c[v]), of_part<PAIRED>(of.second, v), both[v]);
         if constexpr (MINIMUM) {
-          const Floats first = to_floats(of_rows<PAIRED>(a.minus32[0], m + v)), second = to_floats(of_rows<PAIRED>(a.minus32[1], m + v));
-          both[v] = fma(second, of_part<PAIRED>(of.second_minimum, v), fma(first, of_part<PAIRED>(of.first_minimum, v), both[v]));
+          const Floats first = of_part<PAIRED>(of.first_minimum, v), second = of_part<PAIRED>(of.second_minimum, v);
+          both[v] = fma(to_floats(of_rows<PAIRED>(a.minus32[0], m + v)), first, both[v]);
+          both[v] = fma(to_floats(of_rows<PAIRED>(a.minus32[1], m + v)), second, both[v]);
         }
         sums[v] = add_by_rows<PAIRED>(sums[v], both[v], a.scale, m + v);
       }
