@@ -27,6 +27,7 @@ SUMMARIES = {
     "info": "Show a model's architecture, quantization, context, memory, defaults, runtimes; or a draft head's card.",
     "doctor": "Show CPU features, memory, runtimes, devices, plug-ins and versions.",
     "cache": "List, check and delete the files of the tile cache.",
+    "uninstall": "Show what edgedec keeps on this machine, delete it if asked to, and say how to remove the program.",
 }
 """The first line of each command's help, in the order of `edgedec --help`, which imports no command."""
 
