@@ -1,6 +1,6 @@
 """Send requests for three models to one server whose memory holds one or two of them: the cap must be kept.
 
-    python benchmarks/server_cap.py --memory 600MB 1GB --json-out benchmarks/results/server_cap.json
+    python benchmarks/server_cap.py --memory 600MB 1.2GB --json-out benchmarks/results/server_cap.json
 
 The models are smollm2-135m, the same in Q4_0 (written first, with edgedec export), and qwen2.5-coder-0.5b. For each cap
 a server of its own is started, as a process, without models. Clients send twenty requests, several at a time; each
@@ -137,7 +137,7 @@ def is_right(found: dict[str, Any]) -> bool:
 def main() -> None:
     """Measure under each cap, and print a line for each and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--memory", nargs="+", default=["600MB", "1GB"])
+    parser.add_argument("--memory", nargs="+", default=["600MB", "1.2GB"])
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--clients", type=int, default=4, help="how many requests are sent at once")
     parser.add_argument("--parallel", type=int, default=2)
