@@ -1,7 +1,7 @@
 """The weights of ggml's tensors as floats, and the levels of its quantized blocks: integers, scales and minimums.
 
-`dequantize` returns weights as floats. `LEVELS` returns a block's integers, scales and minimums, for an export that
-keeps them.
+`dequantize` returns weights as floats; it also takes the types of `coded_values`. `LEVELS` returns a block's integers,
+scales and minimums, for an export that keeps them.
 
 The layouts are those of ggml-common.h. The scale of a super-block and that of a block in it are multiplied in float32,
 which is exact: the first has 11 bits, the second at most 7.
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
+from edgedec.gguf.coded_values import VALUES
 from edgedec.gguf.tensor_types import GGMLType
 
 F32 = NDArray[np.float32]
@@ -143,10 +144,13 @@ def dequantize(kind: GGMLType, rows: U8) -> F32:
     """
     if kind in FLOATS:
         return floats(kind, np.ascontiguousarray(rows))
-    if kind not in LEVELS:
-        known = ", ".join(sorted(known.name for known in (*FLOATS, *LEVELS)))
+    if kind not in LEVELS and kind not in VALUES:
+        known = ", ".join(sorted(known.name for known in (*FLOATS, *LEVELS, *VALUES)))
         raise UnsupportedModelError(
             f"the tensor type is {kind.name}, expected one of {known}; take the file in another quantization"
         )
     blocks = np.ascontiguousarray(rows).reshape(-1, kind.block_bytes)
+    if kind in VALUES:
+        with np.errstate(all="ignore"):  # as in Levels.values
+            return VALUES[kind](blocks).reshape(len(rows), -1)
     return LEVELS[kind](blocks).values().reshape(len(rows), -1)
