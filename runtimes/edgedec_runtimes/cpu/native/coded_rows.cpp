@@ -35,13 +35,15 @@ void read_nibbles(const uint8_t *in, int n_blocks, Block &b) {
 
 // 32 bytes for 128 columns: bits 2 i and 2 i + 1 of byte l are column 32 i + l.
 void read_two_bits(const uint8_t *in, Block &b) {
-  for (int c = 0; c < COLUMNS; ++c) b.codes[c] = in[c / 128 * 32 + c % 32] >> c / 32 % 4 * 2 & 3;
+  for (int i = 0; i < 8; ++i)
+    for (int l = 0; l < 32; ++l) b.codes[32 * i + l] = in[i / 4 * 32 + l] >> i % 4 * 2 & 3;
 }
 
 // hmask[32], qs[64], scales[12], d. Bit i of hmask's byte l is the third bit of column 32 i + l.
 void read_q3_k(const uint8_t *in, Block &b) {
   read_two_bits(in + 32, b);
-  for (int c = 0; c < COLUMNS; ++c) b.codes[c] |= (uint8_t)((in[c % 32] >> c / 32 & 1) << 2);
+  for (int i = 0; i < 8; ++i)
+    for (int l = 0; l < 32; ++l) b.codes[32 * i + l] |= (uint8_t)((in[l] >> i & 1) << 2);
   memcpy(b.scales, in + 96, 12);
   b.halves[0] = read<uint16_t>(in + 108);
 }
@@ -206,7 +208,9 @@ void put_codes(int bits, uint8_t *tile, int r, const uint8_t *codes) {
       continue;
     }
     uint32_t twos = 0, thirds = 0;
-    for (int g = 0; g < 8; ++g) twos |= (codes[4 * g] & 3u) << 2 * g, thirds |= (codes[4 * g] >> 2 & 1u) << g;
+    for (int g = 0; g < 8; ++g) twos |= (codes[4 * g] & 3u) << 2 * g;
+    if (bits == 3)
+      for (int g = 0; g < 8; ++g) thirds |= (codes[4 * g] >> 2 & 1u) << g;
     tile[0] = (uint8_t)twos;
     tile[64] = (uint8_t)(twos >> 8);
     if (bits == 3) tile[128] = (uint8_t)thirds;
