@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.gguf_writer import RawTensor, write_gguf
-from support.tiny_quantized import TILE_TYPES, Tiny, random_blocks, tiny_metadata, tiny_tensors
+from support.tiny_quantized import EXPORTED_TYPES, Tiny, random_blocks, tiny_metadata, tiny_tensors
 
 from edgedec.errors import (
     MemoryCapError,
@@ -73,14 +73,14 @@ def extreme_blocks(kind: str, rng: np.random.Generator) -> bytes:
     return blocks.tobytes()
 
 
-@pytest.mark.parametrize("kind", TILE_TYPES)
+@pytest.mark.parametrize("kind", EXPORTED_TYPES)
 def test_packed_weights_are_the_files(kind: str, tmp_path: Path) -> None:
     """The weights of random blocks are those that the cpu runtime reads."""
     gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(1)))
     np.testing.assert_array_equal(weights(pack_exact(gguf, EMBEDDING)), looked_up(gguf))
 
 
-@pytest.mark.parametrize("kind", TILE_TYPES)
+@pytest.mark.parametrize("kind", EXPORTED_TYPES)
 def test_random_bytes_keep_their_values(kind: str, tmp_path: Path) -> None:
     """Blocks of random bytes, in which some scales are infinite or NaN, keep their weights."""
     data = np.random.default_rng(2).integers(0, 256, N_OUT * N_IN * 4, dtype=np.uint8)
@@ -89,7 +89,7 @@ def test_random_bytes_keep_their_values(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(weights(pack_exact(gguf, EMBEDDING)), looked_up(gguf))
 
 
-@pytest.mark.parametrize("kind", [name for name in TILE_TYPES if name.startswith("Q")])
+@pytest.mark.parametrize("kind", [name for name in EXPORTED_TYPES if name.startswith("Q")])
 def test_scales_and_minimums_of_any_size_keep_their_values(kind: str, tmp_path: Path) -> None:
     """Weights stay equal where minimums are far from scales, and no zero point is near."""
     gguf = model(tmp_path, kind, extreme_blocks(kind, np.random.default_rng(3)))
@@ -184,7 +184,7 @@ def random_inputs() -> F32:
     return np.random.default_rng(4).standard_normal((1, 5, N_IN)).astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", TILE_TYPES)
+@pytest.mark.parametrize("kind", EXPORTED_TYPES)
 def test_graphs_compute_with_the_files_weights(nodes: Any, kind: str, tmp_path: Path) -> None:
     """Looked-up rows equal the weights; products in float32 are numpy's up to the order of additions."""
     gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(5)))

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from support.exported_graph import ExportedGraph
 from support.tiny_models import byte_ids, tiny_llama
-from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
+from support.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, write_tiny
 
 from edgedec.gguf.formats import DATA
 from edgedec.model import LayerSet, LoadOptions, Runtime
@@ -74,7 +74,7 @@ def test_every_architecture_is_the_cpu_runtimes(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "gemma3"])
-@pytest.mark.parametrize("types", [TILE_TYPES[:6], TILE_TYPES[6:]])
+@pytest.mark.parametrize("types", [EXPORTED_TYPES[:6], EXPORTED_TYPES[6:]])
 def test_every_type_is_the_cpu_runtimes(tmp_path: Path, name: str, types: tuple[str, ...]) -> None:
     """Logits are the cpu runtime's for matrices of all types, in heads and embeddings, tied and not."""
     path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES[name], types=types, seed=3))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.gguf.levels import FLOATS, LEVELS
 from edgedec.gguf.tensor_types import GGMLType
 from support.gguf_writer import RawTensor, write_gguf
 from support.tiny_models import N_VOCAB, vocabulary
@@ -24,6 +25,8 @@ FILE_SIZED = (
 WIDER = ("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ1_0")
 """The types whose tiles have more bytes than the file."""
 TILE_TYPES = FILE_SIZED + WIDER
+EXPORTED_TYPES = tuple(name for name in TILE_TYPES if GGMLType[name] in FLOATS or GGMLType[name] in LEVELS)
+"""Those that exports to ONNX take."""
 
 U8 = NDArray[np.uint8]
 # Where the float16 numbers of a block are: (offset, factor of the block's scale).
