@@ -99,7 +99,7 @@ def test_cheap_proposals_are_known_before_the_costly_ones(deep: Path) -> None:
 
 
 def test_exit_drafts_whatever_it_costs_and_its_judging_is_noted(deep: Path) -> None:
-    """Where a text gets next to no draft of it, a recording has one at every position; eight positions are judged at first."""
+    """Where a text gets next to no draft of it, a recording has one at every position; eight are judged at first."""
     n_exits, sizes = len(exits_of(5)), layer_bytes(deep)
     with opened(deep, "exit", "cpu") as engine:
         made = engine.generate(TEXT, max_tokens=N_TOKENS, temperature=0, ignore_end=True).stats
