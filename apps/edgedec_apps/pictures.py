@@ -30,6 +30,8 @@ _SETTINGS = {
     "svg.hashsalt": "edgedec",  # the same figures give the same file
     "text.parse_math": False,  # a dollar in a model's name is a dollar
     "font.size": 9.0,
+    "axes.formatter.useoffset": False,  # the numbers at an axis are what they are
+    "axes.formatter.limits": (-9, 12),
 }
 
 

@@ -120,6 +120,14 @@ def test_without_a_second_measurement_no_noise_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
+def test_an_axis_has_its_numbers_in_full(tmp_path: Path) -> None:
+    """Where a moment of the machine made the noise 100,000 times the speed, no power of ten stands beside the axis."""
+    bench_plot.write_plot(tmp_path / "b.svg", benchmark(noise={"lowest": 1.0, "highest": 100_000.0}))
+    drawn = Drawn(tmp_path / "b.svg")
+    assert drawn.ends("noise-0-0", "y")[1] == pytest.approx(3_100_000, rel=1e-4)
+    assert not any(re.fullmatch(r"\d(\.\d+)?e\d+", text) for text in drawn.texts)
+
+
 @pytest.mark.parametrize(("cap", "line"), [(400_000_000, (400.0, 400.0)), (90_000_000_000, None), (None, None)])
 def test_a_plan_is_drawn_to_scale(tmp_path: Path, cap: int | None, line: tuple[float, float] | None) -> None:
     """Each term begins where the one before it ends, the total at zero; a cap far beyond is said, not drawn."""
