@@ -10,12 +10,15 @@ arrangement of weights. It holds the matrices of one layer at a time, and those 
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec_runtimes.architectures.fused import unfused
+from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.network import Network, read_network
 
 F32 = NDArray[np.float32]
@@ -28,10 +31,11 @@ _PIECE_BLOCKS = 1 << 18
 class FloatModel:
     """Evaluates whole texts; every token sees those before it in its text."""
 
-    def __init__(self, gguf: GGUF) -> None:
-        self._gguf = gguf
+    def __init__(self, gguf: GGUF, n_ctx: int = 4096) -> None:
         self._network = read_network(gguf)
+        self._gguf = unfused(gguf, self._network)
         self._output: F32 | None = None
+        self._n_ctx = n_ctx
 
     @property
     def network(self) -> Network:
@@ -43,10 +47,10 @@ class FloatModel:
         n = self._network
         bounds = np.cumsum([0, *(len(text) for text in texts)])
         spans = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
-        x = self._rows("token_embd.weight", np.concatenate(texts)).astype(np.float64) * n.embedding_scale
+        x = self._rows("token_embd.weight", np.concatenate(texts)).astype(np.float64) * n.switches.embedding_scale
         for layer in range(n.n_layer):
-            x = x + self._attention(layer, x, spans)
-            x = x + self._feed_forward(layer, x)
+            x = x + self._attention(layer, x, spans) * n.switches.residual_scale
+            x = x + self._feed_forward(layer, x) * n.switches.residual_scale
         x = self._norm("output_norm.weight", x)
         return [x[span] for span in spans]
 
@@ -55,8 +59,8 @@ class FloatModel:
         if self._output is None:
             tied = "output.weight" not in self._gguf.tensors
             self._output = self.matrix("token_embd.weight" if tied else "output.weight")
-        result: F32 = states.astype(np.float32) @ self._output.T
-        return result
+        result: F32 = states.astype(np.float32) @ self._output.T * np.float32(self._network.switches.logit_scale)
+        return _capped(result, self._network.switches.logit_softcap)
 
     def matrix(self, name: str) -> F32:
         """Return f32[n_rows, n_columns]."""
@@ -87,18 +91,19 @@ class FloatModel:
 
     def _attention(self, layer: int, x: F64, spans: list[slice]) -> F64:
         n, blk = self._network, f"blk.{layer}"
-        sliding = n.sliding_pattern > 0 and (layer + 1) % n.sliding_pattern != 0
+        switches, width = n.switches, -1 if n.switches.wide_norms else n.head_dim
         x = self._norm(f"{blk}.attn_norm.weight", x)
-        q, k, v = (
-            self._times(f"{blk}.attn_{name}.weight", x, f"{blk}.attn_{name}.bias").reshape(len(x), -1, n.head_dim)
-            for name in "qkv"
+        q, k, v = (self._times(f"{blk}.attn_{name}.weight", x, f"{blk}.attn_{name}.bias") for name in "qkv")
+        q, k = (
+            self._norm(f"{blk}.attn_{name}_norm.weight", y.reshape(len(x), -1, width) if width > 0 else y)
+            for name, y in (("q", q), ("k", k))
         )
-        q, k = self._norm(f"{blk}.attn_q_norm.weight", q), self._norm(f"{blk}.attn_k_norm.weight", k)
+        q, k, v = (y.reshape(len(x), -1, n.head_dim) for y in (q, k, v))
         mixed = np.empty((len(x), n.n_head * n.head_dim))
         for span in spans:
-            angles = self._angles(span.stop - span.start, sliding=sliding)
-            turned = [_turn(heads[span], angles, interleaved=n.rope_interleaved) for heads in (q, k)]
-            mixed[span] = self._attend(turned[0], turned[1], v[span], n.sliding_window if sliding else 0)
+            turned = [self._turned(layer, heads[span]) for heads in (q, k)]
+            window = switches.sliding_window if switches.slides(layer) else 0
+            mixed[span] = self._attend(turned[0] * self._temperatures(len(turned[0])), turned[1], v[span], window)
         return self._norm(f"{blk}.post_attention_norm.weight", self._times(f"{blk}.attn_output.weight", mixed))
 
     def _attend(self, q: F64, k: F64, v: F64, window: int) -> F64:
@@ -109,26 +114,36 @@ class FloatModel:
             hidden |= np.tril(np.ones((n, n), np.bool_), -window)
         out = np.empty_like(q)
         for head in range(q.shape[1]):
-            scores = q[:, head] @ k[:, head // group].T * self._network.attention_scale
+            scores = q[:, head] @ k[:, head // group].T * self._network.switches.attention_scale
+            scores = _capped(scores, self._network.switches.attention_softcap)
             weights = np.exp(log_softmax(np.where(hidden, -np.inf, scores)))
             out[:, head] = weights @ v[:, head // group]
         return out.reshape(n, -1)
 
-    def _angles(self, n: int, *, sliding: bool) -> F64:
-        network = self._network
-        base, scale = (network.rope_base_sliding, 1.0) if sliding else (network.rope_base, network.rope_scale)
-        frequencies = base ** (-2.0 * np.arange(network.n_rot // 2) / network.n_rot) * scale
-        factors = self._vector("rope_freqs.weight")
-        if factors is not None and not sliding:
-            frequencies = frequencies / factors
-        result: F64 = np.arange(n)[:, None] * frequencies
+    def _turned(self, layer: int, heads: F64) -> F64:
+        """Return the heads of a text's queries or keys, f64[n, n_heads, head_dim], rotated to their positions."""
+        switches = self._network.switches
+        if not switches.rotates(layer):
+            return heads
+        found = turns_in(self._gguf, switches.rope_of(layer), self._n_ctx)
+        angles = np.arange(len(heads))[:, None] * found.frequencies
+        n_rot = self._network.n_rot
+        turned = _turn(heads, angles, interleaved=switches.rope_interleaved)
+        turned[..., :n_rot] *= found.magnitude
+        return turned
+
+    def _temperatures(self, n: int) -> F64:
+        """Return f64[n, 1, 1], what the queries of a text's positions are multiplied by."""
+        s = self._network.switches
+        steps = np.arange(n) // s.temperature_tokens if s.temperature_tokens else np.zeros(n)
+        result: F64 = (1 + s.temperature_scale * np.log1p(steps))[:, None, None]
         return result
 
     def _feed_forward(self, layer: int, x: F64) -> F64:
         blk = f"blk.{layer}"
         x = self._norm(f"{blk}.ffn_norm.weight", x)
         gate, up = self._times(f"{blk}.ffn_gate.weight", x), self._times(f"{blk}.ffn_up.weight", x)
-        down = self._times(f"{blk}.ffn_down.weight", (_gelu if self._network.gelu else _silu)(gate) * up)
+        down = self._times(f"{blk}.ffn_down.weight", (_gelu if self._network.switches.gelu else _silu)(gate) * up)
         return self._norm(f"{blk}.post_ffw_norm.weight", down)
 
 
@@ -137,6 +152,14 @@ def log_softmax(x: F64) -> F64:
     shifted = x - x.max(axis=-1, keepdims=True)
     result: F64 = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
+
+
+_Floats = TypeVar("_Floats", F32, F64)
+
+
+def _capped(x: _Floats, cap: float) -> _Floats:
+    """Return cap * tanh(x / cap); x where there is no cap."""
+    return np.tanh(x / cap) * cap if cap else x
 
 
 def _silu(x: F64) -> F64:

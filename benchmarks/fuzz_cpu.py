@@ -34,7 +34,8 @@ from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadat
 
 from edgedec.errors import EdgedecError
 from edgedec.model import ForwardItem, LoadOptions
-from edgedec_runtimes.cpu.network import ARCHITECTURES as RUN
+from edgedec.plugins import ARCHITECTURES as RUN
+from edgedec.plugins import is_own
 from edgedec_runtimes.cpu.runtime import Cpu
 
 LIMIT_S = 20
@@ -46,7 +47,7 @@ _PATTERNS = (b"\xff", b"\x00\x7c", b"\xff\x7f", b"\x00\x00\xc0\x7f", b"\x80", b"
 
 def sources() -> list[tuple[Source, Built]]:
     """Return sound models of the architectures that the runtime has, small ones of all tensor types among them."""
-    found = [s for s in loadable_sources() if s.metadata["general.architecture"] in RUN]
+    found = [s for s in loadable_sources() if is_own(RUN, s.metadata["general.architecture"])]
     shapes = [tiny for name, tiny in ARCHITECTURES.items() if name != "qwen3"]  # its wide heads take longest
     for i, tiny in enumerate(shapes):
         mixed = Tiny(**{n: getattr(tiny, n) for n in Tiny.__slots__} | {"types": TILE_TYPES, "n_layer": 2, "seed": i})

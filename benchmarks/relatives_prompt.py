@@ -86,7 +86,7 @@ class TorchLlama:
             w = {name: self.tensors[f"blk.{i}.{name}.weight"] for name in (*_MATRICES, "attn_norm", "ffn_norm")}
             normed = self.norm(x, w["attn_norm"]).to(w["attn_q"].dtype)
             q, k, v = (self._heads(normed, w[name]) for name in ("attn_q", "attn_k", "attn_v"))
-            q, k = (_rotate(found, turns, interleaved=network.rope_interleaved) for found in (q, k))
+            q, k = (_rotate(found, turns, interleaved=network.switches.rope_interleaved) for found in (q, k))
             if past:
                 k, v = torch.cat([past[i][0], k], 1), torch.cat([past[i][1], v], 1)
             cache.append((k, v))

@@ -1,4 +1,4 @@
-"""Plug-ins by entry point: runtimes, drafters, resolvers, templates, folders, grammars; edgedec's own like all others.
+"""Plug-ins by entry point: runtimes, architectures, drafters, resolvers and others; edgedec's own like all others.
 
 edgedec's own plug-ins are listed here too, so that they are found where package metadata is absent (in frozen
 applications, or with a checkout on the path). A plug-in that does not import is a line in `edgedec doctor`; others go
@@ -14,6 +14,7 @@ from edgedec.errors import PluginError
 from edgedec.extras import DISTRIBUTION
 
 RUNTIMES = "edgedec.runtimes"
+ARCHITECTURES = "edgedec.architectures"
 DRAFTERS = "edgedec.drafters"
 RESOLVERS = "edgedec.resolvers"
 TEMPLATES = "edgedec.templates"
@@ -27,6 +28,18 @@ _BUILT_IN = {
         "onnx": "edgedec_runtimes.onnx.runtime:Onnx",
         "npu": "edgedec_runtimes.npu.runtime:Npu",
         "reference": "edgedec_runtimes.reference.runtime:Reference",
+    },
+    ARCHITECTURES: {
+        "llama": "edgedec_runtimes.architectures.llama:LLAMA",
+        "qwen2": "edgedec_runtimes.architectures.qwen2:QWEN2",
+        "qwen3": "edgedec_runtimes.architectures.qwen3:QWEN3",
+        "gemma2": "edgedec_runtimes.architectures.gemma2:GEMMA2",
+        "gemma3": "edgedec_runtimes.architectures.gemma3:GEMMA3",
+        "granite": "edgedec_runtimes.architectures.granite:GRANITE",
+        "mistral3": "edgedec_runtimes.architectures.mistral3:MISTRAL3",
+        "olmo2": "edgedec_runtimes.architectures.olmo2:OLMO2",
+        "phi3": "edgedec_runtimes.architectures.phi3:PHI3",
+        "smollm3": "edgedec_runtimes.architectures.smollm3:SMOLLM3",
     },
     DRAFTERS: {
         "suffix": "edgedec.drafters.suffix.suffix:SuffixDrafter",
@@ -52,7 +65,7 @@ class Plugin:
     """An installed plug-in, which may or may not import.
 
     Attributes:
-        group: One of RUNTIMES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS.
+        group: One of RUNTIMES, ARCHITECTURES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS.
         name: The name by which users choose the plug-in.
         target: The object that it is, as "module:attribute".
         package: The distribution that it comes from, with its version; DISTRIBUTION for edgedec's own.
@@ -105,6 +118,8 @@ def load_plugin(group: str, name: str) -> Any:
     Raises:
         PluginError: The group has no plug-in of that name, or the plug-in does not import.
     """
+    if is_own(group, name):  # without a look at all packages
+        return Plugin(group, name, _BUILT_IN[group][name], DISTRIBUTION).load()
     found = plugins(group)
     if name not in found:
         kind = group.removeprefix("edgedec.").removesuffix("s")

@@ -4,7 +4,7 @@ Tensors are converted one at a time, so the model need not fit in memory.
 
     folder = export_onnx("model.gguf", "model-onnx", quant="exact")
 
-docs/export.md describes the folder. The export takes the models that the cpu runtime runs, and refuses all others.
+docs/export.md describes the folder. The export refuses what it does not know.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.gguf_writer import text
 from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.library import require_onnx
-from edgedec_export.positions import local_layers
+from edgedec_export.positions import local_layers, require_known
 from edgedec_export.quantizing import EXACT, Quant
 from edgedec_export.source import rope_factors, source_facts, tensor_steps
 from edgedec_runtimes.cpu.network import Network, read_network
@@ -54,7 +54,7 @@ def export_onnx(
     Raises:
         RequestError: `quant` or `kv` has another value, or `out` exists and may not be replaced.
         ModelNotFoundError, ModelFormatError: The file does not exist, or is damaged.
-        UnsupportedModelError: The cpu runtime does not know the architecture, a tensor or a metadata key.
+        UnsupportedModelError: This export does not know the architecture, a tensor or a metadata key.
         RuntimeUnavailableError: The package onnx is missing.
         StorageError: A file cannot be read or written, or the disk is full.
         CancelledError: `cancel` was cancelled.
@@ -69,6 +69,7 @@ def export_onnx(
 
     gguf = read_gguf(path)
     network = read_network(gguf)
+    require_known(gguf, network)
     step, what = tensor_steps(gguf, on_progress, cancel), f"exporting {gguf.paths[0].name}"
     with new_folder(Path(out), force=force) as folder:
         with DataFile(folder / DATA) as data:

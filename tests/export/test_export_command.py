@@ -226,7 +226,7 @@ def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("the architecture is 'mamba'", {"general.architecture": "mamba"}, {}),
         ("does not know 'llama.expert_count'", {"llama.expert_count": 8}, {}),
-        ("rope scaling 'yarn' is not linear", {"llama.rope.scaling.type": "yarn"}, {}),
+        ("its rope scaling is yarn", {"llama.rope.scaling.type": "yarn"}, {}),
         ("no use for tensor 'blk.9.attn_q.weight'", {}, {"blk.9.attn_q.weight": tensors["blk.0.attn_q.weight"]}),
         ("'blk.0.attn_q.weight' is Q2_K", {}, {"blk.0.attn_q.weight": RawTensor(10, (256, 256), bytes(84 * 256))}),
     ]

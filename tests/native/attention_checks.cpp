@@ -19,10 +19,12 @@ struct Kind {
   int32_t type, head_dim;
   bool biased = false;  // keys are kept without their bias
   bool interleaved = false;
+  float softcap = 0.0f;  // of scores; 0: none
 
   std::string name() const {
     const char *types[] = {"f16", "int8", "int4", "gear"};
-    return std::string(types[type]) + (biased ? ", biased" : "") + (interleaved ? ", interleaved" : "") + ", heads of " +
+    return std::string(types[type]) + (biased ? ", biased" : "") + (interleaved ? ", interleaved" : "") +
+           (softcap != 0.0f ? ", capped" : "") + ", heads of " +
            std::to_string(head_dim);
   }
   // How far a result may be from that of the exact numbers, which are normal.
@@ -105,6 +107,7 @@ std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::v
   w.n_prefix = n_prefix;
   w.n_slots = n_slots;
   w.scale = scale_of(c);
+  w.softcap = c.kind.softcap;
   w.packed = packed.data();
   w.weights = weights.data();
   w.sums = sums.data();
@@ -136,7 +139,8 @@ std::vector<double> expected(const Cached &c, const Query &query) {
     double score = 0;
     const Floats key = c.key(t);
     for (size_t i = 0; i < sum.size(); ++i) score += (double)query.values[i] * key[i];
-    weights.push_back(score * scale_of(c));
+    score *= scale_of(c);
+    weights.push_back(c.kind.softcap != 0.0f ? c.kind.softcap * tanh(score / c.kind.softcap) : score);
   }
   const double peak = *std::max_element(weights.begin(), weights.end());
   for (double &weight : weights) weight = exp(weight - peak);
@@ -275,8 +279,10 @@ void check_attention(const Kernels &kernels) {
   std::mt19937 random(7);
   std::vector<Kind> kinds;
   for (int32_t head_dim : {16, 48, 64, 80, 128, 256}) kinds.push_back({EC_KV_F16, head_dim});
+  for (int32_t head_dim : {64, 80}) kinds.push_back({EC_KV_F16, head_dim, false, false, 1.5f});
   for (int32_t type : {EC_KV_INT8, EC_KV_INT4, EC_KV_GEAR}) {
     for (int32_t head_dim : {32, 64, 96, 128, 256}) kinds.push_back({type, head_dim});
+    kinds.push_back({type, 64, false, false, 1.5f});
     for (bool interleaved : {false, true}) kinds.push_back({type, 64, true, interleaved});
     check_round_trip(random, type, 64);
     check_round_trip(random, type, 96);

@@ -293,11 +293,34 @@ void check_norms(const Kernels &kernels) {
     kernels.rms_norm(x.data(), weight.data(), 1e-5f, n, out.data());
     expect(close_to(out, expected, 2e-6), kernels, "norm of " + std::to_string(n));
     Floats sum = x;
-    kernels.add(sum.data(), weight.data(), n);
+    kernels.add(sum.data(), weight.data(), 1.0f, n);
+    Floats scaled = x;
+    kernels.add(scaled.data(), weight.data(), 0.22f, n);
     bool same = true;
-    for (size_t i = 0; i < x.size(); ++i) same = same && sum[i] == x[i] + weight[i];
+    for (size_t i = 0; i < x.size(); ++i)
+      same = same && sum[i] == x[i] + weight[i] && scaled[i] == x[i] + weight[i] * 0.22f;
     expect(same, kernels, "sum of " + std::to_string(n));
   }
+}
+
+void check_softcap(const Kernels &kernels) {
+  std::mt19937 random(8);
+  for (int64_t n : {1, 16, 17, 100})
+    for (float cap : {5.0f, 50.0f}) {
+      Floats x = normal(random, (size_t)n, 40.0f);
+      const Floats extremes = {0.0f, -0.0f, 1e6f, -1e6f, 1e-20f, 1e-3f, -1e-3f};
+      for (size_t i = 0; i < extremes.size() && i < x.size(); ++i) x[i] = extremes[i];
+      Floats out = x;
+      kernels.softcap(out.data(), cap, n);
+      bool close = true;
+      for (size_t i = 0; i < x.size(); ++i) close = close && fabs(out[i] - cap * tanh(x[i] / cap)) <= 3e-7 * cap;
+      expect(close, kernels, "softcap of " + std::to_string(n));
+    }
+  Floats damaged(20, NAN);
+  kernels.softcap(damaged.data(), 30.0f, 20);
+  bool kept = true;
+  for (float v : damaged) kept = kept && isnan(v);
+  expect(kept, kernels, "softcap keeps NaN");
 }
 
 void check_rotation(const Kernels &kernels) {
@@ -375,6 +398,7 @@ int main(int argc, char **argv) {
     check_norms(kernels);
     check_rotation(kernels);
     check_gates(kernels);
+    check_softcap(kernels);
     check_halves(kernels);
     check_attention(kernels);
     printf("%-12s %d checks\n", kernels.name, n_checked - before);

@@ -29,6 +29,10 @@ EXPORTED_TYPES = tuple(name for name in TILE_TYPES if GGMLType[name] in FLOATS o
 """Those that exports to ONNX take."""
 
 U8 = NDArray[np.uint8]
+_FUSED = {
+    "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+    "ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight"),
+}
 # Where the float16 numbers of a block are: (offset, factor of the block's scale).
 _HALVES: dict[str, tuple[tuple[int, float], ...]] = {
     "Q4_0": ((0, 1.0),),
@@ -76,7 +80,9 @@ class Tiny:
         biases: Queries, keys and values have biases (qwen2 always).
         rope_factors: There is a vector of what frequencies are divided by, as Llama 3 has.
         rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
-        sliding_window: Tokens that five of six layers see (gemma3).
+        sliding_window: Tokens that layers with a window see.
+        n_rot: Elements of a head that are rotated; None for all.
+        keys: More metadata keys, below the architecture's name.
     """
 
     architecture: str = "llama"
@@ -93,9 +99,21 @@ class Tiny:
     rope_factors: bool = False
     rope_scale: float = 1.0
     sliding_window: int = 8
+    n_rot: int | None = None
+    keys: tuple[tuple[str, Any], ...] = ()
     seed: int = 0
 
+    @property
+    def gain(self) -> float:
+        """What the head's matrix is larger by, where the architecture divides logits by it."""
+        return float(dict(self.keys).get("logit_scale", 1.0))
 
+
+_YARN = (
+    *(("rope.scaling.type", "yarn"), ("rope.scaling.factor", 8.0)),
+    *(("rope.scaling.original_context_length", 16), ("rope.scaling.yarn_beta_fast", 4.0)),
+)
+_LONGROPE = (("rope.scaling.attn_factor", 1.19), ("rope.scaling.original_context_length", 32))
 ARCHITECTURES = {
     "llama": Tiny(),
     "llama3": Tiny(rope_factors=True, n_head_kv=1, tied=True),
@@ -103,6 +121,20 @@ ARCHITECTURES = {
     "qwen2": Tiny("qwen2", n_head=8, n_head_kv=4, head_dim=32),
     "qwen3": Tiny("qwen3", head_dim=128, tied=True),
     "gemma3": Tiny("gemma3", n_layer=6, n_head=2, n_head_kv=1, head_dim=128, tied=True),
+    "granite": Tiny(
+        "granite",
+        keys=(("attention.scale", 0.1), ("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
+    ),
+    "smollm3": Tiny("smollm3", n_layer=4, tied=True),
+    "olmo2": Tiny("olmo2", n_head_kv=4),
+    "olmo3": Tiny("olmo2", n_layer=4, keys=(("attention.sliding_window", 8), *_YARN)),
+    "phi3": Tiny("phi3", n_rot=48, keys=(*_LONGROPE, ("attention.sliding_window", 64))),
+    "phi3-short": Tiny("phi3", n_head_kv=4),
+    "gemma2": Tiny("gemma2", n_layer=2, n_head=2, n_head_kv=1, head_dim=128, tied=True),
+    "mistral3": Tiny(
+        "mistral3",
+        keys=(*_YARN, ("rope.scaling.yarn_log_multiplier", 1.0), ("attention.temperature_scale", 0.1)),
+    ),
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
 
@@ -145,13 +177,17 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
         "attention.value_length": tiny.head_dim,
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.freq_base": 100000.0,
-        "rope.dimension_count": tiny.head_dim,
+        "rope.dimension_count": tiny.n_rot or tiny.head_dim,
     }
     if tiny.rope_scale != 1.0:
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": tiny.rope_scale}
-    if tiny.architecture == "gemma3":
+    if tiny.architecture in ("gemma2", "gemma3"):
         keys |= {"attention.sliding_window": tiny.sliding_window}
-    general = {"general.architecture": tiny.architecture, "general.name": f"tiny {tiny.architecture} {tiny.seed}"}
+    if tiny.architecture == "gemma2":
+        keys |= {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0}
+    keys |= dict(tiny.keys)
+    name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
+    general = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
     return general | {f"{tiny.architecture}.{key}": value for key, value in keys.items()} | vocabulary(N_VOCAB)
 
 
@@ -165,7 +201,8 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
         data = random_blocks(name, n_out, n_in, rng, gain / n_in**0.5)
         return RawTensor(GGMLType[name], (n_in, n_out), data)
 
-    embedding_gain = 2.0 / (n_embd**0.5 if tiny.architecture == "gemma3" and not tiny.tied else 1.0)
+    is_gemma = tiny.architecture.startswith("gemma")
+    embedding_gain = 2.0 / (n_embd**0.5 if is_gemma and not tiny.tied else 1.0)
     tensors = {"token_embd.weight": matrix(N_VOCAB, n_embd, embedding_gain)}
     for i in range(tiny.n_layer):
         layer = {
@@ -177,14 +214,22 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
             "ffn_up.weight": matrix(tiny.n_ff, n_embd),
             "ffn_down.weight": matrix(n_embd, tiny.n_ff),
         }
+        if tiny.architecture == "phi3":
+            for name, parts in _FUSED.items():
+                rows = sum(layer.pop(part).shape[1] for part in parts)
+                layer[name] = matrix(rows, n_embd, 1.5 if name == "attn_qkv.weight" else 1.0)
         layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny)}
         tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
     tensors["output_norm.weight"] = _vector(n_embd, 1.0, rng)
     if not tiny.tied:
-        tensors["output.weight"] = matrix(N_VOCAB, n_embd, 2.0)
-    if tiny.rope_factors:
-        factors = np.linspace(1, 8, tiny.head_dim // 2, dtype=np.float32)
-        tensors["rope_freqs.weight"] = RawTensor(GGMLType.F32, factors.shape, factors.tobytes())
+        tensors["output.weight"] = matrix(N_VOCAB, n_embd, 2.0 * tiny.gain)
+    n_pairs = (tiny.n_rot or tiny.head_dim) // 2
+    divisors = {"rope_freqs.weight": 8} if tiny.rope_factors else {}
+    if tiny.architecture == "phi3":
+        divisors = {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}
+    for name, most in divisors.items():
+        values = np.linspace(1, most, n_pairs, dtype=np.float32)
+        tensors[name] = RawTensor(GGMLType.F32, values.shape, values.tobytes())
     return tensors
 
 
@@ -192,11 +237,13 @@ def _vectors(tiny: Tiny) -> list[tuple[str, int, float]]:
     """Return name, length and mean of a layer's vectors."""
     n_q, n_kv = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
     vectors = [("attn_norm.weight", tiny.n_embd, 1.0), ("ffn_norm.weight", tiny.n_embd, 1.0)]
+    if tiny.architecture == "olmo2":
+        vectors = [("attn_q_norm.weight", n_q, 1.0), ("attn_k_norm.weight", n_kv, 1.0)]
     if tiny.biases or tiny.architecture == "qwen2":
         vectors += [("attn_q.bias", n_q, 0.0), ("attn_k.bias", n_kv, 0.0), ("attn_v.bias", n_kv, 0.0)]
     if tiny.architecture in ("qwen3", "gemma3"):
         vectors += [("attn_q_norm.weight", tiny.head_dim, 1.0), ("attn_k_norm.weight", tiny.head_dim, 1.0)]
-    if tiny.architecture == "gemma3":
+    if tiny.architecture in ("gemma2", "gemma3", "olmo2"):
         vectors += [("post_attention_norm.weight", tiny.n_embd, 1.0), ("post_ffw_norm.weight", tiny.n_embd, 1.0)]
     return vectors
 

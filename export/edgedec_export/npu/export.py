@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec import __version__
-from edgedec.errors import RequestError, UnsupportedModelError
+from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import DATA, VOCABULARY
 from edgedec.progress import CancelToken, OnProgress
@@ -19,7 +19,7 @@ from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.library import require_onnx
-from edgedec_export.positions import frequencies, local_layers, sliding_frequencies
+from edgedec_export.positions import frequencies, local_layers, require_known, sliding_frequencies
 from edgedec_export.source import rope_factors, source_facts
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.npu.facts import KV, ROWS, TARGET, Facts, to_json
@@ -78,11 +78,7 @@ def export_npu(
 
 def _check(gguf: GGUF, network: Network, contexts: Sequence[int]) -> None:
     """Check architecture and contexts."""
-    if network.architecture not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{gguf.paths[0]}: the architecture is {network.architecture!r}; expected one of "
-            f"{', '.join(ARCHITECTURES)}; export it with --target cpu"
-        )
+    require_known(gguf, network, ARCHITECTURES)
     usable = [n for n in contexts if n > 0 and n % ROWS[-1] == 0]
     if not usable or list(contexts) != sorted(set(usable)):
         raise RequestError(
@@ -94,7 +90,7 @@ def _facts(gguf: GGUF, network: Network, contexts: Sequence[int]) -> Facts:
     """Return the facts of the graph without those that only calibration gives."""
     n = network
     turns = {"": frequencies(n, rope_factors(gguf))}
-    if n.sliding_window:
+    if n.switches.sliding_window:
         turns["_local"] = sliding_frequencies(n)
     return Facts(
         architecture=n.architecture,
@@ -106,8 +102,8 @@ def _facts(gguf: GGUF, network: Network, contexts: Sequence[int]) -> Facts:
         n_head_kv=n.n_head_kv,
         head_dim=n.head_dim,
         contexts=tuple(contexts),
-        embedding_scale=n.embedding_scale,
-        sliding_window=n.sliding_window,
+        embedding_scale=n.switches.embedding_scale,
+        sliding_window=n.switches.sliding_window,
         frequencies=turns,
         quantizers={},
         zeros=(),

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_export.positions import is_local
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.npu.facts import PARTS
 
@@ -125,7 +124,7 @@ def make_plan(network: Network, has: Callable[[str], bool], limits: Mapping[int,
     n, plan = network, Plan()
     context = _Context(plan, network, has, limits or {})
     plan.inputs["hidden"] = ("rows", n.n_embd)
-    for suffix in ("", "_local") if n.sliding_window else ("",):
+    for suffix in ("", "_local") if n.switches.sliding_window else ("",):
         plan.inputs |= {f"{name}{suffix}": ("rows", 1, n.head_dim) for name in ("cos", "sin")}
         plan.inputs[f"mask{suffix}"] = ("grouped_rows", "slots")
     state = "hidden"
@@ -156,7 +155,7 @@ def _attention(context: _Context, layer: int, state: str) -> str:
     keys = _cached(context, layer, "key", k, (1, 2, 0), 2)
     values = _cached(context, layer, "value", _heads(context, layer, "attn_v", x, kv), (1, 0, 2), 1)
     scores = _product(plan, q, keys, f"{p}.scores")
-    mask = "mask_local" if is_local(n, layer) else "mask"
+    mask = "mask_local" if n.switches.slides(layer) else "mask"
     scores = plan.add("Add", [scores, mask], f"{p}.masked")
     plan.masked.append(scores)
     weights = plan.add("Softmax", [scores], f"{p}.weights", axis=-1)
@@ -183,7 +182,7 @@ def _feed_forward(context: _Context, layer: int, state: str) -> str:
     x = plan.norm(state, f"{p}.ffn_norm.weight", f"{p}.ffn_norm", n.rms_epsilon)
     gate = plan.linear(x, f"{p}.ffn_gate.weight", f"{p}.ffn_gate")
     up = plan.linear(x, f"{p}.ffn_up.weight", f"{p}.ffn_up")
-    if n.gelu:
+    if n.switches.gelu:
         gate = plan.add("Gelu", [gate], f"{p}.ffn_gate.gelu", approximate="tanh")
     else:
         share = plan.add("Sigmoid", [gate], f"{p}.ffn_gate.sigmoid")
@@ -241,7 +240,7 @@ def _heads(context: _Context, layer: int, name: str, x: str, n_head: int) -> str
 def _rotated(context: _Context, layer: int, x: str, name: str) -> str:
     """Add the rotation of x [rows, n_head, head_dim] by the rows' positions."""
     plan, n, p = context.plan, context.network, f"blk.{layer}.{name}"
-    suffix, half = "_local" if is_local(n, layer) else "", n.n_rot // 2
+    suffix, half = "_local" if n.switches.slides(layer) else "", n.n_rot // 2
     ends = (0, half, n.n_rot, n.head_dim)
     parts = [_slice(plan, x, f"{p}.part_{i}", ends[i], ends[i + 1]) for i in range(3) if ends[i] < ends[i + 1]]
     parts[:2] = parts[1], parts[0]

@@ -68,7 +68,7 @@ def write_weights(
         if is_rotated(gguf):
             pieces = _turned(pieces, name, vectors, matrix_of(gguf, name).shape[::-1])
         data, scales[name] = _quantized(pieces, matrix_of(gguf, name).shape[::-1])
-        if network.rope_interleaved and _has_positions(name):
+        if network.switches.rope_interleaved and _has_positions(name):
             order = _halves(network, data.shape[0])
             data, scales[name] = data[order], scales[name][order]
         initializers.add(name, np.ascontiguousarray(data.T))
@@ -79,7 +79,7 @@ def write_weights(
         vectors[name] = np.full(shape, name.endswith("factors"), np.float32)
     weights = Weights(scales, vectors)
     for layer in range(network.n_layer):
-        _scale_heads(weights, f"blk.{layer}.attn_q", np.float32(network.attention_scale))
+        _scale_heads(weights, f"blk.{layer}.attn_q", np.float32(network.switches.attention_scale))
     return weights
 
 
@@ -209,7 +209,7 @@ def _scale_heads(weights: Weights, name: str, factors: F32 | np.float32) -> None
 
 def _ordered_vector(gguf: GGUF, network: Network, name: str) -> F32:
     values = read_vector(gguf, name)
-    if network.rope_interleaved and _has_positions(name):
+    if network.switches.rope_interleaved and _has_positions(name):
         values = values[_halves(network, len(values))]
     return values
 

@@ -47,8 +47,8 @@ def build_graph(
     state = weights.embedding(scope, "input_ids")
     head = Scope(scope.name)  # read after the embedding, which may be the same matrix
     logits = weights.head(head, f"{scope.name}/output_norm")
-    if network.embedding_scale != 1.0:
-        factor = weights.initializers.add("embedding_scale", np.array(network.embedding_scale, np.float32))
+    if network.switches.embedding_scale != 1.0:
+        factor = weights.initializers.add("embedding_scale", np.array(network.switches.embedding_scale, np.float32))
         state = scope.add("Mul", [state, factor], "scaled_embedding")
     n_rows = scope.add("Shape", ["input_ids"], "n_rows", start=1, end=2)
     tap_ends = _per_layer(scope, "tap_rows", network.n_layer)

@@ -66,7 +66,7 @@ def find_scales(folder: Path, network: Network, token_ids: list[int]) -> list[Sc
     }
     if local_layers(n):
         distance = np.subtract.outer(np.arange(length), np.arange(length))
-        feeds["attention_bias_local"] = np.where(distance < n.sliding_window, np.float32(0), _LOW)[None, None]
+        feeds["attention_bias_local"] = np.where(distance < n.switches.sliding_window, np.float32(0), _LOW)[None, None]
     names = [f"{name}_{i}" for i in range(n_layer) for name in ("key", "value")]
     caches = _run(folder, feeds | {f"past_{name}": empty for name in names}, [f"present_{name}" for name in names])
     scales = [_scale(cache) for cache in caches]

@@ -60,7 +60,7 @@ def attention(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs) 
         ["attention", "key", "value"],
         num_heads=n.n_head,
         kv_num_heads=n.n_head_kv,
-        scale=n.attention_scale,
+        scale=n.switches.attention_scale,
     )
     first, axis = (b.weights.initializers.add(name, np.array([i], np.int64)) for i, name in enumerate(("zero", "one")))
     mixed = scope.add("Slice", [mixed, first, inputs.n_rows, axis], "attention_own_rows")
@@ -74,7 +74,7 @@ def feed_forward(b: Builder, scope: Scope, layer: int, state: str) -> str:
     x = _norm(b, scope, f"{p}.ffn_norm.weight", state)
     gate = b.weights.linear(scope, f"{p}.ffn_gate.weight", x)
     up = b.weights.linear(scope, f"{p}.ffn_up.weight", x)
-    if b.network.gelu:
+    if b.network.switches.gelu:
         active = scope.add("Gelu", [gate], "gelu", approximate="tanh")
     else:
         active = scope.add("QuickGelu", [gate], "silu", alpha=1.0)  # x * sigmoid(alpha * x)
@@ -131,5 +131,5 @@ def _rotated(b: Builder, scope: Scope, x: str, inputs: Inputs, n_head: int, name
         f"{name}_rotated",
         num_heads=n_head,
         rotary_embedding_dim=n.n_rot if n.n_rot < n.head_dim else 0,
-        interleaved=int(n.rope_interleaved),
+        interleaved=int(n.switches.rope_interleaved),
     )

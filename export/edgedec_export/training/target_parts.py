@@ -34,9 +34,15 @@ class TargetParts:
         """Return the parts of a GGUF.
 
         Raises:
-            UnsupportedModelError: The cpu runtime does not run the file, or it has too few layers for three taps.
+            UnsupportedModelError: The cpu runtime does not run the file, the model scales its logits, or it has too few
+                layers for three taps.
         """
         network = read_network(gguf)
+        if network.switches.logit_scale != 1 or network.switches.logit_softcap:
+            raise UnsupportedModelError(
+                f"{gguf.paths[0]}: {network.architecture} scales or caps its logits, and the training of drafts takes "
+                "only models that do not; train for another model"
+            )
         if network.n_layer < _LEAST_LAYERS:
             raise UnsupportedModelError(
                 f"{gguf.paths[0]}: it has {network.n_layer} layers; a head taps three of at least {_LEAST_LAYERS}"

@@ -184,7 +184,7 @@ def tapped_layers(card: HeadCard) -> tuple[int, ...]:
 def _stand_in(target: Borrowed, n_threads: int, look_up: object) -> ctypes.c_void_p:
     """Return a native model with a target's sizes and without layers."""
     config = Config(target.n_vocab, target.n_embd, target.n_layer, 1, 1, *(_SMALLEST,) * 3)
-    for name in ("rms_epsilon", "attention_scale", "rope_base", "rope_base_sliding", "rope_scale"):
+    for name in ("rms_epsilon", "residual_scale", "logit_scale", "attention_scale"):
         setattr(config, name, 1.0)
     config.embedding_scale = target.embedding_scale
     handle = ctypes.c_void_p()

@@ -39,4 +39,4 @@ def token_bytes(network: Network, kv_type: str) -> int:
 def _bias_lies_apart(network: Network) -> bool:
     """Return whether keys are kept without their bias, next to its rotations (kv_shape in native/api.cpp)."""
     names = {placed.tensor.name.partition(".")[2].partition(".")[2] for placed in network.vectors}
-    return "attn_k.bias" in names and "attn_k_norm.weight" not in names and network.sliding_pattern == 0
+    return "attn_k.bias" in names and "attn_k_norm.weight" not in names and not any(network.switches.sliding)

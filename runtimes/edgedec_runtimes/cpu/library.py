@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.extras import DISTRIBUTION
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -32,9 +32,10 @@ class Config(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "n_head", "n_head_kv", "head_dim", "n_ff")),
-        *((name, c_int32) for name in ("n_rot", "rope_interleaved", "gelu", "sliding_window", "sliding_pattern")),
-        *((name, c_float) for name in ("rms_epsilon", "embedding_scale", "attention_scale")),
-        *((name, c_float) for name in ("rope_base", "rope_base_sliding", "rope_scale")),
+        *((name, c_int32) for name in ("n_rot", "rope_interleaved", "gelu", "wide_norms")),
+        *((name, c_int32) for name in ("sliding_window", "temperature_tokens")),
+        *((name, c_float) for name in ("temperature_scale", "rms_epsilon", "embedding_scale", "residual_scale")),
+        *((name, c_float) for name in ("logit_scale", "attention_scale", "attention_softcap", "logit_softcap")),
     )
 
 
@@ -59,6 +60,9 @@ class Item(ctypes.Structure):
         ("reserved", c_int32),
     )
 
+
+LAYER_SLIDES, LAYER_UNROTATED = 1, 2
+"""What is special about a layer (ec_model_set_layers)."""
 
 LOOK_UP = ctypes.CFUNCTYPE(c_int32, POINTER(c_int32), c_int32, c_void_p, c_int64)
 """ec_look_up: finds the embeddings of tokens."""
@@ -140,6 +144,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
     "ec_model_set_mapping": (None, (c_void_p, c_void_p)),
     "ec_model_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
+    "ec_model_set_layers": (c_int32, (c_void_p, c_void_p)),
+    "ec_model_set_rope": (c_int32, (c_void_p, c_int32, c_void_p, c_int64, c_double)),
     "ec_model_finish": (c_int32, (c_void_p,)),
     "ec_model_finish_elsewhere": (c_int32, (c_void_p, LOOK_UP)),
     "ec_model_instruction_set": (c_char_p, (c_void_p,)),

@@ -10,10 +10,11 @@ from dataclasses import dataclass, fields
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
-from edgedec.gguf.metadata import get_float, get_text
-from edgedec.gguf.model_info import describe
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters, read_hyperparameters
+from edgedec_runtimes.architectures.architecture import Switches
+from edgedec_runtimes.architectures.reading import Described, read_description
+from edgedec_runtimes.architectures.rope import DIVISORS
+from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
 # The numbers of native/edgedec_cpu.h.
 EMBEDDING, OUTPUT = 0, 1
@@ -30,20 +31,18 @@ MATRICES = {
 }
 VECTORS = {
     "output_norm.weight": 0,
-    "rope_freqs.weight": 1,
-    "attn_norm.weight": 2,
-    "ffn_norm.weight": 3,
-    "attn_q.bias": 4,
-    "attn_k.bias": 5,
-    "attn_v.bias": 6,
-    "attn_q_norm.weight": 7,
-    "attn_k_norm.weight": 8,
-    "post_attention_norm.weight": 9,
-    "post_ffw_norm.weight": 10,
+    "attn_norm.weight": 1,
+    "ffn_norm.weight": 2,
+    "attn_q.bias": 3,
+    "attn_k.bias": 4,
+    "attn_v.bias": 5,
+    "attn_q_norm.weight": 6,
+    "attn_k_norm.weight": 7,
+    "post_attention_norm.weight": 8,
+    "post_ffw_norm.weight": 9,
 }
-_GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight", "rope_freqs.weight"})
+_GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
 _OPTIONAL_MATRICES = frozenset({"output.weight"})
-_NEEDED_VECTORS = frozenset({"output_norm.weight", "attn_norm.weight", "ffn_norm.weight"})
 
 TILE_TYPES = frozenset(
     {
@@ -77,43 +76,7 @@ TILE_TYPES = frozenset(
 
 # The largest sizes that native/model.cpp takes.
 _LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What distinguishes an architecture.
-
-    Attributes:
-        interleaved: Rotary embedding pairs neighbouring elements of a head, not its two halves.
-        vectors: Vectors that a model may have beside the norms that all architectures have.
-        keys: Metadata keys below the architecture's name, beside those of every llama-like decoder.
-        gelu: The feed-forward activation is GELU, not SiLU.
-        scaled_embedding: Embeddings are multiplied by the square root of their length.
-    """
-
-    interleaved: bool = False
-    vectors: frozenset[str] = frozenset()
-    keys: frozenset[str] = frozenset()
-    gelu: bool = False
-    scaled_embedding: bool = False
-
-
-_BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
-_HEAD_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
-_LINEAR_SCALING = frozenset({"rope.scaling.type", "rope.scaling.factor"})
-ARCHITECTURES = {
-    "llama": Architecture(interleaved=True, vectors=_BIASES | {"rope_freqs.weight"}, keys=_LINEAR_SCALING),
-    "qwen2": Architecture(vectors=_BIASES, keys=_LINEAR_SCALING),
-    "qwen3": Architecture(vectors=_HEAD_NORMS, keys=_LINEAR_SCALING),
-    "gemma3": Architecture(
-        vectors=_HEAD_NORMS | {"post_attention_norm.weight", "post_ffw_norm.weight"},
-        keys=_LINEAR_SCALING | {"attention.sliding_window", "rope.freq_base_swa"},
-        gelu=True,
-        scaled_embedding=True,
-    ),
-}
-_GEMMA_PATTERN = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
-_GEMMA_BASE_SLIDING = 10000.0
+_MOST_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +95,14 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Network(Hyperparameters):
-    """Shape and switches of a model, by the names of ec_config, and the places of its tensors."""
+    """Shape and switches of a model, and the places of its tensors.
 
-    rope_interleaved: bool
-    gelu: bool
-    sliding_window: int
-    sliding_pattern: int
-    embedding_scale: float
-    attention_scale: float
-    rope_base_sliding: float
-    rope_scale: float
+    Attributes:
+        switches: How the network differs from others of its shape.
+        matrices, vectors: The tensors. Of fused ones, the parts have a place (edgedec_runtimes.architectures.fused).
+    """
+
+    switches: Switches
     matrices: tuple[Placed, ...]
     vectors: tuple[Placed, ...]
 
@@ -152,30 +113,17 @@ def read_network(gguf: GGUF) -> Network:
     Raises:
         UnsupportedModelError: The cpu runtime does not run this file.
         ModelFormatError: The file contradicts itself.
+        PluginError: Another package's architecture does not import.
     """
-    name = get_text(gguf, "general.architecture") or "none"
-    if name not in ARCHITECTURES:
-        raise _unsupported(gguf, f"the architecture is {name!r}; the cpu runtime runs {', '.join(ARCHITECTURES)}")
-    architecture, info = ARCHITECTURES[name], describe(gguf)
-    hyper = read_hyperparameters(gguf, info, "cpu", architecture.keys)
-    if info.rope_scaling not in (None, "none", "linear"):
-        raise _unsupported(gguf, f"rope scaling {info.rope_scaling!r} is not linear")
-    base_sliding = get_float(gguf, f"{name}.rope.freq_base_swa")
-    matrices, vectors = _place(gguf, architecture, hyper.n_layer)
+    found = read_description(gguf, "cpu")
+    matrices, vectors = _place(found)
     network = Network(
-        **{field.name: getattr(hyper, field.name) for field in fields(hyper)},
-        rope_interleaved=architecture.interleaved,
-        gelu=architecture.gelu,
-        sliding_window=info.sliding_window,
-        sliding_pattern=_GEMMA_PATTERN if info.sliding_window else 0,
-        embedding_scale=math.sqrt(hyper.n_embd) if architecture.scaled_embedding else 1.0,
-        attention_scale=1 / math.sqrt(hyper.head_dim),
-        rope_base_sliding=_GEMMA_BASE_SLIDING if base_sliding is None else base_sliding,
-        rope_scale=1 / info.rope_factor if info.rope_scaling == "linear" and info.rope_factor else 1.0,
+        **{field.name: getattr(found.hyper, field.name) for field in fields(found.hyper)},
+        switches=found.switches,
         matrices=matrices,
         vectors=vectors,
     )
-    _check(gguf, network)
+    _check(found.gguf, network)
     return network
 
 
@@ -184,16 +132,13 @@ def _check(gguf: GGUF, n: Network) -> None:
     for name, size in _LARGEST.items():
         if getattr(n, name) > size:
             raise _unsupported(gguf, f"{name} is {getattr(n, name)}, more than {size}")
-    for name in ("rms_epsilon", "rope_base", "rope_base_sliding", "rope_scale"):
-        if not 0 < ctypes.c_float(getattr(n, name)).value < math.inf:
-            raise _unsupported(gguf, f"{name} is {getattr(n, name)}, no positive number")
+    _check_numbers(gguf, n)
     if n.head_dim % 16 or n.n_embd % 16:
         raise _unsupported(gguf, f"heads of {n.head_dim} or states of {n.n_embd} elements are no multiple of 16")
-    if n.architecture == "gemma3" and n.n_layer == 62:  # the 27B scales attention by its width
-        raise _unsupported(gguf, "this size of gemma 3 scales its attention in another way")
-    for placed in n.vectors:
-        if placed.tensor.type is not GGMLType.F32 or len(placed.tensor.shape) != 1:
-            raise _unsupported(gguf, f"tensor {placed.tensor.name!r} is not a vector of F32")
+    divisors = [gguf.tensors[name] for name in DIVISORS if name in gguf.tensors]
+    for tensor in (*divisors, *(placed.tensor for placed in n.vectors)):
+        if tensor.type is not GGMLType.F32 or len(tensor.shape) != 1:
+            raise _unsupported(gguf, f"tensor {tensor.name!r} is not a vector of F32")
     for placed in n.matrices:
         if placed.tensor.type not in TILE_TYPES:
             raise _unsupported(gguf, f"tensor {placed.tensor.name!r} is {placed.tensor.type.name}")
@@ -202,9 +147,11 @@ def _check(gguf: GGUF, n: Network) -> None:
         *((n.n_embd, n.n_vocab), (n.n_embd, n.n_vocab), (n.n_embd, n_q), (n.n_embd, n_kv), (n.n_embd, n_kv)),
         *((n_q, n.n_embd), (n.n_embd, n.n_ff), (n.n_embd, n.n_ff), (n.n_ff, n.n_embd)),
     )
-    lengths = (n.n_embd, n.n_rot // 2, n.n_embd, n.n_embd, n_q, n_kv, n_kv, n.head_dim, n.head_dim, n.n_embd, n.n_embd)
+    norms = (n_q, n_kv) if n.switches.wide_norms else (n.head_dim, n.head_dim)
+    lengths = (n.n_embd, n.n_embd, n.n_embd, n_q, n_kv, n_kv, *norms, n.n_embd, n.n_embd)
     expected: dict[str, tuple[int, ...]] = {p.tensor.name: shapes[p.which] for p in n.matrices}
     expected |= {placed.tensor.name: (lengths[placed.which],) for placed in n.vectors}
+    expected |= {tensor.name: (n.n_rot // 2,) for tensor in divisors}
     for name, shape in expected.items():
         if gguf.tensors[name].shape != shape:
             raise ModelFormatError(
@@ -213,20 +160,47 @@ def _check(gguf: GGUF, n: Network) -> None:
             )
 
 
-def _place(gguf: GGUF, architecture: Architecture, n_layer: int) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
+def _check_numbers(gguf: GGUF, n: Network) -> None:
+    """Refuse numbers of the metadata that are no positive (or no whole) factors."""
+    s, rope, sliding = n.switches, n.switches.rope, n.switches.rope_sliding or n.switches.rope
+    scales = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
+    factors = {
+        "rms_epsilon": n.rms_epsilon,
+        "rope_base": rope.base,
+        "rope_base_sliding": sliding.base,
+        "rope_scale": rope.scale,
+        "rope_attention_factor": rope.attention_factor,
+    } | {name: getattr(s, name) for name in scales}
+    for name, value in factors.items():
+        if not 0 < ctypes.c_float(value).value < math.inf:
+            raise _unsupported(gguf, f"{name} is {value}, no positive number")
+    for name in ("attention_softcap", "logit_softcap", "temperature_scale"):
+        if not 0 <= ctypes.c_float(getattr(s, name)).value < math.inf:
+            raise _unsupported(gguf, f"{name} is {getattr(s, name)}, expected 0 or more")
+    for name, size in (("sliding_window", s.sliding_window), ("temperature_tokens", s.temperature_tokens)):
+        if size > _MOST_TOKENS:
+            raise _unsupported(gguf, f"{name} is {size}, more than {_MOST_TOKENS}")
+    yarn = (rope.n_ctx_original, rope.beta_fast, rope.beta_slow, rope.base - 1)
+    if rope.yarn and not (min(yarn) > 0 and 0 <= rope.log_multiplier <= 1):
+        raise _unsupported(gguf, f"the numbers of yarn are {yarn} and {rope.log_multiplier}, expected positive ones")
+
+
+def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     """Return the matrices and the vectors with their places; refuse a file with a tensor too many or too few."""
-    matrices, vectors, used = [], [], set()
-    allowed = _NEEDED_VECTORS | architecture.vectors
-    for name, layer, short in _names(n_layer):
+    gguf, architecture = found.gguf, found.architecture
+    matrices, vectors = [], []
+    needed = {"output_norm.weight"} | architecture.needed
+    used = set(DIVISORS) & architecture.vectors
+    for name, layer, short in _names(found.hyper.n_layer):
         tensor = gguf.tensors.get(name)
         if tensor is None:
-            if short in MATRICES.keys() - _OPTIONAL_MATRICES or short in _NEEDED_VECTORS:
+            if short in MATRICES.keys() - _OPTIONAL_MATRICES or short in needed:
                 raise ModelFormatError(f"{gguf.paths[0]}: it has no tensor {name!r}; download the file again")
             continue
         used.add(name)
         if short in MATRICES:
             matrices.append(Placed(tensor, MATRICES[short], layer))
-        elif short in allowed:
+        elif short in needed or short in architecture.vectors:
             vectors.append(Placed(tensor, VECTORS[short], layer))
         else:
             raise _unsupported(gguf, f"tensor {name!r} is none that this architecture has")
@@ -239,7 +213,6 @@ def _place(gguf: GGUF, architecture: Architecture, n_layer: int) -> tuple[tuple[
 def _names(n_layer: int) -> Iterator[tuple[str, int, str]]:
     """Yield (name, layer, name within the layer) of every tensor that can be there, in the order of their use."""
     yield "token_embd.weight", 0, "token_embd.weight"
-    yield "rope_freqs.weight", 0, "rope_freqs.weight"
     for layer in range(n_layer):
         for short in (*MATRICES, *VECTORS):
             if short not in _GLOBAL:

@@ -21,6 +21,8 @@ from edgedec.progress import Progress
 from edgedec.runtime_report import RuntimeReport
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit
+from edgedec_runtimes.architectures.fused import unfused
+from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.head import CpuHead, borrowed_rows, output_bytes, output_type
 from edgedec_runtimes.cpu.head_memory import head_facts, head_terms
@@ -89,14 +91,16 @@ class Cpu:
             streamed = weights.stream_plan(job, network, options.resident_bytes)
             tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed)
             undo.callback(tiles.close)
-            weights.attach(handle, gguf, network, tiles)
+            n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
+            weights.attach(handle, gguf, network, tiles, n_ctx)
             head = _open_head(handle, gguf, options)
             if head is not None:
                 undo.callback(head.close)
             if options.cancel is not None:
                 options.cancel.check(f"loading {path.name}")
             isa = native().ec_model_instruction_set(handle).decode()
-            card = _card(gguf, network, tiles.head.model_sha256, f"{isa} {options.kv_type}")
+            rope = divisor_tensor(gguf, network.switches.rope, n_ctx) or ""
+            card = _card(gguf, network, tiles.head.model_sha256, " ".join(filter(None, (isa, options.kv_type, rope))))
             held = _held_weights(job, streamed, tiles)
 
             @lru_cache(maxsize=8)
@@ -134,7 +138,8 @@ def _report(path: Path, options: LoadOptions, percent: int) -> None:
 def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
     require_text_decoder(gguf, may_embed=True)
-    return gguf, read_network(gguf)
+    network = read_network(gguf)
+    return unfused(gguf, network), network
 
 
 def _check_options(options: LoadOptions) -> None:

@@ -13,8 +13,12 @@ from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec.storage.probe_cache import cache_folder
+from edgedec_runtimes.architectures.fused import unfused
+from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
     KERNEL_ROWS,
+    LAYER_SLIDES,
+    LAYER_UNROTATED,
     Config,
     address,
     check,
@@ -39,7 +43,7 @@ _TILE_ROWS = 16
 
 def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
     """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
-    library, rare = native(), rarely_read(network)
+    gguf, library, rare = unfused(gguf, network), native(), rarely_read(network)
     tensors = tuple(
         TileTensor(
             t.name,
@@ -136,7 +140,8 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     cores = cores_to_pin(n_threads)
     if cores:
         keep_to_cores(cores)
-    config = Config(*(getattr(network, field[0]) for field in Config._fields_))
+    names = [field[0] for field in Config._fields_]
+    config = Config(*(getattr(network if hasattr(network, name) else network.switches, name) for name in names))
     handle = ctypes.c_void_p()
     code = native().ec_model_create(
         ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)
@@ -145,8 +150,8 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     return handle
 
 
-def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles) -> None:
-    """Give a native model its weights. The tiles must outlive the model."""
+def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles, n_ctx: int) -> None:
+    """Give a native model its weights, and rotations for contexts of n_ctx tokens. The tiles must outlive the model."""
     library = native()
     if isinstance(tiles, StreamedTiles):
         tiles.attach(handle, network)
@@ -160,7 +165,22 @@ def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles |
             )
         code = library.ec_model_set_vector(handle, placed.which, placed.layer, address(values), len(values))
         check(code, placed.tensor.name)
+    _set_positions(handle, gguf, network, n_ctx)
     check(library.ec_model_finish(handle), str(gguf.paths[0]))
+
+
+def _set_positions(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int) -> None:
+    """Set which layers see a window, which rotate, and how fast."""
+    switches, flags = network.switches, np.zeros(network.n_layer, np.uint8)
+    for layer in range(network.n_layer):
+        flags[layer] = LAYER_SLIDES * switches.slides(layer) + LAYER_UNROTATED * (not switches.rotates(layer))
+    check(native().ec_model_set_layers(handle, address(flags)), str(gguf.paths[0]))
+    for sliding, rope in enumerate((switches.rope, switches.rope_sliding)):
+        if rope is not None:
+            found = turns_in(gguf, rope, n_ctx)
+            speeds = np.ascontiguousarray(found.frequencies)
+            code = native().ec_model_set_rope(handle, sliding, address(speeds), len(speeds), found.magnitude)
+            check(code, str(gguf.paths[0]))
 
 
 def rarely_read(network: Network) -> TensorInfo | None:

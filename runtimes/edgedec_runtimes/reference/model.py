@@ -12,7 +12,7 @@ from edgedec.errors import MemoryCapError, OptionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
-from edgedec_runtimes.reference.network import KVCache, Row, evaluate, logits
+from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluate, logits
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import Weights
@@ -87,7 +87,7 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         session.state.begin(item)
         result = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
         hidden = {tap: np.empty((n, self.card.n_embd), np.float32) for tap in item.taps}
-        inputs = item.hidden if item.tokens is None else weights.embedding[item.tokens]
+        inputs = item.hidden if item.tokens is None else embeddings(weights, item.tokens)
         assert inputs is not None, "a forward has tokens or hidden states"
         for i, row in enumerate(_rows(item)):
             self.stop.check()

@@ -9,6 +9,7 @@ positions (Su et al. 2021, arXiv:2104.09864), grouped-query attention (Ainslie e
 (Shazeer 2020, arXiv:2002.05202).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.model import LayerSet
-from edgedec_runtimes.reference.weights import ROPE_IS_INTERLEAVED, Layer, Weights
+from edgedec_runtimes.architectures.rope import Turns
+from edgedec_runtimes.reference.weights import Layer, Weights
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
 Floats = NDArray[np.float32]
@@ -78,47 +80,79 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row) -> RowOu
     """Run the layers on one row, and write its keys and values to its slot of the cache.
 
     Args:
-        state: f32[n_embd], the token's embedding, or the hidden state to go on from.
+        state: f32[n_embd], what enters the first layer (`embeddings`), or the hidden state to go on from.
     """
-    tapped = {}
+    tapped, scale = {}, np.float32(weights.switches.residual_scale)
     for i in range(row.first_layer, weights.hyper.n_layer):
         if row.layers is None or row.layers.attn[i]:
-            state = state + _attention(weights, cache, i, state, row.visible)
+            state = state + _attention(weights, cache, i, state, row.visible) * scale
         if row.layers is None or row.layers.mlp[i]:
-            state = state + _feed_forward(weights, weights.layers[i], state)
+            state = state + _feed_forward(weights, weights.layers[i], state) * scale
         if i in row.taps:
             tapped[i] = state
     return RowOutput(state, tapped)
 
 
-def logits(weights: Weights, state: Floats) -> Floats:
-    """Return the logits f32[n_vocab] for the hidden state after the last layer."""
-    return weights.output @ _rms_norm(state, weights.output_norm, weights.hyper.rms_epsilon)
-
-
-def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
-    hyper, layer = weights.hyper, weights.layers[i]
-    position, slot = len(visible) - 1, visible[-1]
-    x = _rms_norm(state, layer.attn_norm, hyper.rms_epsilon)
-    q = _rotate(_project(layer.q, layer.q_bias, x), position, hyper)
-    cache.keys[i, slot] = _rotate(_project(layer.k, layer.k_bias, x), position, hyper)
-    cache.values[i, slot] = _project(layer.v, layer.v_bias, x)
-    heads = (len(visible), hyper.n_head_kv, hyper.head_dim)
-    keys = cache.keys[i, visible].astype(np.float32).reshape(heads)
-    values = cache.values[i, visible].astype(np.float32).reshape(heads)
-    # Each key-value head serves a group of query heads.
-    grouped = q.reshape(hyper.n_head_kv, -1, hyper.head_dim)
-    scores = grouped @ keys.transpose(1, 2, 0) * np.float32(hyper.head_dim**-0.5)
-    mixed = _softmax(scores) @ values.transpose(1, 0, 2)
-    result: Floats = layer.attn_output @ mixed.reshape(-1)
+def embeddings(weights: Weights, token_ids: NDArray[np.int32]) -> Floats:
+    """Return f32[n, n_embd], what enters the first layer for each token."""
+    result: Floats = weights.embedding[token_ids] * np.float32(weights.switches.embedding_scale)
     return result
 
 
+def logits(weights: Weights, state: Floats) -> Floats:
+    """Return the logits f32[n_vocab] for the hidden state after the last layer."""
+    normed = _rms_norm(state, weights.output_norm, weights.hyper.rms_epsilon)
+    return _capped(weights.output @ normed * np.float32(weights.switches.logit_scale), weights.switches.logit_softcap)
+
+
+def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
+    hyper, switches, layer = weights.hyper, weights.switches, weights.layers[i]
+    position, slot = len(visible) - 1, visible[-1]
+    x = _normed(state, layer.attn_norm, hyper.rms_epsilon)
+    q = _normed_heads(_project(layer.q, layer.q_bias, x), layer.q_norm, hyper)
+    k = _normed_heads(_project(layer.k, layer.k_bias, x), layer.k_norm, hyper)
+    if layer.turns is not None:
+        q, k = (_rotate(y, position, hyper, layer.turns, interleaved=switches.rope_interleaved) for y in (q, k))
+    if switches.temperature_tokens:
+        step = position // switches.temperature_tokens
+        q = q * np.float32(1 + switches.temperature_scale * math.log(1 + step))
+    cache.keys[i, slot] = k
+    cache.values[i, slot] = _project(layer.v, layer.v_bias, x)
+    seen = visible[-layer.window :] if layer.window else visible
+    heads = (len(seen), hyper.n_head_kv, hyper.head_dim)
+    keys = cache.keys[i, seen].astype(np.float32).reshape(heads)
+    values = cache.values[i, seen].astype(np.float32).reshape(heads)
+    # Each key-value head serves a group of query heads.
+    grouped = q.reshape(hyper.n_head_kv, -1, hyper.head_dim)
+    scores = grouped @ keys.transpose(1, 2, 0) * np.float32(switches.attention_scale)
+    mixed = _softmax(_capped(scores, switches.attention_softcap)) @ values.transpose(1, 0, 2)
+    output: Floats = layer.attn_output @ mixed.reshape(-1)
+    return _normed(output, layer.attn_post_norm, hyper.rms_epsilon)
+
+
 def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
-    x = _rms_norm(state, layer.ffn_norm, weights.hyper.rms_epsilon)
-    gate = layer.gate @ x
-    silu = gate / (np.float32(1) + np.exp(-np.maximum(gate, np.float32(-80))))
-    result: Floats = layer.down @ (silu * (layer.up @ x))
+    x = _normed(state, layer.ffn_norm, weights.hyper.rms_epsilon)
+    gate: Floats = layer.gate @ x
+    active = _gelu(gate) if weights.switches.gelu else _silu(gate)
+    output: Floats = layer.down @ (active * (layer.up @ x))
+    return _normed(output, layer.ffn_post_norm, weights.hyper.rms_epsilon)
+
+
+def _silu(x: Floats) -> Floats:
+    result: Floats = np.divide(x, np.float32(1) + np.exp(-np.maximum(x, np.float32(-80))))
+    return result
+
+
+def _gelu(x: Floats) -> Floats:
+    """Return the tanh form of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
+    inner = np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x * x * x)
+    result: Floats = np.multiply(np.float32(0.5) * x, np.float32(1) + np.tanh(inner))
+    return result
+
+
+def _capped(x: Floats, cap: float) -> Floats:
+    """Return cap * tanh(x / cap); x where the cap is 0."""
+    result: Floats = np.tanh(x / np.float32(cap)) * np.float32(cap) if cap else x
     return result
 
 
@@ -126,8 +160,21 @@ def _project(matrix: Floats, bias: Floats | None, x: Floats) -> Floats:
     return matrix @ x if bias is None else matrix @ x + bias
 
 
+def _normed(x: Floats, weight: Floats | None, epsilon: float) -> Floats:
+    """Return the norm of x; x where the model has no such norm."""
+    return x if weight is None else _rms_norm(x, weight, epsilon)
+
+
+def _normed_heads(x: Floats, weight: Floats | None, hyper: Hyperparameters) -> Floats:
+    """Return queries or keys, f32[n * head_dim], each head (or all together, by the norm's length) normalized."""
+    if weight is None:
+        return x
+    return _rms_norm(x.reshape(-1, len(weight)), weight, hyper.rms_epsilon).reshape(-1)
+
+
 def _rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
-    result: Floats = x / np.sqrt(np.mean(x * x) + np.float32(epsilon)) * weight
+    """Normalize the last axis (Zhang and Sennrich 2019)."""
+    result: Floats = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(epsilon)) * weight
     return result
 
 
@@ -137,7 +184,7 @@ def _softmax(scores: Floats) -> Floats:
     return result
 
 
-def _rotate(x: Floats, position: int, hyper: Hyperparameters) -> Floats:
+def _rotate(x: Floats, position: int, hyper: Hyperparameters, turns: Turns, *, interleaved: bool) -> Floats:
     """Return heads with each pair of their elements rotated by its angle at `position` (Su et al. 2021).
 
     Args:
@@ -145,9 +192,10 @@ def _rotate(x: Floats, position: int, hyper: Hyperparameters) -> Floats:
     """
     heads = x.reshape(-1, hyper.head_dim)
     half = hyper.n_rot // 2
-    angles = position * hyper.rope_base ** (np.arange(half) * (-2.0 / hyper.n_rot))
-    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    if ROPE_IS_INTERLEAVED[hyper.architecture]:
+    angles = position * turns.frequencies
+    cos = (np.cos(angles) * turns.magnitude).astype(np.float32)
+    sin = (np.sin(angles) * turns.magnitude).astype(np.float32)
+    if interleaved:
         first, second = slice(0, hyper.n_rot, 2), slice(1, hyper.n_rot, 2)
     else:
         first, second = slice(0, half), slice(half, hyper.n_rot)

@@ -1,7 +1,7 @@
 """The reference runtime: a small numpy transformer that can do everything in edgedec.model, slowly.
 
 It is the oracle of the tests: it computes in float32, one row at a time, so that a row has the same bits whatever else
-is in a forward. It runs llama and qwen2 GGUFs with F32 and F16 tensors.
+is in a forward. It runs the architectures of the cpu runtime, with F32 and F16 tensors.
 """
 
 import sys
@@ -16,6 +16,7 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
 from edgedec.runtime_report import RuntimeReport
+from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import n_weight_bytes, read_shape, read_weights
@@ -42,7 +43,7 @@ class Reference:
         """Return the terms of the memory plan, from the header."""
         _check_options(options)
         gguf = read_gguf(path)
-        hyper = read_shape(gguf)
+        hyper = read_shape(gguf).hyper
         kv_dtype = _KV_DTYPES[options.kv_type]
         needs = Needs(hyper, n_weight_bytes(gguf), kv_dtype, resident_bytes() or 0, options.n_parallel)
         return memory_terms(needs, options.n_ctx or default_n_ctx(hyper.n_ctx_train), options.max_rows)
@@ -52,11 +53,13 @@ class Reference:
         _check_options(options)
         before = resident_bytes() or 0
         gguf = read_gguf(path)
-        hyper = read_shape(gguf)
-        weights = read_weights(gguf, hyper)
+        found = read_shape(gguf)
+        hyper = found.hyper
+        n_ctx = options.n_ctx or default_n_ctx(hyper.n_ctx_train)
+        weights, divisors = read_weights(found, n_ctx), divisor_tensor(gguf, found.switches.rope, n_ctx)
         if options.cancel is not None:
             options.cancel.check(f"loading {path.name}")
-        identity = f"reference 1 numpy {np.__version__} {options.kv_type} {hyper}"
+        identity = f"reference 2 numpy {np.__version__} {options.kv_type} {hyper} {found.switches} {divisors}"
         card = model_card(self.name, gguf, hyper, fingerprint(weights, identity))
         needs = Needs(hyper, weights.n_bytes, _KV_DTYPES[options.kv_type], before)
         return ReferenceModel(weights, ReferenceTokenizer(gguf, hyper.n_vocab), card, needs)

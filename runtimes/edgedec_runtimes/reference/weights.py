@@ -1,4 +1,4 @@
-"""The weights of a llama or qwen2 GGUF as float32 arrays.
+"""The weights of a GGUF as float32 arrays.
 
 The reference runtime refuses a metadata key or a tensor that it does not know, as ignoring it could change a logit.
 """
@@ -11,32 +11,41 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGMLType
-from edgedec.gguf.metadata import get_text
-from edgedec.gguf.model_info import describe
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters, read_hyperparameters
-
-ROPE_IS_INTERLEAVED = {"llama": True, "qwen2": False}
-"""Whether rotary embedding pairs neighbours of a head (NORM in llama.cpp) or its halves (NEOX), by architecture."""
+from edgedec_runtimes.architectures.architecture import Switches
+from edgedec_runtimes.architectures.reading import Described, read_description
+from edgedec_runtimes.architectures.rope import DIVISORS, Turns, turns_in
+from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
 _DTYPES: dict[GGMLType, np.dtype[np.floating]] = {GGMLType.F32: np.dtype("<f4"), GGMLType.F16: np.dtype("<f2")}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer; matrices are f32[n_out, n_in], norms and biases f32[n]."""
+    """One layer; matrices are f32[n_out, n_in], norms and biases f32[n], None where the model has none.
 
-    attn_norm: NDArray[np.float32]
+    Attributes:
+        turns: How queries and keys are rotated; None where they are not.
+        window: How many tokens the layer sees; 0 for all.
+    """
+
+    attn_norm: NDArray[np.float32] | None
     q: NDArray[np.float32]
     k: NDArray[np.float32]
     v: NDArray[np.float32]
     q_bias: NDArray[np.float32] | None
     k_bias: NDArray[np.float32] | None
     v_bias: NDArray[np.float32] | None
+    q_norm: NDArray[np.float32] | None
+    k_norm: NDArray[np.float32] | None
     attn_output: NDArray[np.float32]
-    ffn_norm: NDArray[np.float32]
+    attn_post_norm: NDArray[np.float32] | None
+    ffn_norm: NDArray[np.float32] | None
     gate: NDArray[np.float32]
     up: NDArray[np.float32]
     down: NDArray[np.float32]
+    ffn_post_norm: NDArray[np.float32] | None
+    turns: Turns | None
+    window: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class Weights:
     """All weights of a decoder; `output` is `embedding` where the file ties them."""
 
     hyper: Hyperparameters
+    switches: Switches
     embedding: NDArray[np.float32]
     layers: tuple[Layer, ...]
     output_norm: NDArray[np.float32]
@@ -53,7 +63,8 @@ class Weights:
         """Yield every array once, in a fixed order."""
         yield self.embedding
         for layer in self.layers:
-            yield from (array for name in fields(layer) if (array := getattr(layer, name.name)) is not None)
+            found = (getattr(layer, field.name) for field in fields(layer))
+            yield from (array for array in found if isinstance(array, np.ndarray))
         yield self.output_norm
         if self.output is not self.embedding:
             yield self.output
@@ -69,72 +80,96 @@ def n_weight_bytes(gguf: GGUF) -> int:
     return sum(4 * tensor.n_elements for tensor in gguf.tensors.values())
 
 
-def read_shape(gguf: GGUF) -> Hyperparameters:
-    """Return the shape of a model that the reference runs, from its header alone.
+def read_shape(gguf: GGUF) -> Described:
+    """Return what the header of a model that the reference runs says of its network.
 
     Raises:
         UnsupportedModelError: The reference does not run this file.
         ModelFormatError: The file contradicts itself.
+        PluginError: Another package's architecture does not import.
     """
-    path = gguf.paths[0]
-    architecture = get_text(gguf, "general.architecture") or "none"
-    if architecture not in ROPE_IS_INTERLEAVED:
-        raise UnsupportedModelError(
-            f"{path}: architecture {architecture!r}; the reference runtime runs {' and '.join(ROPE_IS_INTERLEAVED)}: "
-            "use the llamacpp runtime"
-        )
+    found = read_description(gguf, "reference")
     for tensor in gguf.tensors.values():
         if tensor.type not in _DTYPES:
             raise UnsupportedModelError(
-                f"{path}: tensor {tensor.name!r} is {tensor.type.name}, but the reference runtime reads only F32 and "
-                "F16: use the llamacpp runtime"
+                f"{gguf.paths[0]}: tensor {tensor.name!r} is {tensor.type.name}, but the reference runtime reads only "
+                "F32 and F16: use the llamacpp runtime"
             )
-    return read_hyperparameters(gguf, describe(gguf), "reference")
+    return found
 
 
-def read_weights(gguf: GGUF, hyper: Hyperparameters) -> Weights:
+class _Reader:
+    """Reads a file's tensors, and knows which are left.
+
+    Attributes:
+        left: The names of tensors that were not read yet.
+    """
+
+    def __init__(self, found: Described) -> None:
+        self._found = found
+        self.left = set(found.gguf.tensors) - (set(DIVISORS) & found.architecture.vectors)
+
+    def take(self, name: str, *shape: int) -> NDArray[np.float32]:
+        """Return a tensor, f32[shape]."""
+        self.left.discard(name)
+        return _read_tensor(self._found.gguf, name, shape)
+
+    def maybe(self, layer: int, short: str, n: int) -> NDArray[np.float32] | None:
+        """Return a vector of a layer, f32[n]; None where the architecture or the file has none."""
+        name, architecture = f"blk.{layer}.{short}", self._found.architecture
+        is_there = short in architecture.vectors and name in self._found.gguf.tensors
+        return self.take(name, n) if short in architecture.needed or is_there else None
+
+
+def read_weights(found: Described, n_ctx: int) -> Weights:
     """Return all tensors of a file as float32 arrays.
+
+    Args:
+        found: What the file's header says.
+        n_ctx: The context for which positions are scaled, in tokens.
 
     Raises:
         ModelFormatError: A tensor is missing, or its shape contradicts the hyperparameters.
         UnsupportedModelError: The reference runtime has no use for a tensor.
     """
-    left = set(gguf.tensors)
-
-    def take(name: str, *shape: int) -> NDArray[np.float32]:
-        left.discard(name)
-        return _read_tensor(gguf, name, shape)
-
-    def bias(name: str, n: int) -> NDArray[np.float32] | None:
-        return take(name, n) if name in gguf.tensors else None
-
-    h, n_q = hyper, hyper.n_head * hyper.head_dim
-    layers = []
-    for p in (f"blk.{i}" for i in range(h.n_layer)):
-        layer = Layer(
-            attn_norm=take(f"{p}.attn_norm.weight", h.n_embd),
-            q=take(f"{p}.attn_q.weight", n_q, h.n_embd),
-            k=take(f"{p}.attn_k.weight", h.n_kv, h.n_embd),
-            v=take(f"{p}.attn_v.weight", h.n_kv, h.n_embd),
-            q_bias=bias(f"{p}.attn_q.bias", n_q),
-            k_bias=bias(f"{p}.attn_k.bias", h.n_kv),
-            v_bias=bias(f"{p}.attn_v.bias", h.n_kv),
-            attn_output=take(f"{p}.attn_output.weight", h.n_embd, n_q),
-            ffn_norm=take(f"{p}.ffn_norm.weight", h.n_embd),
-            gate=take(f"{p}.ffn_gate.weight", h.n_ff, h.n_embd),
-            up=take(f"{p}.ffn_up.weight", h.n_ff, h.n_embd),
-            down=take(f"{p}.ffn_down.weight", h.n_embd, h.n_ff),
-        )
-        layers.append(layer)
-    embedding = take("token_embd.weight", h.n_vocab, h.n_embd)
+    reader, gguf, h = _Reader(found), found.gguf, found.hyper
+    layers = tuple(_read_layer(reader, found, i, n_ctx) for i in range(h.n_layer))
+    embedding = reader.take("token_embd.weight", h.n_vocab, h.n_embd)
     tied = "output.weight" not in gguf.tensors
-    output_norm = take("output_norm.weight", h.n_embd)
-    output = embedding if tied else take("output.weight", h.n_vocab, h.n_embd)
-    if left:
+    output_norm = reader.take("output_norm.weight", h.n_embd)
+    output = embedding if tied else reader.take("output.weight", h.n_vocab, h.n_embd)
+    if reader.left:
         raise UnsupportedModelError(
-            f"{gguf.paths[0]}: the reference runtime has no use for tensor {min(left)!r}: use the llamacpp runtime"
+            f"{gguf.paths[0]}: the reference runtime has no use for tensor {min(reader.left)!r}: use the llamacpp "
+            "runtime"
         )
-    return Weights(hyper, embedding, tuple(layers), output_norm, output)
+    return Weights(h, found.switches, embedding, layers, output_norm, output)
+
+
+def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
+    h, switches, take, maybe = found.hyper, found.switches, reader.take, reader.maybe
+    p, n_q = f"blk.{i}", h.n_head * h.head_dim
+    n_normed = (n_q, h.n_kv) if switches.wide_norms else (h.head_dim, h.head_dim)
+    return Layer(
+        attn_norm=maybe(i, "attn_norm.weight", h.n_embd),
+        q=take(f"{p}.attn_q.weight", n_q, h.n_embd),
+        k=take(f"{p}.attn_k.weight", h.n_kv, h.n_embd),
+        v=take(f"{p}.attn_v.weight", h.n_kv, h.n_embd),
+        q_bias=maybe(i, "attn_q.bias", n_q),
+        k_bias=maybe(i, "attn_k.bias", h.n_kv),
+        v_bias=maybe(i, "attn_v.bias", h.n_kv),
+        q_norm=maybe(i, "attn_q_norm.weight", n_normed[0]),
+        k_norm=maybe(i, "attn_k_norm.weight", n_normed[1]),
+        attn_output=take(f"{p}.attn_output.weight", h.n_embd, n_q),
+        attn_post_norm=maybe(i, "post_attention_norm.weight", h.n_embd),
+        ffn_norm=maybe(i, "ffn_norm.weight", h.n_embd),
+        gate=take(f"{p}.ffn_gate.weight", h.n_ff, h.n_embd),
+        up=take(f"{p}.ffn_up.weight", h.n_ff, h.n_embd),
+        down=take(f"{p}.ffn_down.weight", h.n_embd, h.n_ff),
+        ffn_post_norm=maybe(i, "post_ffw_norm.weight", h.n_embd),
+        turns=turns_in(found.gguf, switches.rope_of(i), n_ctx) if switches.rotates(i) else None,
+        window=switches.sliding_window if switches.slides(i) else 0,
+    )
 
 
 def _read_tensor(gguf: GGUF, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

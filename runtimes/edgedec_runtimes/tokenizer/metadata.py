@@ -24,7 +24,9 @@ _STRINGS = frozenset({ValueType.STRING})
 _INT32 = frozenset({ValueType.INT32})
 _SPECIAL = Kind.CONTROL | Kind.UNKNOWN | Kind.USER_DEFINED
 # llama.cpp strips spaces around some tokens of these models; it knows them by the model's name only.
-_STRIPPING_NAMES = ("phi-3", "phi3", "modern-bert")
+_STRIPPING_NAMES = ("modern-bert",)
+_PHI3_NAMES = ("phi-3", "phi3")
+_NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 _STRIPPING_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
 
@@ -48,6 +50,7 @@ class Vocabulary:
         ends: Ids of the tokens that end a generation.
         special: Texts of special tokens by id: tokens that are recognised where a text spells them out.
         infill: Ids of the tokens for infilling by role.
+        strips: Ids of special tokens that swallow the white space behind them.
     """
 
     model: str
@@ -57,6 +60,7 @@ class Vocabulary:
     ends: frozenset[int]
     special: dict[int, str]
     infill: dict[str, int]
+    strips: frozenset[int]
 
 
 def metadata_refusal(gguf: GGUF) -> str | None:
@@ -105,7 +109,16 @@ def read_vocabulary(gguf: GGUF) -> Vocabulary:
     _check_bytes(gguf, tokens, kinds)
     if model == SPM:
         _require_every_byte(gguf, tokens)
-    return Vocabulary(model, get_text(gguf, "tokenizer.ggml.pre") or "", tokens, kinds, all_ends, special, infill)
+    pre, strips = get_text(gguf, "tokenizer.ggml.pre") or "", _stripping(gguf, special)
+    return Vocabulary(model, pre, tokens, kinds, all_ends, special, infill, strips)
+
+
+def _stripping(gguf: GGUF, special: dict[int, str]) -> frozenset[int]:
+    """Return the ids of the tokens that swallow white space: most special ones of Phi 3, which has only its name."""
+    name = (get_text(gguf, "general.name") or "").lower()
+    if not any(known in name for known in _PHI3_NAMES):
+        return frozenset()
+    return frozenset(i for i, text in special.items() if text not in _NOT_STRIPPING)
 
 
 # The ids that llama.cpp takes where the metadata names none.

@@ -72,6 +72,8 @@ _INFILL_ENDS = ("pad", "rep", "sep")  # tokens of these roles end a generation
 ROLE_KEYS = tuple(key for keys, _ in _INFILL_ROLES.values() for key in keys)
 _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 _OVERLAP_BUDGET = 2**22
+WHITE_SPACE = " \t\n\v\f\r"
+"""What some special tokens swallow."""
 
 
 class AmbiguousError(Exception):
@@ -141,9 +143,11 @@ class SpecialTokens:
 
     Args:
         texts: Text of each token by id; none is empty.
+        strips: Ids of the tokens that swallow the white space behind them.
     """
 
-    def __init__(self, texts: Mapping[int, str]) -> None:
+    def __init__(self, texts: Mapping[int, str], strips: frozenset[int] = frozenset()) -> None:
+        self._strips = strips
         # A text that lacks the first two characters of a token lacks the token.
         self._by_start: dict[str, list[tuple[int, str, int]]] = defaultdict(list)
         for token_id, text in texts.items():
@@ -157,7 +161,8 @@ class SpecialTokens:
                 there += [token for token in tokens if token[1] in text]
         fragments: list[str | int] = [text] if text else []
         for _, token, token_id in sorted(there):
-            fragments = [part for fragment in fragments for part in _cut_one(fragment, token, token_id)]
+            cut_one = _cut_and_strip if token_id in self._strips else _cut_one
+            fragments = [part for fragment in fragments for part in cut_one(fragment, token, token_id)]
         return fragments
 
 
@@ -168,6 +173,21 @@ def _cut_one(fragment: str | int, token: str, token_id: int) -> list[str | int]:
     for text in fragment.split(token):
         parts += [token_id, text] if text else [token_id]
     return parts[1:]
+
+
+def _cut_and_strip(fragment: str | int, token: str, token_id: int) -> list[str | int]:
+    """Cut at a token that swallows the white space behind it; white space may be part of the next token, too."""
+    if isinstance(fragment, int):
+        return [fragment]
+    parts: list[str | int] = []
+    begin, found = 0, fragment.find(token)
+    while found >= 0:
+        parts += [fragment[begin:found], token_id] if found > begin else [token_id]
+        begin = found + len(token)
+        while begin < len(fragment) and fragment[begin] in WHITE_SPACE:
+            begin += 1
+        found = fragment.find(token, begin)
+    return [*parts, fragment[begin:]] if begin < len(fragment) else parts
 
 
 def require_order(texts: Iterable[str]) -> None:

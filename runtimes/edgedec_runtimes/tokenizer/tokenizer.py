@@ -19,7 +19,7 @@ from edgedec_runtimes.tokenizer.metadata import (
     read_vocabulary,
 )
 from edgedec_runtimes.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
-from edgedec_runtimes.tokenizer.special import Kind, SpecialTokens
+from edgedec_runtimes.tokenizer.special import WHITE_SPACE, Kind, SpecialTokens
 from edgedec_runtimes.tokenizer.spm import SentencePieces
 from edgedec_runtimes.tokenizer.token_bound import TokenBound
 
@@ -48,8 +48,9 @@ class VocabularyTokenizer:
         self._last = _added(gguf, "eos", self._eos, default=False)
         shown = {i: text for i, text in vocabulary.special.items() if not self._kinds[i] & _HIDDEN}
         self._special = vocabulary.special
-        self._spelled = SpecialTokens(vocabulary.special)
-        self._always_spelled = SpecialTokens(shown)
+        self._spelled = SpecialTokens(vocabulary.special, vocabulary.strips)
+        self._always_spelled = SpecialTokens(shown, vocabulary.strips)
+        self._swallowed = WHITE_SPACE.encode() if vocabulary.strips else b""
 
     @property
     def n_vocab(self) -> int:
@@ -104,7 +105,7 @@ class VocabularyTokenizer:
         if dropped_bytes is None:
             return None
         special = (text.encode() for text in self._special.values())
-        return TokenBound(chain(self._method.token_bytes(), special), dropped_bytes)
+        return TokenBound(chain(self._method.token_bytes(), special), dropped_bytes + self._swallowed)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes a token adds to the text; control tokens add none."""

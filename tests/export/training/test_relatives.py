@@ -129,8 +129,8 @@ def test_heads_learn(parts: TargetParts, make_lessons: Any, reads_drafts: bool) 
 def test_the_target_in_torch_computes_what_the_reference_computes(target: Path, parts: TargetParts) -> None:
     """The logits of every row of a text; and the lessons' most probable tokens are counted."""
     gguf = read_gguf(target)
-    hyper = read_shape(gguf)
-    weights = read_weights(gguf, hyper)
+    weights = read_weights(read_shape(gguf), 128)
+    hyper = weights.hyper
     cache = KVCache.empty(hyper, 16, np.dtype(np.float32))
     text = np.random.default_rng(1).integers(0, hyper.n_vocab, 11).astype(np.int32)
     llama = TorchLlama.of(parts, torch.float32)

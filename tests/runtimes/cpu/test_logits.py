@@ -1,8 +1,8 @@
 """Logits of tiny random models on the cpu runtime agree with llama.cpp's, and with the reference where that reads them.
 
 Bounds are on the root mean square of the differences over that of the logits. Measured over all rows of all models
-here: 1.1e-4 against the reference on floats (both keep keys and values as float16), 6.9e-4 on F32 and 1.4e-3 on F16
-against llama.cpp (which also computes attention in float16: it is as far from the reference); where activations are
+here: 1.6e-4 against the reference on floats (both keep keys and values as float16), 1.7e-3 on F32 and F16 against
+llama.cpp (which also computes attention in float16: it is as far from the reference); where activations are
 rounded to int8, by both, 0.02 where they are rounded alike, and 0.05 where llama.cpp rounds 256 together.
 """
 
@@ -23,7 +23,7 @@ from edgedec_runtimes.reference.runtime import Reference
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 48).astype(np.int32)
 REFERENCE_BOUND = 2e-4
-BOUNDS = {"F32": 1.5e-3, "F16": 2.5e-3, "BF16": 1e-2}
+BOUNDS = {"F32": 2.5e-3, "F16": 2.5e-3, "BF16": 1e-2}
 INT8_BOUND, ROUNDED_TOGETHER_BOUND = 0.04, 0.08  # for blocks of 32 weights, and of 256
 
 
@@ -76,6 +76,10 @@ def test_every_type_agrees_with_llamacpp(tmp_path: Path, kind: str) -> None:
         Tiny("qwen2", n_head=8, n_head_kv=4, head_dim=32),
         Tiny(n_embd=80, n_ff=50, n_head=5, n_head_kv=5, head_dim=16),
         Tiny(n_embd=48, n_ff=17, n_head=3, n_head_kv=1, head_dim=48, tied=True),
+        *ARCHITECTURES.values(),
+        *(replace(ARCHITECTURES[name], sliding_window=5, seed=9) for name in ("gemma2", "gemma3")),
+        replace(ARCHITECTURES["phi3"], keys=(("attention.sliding_window", 9),), types=("F32", "F16")),
+        replace(ARCHITECTURES["granite"], keys=(*ARCHITECTURES["granite"].keys, ("rope.scaling.finetuned", False))),
     ],
 )
 def test_floats_agree_with_the_reference(tmp_path: Path, tiny: Tiny) -> None:

@@ -100,7 +100,7 @@ def _without(tensors: dict[str, RawTensor], name: str) -> dict[str, RawTensor]:
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "architecture": (tiny_metadata(Tiny("phi3")), {}, "the architecture is 'phi3'"),
+    "architecture": (tiny_metadata(Tiny("bloom")), {}, "the architecture is 'bloom'"),
     "tensor type": (
         {},
         {_Q: RawTensor(GGMLType.NVFP4, (256, 256), bytes(256 * 144))},
@@ -110,7 +110,9 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "type of a vector": ({}, {"output_norm.weight": RawTensor(1, (256,), bytes(512))}, "is not a vector of F32"),
     "key": ({"llama.attention.clamp_kqv": 8.0}, {}, "'llama.attention.clamp_kqv'"),
     "experts": ({"llama.expert_count": 0}, {}, "'llama.expert_count'"),
-    "rope scaling": ({"llama.rope.scaling.type": "yarn"}, {}, "rope scaling 'yarn' is not linear"),
+    "rope scaling": ({"llama.rope.scaling.type": "dynamic"}, {}, "rope scaling 'dynamic' is none of"),
+    "yarn": ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_beta_fast": -1.0}, {}, "the numbers of yarn"),
+    "attention factor": ({"llama.rope.scaling.attn_factor": 0.0}, {}, "rope_attention_factor is 0.0"),
     "vocabulary": ({"tokenizer.ggml.model": "rwkv"}, {}, "rwkv"),
     "size": (
         {"llama.attention.key_length": 8192, "llama.attention.value_length": 8192},

@@ -331,8 +331,8 @@ def test_a_vocabulary_without_byte_tokens_still_gives_logits(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("metadata", "match"),
     [
-        ({"general.architecture": "gemma3"}, "'gemma3'"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type"),
+        ({"general.architecture": "bloom"}, "'bloom'"),
+        ({"llama.rope.scaling.type": "dynamic"}, "rope scaling 'dynamic'"),
         ({"llama.attention.value_length": 4}, "differ in length"),
     ],
 )
@@ -348,7 +348,9 @@ def test_what_could_change_a_logit_unnoticed_is_refused(tmp_path: Path, metadata
     ("change", "error", "match"),
     [
         ({"output_norm.weight": None}, ModelFormatError, "no tensor 'output_norm.weight'"),
-        ({"rope_freqs.weight": np.ones(4, np.float32)}, UnsupportedModelError, "no use for tensor 'rope_freqs.weight'"),
+        ({"attn_sinks.weight": np.ones(4, np.float32)}, UnsupportedModelError, "no use for tensor 'attn_sinks.weight'"),
+        ({"rope_freqs.weight": np.ones(3, np.float32)}, ModelFormatError, "shape \\(3,\\), expected F32 of 4"),
+        ({"rope_freqs.weight": np.zeros(4, np.float32)}, ModelFormatError, "'rope_freqs.weight' holds what is no pos"),
         ({"output_norm.weight": np.ones(31, np.float32)}, ModelFormatError, "the shape"),
         ({"output.weight": RawTensor(GGMLType.Q8_0, (32, 260), bytes(260 * 34))}, UnsupportedModelError, "is Q8_0"),
     ],

@@ -52,8 +52,9 @@ def broken_bounds(tokenizer: Tokenizer) -> list[str]:
         (spm(), True),
         (spm(extra={"<start>": CONTROL, f"{SPACE}{SPACE}x": USER_DEFINED, "\n" * 12: USER_DEFINED}), True),
         (spm() | {"tokenizer.ggml.add_space_prefix": False}, True),
+        (STRIPPING, True),
     ],
-    ids=["bpe", "bpe, special", "bpe, bytes vanish", "spm", "spm, special", "spm, no prefix"],
+    ids=["bpe", "bpe, special", "bpe, bytes vanish", "spm", "spm, special", "spm, no prefix", "spm, stripping"],
 )
 def test_the_bound_holds(metadata: dict[str, Any], says_something: bool, tmp_path: Path) -> None:
     """For every vocabulary and flag, a text has as many tokens as the bound says, or more."""

@@ -31,7 +31,7 @@ def made(tmp_path: Path, metadata: dict[str, Any]) -> GGUF:
     [
         ({"tokenizer.ggml.model": "t5"}, "its vocabulary is of the kind 't5'; covered are 'gpt2' (BPE) and 'llama'"),
         ({"tokenizer.ggml.pre": "kimi-k2"}, "its pre-tokenizer is 'kimi-k2'; covered are a.x-4.0, "),
-        ({"general.name": "My Phi-3 mini"}, "models named 'phi-3' take spaces off around special tokens"),
+        ({"general.name": "My modern-BERT"}, "models named 'modern-bert' take spaces off around special tokens"),
     ],
 )
 def test_what_is_not_covered_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:

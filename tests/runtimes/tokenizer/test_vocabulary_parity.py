@@ -1,5 +1,6 @@
 """The tokenizers of edgedec_runtimes.tokenizer give llama.cpp's ids, bytes and roles, token for token."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from support.real_models import real_model
 from support.token_oracle import differing_texts, differing_tokens, oracle
 from support.token_texts import CODE, SENTENCES, random_texts, spelled, written
-from support.vocabularies import CONTROL, NORMAL, SPACE, USER_DEFINED, bpe, spm, write
+from support.vocabularies import CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED, bpe, spm, write
 
 from edgedec.gguf.file import read_gguf
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
@@ -95,6 +96,25 @@ def test_a_vocabulary_without_some_letters(tmp_path: Path) -> None:
 def test_sentence_piece_settings(changes: dict[str, Any], seed: int, tmp_path: Path) -> None:
     """Merging by score, ties, byte fallback and the space in front are llama.cpp's."""
     assert_equal(write(tmp_path / "m.gguf", spm(seed=seed) | changes), 250)
+
+
+@pytest.mark.parametrize("name", ["Phi-3 mini", "tiny phi3"])
+@pytest.mark.parametrize("kind", [bpe, spm])
+def test_special_tokens_that_swallow_white_space(
+    kind: Callable[..., dict[str, Any]], name: str, tmp_path: Path
+) -> None:
+    """Models called Phi 3 drop it behind most special tokens, white space that is a token by itself too."""
+    extra = {
+        "<|user|>": CONTROL,
+        "<|end|>": CONTROL,
+        "<|endoftext|>": CONTROL,
+        "\n": USER_DEFINED,
+        "\n\n": USER_DEFINED,
+    }
+    if kind is bpe:  # others have them
+        extra |= {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL}
+    path = write(tmp_path / "m.gguf", kind(extra=extra) | {"general.name": name})
+    assert_equal(path, 250, (*extra, "<s>", "</s>", "<|user|>\n \t\r\n", "<|end|> ", "<s> ", "<|endoftext|>\n\n", " "))
 
 
 @pytest.mark.parametrize(

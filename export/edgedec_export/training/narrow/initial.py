@@ -42,7 +42,7 @@ def initial_weights(
     turn = basis(lessons, parts, shape.n_embd)
     norm = math.sqrt(parts.network.n_embd / shape.n_embd)  # states that keep their length are that much larger
     found = {
-        "enter": turn * np.float32(parts.network.embedding_scale),
+        "enter": turn * np.float32(parts.network.switches.embedding_scale),
         "leave": parts.output_norm[:, None] * turn,
         "output_norm": np.full(shape.n_embd, norm, np.float32),
     }
@@ -107,7 +107,7 @@ def _sliced_layer(parts: TargetParts, shape: NarrowShape, layer: int, turn: Floa
 def _neighbours(parts: TargetParts, matrix: Floats, n_heads: int) -> Floats:
     """Return q or k with the rows that are rotated together side by side, as the architecture llama has them."""
     n = parts.network
-    if n.rope_interleaved or not n_heads:
+    if n.switches.rope_interleaved or not n_heads:
         return matrix
     heads = matrix.reshape(n_heads, n.head_dim, -1).copy()
     turned = heads[:, : n.n_rot].reshape(n_heads, 2, n.n_rot // 2, -1)

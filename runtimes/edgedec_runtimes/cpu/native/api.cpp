@@ -1,4 +1,5 @@
 // The C interface: it checks arguments and turns exceptions into error codes.
+#include <math.h>
 #include <string.h>
 
 #include <memory>
@@ -177,10 +178,31 @@ int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const
   return guarded([&] {
     require(!model->finished && which >= 0 && which < EC_N_VECTORS && n >= 0 && n <= 1 << 20, "no such vector");
     require(which < EC_ATTN_NORM || (layer >= 0 && layer < model->config.n_layer), "no such layer");
-    std::vector<float> &vector = which == EC_OUTPUT_NORM    ? model->output_norm
-                                 : which == EC_ROPE_FACTORS ? model->rope_factors
-                                                            : model->layers[(size_t)layer].vectors[which];
+    std::vector<float> &vector =
+        which == EC_OUTPUT_NORM ? model->output_norm : model->layers[(size_t)layer].vectors[which];
     vector.assign(values, values + n);
+    return EC_OK;
+  });
+}
+
+int32_t ec_model_set_layers(ec_model *model, const uint8_t *flags) {
+  return guarded([&] {
+    require(!model->finished, "the model is finished already");
+    for (size_t i = 0; i < model->layers.size(); ++i) {
+      Layer &layer = model->layers[i];
+      layer.slides = (flags[i] & EC_LAYER_SLIDES) != 0, layer.unrotated = (flags[i] & EC_LAYER_UNROTATED) != 0;
+      require(!layer.slides || model->config.sliding_window > 0, "a layer slides, and there is no sliding window");
+    }
+    return EC_OK;
+  });
+}
+
+int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, int64_t n, double magnitude) {
+  return guarded([&] {
+    require(!model->finished && (sliding == 0 || sliding == 1) && n >= 0 && n <= 1 << 20, "no such rotation");
+    require(isfinite(magnitude) && magnitude > 0, "the magnitude of rotated elements is not a positive number");
+    for (int64_t i = 0; i < n; ++i) require(isfinite(frequencies[i]), "a frequency of rotations is not a number");
+    model->rope[sliding] = {std::vector<double>(frequencies, frequencies + n), magnitude};
     return EC_OK;
   });
 }
@@ -217,10 +239,10 @@ KVShape kv_shape(const ec_model *model, int32_t kv_type) {
   require(kv_type == EC_KV_F16 || (c.head_dim % 32 == 0 && c.head_dim <= MAX_PACKED_HEAD),
           "keys and values of less than 16 bits need a head_dim that is a multiple of 32 and at most 256");
   // Keys are stored without their bias where the bias is one vector, which only rotation changes: not with a norm after it.
-  bool biased = false, normed = c.sliding_pattern > 0;
+  bool biased = false, normed = false;
   for (const Layer &layer : model->layers) {
     biased = biased || !layer.vectors[EC_K_BIAS].empty();
-    normed = normed || !layer.vectors[EC_K_NORM].empty();
+    normed = normed || layer.slides || !layer.vectors[EC_K_NORM].empty();
   }
   const bool apart = kv_type != EC_KV_F16 && biased && !normed;
   return {c.n_layer, c.n_head_kv, c.head_dim, kv_type, apart ? c.n_rot : 0};

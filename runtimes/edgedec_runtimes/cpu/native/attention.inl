@@ -302,6 +302,8 @@ void attend_as(const AttentionWork &w) {
       for (int q = 0; q < view.n; ++q) {
         float *row = weights + q * SPAN;
         Part &part = parts[view.first + q];
+        if (view.begin[q] < view.end[q] && w.softcap != 0.0f)
+          softcap(row + view.begin[q], w.softcap, view.end[q] - view.begin[q]);
         if (view.begin[q] < view.end[q])
           part.total = softmax(row, view.begin[q], view.end[q], view.low, view.high, &part.most);
         else

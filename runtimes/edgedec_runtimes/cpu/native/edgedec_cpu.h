@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 9
+#define EC_ABI_VERSION 10
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -29,11 +29,9 @@ enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADA
 /* The matrices of a model; those from EC_Q on exist in each layer. */
 enum { EC_TOKEN_EMBD, EC_OUTPUT, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN, EC_N_MATRICES };
 
-/* The vectors of a model (float32). Those from EC_ATTN_NORM on exist in each layer; all but the first two of these may be
- * absent. */
+/* The vectors of a model (float32). Those from EC_ATTN_NORM on exist in each layer; all of these may be absent. */
 enum {
   EC_OUTPUT_NORM,
-  EC_ROPE_FACTORS,
   EC_ATTN_NORM,
   EC_FFN_NORM,
   EC_Q_BIAS,
@@ -78,15 +76,21 @@ typedef struct ec_config {
   int32_t n_rot;            /* elements of a head that are rotated */
   int32_t rope_interleaved; /* pairs are neighbours (1) or halves of the rotated part (0) */
   int32_t gelu;             /* feed-forward activation: tanh GELU (1) or SiLU (0) */
-  int32_t sliding_window;   /* tokens that a sliding layer sees, 0 for none */
-  int32_t sliding_pattern;  /* all layers but every one of this number slide; 0: none slides */
+  int32_t wide_norms;       /* norms of queries and keys are over all heads together (1) or over each head (0) */
+  int32_t sliding_window;   /* tokens that a sliding layer sees */
+  int32_t temperature_tokens; /* t: queries at position p are multiplied by 1 + temperature_scale * ln(1 + floor(p / t)); */
+  float temperature_scale;    /* with 0 tokens they are not */
   float rms_epsilon;
   float embedding_scale;
+  float residual_scale; /* what a block adds to the residual stream is multiplied by it */
+  float logit_scale;    /* logits are multiplied by it */
   float attention_scale;
-  float rope_base;
-  float rope_base_sliding;
-  float rope_scale; /* factor of positions in layers that do not slide */
+  float attention_softcap; /* c: scores become c * tanh(score / c); 0: they stay */
+  float logit_softcap;     /* the same for logits, after logit_scale */
 } ec_config;
+
+/* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */
+enum { EC_LAYER_SLIDES = 1, EC_LAYER_UNROTATED = 2 };
 
 /* The stages of a forward that read weights. */
 enum { EC_PART_QKV, EC_PART_ATTN_OUT, EC_PART_GATE_UP, EC_PART_DOWN, EC_PART_HEAD };
@@ -189,6 +193,11 @@ EC_API int32_t ec_model_stream(ec_model *model, int64_t file, uint64_t file_byte
 EC_API uint64_t ec_model_streamed_bytes(ec_model *model);
 /* Set a vector, which is copied. */
 EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n);
+/* Set what is special about each layer: flags [n_layer] of EC_LAYER_... Without this call, nothing is. */
+EC_API int32_t ec_model_set_layers(ec_model *model, const uint8_t *flags);
+/* Set the rotation of queries and keys: the radians per position of each pair, [n_rot / 2], and what rotated elements are
+ * multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. */
+EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, int64_t n, double magnitude);
 /* Check that all matrices and vectors are set, and allocate the memory of forwards. */
 EC_API int32_t ec_model_finish(ec_model *model);
 /* Write the embeddings of n tokens: that of token i to out + i * stride, n_embd floats. Return EC_OK, or EC_UNREADABLE. */

@@ -103,10 +103,28 @@ void gated(const float *gate, const float *up, int64_t n, bool gelu, float *out)
   memcpy(out + whole, g, (size_t)(n - whole) * sizeof(float));
 }
 
-void add_rows(float *x, const float *y, int64_t n) {
+void add_rows(float *x, const float *y, float factor, int64_t n) {
   const int64_t whole = n - n % LANES;
-  for (int64_t i = 0; i < whole; i += LANES) store(x + i, add(load(x + i), load(y + i)));
-  for (int64_t i = whole; i < n; ++i) x[i] += y[i];
+  for (int64_t i = 0; i < whole; i += LANES) store(x + i, add(load(x + i), mul(load(y + i), set(factor))));
+  for (int64_t i = whole; i < n; ++i) x[i] += y[i] * factor;
+}
+
+// tanh(x) = (1 - e^-2|x|) / (1 + e^-2|x|), with the sign of x
+inline Floats tanh_of(Floats x) {
+  const Floats e = exp_of(mul(abs(x), set(-2.0f)));
+  const Floats positive = div(sub(set(1.0f), e), add(set(1.0f), e));
+  return where_negative(x, sub(zero(), positive), positive);
+}
+
+void softcap(float *x, float cap, int64_t n) {
+  const int64_t whole = n - n % LANES;
+  const auto capped = [&](Floats v) { return mul(tanh_of(mul(v, set(1.0f / cap))), set(cap)); };
+  for (int64_t i = 0; i < whole; i += LANES) store(x + i, capped(load(x + i)));
+  if (whole == n) return;
+  float rest[LANES] = {};
+  memcpy(rest, x + whole, (size_t)(n - whole) * sizeof(float));
+  store(rest, capped(load(rest)));
+  memcpy(x + whole, rest, (size_t)(n - whole) * sizeof(float));
 }
 
 void to_halves(const float *x, int64_t n, uint16_t *out) {

@@ -35,11 +35,11 @@ bool all_finite(const float *values, int64_t n) {
   return found == 0;
 }
 
-void fill_rope(float *cos_sin, const std::vector<double> &frequencies, int32_t position) {
-  const size_t half = frequencies.size();
+void fill_rope(float *cos_sin, const Rope &rope, int32_t position) {
+  const size_t half = rope.frequencies.size();
   for (size_t i = 0; i < half; ++i) {
-    cos_sin[i] = (float)cos(frequencies[i] * position);
-    cos_sin[half + i] = (float)sin(frequencies[i] * position);
+    cos_sin[i] = (float)(cos(rope.frequencies[i] * position) * rope.magnitude);
+    cos_sin[half + i] = (float)(sin(rope.frequencies[i] * position) * rope.magnitude);
   }
 }
 
@@ -127,9 +127,7 @@ void Run::embed(int thread) {
       if (c_.embedding_scale != 1.0f)
         for (int32_t i = 0; i < c_.n_embd; ++i) x[i] *= c_.embedding_scale;
     }
-    fill_rope(m_.cos_sin[0].data() + r * c_.n_rot, m_.rope_frequencies, row.position);
-    if (c_.sliding_pattern > 0)
-      fill_rope(m_.cos_sin[1].data() + r * c_.n_rot, m_.rope_frequencies_sliding, row.position);
+    for (int i = 0; i < 2; ++i) fill_rope(m_.cos_sin[i].data() + r * c_.n_rot, m_.rope[i], row.position);
     item.session->cache.write_rotation(row.slot, m_.cos_sin[0].data() + r * c_.n_rot);
   });
 }
@@ -225,12 +223,19 @@ void Run::products(int thread, int operation, const Activations &a, int64_t n_ro
         const int64_t row = add_to != nullptr ? (*add_to)[(size_t)r] : r;
         float *to = target->out + row * target->stride + panel * PANEL_ROWS;
         if (operation == EC_OP_HEAD && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
-        if (add_to != nullptr) k_.add(to, from, columns);
+        if (add_to != nullptr) k_.add(to, from, c_.residual_scale, columns);
         else memcpy(to, from, (size_t)columns * sizeof(float));
+        if (operation == EC_OP_HEAD) finish_logits(to, columns);
       }
     }
   };
   each_piece(thread, operation, pieces, compute, write);
+}
+
+// Scale and cap n logits, where the architecture does so.
+void Run::finish_logits(float *logits, int64_t n) const {
+  for (int64_t i = 0; c_.logit_scale != 1.0f && i < n; ++i) logits[i] *= c_.logit_scale;
+  if (c_.logit_softcap != 0.0f) k_.softcap(logits, c_.logit_softcap, n);
 }
 
 // Add the product of a matrix to x, after a norm where the architecture has one.
@@ -246,7 +251,7 @@ void Run::add_product(int thread, int operation, const Activations &a, const std
   products(thread, operation, a, n, &target, 1, memory);
   stages_.each(thread, n, [&](int64_t i) {
     k_.rms_norm(m_.branch.data() + i * c_.n_embd, post_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
-    k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, memory, c_.n_embd);
+    k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, memory, c_.residual_scale, c_.n_embd);
   });
   end_stage(thread, EC_OP_NORM);
 }
@@ -341,7 +346,7 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
   for (int32_t i = 0; i < n_items; ++i)
     if (items[i].session->head) items[i].session->head->before(items[i], plan, plan.first_row[(size_t)i]);
   plan.end_early(model.config.n_layer);
-  const size_t panel = 2 * BAND * PANEL_ROWS, row = (size_t)std::max<int64_t>(model.n_input(), model.config.head_dim);
+  const size_t panel = 2 * BAND * PANEL_ROWS, row = (size_t)std::max<int64_t>({model.n_input(), model.config.head_dim, model.config.wide_norms ? model.n_q() : 0});
   const size_t scratch = std::max({panel, row, attention_scratch(model, plan)});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
   model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));

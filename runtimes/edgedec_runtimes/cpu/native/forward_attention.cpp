@@ -1,4 +1,5 @@
 // The attention block of a layer.
+#include <math.h>
 #include <string.h>
 
 #include <algorithm>
@@ -45,6 +46,14 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
 // some rows: neighbours, as the keys of 16 tokens share cache lines.
 void Run::write_keys_and_values(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
   const int n = (int)rows.size(), n_together = n > KEY_BLOCK ? KEY_BLOCK : 4;
+  if (c_.wide_norms) {
+    stages_.each(thread, n, [&](int64_t i) {
+      float *q = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv());
+      norm_wide(q, layer.vectors[EC_Q_NORM], memory);
+      norm_wide(q + m_.n_q(), layer.vectors[EC_K_NORM], memory);
+    });
+    end_stage(thread, EC_OP_ROPE);
+  }
   stages_.each(thread, (n + n_together - 1) / n_together * c_.n_head_kv, [&](int64_t piece) {
     const int first = (int)piece / c_.n_head_kv * n_together;
     for (int i = first; i < std::min(n, first + n_together); ++i)
@@ -53,32 +62,50 @@ void Run::write_keys_and_values(int thread, int32_t l, const Layer &layer, const
   end_stage(thread, EC_OP_ROPE);
 }
 
+// Normalize the queries or the keys of all heads of a row together.
+void Run::norm_wide(float *x, const std::vector<float> &weight, float *memory) {
+  if (weight.empty()) return;
+  k_.rms_norm(x, weight.data(), c_.rms_epsilon, (int64_t)weight.size(), memory);
+  memcpy(x, memory, weight.size() * sizeof(float));
+}
+
 // Do so for row i of those that run this block.
 void Run::write_head(int32_t l, const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory) {
   const int32_t group = c_.n_head / c_.n_head_kv, d = c_.head_dim;
   const int64_t number = &row - plan_.rows.data();
-  const float *cos_sin = m_.cos_sin[layer.sliding].data() + number * c_.n_rot;
+  const float *cos_sin = layer.unrotated ? nullptr : m_.cos_sin[m_.rope_of(layer)].data() + number * c_.n_rot;
+  const std::vector<float> &q_norm = c_.wide_norms ? none_ : layer.vectors[EC_Q_NORM];
+  const std::vector<float> &k_norm = c_.wide_norms ? none_ : layer.vectors[EC_K_NORM];
+  const float temperature = temperature_at(row.position);
   float *base = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv());
-  for (int32_t h = head * group; h < (head + 1) * group; ++h)
-    prepare_head(base + h * d, layer.vectors[EC_Q_BIAS], h, layer.vectors[EC_Q_NORM], cos_sin, memory);
+  for (int32_t h = head * group; h < (head + 1) * group; ++h) {
+    prepare_head(base + h * d, layer.vectors[EC_Q_BIAS], h, q_norm, cos_sin, memory);
+    for (int32_t i = 0; temperature != 1.0f && i < d; ++i) base[h * d + i] *= temperature;
+  }
   float *keys = base + m_.n_q() + head * d, *values = keys + m_.n_kv();
   KVCache &cache = plan_.items[row.item].session->cache;
   const std::vector<float> &key_bias = cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS];
-  prepare_head(keys, key_bias, head, layer.vectors[EC_K_NORM], cos_sin, memory);
+  prepare_head(keys, key_bias, head, k_norm, cos_sin, memory);
   const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
-  if (!bias.empty()) k_.add(values, bias.data() + head * d, d);
+  if (!bias.empty()) k_.add(values, bias.data() + head * d, 1.0f, d);
   cache.write(k_, l, head, row.slot, keys, values);
 }
 
 void Run::prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
                   const float *cos_sin, float *memory) {
   const int32_t d = c_.head_dim;
-  if (!bias.empty()) k_.add(x, bias.data() + head * d, d);
+  if (!bias.empty()) k_.add(x, bias.data() + head * d, 1.0f, d);
   if (!weight.empty()) {
     k_.rms_norm(x, weight.data(), c_.rms_epsilon, d, memory);
     memcpy(x, memory, (size_t)d * sizeof(float));
   }
-  k_.rope(x, cos_sin, c_.n_rot, c_.rope_interleaved != 0);
+  if (cos_sin != nullptr) k_.rope(x, cos_sin, c_.n_rot, c_.rope_interleaved != 0);
+}
+
+// Return what a query at a position is multiplied by, so that attention stays as sharp over long texts.
+float Run::temperature_at(int32_t position) const {
+  if (c_.temperature_tokens == 0) return 1.0f;
+  return (float)(1.0 + c_.temperature_scale * log(1.0 + position / c_.temperature_tokens));
 }
 
 // How the attention of the rows of one item is cut: chunks of queries, and the spans that they see into parts where there
@@ -157,20 +184,22 @@ size_t attention_kept(const ec_model &model, const Plan &plan) {
 // Describe the keys and values of one layer and head for attention, and where its scratch memory is.
 AttentionWork Run::work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const {
   const KVCache &cache = item.session->cache;
-  const std::vector<float> &bias = m_.layers[(size_t)l].vectors[EC_K_BIAS];
+  const Layer &layer = m_.layers[(size_t)l];
+  const std::vector<float> &bias = layer.vectors[EC_K_BIAS];
   const int64_t d = c_.head_dim;
   AttentionWork w{};
   w.head_dim = c_.head_dim;
   w.layout = cache.shape().layout;
   w.rotations = cache.shape().rotations();
-  w.n_rot = cache.shape().n_rot;
+  w.n_rot = layer.unrotated ? 0 : cache.shape().n_rot;
   w.rope_interleaved = c_.rope_interleaved != 0;
-  if (w.n_rot > 0 && !bias.empty()) w.key_bias = bias.data() + head * d;
+  if (cache.shape().n_rot > 0 && !bias.empty()) w.key_bias = bias.data() + head * d;
   w.pages = cache.pages();
   w.offset = cache.shape().offset(l, (int32_t)head);
   w.n_prefix = item.n_past;
   w.n_slots = item.n_past + item.n_rows;
   w.scale = c_.attention_scale;
+  w.softcap = c_.attention_softcap;
   w.n_spans = plan_.n_spans();
   w.packed = memory;
   w.weights = w.packed + MAX_QUERIES * d;
@@ -196,7 +225,7 @@ void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const Attent
     w.query[q] = m_.qkv.data() + asked * (m_.n_q() + 2 * m_.n_kv()) + h * d;
     w.out[q] = m_.attention.data() + at[q];
     w.visible[q] = row.position + 1;
-    w.start[q] = m_.layers[(size_t)l].sliding ? std::max(0, row.position + 1 - c_.sliding_window) : 0;
+    w.start[q] = m_.layers[(size_t)l].slides ? std::max(0, row.position + 1 - c_.sliding_window) : 0;
     w.path[q] = item.parents != nullptr ? plan_.paths.data() + row.path_begin : nullptr;
     first = std::min<int64_t>(first, w.start[q] / SPAN_TOKENS);
     last = std::max<int64_t>(last, row.position / SPAN_TOKENS + 1);

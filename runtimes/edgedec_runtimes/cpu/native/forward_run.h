@@ -83,6 +83,7 @@ class Run {
   Pieces cut(const Matrix &w, int n_matrices, int64_t n_panels, int64_t n_rows) const;
   template <class Compute, class Write>
   void each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write);
+  void finish_logits(float *logits, int64_t n) const;
   void add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
                    const std::vector<float> &post_norm, float *memory);
   bool mlp_block(int thread, int32_t l, float *memory);
@@ -95,9 +96,11 @@ class Run {
   // --- forward_attention.cpp ---
   bool attention_block(int thread, int32_t l, float *memory);
   void write_keys_and_values(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
+  void norm_wide(float *x, const std::vector<float> &weight, float *memory);
   void write_head(int32_t l, const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory);
   void prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
                     const float *cos_sin, float *memory);
+  float temperature_at(int32_t position) const;
   void attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
   struct AttentionCut;
   struct AttentionPiece;

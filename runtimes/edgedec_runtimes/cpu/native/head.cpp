@@ -30,9 +30,8 @@ ec_config net_config(const ec_head_config &h) {
   ec_config c{};
   c.n_vocab = h.n_vocab, c.n_embd = h.n_embd, c.n_layer = 1, c.n_head = h.n_head, c.n_head_kv = h.n_head_kv;
   c.head_dim = h.head_dim, c.n_ff = h.n_ff, c.n_rot = h.head_dim;
-  c.rms_epsilon = h.rms_epsilon, c.embedding_scale = 1.0f, c.rope_scale = 1.0f;
+  c.rms_epsilon = h.rms_epsilon, c.embedding_scale = c.residual_scale = c.logit_scale = 1.0f;
   c.attention_scale = h.head_dim > 0 ? 1.0f / sqrtf((float)h.head_dim) : 0.0f;
-  c.rope_base = c.rope_base_sliding = h.rope_base;
   return c;
 }
 
@@ -61,6 +60,13 @@ void ec_head::finish() {
   require(own || !target.elsewhere || target.look_up != nullptr, "the target's embeddings are not there");
   require(config.fc_norm == EC_FC_NORM_NONE ? fc_norm.empty() : (int64_t)fc_norm.size() == n_tapped(),
           "the vector fc_norm is missing or has another length");
+  require(isfinite(config.rope_base) && config.rope_base > 0, "the head's rope_base is not a positive number");
+  require(rope_divisors.empty() || (int32_t)rope_divisors.size() == config.head_dim / 2,
+          "the divisors of the head's frequencies are of another number");
+  for (int32_t i = 0; i < config.head_dim / 2; ++i) {
+    const double divisor = rope_divisors.empty() ? 1.0 : rope_divisors[(size_t)i];
+    net.rope[0].frequencies.push_back(pow(config.rope_base, -2.0 * i / config.head_dim) / divisor);
+  }
   net.finish();
   joined_ = ActivationBuffer(net.max_rows, n_tapped(), !is_float_type(fc.type), is_float_type(fc.type));
   normed_.resize((size_t)n_tapped());

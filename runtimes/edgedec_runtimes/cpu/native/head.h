@@ -19,7 +19,7 @@ struct ec_head {
   std::vector<int32_t> tokens;  // the target's id of each token that the head can draft
   ec_model net;                 // the layer and the output matrix
   edgedec::Matrix fc{}, embedding{};
-  std::vector<float> fc_norm;
+  std::vector<float> fc_norm, rope_divisors;
   bool finished = false;
 
   int64_t n_tapped() const { return (int64_t)config.n_taps * target.config.n_embd; }

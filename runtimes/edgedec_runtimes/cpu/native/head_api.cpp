@@ -36,7 +36,7 @@ std::vector<float> &vector_of(ec_head *head, int32_t which) {
     case EC_HEAD_FFN_NORM: return of_layer[EC_FFN_NORM];
     case EC_HEAD_OUTPUT_NORM: return head->net.output_norm;
     case EC_HEAD_FC_NORM: return head->fc_norm;
-    default: return head->net.rope_factors;
+    default: return head->rope_divisors;
   }
 }
 

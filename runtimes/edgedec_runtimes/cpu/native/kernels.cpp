@@ -122,7 +122,7 @@ const Kernels *neon_kernels() {
 const Kernels *portable_kernels() {
 #endif
   static const Kernels kernels = {EDGEDEC_NAME, supported, matmul, quantize,   rms_norm,   rope,    gated,
-                                  add_rows,     to_halves, attend, join_spans, row_maxima, row_sum, row_chances,
+                                  add_rows,     softcap,   to_halves, attend, join_spans, row_maxima, row_sum, row_chances,
                                   ROWS_IN_PAIRS};
   return &kernels;
 }

@@ -105,7 +105,7 @@ struct AttentionWork {
   int32_t start[MAX_QUERIES], visible[MAX_QUERIES], n_prefix;
   const int32_t *path[MAX_QUERIES];
   int32_t n_slots;                 // slots of the prefix and of a tree
-  float scale;
+  float scale, softcap;            // scores are multiplied by scale, and then soft-capped where softcap is not 0
   int64_t span_begin, span_end;    // spans of SPAN_TOKENS positions to compute
   int64_t n_spans;                 // spans that `kept` has room for
   float *kept;     // [n_queries][n_spans][head_dim + 2]: each span's part of the results, to be joined; nullptr: all spans
@@ -135,7 +135,10 @@ struct Kernels {
   void (*rope)(float *x, const float *cos_sin, int32_t n_rot, bool interleaved);
   // out = activation(gate) * up
   void (*gated)(const float *gate, const float *up, int64_t n, bool gelu, float *out);
-  void (*add)(float *x, const float *y, int64_t n);
+  // x += factor * y
+  void (*add)(float *x, const float *y, float factor, int64_t n);
+  // x = cap * tanh(x / cap)
+  void (*softcap)(float *x, float cap, int64_t n);
   // Round to halves; what is too large becomes the largest finite number.
   void (*to_halves)(const float *x, int64_t n, uint16_t *out);
   void (*attend)(const AttentionWork &work);

@@ -35,9 +35,11 @@ void check_config(const ec_config &c) {
   require(c.n_head % c.n_head_kv == 0, "the heads are no multiple of the key-value heads");
   require(c.head_dim % 16 == 0 && c.n_embd % 16 == 0, "head_dim and n_embd must be multiples of 16");
   require(c.n_rot > 0 && c.n_rot % 2 == 0 && c.n_rot <= c.head_dim, "n_rot must be even and at most head_dim");
-  require(c.sliding_window >= 0 && c.sliding_pattern >= 0, "the sliding window is negative");
-  for (float f : {c.rms_epsilon, c.embedding_scale, c.attention_scale, c.rope_base, c.rope_base_sliding, c.rope_scale})
+  require(c.sliding_window >= 0 && c.temperature_tokens >= 0, "the sliding window or a number of tokens is negative");
+  for (float f : {c.rms_epsilon, c.embedding_scale, c.residual_scale, c.logit_scale, c.attention_scale})
     require(isfinite(f) && f > 0, "a factor of the model is not a positive number");
+  for (float f : {c.attention_softcap, c.logit_softcap, c.temperature_scale})
+    require(isfinite(f) && f >= 0, "a bound of the model is not a number of at least 0");
 }
 
 }  // namespace
@@ -54,10 +56,8 @@ ActivationBuffer::ActivationBuffer(int64_t rows, int64_t n, bool quantized, bool
 using namespace edgedec;
 
 ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Kernels *k)
-    : config(c), max_rows(rows), kernels(k), pool((check_config(c), Pool::shared(n_threads))), layers((size_t)c.n_layer) {
-  for (int32_t i = 0; i < c.n_layer; ++i)
-    layers[(size_t)i].sliding = c.sliding_window > 0 && c.sliding_pattern > 0 && (i + 1) % c.sliding_pattern != 0;
-}
+    : config(c), max_rows(rows), kernels(k), pool((check_config(c), Pool::shared(n_threads))), layers((size_t)c.n_layer) {}
+
 
 void ec_model::finish() {
   const ec_config &c = config;
@@ -66,7 +66,11 @@ void ec_model::finish() {
   if (output.n_rows == 0) output = token_embd;
   require_matrix(output, "output", c.n_vocab, c.n_embd);
   require_vector(output_norm, "output_norm", c.n_embd, paired);
-  require_vector(rope_factors, "rope_freqs", c.n_rot / 2, true);
+  for (int i = 0; i < 2; ++i) {
+    const size_t n = rope[i].frequencies.size();
+    require((i == 1 && n == 0) || n == (size_t)c.n_rot / 2, "the frequencies of rotations are missing or of another number");
+  }
+  const int64_t n_normed_q = c.wide_norms ? n_q() : c.head_dim, n_normed_k = c.wide_norms ? n_kv() : c.head_dim;
   bool quantized[4] = {}, floats[4] = {};  // normed, attended, gated, pairs
   const auto note = [&](int which, const Matrix &m) { (is_float_type(m.type) ? floats : quantized)[which] = true; };
   note(0, output);
@@ -84,28 +88,24 @@ void ec_model::finish() {
     note(1, m[EC_ATTN_OUT]);
     note(2, m[EC_DOWN]);
     const std::vector<float> *v = layer.vectors;
-    require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, false);
+    require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, !paired);
     require_vector(v[EC_EMBEDDING_NORM], "embedding_norm", c.n_embd, !paired);
-    require_vector(v[EC_FFN_NORM], "ffn_norm", c.n_embd, false);
+    require_vector(v[EC_FFN_NORM], "ffn_norm", c.n_embd, true);
     require_vector(v[EC_Q_BIAS], "attn_q.bias", n_q(), true);
     require_vector(v[EC_K_BIAS], "attn_k.bias", n_kv(), true);
     require_vector(v[EC_V_BIAS], "attn_v.bias", n_kv(), true);
-    require_vector(v[EC_Q_NORM], "attn_q_norm", c.head_dim, true);
-    require_vector(v[EC_K_NORM], "attn_k_norm", c.head_dim, true);
+    require_vector(v[EC_Q_NORM], "attn_q_norm", n_normed_q, true);
+    require_vector(v[EC_K_NORM], "attn_k_norm", n_normed_k, true);
+    require(!c.wide_norms || (v[EC_Q_BIAS].empty() && v[EC_K_BIAS].empty()), "biases stand before norms over all heads");
     require_vector(v[EC_POST_ATTN_NORM], "post_attention_norm", c.n_embd, true);
     require_vector(v[EC_POST_FFN_NORM], "post_ffw_norm", c.n_embd, true);
-  }
-  for (int i = 0; i < c.n_rot / 2; ++i) {
-    const double exponent = -2.0 * i / c.n_rot, factor = rope_factors.empty() ? 1.0 : rope_factors[(size_t)i];
-    rope_frequencies.push_back(pow(c.rope_base, exponent) * c.rope_scale / factor);
-    rope_frequencies_sliding.push_back(pow(c.rope_base_sliding, exponent));
   }
   const size_t rows = (size_t)max_rows;
   x.resize(rows * (size_t)c.n_embd);
   branch.resize(rows * (size_t)c.n_embd);
   qkv.resize(rows * (size_t)(n_q() + 2 * n_kv()));
   attention.resize(rows * (size_t)n_q());
-  for (auto &table : cos_sin) table.resize(rows * (size_t)c.n_rot);
+  for (int i = 0; i < 2; ++i) cos_sin[i].resize(2 * rows * rope[i].frequencies.size());
   normed = ActivationBuffer(max_rows, c.n_embd, quantized[0], floats[0]);
   for (int i = 0; i < pool.size(); ++i) own_normed.emplace_back(GROUP_ROWS, c.n_embd, quantized[0], floats[0]);
   attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);

@@ -52,10 +52,16 @@ class ActivationBuffer {
   Activations view_{};
 };
 
+// How queries and keys are rotated.
+struct Rope {
+  std::vector<double> frequencies;  // [n_rot / 2], radians per position
+  double magnitude = 1.0;           // of rotated elements
+};
+
 struct Layer {
   Matrix matrices[EC_N_MATRICES];
   std::vector<float> vectors[EC_N_VECTORS];
-  bool sliding = false;
+  bool slides = false, unrotated = false;
 };
 
 }  // namespace edgedec
@@ -68,9 +74,9 @@ struct ec_model {
   const edgedec::Kernels *kernels;
   edgedec::Pool &pool;
   edgedec::Matrix token_embd{}, output{};
-  std::vector<float> output_norm, rope_factors;
+  std::vector<float> output_norm;
   std::vector<edgedec::Layer> layers;
-  std::vector<double> rope_frequencies, rope_frequencies_sliding;  // [n_rot / 2], radians per position
+  edgedec::Rope rope[2];  // the second one of sliding layers, where they have their own
   bool finished = false;
   bool elsewhere = false;        // another library evaluates the text: there are no weights, and sessions have no keys and values
   ec_look_up look_up = nullptr;  // of a model that is elsewhere
@@ -89,7 +95,7 @@ struct ec_model {
   std::vector<float> attention;         // [rows][n_head * head_dim]
   std::vector<float> kept;              // attention's results by spans, where several threads compute one result
   std::vector<float> branch;            // [rows][n_embd], a block's output before its norm
-  std::vector<float> cos_sin[2];        // [rows][n_rot], plain and for sliding layers
+  std::vector<float> cos_sin[2];        // [rows][n_rot], of each rope
   edgedec::ActivationBuffer normed, attended, gated;
   std::vector<edgedec::ActivationBuffer> own_normed;  // of each thread, for one group of rows
   edgedec::ActivationBuffer pairs;  // [rows][2 * n_embd], where `paired` is true
@@ -97,6 +103,8 @@ struct ec_model {
 
   int64_t n_q() const { return (int64_t)config.n_head * config.head_dim; }
   int64_t n_kv() const { return (int64_t)config.n_head_kv * config.head_dim; }
+  // Which of the ropes a layer has.
+  int rope_of(const edgedec::Layer &layer) const { return layer.slides && !rope[1].frequencies.empty() ? 1 : 0; }
   int64_t n_input() const { return (paired ? 2 : 1) * (int64_t)config.n_embd; }
   void finish();
 };

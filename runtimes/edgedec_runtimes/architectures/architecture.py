@@ -1,0 +1,91 @@
+"""What an architecture is: the tensors and the metadata keys of its files, and the switches of its networks.
+
+The base of all is Llama (Touvron et al. 2023, arXiv:2302.13971). Each other file of this folder but `header`, `rope`
+and `fused` is one architecture, as docs/plugins.md explains.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgedec_runtimes.architectures.header import Header
+from edgedec_runtimes.architectures.rope import Rope, read_rope
+
+BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
+INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})
+POST_NORMS = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
+QK_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """How a network differs from others of its shape.
+
+    Attributes:
+        rope: How queries and keys are rotated.
+        attention_scale: What the products of queries and keys are multiplied by.
+        rope_interleaved: A rotation pairs neighbouring elements of a head, not its two halves.
+        gelu: The feed-forward activation is GELU (the tanh form), not SiLU.
+        wide_norms: The norms of queries and keys are over all heads together, not over each head.
+        embedding_scale: What embeddings are multiplied by.
+        residual_scale: What the output of every half-layer is multiplied by before it is added to the hidden state.
+        logit_scale: What logits are multiplied by.
+        attention_softcap: c where attention scores become c * tanh(score / c); 0 where they stay.
+        logit_softcap: The same for logits, after `logit_scale`.
+        sliding_window: How many tokens the layers of `sliding` see.
+        sliding: By layer: whether it sees a sliding window instead of all tokens before it; () for no layer.
+        rope_sliding: How queries and keys of the layers of `sliding` are rotated; None for `rope`.
+        unrotated: By layer: whether queries and keys are not rotated; () for no layer.
+        temperature_scale, temperature_tokens: s and t where queries at position p are multiplied by
+            1 + s * ln(1 + floor(p / t)); 0 tokens where they are not.
+    """
+
+    rope: Rope
+    attention_scale: float
+    rope_interleaved: bool = False
+    gelu: bool = False
+    wide_norms: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    sliding_window: int = 0
+    sliding: tuple[bool, ...] = ()
+    rope_sliding: Rope | None = None
+    unrotated: tuple[bool, ...] = ()
+    temperature_scale: float = 0.0
+    temperature_tokens: int = 0
+
+    def slides(self, layer: int) -> bool:
+        """Return whether a layer sees a sliding window instead of all tokens before it."""
+        return bool(self.sliding) and self.sliding[layer]
+
+    def rotates(self, layer: int) -> bool:
+        """Return whether a layer's queries and keys are rotated."""
+        return not self.unrotated or not self.unrotated[layer]
+
+    def rope_of(self, layer: int) -> Rope:
+        """Return how a layer that rotates does so."""
+        return self.rope_sliding if self.slides(layer) and self.rope_sliding is not None else self.rope
+
+
+def plain(header: Header) -> Switches:
+    """Return the switches of a Llama whose heads are rotated in halves; dataclasses.replace changes what differs."""
+    return Switches(rope=read_rope(header), attention_scale=header.hyper.head_dim**-0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A family of networks. An entry point of the group `edgedec.architectures` names one.
+
+    Attributes:
+        switches: Returns the switches of a network, given its header.
+        keys: Metadata keys of its files below the architecture's name, beside those of every llama-like decoder.
+        vectors: Vectors that its files may have.
+        needed: Vectors that every layer of its files has.
+    """
+
+    switches: Callable[[Header], Switches] = plain
+    keys: frozenset[str] = frozenset()
+    vectors: frozenset[str] = frozenset()
+    needed: frozenset[str] = INPUT_NORMS

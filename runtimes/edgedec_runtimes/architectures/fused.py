@@ -1,0 +1,42 @@
+"""Matrices that a file keeps as one: queries, keys and values; gate and up.
+
+The rows of a fused matrix lie one after another, so its parts are tensors like all others, at other places in the file.
+"""
+
+import re
+from dataclasses import replace
+from types import MappingProxyType
+
+from edgedec.gguf.file import GGUF, TensorInfo
+from edgedec_runtimes.shared.hyperparameters import Hyperparameters
+
+_FUSED = re.compile(r"(blk\.\d+\.)(attn_qkv|ffn_up)\.(weight|bias)")
+
+
+def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
+    """Return a header in which the parts of fused matrices and biases stand in their place; `gguf` where none is fused.
+
+    What has another number of rows than its parts together stays as it is.
+    """
+    heads = [n * hyper.head_dim for n in (hyper.n_head, hyper.n_head_kv, hyper.n_head_kv)]
+    found: dict[str, TensorInfo] = {}
+    for name, tensor in gguf.tensors.items():
+        match = _FUSED.fullmatch(name)
+        parts: dict[str, int] = {}
+        if match is not None and match[2] == "attn_qkv":
+            names = ("attn_q", "attn_k", "attn_v")
+            parts = {f"{match[1]}{part}.{match[3]}": n for part, n in zip(names, heads, strict=True)}
+        elif match is not None and f"{match[1]}ffn_gate.{match[3]}" not in gguf.tensors:
+            parts = {f"{match[1]}{part}.{match[3]}": hyper.n_ff for part in ("ffn_gate", "ffn_up")}
+        found |= _cut(tensor, parts) if sum(parts.values()) == tensor.shape[-1] else {name: tensor}
+    return gguf if found.keys() == gguf.tensors.keys() else replace(gguf, tensors=MappingProxyType(found))
+
+
+def _cut(tensor: TensorInfo, parts: dict[str, int]) -> dict[str, TensorInfo]:
+    """Return the parts of a tensor by name; `parts` has the rows of each, in the tensor's order."""
+    row_bytes, begin, found = tensor.n_bytes // tensor.shape[-1], tensor.offset, {}
+    for name, n_rows in parts.items():
+        shape = (*tensor.shape[:-1], n_rows)
+        found[name] = replace(tensor, name=name, shape=shape, offset=begin, n_bytes=n_rows * row_bytes)
+        begin += n_rows * row_bytes
+    return found

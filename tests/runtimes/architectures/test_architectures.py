@@ -1,0 +1,148 @@
+"""Architectures are plug-ins; fused matrices are read as their parts; what a file leaves out has its default."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.gguf_writer import RawTensor, write_gguf
+from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+
+from edgedec import plugins
+from edgedec.errors import PluginError, UnsupportedModelError
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tensor_types import GGMLType
+from edgedec.model import LoadOptions
+from edgedec_runtimes.architectures.architecture import BIASES, Architecture, plain
+from edgedec_runtimes.architectures.fused import unfused
+from edgedec_runtimes.architectures.header import Header
+from edgedec_runtimes.architectures.reading import read_description
+from edgedec_runtimes.cpu.network import read_network
+from edgedec_runtimes.cpu.runtime import Cpu
+
+ROOT = Path(__file__).parents[3]
+OTHER = Architecture(
+    lambda header: replace(plain(header), residual_scale=header.number("halves", 1.0)), keys=frozenset({"halves"})
+)
+NONE = "no architecture"
+
+
+@pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="the sources are not beside the tests")
+def test_the_packages_entry_points_are_the_built_in_ones() -> None:
+    """The two lists of architectures are the same, and each has its file."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    own = {name: plugin.target for name, plugin in plugins.plugins(plugins.ARCHITECTURES).items()}
+    assert declared["edgedec.architectures"] == own
+    for name in own:
+        assert isinstance(plugins.load_plugin(plugins.ARCHITECTURES, name), Architecture)
+        lines = (ROOT / f"runtimes/edgedec_runtimes/architectures/{name}.py").read_text(encoding="utf-8").splitlines()
+        assert len(lines) < 120
+
+
+def test_an_architecture_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by its name in the file, and its switches change the logits; another object is refused by name."""
+    path = write_tiny(tmp_path / "m.gguf", Tiny("other", keys=(("halves", 0.5),)))
+    reason = Cpu().accepts(path)
+    assert reason is not None
+    assert "the architecture is 'other'; the cpu runtime runs llama, qwen2, " in reason
+    monkeypatch.setitem(plugins._BUILT_IN[plugins.ARCHITECTURES], "other", f"{__name__}:OTHER")
+    assert Cpu().accepts(path) is None
+    llama = write_tiny(tmp_path / "l.gguf", Tiny("qwen3"))
+    network = read_network(read_gguf(path))
+    assert (network.switches.residual_scale, read_network(read_gguf(llama)).switches.residual_scale) == (0.5, 1.0)
+    with Cpu().load(path, LoadOptions(n_ctx=64)) as model:
+        assert np.isfinite(model.session(64).forward(np.arange(5, dtype=np.int32), n_past=0).logits).all()
+    monkeypatch.setitem(plugins._BUILT_IN[plugins.ARCHITECTURES], "other", f"{__name__}:NONE")
+    with pytest.raises(PluginError, match="'other' is no architecture but of the type str"):
+        read_network(read_gguf(path))
+
+
+@pytest.mark.parametrize("types", [("F32",), ("Q4_K",), ("Q8_0",)])
+def test_fused_matrices_are_their_parts(tmp_path: Path, types: tuple[str, ...]) -> None:
+    """Rows of a fused matrix, and elements of a fused bias, in the file's bytes; a file without any stays as it is."""
+    tiny = Tiny("qwen2", types=types)
+    tensors = dict(tiny_tensors(tiny))
+    for kind in ("weight", "bias"):
+        parts = [tensors.pop(f"blk.0.attn_{part}.{kind}") for part in "qkv"]
+        shape = (*parts[0].shape[:-1], sum(part.shape[-1] for part in parts))
+        tensors[f"blk.0.attn_qkv.{kind}"] = RawTensor(parts[0].type, shape, b"".join(part.data for part in parts))
+    gate, up = tensors.pop("blk.1.ffn_gate.weight"), tensors["blk.1.ffn_up.weight"]
+    tensors["blk.1.ffn_up.weight"] = RawTensor(up.type, (256, 512), gate.data + up.data)
+    plain_path = write_tiny(tmp_path / "plain.gguf", tiny)
+    fused = read_gguf(write_gguf(tmp_path / "fused.gguf", tiny_metadata(tiny), tensors))
+    found, expected = read_description(fused, "cpu").gguf, read_gguf(plain_path)
+    assert found.tensors.keys() == expected.tensors.keys()
+    for name, tensor in expected.tensors.items():
+        assert (found.tensors[name].shape, found.tensors[name].type) == (tensor.shape, tensor.type)
+        assert found.read_tensor_bytes(name) == expected.read_tensor_bytes(name)
+    assert unfused(found, read_network(fused)) is found
+    tokens, logits = np.arange(9, dtype=np.int32), []
+    for path in (plain_path, fused.paths[0]):
+        with Cpu().load(path, LoadOptions(n_ctx=64)) as model:
+            logits.append(model.session(64).forward(tokens, n_past=0, rows="all").logits)
+    np.testing.assert_array_equal(logits[0], logits[1])
+
+
+def test_a_fused_matrix_of_another_height_is_refused_by_name(tmp_path: Path) -> None:
+    """Nothing is cut that does not fit its parts."""
+    tensors = dict(tiny_tensors(ARCHITECTURES["phi3"]))
+    tensors["blk.0.attn_qkv.weight"] = RawTensor(GGMLType.F32, (256, 480), bytes(256 * 480 * 4))
+    path = write_gguf(tmp_path / "m.gguf", tiny_metadata(ARCHITECTURES["phi3"]), tensors)
+    with pytest.raises(Exception, match=r"blk\.0\.attn_q"):
+        read_network(read_gguf(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"), [("gemma2", (True, False) * 2), ("gemma3", (True,) * 4), ("olmo2", (True,) * 3 + (False,))]
+)
+def test_which_layers_slide(tmp_path: Path, name: str, pattern: tuple[bool, ...]) -> None:
+    """By the architecture's period, by another one of the file, or layer by layer; without a window, none does."""
+    tiny = Tiny(name, n_layer=4, keys=(("attention.sliding_window", 8),))
+
+    def sliding(*keys: tuple[str, object]) -> tuple[bool, ...]:
+        gguf = read_gguf(write_tiny(tmp_path / "m.gguf", replace(tiny, keys=(*tiny.keys, *keys))))
+        return read_description(gguf, "cpu").switches.sliding
+
+    assert sliding() == pattern
+    assert sliding(("attention.sliding_window_pattern", 3)) == (True, True, False, True)
+    assert sliding(("attention.sliding_window_pattern", [False, True, True, False])) == (False, True, True, False)
+    assert sliding(("attention.sliding_window", 0)) == ()
+    with pytest.raises(Exception, match="sliding_window_pattern is 0"):
+        sliding(("attention.sliding_window_pattern", 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "n_layer", "scale"), [("gemma2", 46, 32), ("gemma2", 26, 128), ("gemma3", 62, 32), ("gemma3", 26, 128)]
+)
+def test_the_27b_of_gemma_scales_attention_by_its_width(tmp_path: Path, name: str, n_layer: int, scale: int) -> None:
+    """As llama.cpp, which tells it by the number of layers; the others scale by the length of a head."""
+    tiny = Tiny(name, n_layer=n_layer, n_embd=64, n_head=2, n_head_kv=1, head_dim=128, n_ff=32, tied=True)
+    switches = read_description(read_gguf(write_tiny(tmp_path / "m.gguf", tiny)), "cpu").switches
+    assert switches.attention_scale == pytest.approx(scale**-0.5)
+
+
+def test_missing_norms_are_named(tmp_path: Path) -> None:
+    """What an architecture needs must be there, and what it does not know must not."""
+    tensors = dict(tiny_tensors(ARCHITECTURES["olmo2"]))
+    del tensors["blk.1.attn_k_norm.weight"]
+    path = write_gguf(tmp_path / "m.gguf", tiny_metadata(ARCHITECTURES["olmo2"]), tensors)
+    with pytest.raises(Exception, match=r"no tensor 'blk\.1\.attn_k_norm\.weight'"):
+        read_network(read_gguf(path))
+    tiny = replace(ARCHITECTURES["granite"], biases=True)
+    assert not (BIASES & plugins.load_plugin(plugins.ARCHITECTURES, "granite").vectors)
+    with pytest.raises(UnsupportedModelError, match=r"attn_q\.bias' is none that this architecture has"):
+        read_network(read_gguf(write_tiny(tmp_path / "m.gguf", tiny)))
+
+
+def test_the_header_reads_numbers_with_their_defaults(tmp_path: Path) -> None:
+    """A missing number has its default; without one the file is refused, by the key."""
+    gguf = read_gguf(write_tiny(tmp_path / "m.gguf", Tiny()))
+    found = read_description(gguf, "cpu")
+    from edgedec.gguf.model_info import describe
+
+    header = Header(gguf, describe(gguf), found.hyper)
+    assert (header.number("x", 2.0), header.whole("x", 3), header.flag("x", default=True)) == (2.0, 3, True)
+    assert header.every(2) == (False, True)
+    with pytest.raises(Exception, match=r"llama\.logit_scale"):
+        header.number("logit_scale")
