@@ -17,7 +17,7 @@ from support.command_line import PATIENCE_S, run_here
 from support.gguf_writer import RawTensor, write_gguf
 from support.rights import as_anybody
 from support.tiny_models import tiny_llama
-from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.tiny_quantized import ARCHITECTURES, EXPORTED, Tiny, tiny_metadata, tiny_tensors, write_tiny
 
 from edgedec import __version__
 from edgedec.errors import (
@@ -34,8 +34,10 @@ from edgedec.gguf.formats import DATA, MANIFEST
 from edgedec.progress import CancelToken, Progress
 from edgedec.trained_heads.target import exported_hashes, target_of
 from edgedec_export.folder import new_folder, read_manifest
+from edgedec_export.npu.export import export_npu
 from edgedec_export.onnx_graph.external_data import ALIGNMENT, DataFile
 from edgedec_export.to_onnx import export_onnx
+from edgedec_export.training.target_parts import TargetParts
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
 
@@ -235,6 +237,24 @@ def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedModelError, match=words):
             export_onnx(path, tmp_path / "out")
         assert names(tmp_path) == ["m.gguf"]
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in EXPORTED])
+def test_architectures_that_graphs_do_not_have_are_refused(tmp_path: Path, name: str) -> None:
+    """Both exports name the architecture, those that they take and what runs the file; a trainer takes some of them."""
+    tiny = replace(ARCHITECTURES[name], n_layer=8)
+    path = write_tiny(tmp_path / "m.gguf", tiny)
+    for export in (export_onnx, export_npu):
+        with pytest.raises(
+            UnsupportedModelError, match=f"is '{tiny.architecture}'; this export takes llama, qwen2, qwen3"
+        ):
+            export(path, tmp_path / "out")
+    assert names(tmp_path) == ["m.gguf"]
+    if tiny.architecture not in ("granite", "gemma2"):
+        assert TargetParts.of(read_gguf(path)).network.architecture == tiny.architecture
+        return
+    with pytest.raises(UnsupportedModelError, match=f"{tiny.architecture} scales or caps its logits"):
+        TargetParts.of(read_gguf(path))
 
 
 def test_a_damaged_source_is_refused(tmp_path: Path) -> None:

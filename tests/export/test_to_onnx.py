@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from support.exported_graph import ExportedGraph
 from support.tiny_models import byte_ids, tiny_llama
-from support.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, write_tiny
+from support.tiny_quantized import ARCHITECTURES, EXPORTED, EXPORTED_TYPES, Tiny, write_tiny
 
 from edgedec.gguf.formats import DATA
 from edgedec.model import LayerSet, LoadOptions, Runtime
@@ -62,7 +62,7 @@ def test_floats_are_the_references(tmp_path: Path, architecture: Literal["llama"
     assert distance(graph.forward(TOKENS, 0)[0], logits(Reference(), path, "f32")) < EXACT
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_every_architecture_is_the_cpu_runtimes(tmp_path: Path, name: str) -> None:
     """Logits are the cpu runtime's for every architecture.
 

@@ -137,6 +137,12 @@ ARCHITECTURES = {
     ),
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
+EXPORTED = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture in ("llama", "qwen2", "qwen3", "gemma3")]
+"""Those that are exported to ONNX."""
+UNIFORM = [
+    name for name, tiny in ARCHITECTURES.items() if not tiny.architecture.startswith(("gemma2", "smollm3", "olmo2"))
+]
+"""Those of which layers can be left out of a GGUF."""
 
 
 def random_blocks(name: str, n_rows: int, n_cols: int, rng: np.random.Generator, spread: float = 1.0) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.onnx_exports import Exporter, copied, load, rewritten
-from support.tiny_quantized import ARCHITECTURES
+from support.tiny_quantized import EXPORTED
 from support.tiny_runs import bits, one_by_one
 
 import edgedec
@@ -54,7 +54,7 @@ def test_int8_keys_and_values_conform(exported: Exporter) -> None:
     raise_failures(check_runtime(lambda: load(exported("gemma3", ("Q8_0",), kv="int8").folder)))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_every_architecture_has_the_numbers_of_another_runtime(exported: Exporter, name: str) -> None:
     """Chain, tree, kept path, half of the layers and taps: float weights in both, so that only rounding differs."""
     model = exported(name)

@@ -1,0 +1,168 @@
+"""The table of docs/models.md is what the runtimes do with a tiny model of every architecture and tensor type.
+
+EDGEDEC_WRITE_TABLE=1 has the test write the table instead of comparing it.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.gguf_writer import RawTensor, write_gguf
+from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+
+from edgedec.errors import EdgedecError
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tensor_types import GGMLType
+from edgedec.model import ForwardItem, LoadOptions, Model, Runtime
+from edgedec.plugins import ARCHITECTURES as GROUP
+from edgedec.plugins import plugins
+from edgedec_runtimes.cpu.network import read_network
+from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.cpu.weights import tile_job
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
+
+pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
+
+DOCUMENT = Path(__file__).parents[1] / "docs/models.md"
+BEGIN, END = "<!-- table of tests/test_model_table.py -->\n", "<!-- end of the table -->\n"
+TOKENS = np.random.default_rng(2).integers(0, 260, 24).astype(np.int32)
+NO_WEIGHTS = frozenset({"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"})
+
+Bits = NDArray[np.uint32]
+
+
+def step_bits(model: Model) -> Bits:
+    """Return the bits of the logits behind every token of TOKENS, from single steps."""
+    session = model.session(64)
+    rows = [session.forward(TOKENS[i : i + 1], n_past=i).logits.copy() for i in range(len(TOKENS))]
+    return np.concatenate(rows).view(np.uint32)
+
+
+def does(act: Callable[[], bool]) -> bool:
+    """Return what `act` returns; False where it raises an error of edgedec."""
+    try:
+        return act()
+    except EdgedecError:
+        return False
+
+
+def runs(runtime: Runtime, path: Path) -> bool:
+    """Return whether a runtime takes a model and returns finite logits."""
+
+    def forward() -> bool:
+        with runtime.load(path, LoadOptions(n_ctx=64, n_threads=1)) as model:
+            return bool(np.isfinite(model.session(64).forward(TOKENS[:4], n_past=0).logits).all())
+
+    return does(lambda: runtime.accepts(path) is None and forward())
+
+
+def drafts(path: Path) -> bool:
+    """Return whether the nodes of a tree have the bits of single steps on the cpu runtime."""
+    with Cpu().load(path, LoadOptions(n_ctx=64, n_threads=2)) as model:
+        expected, session = step_bits(model), model.session(64)
+        session.forward(TOKENS[:8], n_past=0)
+        nodes, parents = np.repeat(TOKENS[8:12], 2), np.array([-1, -1, 0, 1, 2, 3, 4, 5], np.int32)
+        found = session.forward(nodes, n_past=8, parents=parents, rows="all").logits.view(np.uint32)
+        return bool((found == np.repeat(expected[8:12], 2, axis=0)).all())
+
+
+def parallel(path: Path) -> bool:
+    """Return whether two texts in one forward of the cpu runtime have the bits of each alone."""
+    with Cpu().load(path, LoadOptions(n_ctx=64, n_threads=2)) as model:
+        expected, first, second = step_bits(model), model.session(64), model.session(64)
+        first.forward(TOKENS[:9], n_past=0)
+        items = [ForwardItem(first, 9, TOKENS[9:12], rows="all"), ForwardItem(second, 0, TOKENS, rows="all")]
+        one, other = (forward.logits.view(np.uint32) for forward in model.forward(items))
+        return bool((one == expected[9:12]).all() and (other == expected).all())
+
+
+def streams(path: Path, cache: Path) -> bool:
+    """Return whether the bits stay where only 60 % of the weights may be in memory."""
+    gguf = read_gguf(path)
+    n_bytes = tile_job(gguf, read_network(gguf), LoadOptions()).n_bytes * 3 // 5
+    options = LoadOptions(n_ctx=64, n_threads=1, tile_cache=True, cache_dir=cache)
+    with Cpu().load(path, options) as model:
+        expected = step_bits(model)
+    with Cpu().load(path, replace(options, resident_bytes=n_bytes)) as model:
+        return bool((step_bits(model) == expected).all())
+
+
+def exports(path: Path, out: Path) -> bool:
+    """Return whether the model is exported to ONNX."""
+    from edgedec_export.to_onnx import export_onnx
+
+    return does(lambda: export_onnx(path, out, force=True).is_dir())
+
+
+def trains(path: Path) -> bool:
+    """Return whether `edgedec train-drafter` takes the model as a target."""
+    from edgedec_export.training.target_parts import TargetParts
+
+    return does(lambda: TargetParts.of(read_gguf(path)).network.n_layer > 0)
+
+
+def architecture_rows(folder: Path) -> list[list[str]]:
+    """Return the table's rows of architectures; a column holds for all tiny models of the architecture."""
+    rows = []
+    for name in plugins(GROUP):
+        found = []
+        for tiny in (tiny for tiny in ARCHITECTURES.values() if tiny.architecture == name):
+            mixed = replace(tiny, types=TILE_TYPES, n_layer=max(6, tiny.n_layer), n_ctx_train=4096)
+            path = write_tiny(folder / "m.gguf", mixed)
+            on_cpu = runs(Cpu(), path)
+            found.append(
+                (
+                    on_cpu,
+                    runs(LlamaCpp(), path),
+                    exports(path, folder / "onnx"),
+                    on_cpu and drafts(path),
+                    trains(write_tiny(folder / "deep.gguf", replace(tiny, n_layer=12))),
+                    on_cpu and parallel(path),
+                    on_cpu and streams(path, folder / "cache"),
+                )
+            )
+        assert found, f"there is no tiny model of {name}"
+        rows.append([name, *("yes" if all(column) else "no" for column in zip(*found, strict=True))])
+    return rows
+
+
+def type_rows(folder: Path) -> list[list[str]]:
+    """Return the table's rows of tensor types: models whose matrices, but that of the embeddings, have the type."""
+    rows, tiny = [], Tiny(n_layer=1)
+    for kind in GGMLType:
+        if kind.name in NO_WEIGHTS:
+            continue
+        tensors = dict(tiny_tensors(tiny))
+        for name, tensor in tensors.items():
+            if len(tensor.shape) == 2 and name != "token_embd.weight":
+                n_bytes = tensor.shape[0] * tensor.shape[1] // kind.block_size * kind.block_bytes
+                tensors[name] = RawTensor(kind, tensor.shape, bytes(n_bytes))
+        path = write_gguf(folder / "t.gguf", tiny_metadata(tiny), tensors)
+        found = (runs(Cpu(), path), runs(LlamaCpp(), path), exports(path, folder / "onnx"))
+        rows.append([kind.name, *("yes" if one else "no" for one in found)])
+    return rows
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table of Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+@pytest.mark.skipif(not DOCUMENT.exists(), reason="the documents are not beside the tests")
+def test_the_table_of_models_is_true(tmp_path: Path) -> None:
+    """Every cell of the document is what the runtimes do now."""
+    columns = ["cpu", "llamacpp", "export to ONNX", "exact drafts", "trained drafts", "parallel", "streaming"]
+    found = table(["architecture", *columns], architecture_rows(tmp_path)) + "\n"
+    found += table(["tensor type", *columns[:3]], type_rows(tmp_path))
+    text = DOCUMENT.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    written, _, after = rest.partition(END)
+    if os.environ.get("EDGEDEC_WRITE_TABLE"):
+        DOCUMENT.write_text(before + BEGIN + found + END + after, encoding="utf-8")
+        return
+    assert written == found
