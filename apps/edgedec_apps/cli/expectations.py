@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from edgedec.memory_plan import format_bytes
+from edgedec.plugins import ARCHITECTURES, plugins
 from edgedec_models.catalogue import Entry
 from edgedec_models.estimates import bytes_of_params, least_read_bytes, least_weight_bytes
 from edgedec_models.hub_spec import DEFAULTS
@@ -61,6 +62,4 @@ def _expected(
 
 def _runtime(architecture: str) -> str:
     """Return the runtime for an architecture: cpu where it has it, else llamacpp, which has most of all."""
-    from edgedec_runtimes.cpu.network import ARCHITECTURES  # here, as it imports numpy
-
-    return "cpu" if architecture in ARCHITECTURES else "llamacpp"
+    return "cpu" if architecture in plugins(ARCHITECTURES) else "llamacpp"

@@ -8,11 +8,11 @@ import pytest
 from support.command_line import Terminal, run_here, run_process
 from support.servers import StubServer
 
+from edgedec.plugins import ARCHITECTURES, plugins
 from edgedec.storage import probe_cache
 from edgedec_apps.cli import bandwidth
 from edgedec_apps.cli.expectations import of_entry
 from edgedec_models.catalogue import load_catalogue
-from edgedec_runtimes.cpu.network import ARCHITECTURES
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 FOUND = {
@@ -75,7 +75,7 @@ def test_every_architecture_has_a_runtime() -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
     library = next(Path(llama_cpp.__file__).parent.glob("lib/libllama*")).read_bytes()
     for entry in load_catalogue().values():
-        own = entry.architecture in ARCHITECTURES
+        own = entry.architecture in plugins(ARCHITECTURES)
         assert of_entry(entry, None).runtime == ("cpu" if own else "llamacpp")
         assert own or b"\0" + entry.architecture.encode() + b"\0" in library, entry.name
 
