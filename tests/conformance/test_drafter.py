@@ -217,7 +217,8 @@ def test_the_command_line_ends_with_the_errors_status(
 ) -> None:
     """54 for a failed check, which is printed; a name or a file that is not there has its own."""
     monkeypatch.setitem(plugins._BUILT_IN[plugins.DRAFTERS], "faulty", f"{__name__}:FAULTY")
-    monkeypatch.setattr(plugins.Plugin, "load", lambda self: FAULTY if self.name == "faulty" else Reference)
+    real = plugins.Plugin.load
+    monkeypatch.setattr(plugins.Plugin, "load", lambda self: FAULTY if self.name == "faulty" else real(self))
     assert main(["drafter", "faulty", str(path), "--runtime", "reference"]) == 54
     printed = capsys.readouterr()
     assert "FAIL  empty_histories_are_fine: IndexError" in printed.out
