@@ -113,14 +113,15 @@ def architecture_rows(folder: Path) -> list[list[str]]:
         for tiny in (tiny for tiny in ARCHITECTURES.values() if tiny.architecture == name):
             mixed = replace(tiny, types=TILE_TYPES, n_layer=max(6, tiny.n_layer), n_ctx_train=4096)
             path = write_tiny(folder / "m.gguf", mixed)
+            floats = write_tiny(folder / "deep.gguf", replace(tiny, n_layer=12))
             on_cpu = runs(Cpu(), path)
             found.append(
                 (
                     on_cpu,
                     runs(LlamaCpp(), path),
-                    exports(path, folder / "onnx"),
+                    exports(floats, folder / "onnx"),
                     on_cpu and drafts(path),
-                    trains(write_tiny(folder / "deep.gguf", replace(tiny, n_layer=12))),
+                    trains(floats),
                     on_cpu and parallel(path),
                     on_cpu and streams(path, folder / "cache"),
                 )
