@@ -123,7 +123,7 @@ def architecture_rows(folder: Path) -> list[list[str]]:
                     on_cpu and drafts(path),
                     trains(floats),
                     on_cpu and parallel(path),
-                    on_cpu and streams(path, folder / "cache"),
+                    on_cpu and streams(floats, folder / "cache"),
                 )
             )
         assert found, f"there is no tiny model of {name}"

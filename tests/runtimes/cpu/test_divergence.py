@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.gguf_writer import RawTensor, write_gguf
-from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
+from support.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
@@ -67,7 +67,7 @@ def write_pair(folder: Path, tiny: Tiny) -> tuple[Path, Path]:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_it_is_as_close_to_the_floats_as_llamacpp(tmp_path: Path, name: str, large: bool) -> None:
     """The divergence is not above llama.cpp's, and the most probable token is the same but for near-ties."""
-    tiny = replace(ARCHITECTURES[name], types=TILE_TYPES, seed=21)
+    tiny = replace(ARCHITECTURES[name], types=EXPORTED_TYPES, seed=21)
     if large:
         tiny = replace(tiny, n_head=2 * tiny.n_head, n_head_kv=2 * tiny.n_head_kv)
         tiny = replace(tiny, n_embd=512, n_ff=768, types=("Q4_K", "Q5_K", "Q6_K"), seed=22)

@@ -55,10 +55,17 @@ class Kind:
 
 
 def kinds() -> list[Kind]:
-    """Return every architecture with every instruction set and a KV type in turn; then those with biases."""
-    pairs = itertools.product(ARCHITECTURES, instruction_sets())
+    """Return architectures with instruction sets and KV types in turn; then those with biases with every KV type.
+
+    The first six architectures, which have every kernel but the soft cap, come with all instruction sets; each of the
+    others comes with two.
+    """
+    isas, names = instruction_sets(), list(ARCHITECTURES)
+    pairs = list(itertools.product(names[:6], isas))
+    for i, name in enumerate(names[6:]):
+        pairs += [(name, isa) for isa in dict.fromkeys((isas[i % len(isas)], isas[(i + 2) % len(isas)]))]
     kinds = [Kind(name, isa, tuple(KV_TYPES)[i % len(KV_TYPES)]) for i, (name, isa) in enumerate(pairs)]
-    return kinds + [Kind("qwen2", instruction_sets()[0], kv_type) for kv_type in ("q8_0", "q4_0", "gear")]
+    return kinds + [Kind("qwen2", isas[0], kv_type) for kv_type in ("q8_0", "q4_0", "gear")]
 
 
 def load(path: Path, kind: Kind, n_threads: int) -> Model:

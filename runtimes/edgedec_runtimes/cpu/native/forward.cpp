@@ -346,7 +346,9 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
   for (int32_t i = 0; i < n_items; ++i)
     if (items[i].session->head) items[i].session->head->before(items[i], plan, plan.first_row[(size_t)i]);
   plan.end_early(model.config.n_layer);
-  const size_t panel = 2 * BAND * PANEL_ROWS, row = (size_t)std::max<int64_t>({model.n_input(), model.config.head_dim, model.config.wide_norms ? model.n_q() : 0});
+  const int64_t wide = model.config.wide_norms ? model.n_q() : 0;
+  const size_t panel = 2 * BAND * PANEL_ROWS;
+  const size_t row = (size_t)std::max<int64_t>({model.n_input(), model.config.head_dim, wide});
   const size_t scratch = std::max({panel, row, attention_scratch(model, plan)});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
   model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));
