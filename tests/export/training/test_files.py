@@ -50,7 +50,7 @@ def test_the_recipe_is_kept_and_another_one_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     for _ in range(2):
         recipe.keep(folder, RECIPE)
-    with pytest.raises(RequestError, match=r"seed 0 instead of 1.*--work"):
+    with pytest.raises(RequestError, match=r"seed 0 instead of 1.*\(work\)"):
         recipe.keep(folder, replace(RECIPE, n_answer=256, seed=1))
     for damaged in (b"", b"{", b"[]", b"\xff"):
         (folder / recipe.FILE).write_bytes(damaged)
