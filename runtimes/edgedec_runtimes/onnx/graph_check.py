@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from edgedec.errors import ModelFormatError
-from edgedec_runtimes.onnx.protobuf import BYTES, VARINT, damaged, fields, signed, varint
+from edgedec_runtimes.onnx.protobuf import BYTES, VARINT, damaged, fields, whole_numbers
 
 MOST_GRAPH_BYTES = 64 << 20
 _DEEPEST = 16
@@ -123,7 +123,7 @@ def _tensor(message: memoryview, data_files: Mapping[str, int]) -> External | No
             raise damaged(f"a tensor has the field {number} twice")
         seen.add(number)
         if number == _DIMS:
-            dims += _numbers(value)
+            dims += whole_numbers(value)
         elif number in (_TYPE, _LOCATION) and kind == VARINT and isinstance(value, int):
             data_type, location = (value, location) if number == _TYPE else (data_type, value)
         elif number in (_RAW, _EXTERNAL, *_TENSOR_TEXT) and kind == BYTES and isinstance(value, memoryview):
@@ -146,17 +146,6 @@ def _tensor(message: memoryview, data_files: Mapping[str, int]) -> External | No
     if location != 1 or n_raw is not None or has_data:
         raise damaged(f"the tensor {name[:80]!r} is both inside and outside the graph")
     return _place(name, entries, n_bytes, data_files)
-
-
-def _numbers(value: int | memoryview) -> list[int]:
-    """Return the int64s of a field, which may be packed."""
-    if isinstance(value, int):
-        return [signed(value)]
-    numbers, at = [], 0
-    while at < len(value):
-        number, at = varint(value, at)
-        numbers.append(signed(number))
-    return numbers
 
 
 def _n_bytes(name: str, dims: list[int], data_type: int) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import storage_error
 from edgedec_runtimes.onnx.exported import Export
-from edgedec_runtimes.onnx.protobuf import damaged, fields, signed, varint
+from edgedec_runtimes.onnx.protobuf import damaged, fields, signed, whole_numbers
 
 FLOAT, UINT8 = 1, 2
 """TensorProto.DataType."""
@@ -105,7 +105,7 @@ def _add_tensor(parts: GraphParts, message: memoryview, prefixes: tuple[str, ...
     dtype, inside, place = None, None, {}
     for number, _, value in found:
         if number == _DIMS:
-            shape += _whole_numbers(value)
+            shape += whole_numbers(value)
         elif number == _TYPE and isinstance(value, int):
             dtype = _DTYPES.get(value)
         elif number == _RAW and isinstance(value, memoryview):
@@ -140,14 +140,3 @@ def _add_operator(parts: GraphParts, message: memoryview, prefixes: tuple[str, .
 
 def _text(value: object) -> str:
     return bytes(value).decode(errors="replace") if isinstance(value, memoryview | bytes) else ""
-
-
-def _whole_numbers(value: int | memoryview) -> list[int]:
-    """Return the int64s of a field, which may be packed."""
-    if isinstance(value, int):
-        return [signed(value)]
-    numbers, at = [], 0
-    while at < len(value):
-        number, at = varint(value, at)
-        numbers.append(signed(number))
-    return numbers

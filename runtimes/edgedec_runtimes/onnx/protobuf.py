@@ -79,3 +79,14 @@ def _taken(message: memoryview, at: int, n_bytes: int) -> tuple[memoryview, int]
     if n_bytes > len(message) - at:
         raise damaged(f"a field of {n_bytes} bytes stands where {len(message) - at} are left")
     return message[at : at + n_bytes], at + n_bytes
+
+
+def whole_numbers(value: int | memoryview) -> list[int]:
+    """Return the int64s of a field, which may be packed."""
+    if isinstance(value, int):
+        return [signed(value)]
+    numbers, at = [], 0
+    while at < len(value):
+        number, at = varint(value, at)
+        numbers.append(signed(number))
+    return numbers
