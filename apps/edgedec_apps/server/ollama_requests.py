@@ -132,6 +132,6 @@ def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:
     n_ctx = fields.whole("num_ctx", low=1)
     for name, values in _NEUTRAL.items():
         fields.only(name, *values)
-    fields.skip("mirostat_tau", "mirostat_eta", *_OF_LOADING)
+    fields.skip("mirostat_tau", "mirostat_eta", "draft_num_predict", *_OF_LOADING)  # drafts never change the text
     fields.end()
     return checked(fields, given, _NAMES), n_ctx

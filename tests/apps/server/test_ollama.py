@@ -118,6 +118,17 @@ def test_refusals_name_the_option(client: Any, options: dict[str, Any], words: s
     assert words in caught.value.error
 
 
+def test_the_length_of_drafts_changes_nothing(server: Running) -> None:
+    """draft_num_predict is accepted, and the text is the one without it."""
+    options = {"num_predict": 6, "temperature": 0}
+    asked = {"model": "tiny", "prompt": "Hi", "raw": True, "stream": False}
+    plain, drafted = (
+        server.client.post("/api/generate", json=asked | {"options": options | more}).json()
+        for more in ({}, {"draft_num_predict": 4})
+    )
+    assert drafted["response"] == plain["response"] != ""
+
+
 def test_another_model_is_not_found(client: Any) -> None:
     """Another model's name is a 404."""
     with pytest.raises(ollama.ResponseError, match="there is no model 'llama9' here") as caught:
