@@ -124,6 +124,7 @@ class ActiveDrafter:
     gain: float = _FIRST_GAIN
     step_s: float = 0.0
     ask_s: float = 0.0
+    taught_s: float = 0.0
     n_left_out: int = 0
     unlearned: list[int] = field(default_factory=list)
 

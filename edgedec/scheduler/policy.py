@@ -36,6 +36,7 @@ from edgedec.stats import DecodeStats
 _DEADLINE_S = 1.0  # of a pinned drafter
 _LEAST_DEADLINE_S = 0.05  # of any other drafter; half a step where that is longer
 _MOST_NODES = 24  # that a cheap drafter is asked for
+_NEWEST = 1 / 16  # weight of the latest step in what teaching a drafter takes
 _MOST_MISSED = 512  # tokens that a draft model reads at most to catch up: half its window
 
 
@@ -132,20 +133,23 @@ class Policy:
         room: int,
     ) -> tuple[list[float], list[int], float]:
         """Ask a costly drafter where that pays; return the path probabilities, the nodes chosen and their rate."""
-        paths, nodes, rate = chosen
+        begun, (paths, nodes, rate) = perf_counter(), chosen
         before = self._best(paths, nodes, cost)
         plan = plan_draft(active, self._log, self._options, cost, n_max, before, room)
         if plan is None:
             return chosen
         self._floor.path_probability = plan.least_path
-        seconds = active.share_s(self.drafters.ask(stats, active, tree, plan.n_max, plan.extra_s))
+        asked_s = self.drafters.ask(stats, active, tree, plan.n_max, plan.extra_s)
+        seconds = active.share_s(asked_s)
         if active.draft.tokens:
             paths = tree.paths()
             nodes, rate = choose_nodes(tree, paths, cost, n_max, 0.0, self._curve, self._options)
         drawn = active.draft is self.drafters.drawn
         found = self._drawn(active, cost) if drawn else self._best(paths, nodes, cost)
         mean_rate = (1 + self._log.others) * max(1 / cost(0), self._log.tokens_per_s)  # of all requests alike
-        note_draft(active, plan, seconds, found.gain_s(before, mean_rate), cost, greedy=self._options.greedy)
+        beside_s = active.taught_s + perf_counter() - begun - asked_s
+        gain_s = found.gain_s(before, mean_rate) - beside_s
+        note_draft(active, plan, seconds, gain_s, cost, greedy=self._options.greedy)
         return paths, nodes, rate
 
     def _best(self, paths: Sequence[float], nodes: Sequence[int], cost: Cost) -> Best:
@@ -221,8 +225,11 @@ class Policy:
             active.drafter.accept(own, hidden)
         except Exception as error:  # a drafter never ends the text
             self.drafters.drop(stats, active, error)
-        if not active.costly:
-            active.note_step(n_gained, active.ask_s + perf_counter() - started)
+        taught_s = perf_counter() - started
+        if active.costly:
+            active.taught_s += _NEWEST * (taught_s - active.taught_s)
+        else:
+            active.note_step(n_gained, active.ask_s + taught_s)
 
     def _score(self, stats: DecodeStats, active: ActiveDrafter, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Score a drafter's proposal and return the nodes that were right, except for the step's last token."""

@@ -14,6 +14,7 @@ _LEAST_LEVEL = 0.1  # of the mean seconds of a level: a level more never takes l
 _FIRST = 8  # drafts before their worth is judged
 _KEPT = 0.97  # of the mean, with every draft
 _KEPT_OF_TRIALS = 0.85  # trials are few and far between
+_LEAST_GAIN = 1.15  # times its price that a draft must be worth: nodes are chosen where estimates are too high
 _ODD = 3.0  # times the expected price: more than that is a busy machine or a first call, not a price
 
 
@@ -80,7 +81,7 @@ class Worth:
 
     def pays(self, among_others: bool) -> bool:
         """Tell whether the next draft is expected to be worth its price; the first drafts are made to find out."""
-        return self.n_drafts[among_others] < _FIRST or self.gains[among_others] > self.price
+        return self.n_drafts[among_others] < _FIRST or self.gains[among_others] > _LEAST_GAIN * self.price
 
     def note(self, gain: float, price: float, *, among_others: bool, is_trial: bool) -> None:
         """Take a draft that was worth `gain` and took `price`, both in plain steps."""
