@@ -115,7 +115,8 @@ def test_other_addresses_have_places_of_their_own(few: Running) -> None:
     endless = request(body=json.dumps(ENDLESS | {"stream": False}).encode())
     few.client.get("/health")
     with started_requests(few, 3, endless), connected(few, source="127.0.0.2") as (other,), connected(few) as (fifth,):
-        few.client.get("/health")
+        with suppress(httpx.ReadError):  # the client's connection may be the idle one that gives way to the fifth
+            few.client.get("/health")
         other.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert rest(other).startswith(b"HTTP/1.1 200 ")
         fifth.close()
