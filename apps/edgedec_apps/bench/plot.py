@@ -25,7 +25,7 @@ class Series:
 
 
 def series(document: Figures) -> list[Series]:
-    """Return the bars of a benchmark's JSON object, by task and for "all"; a way without any speed is left out."""
+    """Return the bars of a benchmark's JSON object, by task and for "all"; a way that was not measured is left out."""
     groups = {**document["tasks"], "all": document["all"]}
     found = [
         Series(f"edgedec, draft {document['draft']}", {name: each["tok_s"] for name, each in groups.items()}),

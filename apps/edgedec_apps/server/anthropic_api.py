@@ -1,6 +1,5 @@
 """Anthropic's interface: /v1/messages and /v1/messages/count_tokens."""
 
-import asyncio
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -9,10 +8,10 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec_apps.server.anthropic_forms import MessageForm
 from edgedec_apps.server.anthropic_requests import read_message
-from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.computed import Computed
 from edgedec_apps.server.generation import TextRequest
 from edgedec_apps.server.lent import Lending, Wanted
+from edgedec_apps.server.naming import read_named
 from edgedec_apps.server.prompts import read_prompts
 from edgedec_apps.server.reply import Dialect, Reply
 from edgedec_apps.server.service import Service
@@ -30,9 +29,7 @@ def routes() -> list[BaseRoute]:
 
 async def create(request: Request, service: Service) -> Response:
     """Answer a chat."""
-    fields = await read_fields(request, service.settings)
-    service.require_ready()
-    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+    fields, named = await read_named(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         texts, streams = read_message(fields, lease.loaded.engine)
@@ -43,9 +40,7 @@ async def create(request: Request, service: Service) -> Response:
 
 async def count_tokens(request: Request, service: Service) -> Response:
     """Count the tokens of a chat's prompt."""
-    fields = await read_fields(request, service.settings)
-    service.require_ready()
-    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+    fields, named = await read_named(request, service)
 
     async def compute(lending: Lending) -> dict[str, Any]:
         engine = lending.lease.loaded.engine

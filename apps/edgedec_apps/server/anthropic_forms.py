@@ -56,7 +56,7 @@ class MessageForm:
         yield _event("message_stop")
 
     def end(self, generations: list[Generation]) -> Iterable[bytes]:
-        """Return nothing: the last event of `finished` is the last one."""
+        """Return nothing, as finished() has sent the last event."""
         return ()
 
     def failed(self, error: BaseException) -> bytes:

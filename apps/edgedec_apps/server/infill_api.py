@@ -1,6 +1,5 @@
 """llama-server's /infill: what belongs between two texts, in its form."""
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
@@ -11,11 +10,11 @@ from starlette.routing import BaseRoute, Route
 from edgedec.api.engine import Engine
 from edgedec.decoding.infill import Gap
 from edgedec.sequence import Generation
-from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import problem_of
 from edgedec_apps.server.fields import Fields
 from edgedec_apps.server.generation import Begun, Finished, Piece, TextRequest
 from edgedec_apps.server.lent import Wanted
+from edgedec_apps.server.naming import read_named
 from edgedec_apps.server.openai_forms import report
 from edgedec_apps.server.reply import Dialect, Reply
 from edgedec_apps.server.requests import (
@@ -47,9 +46,7 @@ def routes() -> list[BaseRoute]:
 
 async def infill(request: Request, service: Service) -> Response:
     """Write what belongs into a gap."""
-    fields = await read_fields(request, service.settings)
-    service.require_ready()
-    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+    fields, named = await read_named(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         texts, stream, warms_up = read_infill(fields, lease.loaded.engine)
@@ -121,7 +118,7 @@ class InfillForm:
         yield sse(self._document(finished.generation, "", queued_s))
 
     def end(self, generations: list[Generation]) -> Iterable[bytes]:
-        """Return nothing: the event of `finished` is the last one."""
+        """Return nothing, as finished() has sent the last event."""
         return ()
 
     def failed(self, error: BaseException) -> bytes:

@@ -8,12 +8,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from edgedec.layer_skip.skipping_model import lossy_note
-from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.generation import TextRequest
 from edgedec_apps.server.lent import Wanted
 from edgedec_apps.server.model_files import with_files
 from edgedec_apps.server.models import ModelFile
 from edgedec_apps.server.names import Named
+from edgedec_apps.server.naming import read_named
 from edgedec_apps.server.ollama_forms import timestamp
 from edgedec_apps.server.openai_forms import ChatForm, CompletionForm
 from edgedec_apps.server.reply import Dialect, Reply
@@ -50,9 +50,7 @@ async def model(request: Request, service: Service) -> Response:
 
 async def chat_completions(request: Request, service: Service) -> Response:
     """Answer a chat."""
-    fields = await read_fields(request, service.settings)
-    service.require_ready()
-    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+    fields, named = await read_named(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         engine = lease.loaded.engine
@@ -64,9 +62,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
 
 async def completions(request: Request, service: Service) -> Response:
     """Continue texts."""
-    fields = await read_fields(request, service.settings)
-    service.require_ready()
-    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+    fields, named = await read_named(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         tokenizer = lease.loaded.engine.tokenizer

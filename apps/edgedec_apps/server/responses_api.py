@@ -1,16 +1,15 @@
 """OpenAI's /v1/responses: answers, and those that are kept."""
 
-import asyncio
 from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.generation import TextRequest
 from edgedec_apps.server.lent import Wanted
+from edgedec_apps.server.naming import read_named
 from edgedec_apps.server.reply import Dialect, Reply
 from edgedec_apps.server.responses_forms import ResponseForm
 from edgedec_apps.server.responses_requests import read_response
@@ -30,9 +29,7 @@ def routes() -> list[BaseRoute]:
 
 async def create(request: Request, service: Service) -> Response:
     """Answer a conversation."""
-    fields = await read_fields(request, service.settings)
-    service.require_ready()
-    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+    fields, named = await read_named(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         engine = lease.loaded.engine

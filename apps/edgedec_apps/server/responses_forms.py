@@ -75,7 +75,7 @@ class ResponseForm:
         yield self._event(f"response.{document['status']}", response=document)
 
     def end(self, generations: list[Generation]) -> Iterable[bytes]:
-        """Return nothing: the event of `finished` is the last one."""
+        """Return nothing, as finished() has sent the last event."""
         return ()
 
     def failed(self, error: BaseException) -> bytes:

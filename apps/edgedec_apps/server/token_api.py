@@ -8,9 +8,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from edgedec.tokenizer import Tokenizer
-from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.computed import Computed
 from edgedec_apps.server.lent import Lending, Wanted
+from edgedec_apps.server.naming import read_named
 from edgedec_apps.server.prompts import encode
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.web import endpoint
@@ -29,9 +29,7 @@ def routes() -> list[BaseRoute]:
 
 async def tokenize(request: Request, service: Service) -> Response:
     """Answer with the token ids of a text, and with their pieces where the request wants them."""
-    fields = await read_fields(request, service.settings)
-    service.require_ready()
-    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+    fields, named = await read_named(request, service)
     text = fields.text("content")
     if text is None:
         raise fields.refusal("content", "is missing; give it")
@@ -66,9 +64,7 @@ def _with_piece(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
 
 async def detokenize(request: Request, service: Service) -> Response:
     """Answer with the text of token ids."""
-    fields = await read_fields(request, service.settings)
-    service.require_ready()
-    named = await asyncio.to_thread(service.names.find, fields.text("model") or None)
+    fields, named = await read_named(request, service)
     tokens = fields.required("tokens")
     fields.end()
 

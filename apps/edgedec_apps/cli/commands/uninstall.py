@@ -1,4 +1,4 @@
-"""edgedec uninstall: what edgedec keeps on this machine, deleting it, and how to remove the program."""
+"""edgedec uninstall: list what edgedec keeps on this machine, delete it if asked to, say how to remove the program."""
 
 import os
 import shlex
