@@ -14,15 +14,15 @@ import httpx
 import numpy as np
 import pytest
 from support.command_line import PATIENCE_S, finish, start
+from support.large_grammars import LARGE, NASTY, followed, forget_peak, measured
 from support.real_models import real_model
 
 import edgedec
-from edgedec.errors import RequestError
 from edgedec.gguf.file import read_gguf
 from edgedec.grammar import LEAST_GRAMMAR_BYTES, Grammar
-from edgedec.memory.system import resident_bytes, return_free_memory
+from edgedec.memory.system import resident_bytes
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.grammar.compiler import Llguidance, MatcherState
+from edgedec_runtimes.grammar.compiler import Llguidance
 from edgedec_runtimes.tokenizer import open_tokenizer
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
@@ -32,27 +32,7 @@ pytestmark = [
 ]
 
 MB = 1_000_000
-NASTY = "((a{1,300}|b{1,300}){1,300}){1,300}"
 N_MB = 185
-LARGE: dict[str, Grammar] = {
-    "counts in counts": Grammar.regex(NASTY),
-    "something long ago": Grammar.regex(".*a.{500}"),
-    "letters of all scripts": Grammar.regex(r"(\w{1,200} ){1,200}"),
-    "terminals": Grammar.lark(
-        "start: x+\nx: " + " | ".join(f"T{i}" for i in range(500)) + "\n"
-        "" + "\n".join(f"T{i}: /[a-z]{{1,{i + 1}}}{i}/" for i in range(500))
-    ),
-    "optional properties": Grammar.json_schema(
-        {"properties": {f"p{i}": {"type": "integer"} for i in range(3000)}, "additionalProperties": False}
-    ),
-    "lists": Grammar.json_schema({"examples": [[]] * 240_000}),
-    "references": Grammar.json_schema(
-        {"$ref": "#/$defs/0", "$defs": {str(i): {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(1900)}}
-    ),
-    "cases": Grammar.json_schema(
-        {"anyOf": [{"required": [f"k{i}{j}" for j in range(8)], "maxProperties": 8} for i in range(700)]}
-    ),
-}
 
 
 @pytest.fixture(scope="module")
@@ -61,47 +41,14 @@ def tokenizer() -> Tokenizer:
     return open_tokenizer(read_gguf(real_model("smollm2-135m.gguf")))
 
 
-def _peak_bytes() -> int:
-    """Return the most that was held since _forget_peak, on Linux."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    assert found is not None
-    return int(found[1]) * 1024
-
-
-def _forget_peak() -> int:
-    """Begin anew with the peak, and return what is held now."""
-    return_free_memory()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return resident_bytes() or 0
-
-
-def _followed(state: MatcherState, tokenizer: Tokenizer, n_tokens: int, seed: int = 0) -> int:
-    """Take allowed tokens, any of them, until the grammar is at an end; return how many."""
-    drawn = np.random.default_rng(seed)
-    is_text = np.array([not tokenizer.is_end(i) for i in range(tokenizer.n_vocab)])
-    for n in range(n_tokens):
-        ids = np.flatnonzero(state.allowed() & is_text)
-        if not len(ids):
-            return n
-        state.forced()
-        assert state.advance(int(ids[drawn.integers(len(ids))]))
-    return n_tokens
-
-
 @pytest.mark.parametrize("name", LARGE)
-def test_a_large_grammar_stays_within_what_it_may_take(tokenizer: Tokenizer, name: str) -> None:
+def test_a_large_grammar_stays_within_what_it_may_take(name: str) -> None:
     """Compiled and followed it takes at most twice the bytes given, or is refused by name with what to do."""
-    compiler = Llguidance(tokenizer, LEAST_GRAMMAR_BYTES)
-    compiler.compile(Grammar.regex("a+")).allowed()
-    held = _forget_peak()
-    said = "the grammar went through, or allow more memory: of it, 6.0 MB are for a grammar"
-    try:
-        _followed(compiler.compile(LARGE[name]), tokenizer, 100)
-    except RequestError as refused:
-        said = str(refused)
-    assert "or allow more memory: of it, 6.0 MB are for a grammar" in said
-    assert re.search("the (regular expression '|grammar|JSON schema)", said), said
-    assert _peak_bytes() - held <= 2 * LEAST_GRAMMAR_BYTES
+    taken, refused = measured(name, real_model("smollm2-135m.gguf"))
+    if refused:
+        assert "or allow more memory: of it, 6.0 MB are for a grammar" in refused
+        assert re.search("the (regular expression '|grammar|JSON schema)", refused), refused
+    assert taken <= 2 * LEAST_GRAMMAR_BYTES
 
 
 def test_what_a_matcher_has_met_is_no_part_of_the_text(tokenizer: Tokenizer) -> None:
@@ -127,10 +74,10 @@ def test_what_a_text_took_goes_back(tokenizer: Tokenizer) -> None:
     """Grammars that were followed, one after the other, leave no more than the remembered few behind."""
     compiler = Llguidance(tokenizer, 64 * MB)
     compiler.compile(Grammar.regex("a+")).allowed()
-    held = _forget_peak()
+    held = forget_peak()
     for i in range(12):
         state = compiler.compile(Grammar.regex(f"(a{{1,300}}|b{{1,300}}|{i}){{1,300}}.*a.{{{300 + i}}}"))
-        _followed(state, tokenizer, 30)
+        followed(state, tokenizer, 30)
         state.close()
     assert (resident_bytes() or 0) - held <= 64 * MB // 5
 
@@ -141,7 +88,7 @@ def test_what_one_text_met_ends_no_other(tokenizer: Tokenizer) -> None:
     reached = []
     for seed in range(4):
         state = compiler.compile(Grammar.regex(".*a.{500}"))
-        reached.append(_followed(state, tokenizer, 40, seed))
+        reached.append(followed(state, tokenizer, 40, seed))
         state.close()
     assert reached == [40] * 4
 
