@@ -1,12 +1,8 @@
-"""The engine that an application holds: a loaded model that generates, streams and chats."""
+"""The engine that an application holds: a loaded model that generates, streams, chats and embeds."""
 
-import os
-import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,40 +10,23 @@ from numpy.typing import NDArray
 from edgedec.api import async_api as aio
 from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.embedding import Embedder
-from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
-from edgedec.api.request_options import Prompt, RequestOptions, SamplingOptions, as_token_ids, require_rule
+from edgedec.api.request_options import Prompt, RequestOptions
+from edgedec.api.text_engine import TextEngine, finished
 from edgedec.chat import ChatTemplate, Message, thinking_variables
-from edgedec.cost_curve import CostCurve
 from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.infill import Gap, gap_ids
-from edgedec.decoding.prompt_length import encode_prompt
-from edgedec.decoding.session_pool import SessionPool
-from edgedec.errors import CancelledError, RequestError, TemplateError, argument
+from edgedec.errors import CancelledError, TemplateError, argument
 from edgedec.gguf.pooling import Pooling
-from edgedec.grammar import GRAMMAR_BYTES, Grammars, chosen_grammar
+from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.memory_plan import MemoryPlan
-from edgedec.model import LayerSet, Model, ModelCard, Session
+from edgedec.model import Model
 from edgedec.progress import CancelToken
-from edgedec.sampling import SamplingParams
-from edgedec.scheduler.recorder import share_of_halves
-from edgedec.sequence import COUPLED, Generation, Request
-from edgedec.tokenizer import Tokenizer
+from edgedec.sequence import Generation
 
 
-class Engine:
-    """A loaded model, as edgedec.load returns it. Several threads may use it.
-
-    As many requests as it was loaded for (n_parallel) are generated at the same time and share forwards; further ones
-    wait for their turn.
-
-    Attributes:
-        model: The runtime's model, for forwards without sampling.
-        card: The facts of the model.
-        tokenizer: The model's tokenizer.
-        plan: The memory plan that the model was loaded under; without terms where nothing was planned.
-        held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
-    """
+class Engine(TextEngine):
+    """A loaded model, as edgedec.load returns it: TextEngine, with chats, vectors, gaps and an event loop's methods."""
 
     def __init__(
         self,
@@ -59,120 +38,9 @@ class Engine:
         grammar_bytes: int = GRAMMAR_BYTES,
         path: Path | None = None,
     ) -> None:
-        self.model = model
-        self.card: ModelCard = model.card
-        self.tokenizer: Tokenizer = model.tokenizer
-        self._small_model = small_model
-        self._pool = SessionPool(slots)
-        self._embedder = Embedder(self._pool, model.card, path)
-        self._slot = slots[0]
+        super().__init__(model, slots, plan, small_model, grammar_bytes)
         self._template = template
-        self._grammars = Grammars(self.tokenizer, grammar_bytes)
-        self.plan = plan
-        self.held_bytes = 0
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens of the context of a generation."""
-        return self._slot.session.n_ctx
-
-    @property
-    def curve(self) -> CostCurve:
-        """The measured cost of forwards."""
-        return self._slot.curve
-
-    @property
-    def n_prompt_max(self) -> int:
-        """Most tokens of a prompt: one fewer than a text may have, which is the context unless that slides."""
-        return self._slot.session.n_text_max - 1
-
-    def forget(self) -> None:
-        """Forget what the drafters keep between requests, and what was measured of their acceptance.
-
-        So a trained head that rests, because it accepted too little, drafts again.
-        """
-        if self._slot.drafting is not None:
-            with self._pool.all() as slots:
-                for slot in slots:
-                    if slot.drafting is not None:
-                        slot.drafting.forget()
-
-    def session(self, n_ctx: int | None = None) -> Session:
-        """Open a session of the runtime, with a KV cache of its own, for forwards without sampling; you close it.
-
-        `n_ctx` is its context in tokens, the engine's by default.
-        """
-        return self._slot.session.open(n_ctx or self.n_ctx)
-
-    def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
-        """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
-
-        Raises:
-            RequestError: An option is unknown or out of range.
-        """
-        unknown = set(options) - set(SamplingParams.names())
-        if unknown:
-            raise RequestError(
-                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SamplingParams.names())}; of a "
-                f"request also {', '.join(sorted(set(RequestOptions.__annotations__) - set(SamplingParams.names())))}"
-            )
-        return replace(replace(SamplingParams(), **self.card.sampling_defaults), **options)  # type: ignore[arg-type]
-
-    def generate(
-        self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
-    ) -> Generation:
-        """Generate a text after a prompt (text, or token ids) and return it whole; options and errors as of stream().
-
-        When `cancel` stops it, the text so far is returned, with finish_reason "cancelled".
-        """
-        return _finished(self.stream(prompt, cancel=cancel, **options))
-
-    def stream(
-        self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
-    ) -> TokenStream:
-        """Generate token by token after a prompt (text, or token ids). Dropping the stream stops the generation.
-
-        Args:
-            prompt: The text or the token ids to go on from.
-            cancel: Stops the generation, from any thread.
-            **options: Those of edgedec.api.request_options.RequestOptions: the fields of SamplingParams, and reuse,
-                draft, verify, grammar, json_schema, json_close and on_progress.
-
-        Raises:
-            PromptTooLongError: The prompt does not fit the context.
-            RequestError: An option is unknown or out of range, the prompt is empty, the grammar is invalid or not
-                supported, or json_close finds no text of the grammar within max_tokens.
-        """
-        reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
-        close, on_progress = options.pop("json_close", False), options.pop("on_progress", None)
-        grammar = options.pop("grammar", None), options.pop("json_schema", None)
-        request = self._request(prompt, cast(SamplingOptions, options))
-        require_rule(rule)
-        request = replace(request, reuse=reuse, draft=draft, rule=rule)
-        chosen = chosen_grammar(*grammar, close=close)
-        bias = request.sampling.logit_bias
-        constraint = None if chosen is None else self._grammars.open(chosen, bias, close=close)
-        return TokenStream(self._pool, request, cancel, on_progress, constraint)
-
-    def _request(self, prompt: Prompt, options: SamplingOptions) -> Request:
-        """Return the plain request for a prompt, with a seed drawn where none is given."""
-        if self.card.pooling is not None:
-            raise RequestError(
-                f"{self.card.name!r} is an embedding model, which writes no texts; use embed(), or load another model"
-            )
-        token_ids, sampling = self.prompt_ids(prompt), self.sampling(**options)
-        return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)
-
-    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return a prompt's token ids.
-
-        Raises:
-            PromptTooLongError: The prompt is a text that does not fit the context.
-            RequestError: The prompt is neither a text nor a sequence of whole numbers.
-        """
-        if isinstance(prompt, str):
-            return tuple(encode_prompt(self.tokenizer, prompt, self.n_prompt_max))
-        return as_token_ids(prompt)
+        self._embedder = Embedder(self._pool, model.card, path)
 
     def embed(
         self,
@@ -246,7 +114,7 @@ class Engine:
             PromptTooLongError: The conversation does not fit the context; see fit_messages.
             RequestError: The template can't do what `think` says; or as stream().
         """
-        return _finished(self.chat_stream(messages, cancel=cancel, think=think, **options))
+        return finished(self.chat_stream(messages, cancel=cancel, think=think, **options))
 
     def chat_stream(
         self,
@@ -328,23 +196,6 @@ class Engine:
         """
         return self._chats().fit(messages, self.n_ctx - 1 - n_reserved)
 
-    def record(
-        self,
-        prompt: Prompt,
-        *,
-        share: Callable[[LayerSet], float] = share_of_halves,
-        **options: Unpack[SamplingOptions],
-    ) -> Generation:
-        """Generate plainly, and return in `proposals` what the drafters proposed after every token.
-
-        Args:
-            prompt: The text or the token ids to go on from.
-            share: Gives the share of a token's bytes, the head's included, that a set of half-layers reads; it is noted
-                for each forward that drafting makes.
-            **options: The fields of SamplingParams.
-        """
-        return _finished(TokenStream(self._pool, replace(self._request(prompt, options), record=share)))
-
     async def agenerate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Generation:
         """Generate without blocking the event loop; cancelling the task stops the generation."""
         return await aio.in_thread(lambda cancel: self.generate(prompt, cancel=cancel, **options))
@@ -364,87 +215,3 @@ class Engine:
     ) -> aio.AsyncTokenStream:
         """Answer token by token without blocking the event loop; leaving the loop stops the generation."""
         return aio.AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, think=think, **options))
-
-    def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
-        """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.
-
-        Raises:
-            StorageError: The file can't be written, or another file has its name.
-            CapabilityError: The session can't be saved.
-        """
-        with self._pool.all():
-            write_prompt_cache(Path(path), cache_of(self._pool.last))
-
-    def load_prompt_cache(self, path: str | os.PathLike[str]) -> int:
-        """Restore the KV cache from a file of save_prompt_cache; return how many tokens it holds.
-
-        Raises:
-            ModelFormatError: The file is damaged, or was made with another model, release or options.
-            StorageError: The file can't be read.
-        """
-        cache = read_prompt_cache(Path(path), self.card.fingerprint)
-        with self._pool.all():
-            restore_cache(self._pool.last, cache)
-        return len(cache.token_ids)
-
-    def save_draft_store(self) -> None:
-        """Write the file of load(draft_store=...) now, as close() does, if there is something new to write.
-
-        Raises:
-            StorageError, ModelFormatError: The file can't be written, or is another model's by now; close() then
-                does not try again.
-        """
-        if self._slot.drafting is not None:
-            with self._pool.all():
-                self._slot.drafting.save()
-
-    def close(self) -> None:
-        """End all streams, paused ones too, and free the model; calling it again does nothing.
-
-        A stream that is ended raises StopIteration at its next token; its finish_reason is "cancelled". If close() is
-        called from within a stream (by on_progress or a drafter), the model is freed after that stream's step.
-
-        Raises:
-            StorageError, ModelFormatError: The model is freed, but the draft store could not be written.
-        """
-        for slot in self._pool.slots:
-            slot.closing = True
-            slot.session.cancel()
-        if os.getpid() != self._slot.pid:  # in a forked child
-            self._close_models()
-            return
-        streams = [stream for slot in self._pool.slots if (stream := slot.stream and slot.stream())]
-        for stream in streams:
-            stream.cancel()  # all of them, before the first is waited for
-        if any(stream.close_soon(self.close) for stream in streams):
-            return
-        for stream in streams:
-            stream.close()
-        with self._pool.all():
-            self._close_models()
-
-    def _close_models(self) -> None:
-        self.held_bytes = 0
-        drafting = self._slot.drafting
-        for slot in self._pool.slots:
-            if slot.drafting is not None:
-                slot.drafting.close()
-        if self._small_model is not None:
-            self._small_model.close()
-        self.model.close()
-        if drafting is not None and os.getpid() == self._slot.pid:
-            drafting.save()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _finished(stream: TokenStream) -> Generation:
-    for _ in stream:
-        pass
-    return stream.generation
