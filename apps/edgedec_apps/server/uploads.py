@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.room import SHARE, Share
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.web import endpoint
+from edgedec_runtimes.shared.child_environment import child_environment
 
 _MODULE = "edgedec_apps.server.pdf_text"
 _PATIENCE_S = 20.0
@@ -84,9 +84,12 @@ async def _read(data: bytes, n_bytes: int, service: Service) -> dict[str, Any]:
 
 
 def _run(data: bytes, n_bytes: int, cancel: CancelToken) -> dict[str, Any]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen(
-        _command(n_bytes), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        _command(n_bytes),
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     with process, cancel.calling(process.kill):
         if cancel.cancelled:

@@ -23,6 +23,7 @@ from edgedec.progress import CancelToken, OnProgress, Progress, check_cancelled
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec_export.training.collecting import Collecting, collect
 from edgedec_export.training.lessons import first_files, lesson_files
+from edgedec_runtimes.shared.child_environment import child_environment
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 _LOOK_EVERY_S = 0.2
@@ -101,7 +102,7 @@ def _processes(target: Target, jobs: Sequence[Collecting]) -> Iterator[list[subp
     try:
         for job in jobs:
             process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
+                [sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment()
             )
             processes.append(process)
             assert process.stdin is not None
@@ -114,11 +115,6 @@ def _processes(target: Target, jobs: Sequence[Collecting]) -> Iterator[list[subp
         for process in processes:
             process.communicate()
         remove_temporaries(jobs[0].folder)
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of a process that imports what this one imports."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _check_running(processes: Sequence[subprocess.Popen[bytes]]) -> None:
