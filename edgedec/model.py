@@ -245,6 +245,13 @@ class Session(Protocol):
             CancelledError: cancel() was called; n_cached counts the chunks that were completed.
         """
 
+    def together(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Evaluate items of this session and of its forks in one forward, and return their results in the same order.
+
+        No session has two items. Raises what forward() raises.
+        """
+        return self.model.forward(items)
+
     def exact_rows(self, n_past: int) -> int | None:
         """Return how many rows of a forward at `n_past` may have the bits of single steps, as far as is known.
 

@@ -11,7 +11,7 @@ forwards of any other model run one after another.
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -106,22 +106,26 @@ class Batcher:
         """Return how many rows of a session's prompt one forward reads."""
         return PIECE_ROWS if self._due - {session} else LONE_PIECE_ROWS
 
-    def forward(self, session: "BatchedSession", item: ForwardItem) -> Forward:
-        """Evaluate an item together with the items of other sessions that come at the same time.
+    def forwards(self, items: Sequence[tuple["BatchedSession", ForwardItem]]) -> list[Forward]:
+        """Evaluate an item of each of some sessions, together with the items of others that come at the same time.
 
         Returns:
-            The item's result, in arrays of its own.
+            The items' results, in arrays of their own.
 
         Raises:
             What Session.forward raises. An item that is refused does not affect the other sessions.
         """
-        ticket = _Ticket(session, item, monotonic())
-        result = self._result(ticket)
-        session.shared = ticket.shared or session.shared
-        assert isinstance(result, Forward), "the result of an item is a forward"
-        if ticket.cancelled and item.parents is None:  # the rows of a tree are still to be chosen from, or dropped
-            raise CancelledError("a forward was cancelled")
-        return result
+        tickets = [_Ticket(session, item, monotonic()) for session, item in items]
+        self._wait_for_all(tickets)
+        forwards = []
+        for ticket in tickets:
+            ticket.session.shared = ticket.shared or ticket.session.shared
+            forward = _result_of(ticket)
+            assert isinstance(forward, Forward), "the result of an item is a forward"
+            forwards.append(forward)
+        if any(ticket.cancelled and item.parents is None for ticket, (_, item) in zip(tickets, items, strict=True)):
+            raise CancelledError("a forward was cancelled")  # of a tree, rows are still to be chosen from, or dropped
+        return forwards
 
     def draft(self, session: "BatchedSession", call: HeadCall) -> SharedForward:
         """Answer a call of a session's head together with those of other sessions that come at the same time.
@@ -132,23 +136,23 @@ class Batcher:
             What HeadCall.answer raises. A call that fails does not affect the other sessions.
         """
         ticket = _Ticket(session, call, monotonic())
-        self._result(ticket)
+        self._wait_for_all([ticket])
+        _result_of(ticket)
         assert ticket.shared is not None, "what has a result was joined into something"
         return ticket.shared
 
-    def _result(self, ticket: _Ticket) -> Forward | HeadCall:
-        """Wait for the result of a ticket and return it, or raise its error."""
+    def _wait_for_all(self, tickets: Sequence[_Ticket]) -> None:
+        """Wait for the results of tickets of this thread, errors included."""
         with self.lock:
-            ticket.session.ticket = ticket
-            self._waiting.append(ticket)
+            for ticket in tickets:
+                ticket.session.ticket = ticket
+                self._waiting.append(ticket)
             try:
-                self._wait_for(ticket)
+                for ticket in tickets:
+                    self._wait_for(ticket)
             finally:
-                self._take_out(ticket)
-        if isinstance(ticket.result, BaseException):
-            raise ticket.result
-        assert ticket.result is not None, "_wait_for returns when there is a result"
-        return ticket.result
+                for ticket in tickets:
+                    self._take_out(ticket)
 
     def _wait_for(self, ticket: _Ticket) -> None:
         """Wait until a ticket has its result; evaluate a batch in this thread when there is one.
@@ -192,7 +196,7 @@ class Batcher:
             if ticket is None or not isinstance(ticket.item, ForwardItem):  # a draft takes a moment only
                 return
             ticket.cancelled = True
-            if ticket.running and not any(t.running for t in self._waiting if t is not ticket):
+            if ticket.running and not any(t.running and not t.cancelled for t in self._waiting):
                 session.inner.cancel()
             session.changed.notify()
 
@@ -256,6 +260,14 @@ class Batcher:
             self._waiting.remove(ticket)
             ticket.shared, ticket.result = shared, result
         self._wake_first()
+
+
+def _result_of(ticket: _Ticket) -> Forward | HeadCall:
+    """Return the result of a ticket that was waited for, or raise its error."""
+    if isinstance(ticket.result, BaseException):
+        raise ticket.result
+    assert ticket.result is not None, "who waits for a ticket goes on when there is a result"
+    return ticket.result
 
 
 class BatchedSession(OuterSession):
@@ -326,19 +338,34 @@ class BatchedSession(OuterSession):
             item = replace(item, n_past=n_past, tokens=tokens)
         return self._join(item)
 
-    def _join(self, item: ForwardItem) -> Forward:
-        """Evaluate an item in a joined forward; where it is given up, what lies beyond its n_past counts as dropped.
+    def together(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Evaluate items of this session and of its forks in one forward, with other sessions' items that come then."""
+        found = []
+        for item in items:
+            session = item.session
+            assert isinstance(session, BatchedSession), "a fork of a batched session is one, too"
+            session.cancelled = False
+            found.append((session, replace(item, session=session.inner)))
+        return self._joined(found)
 
-        Else the caller would take what is still there of an older text for the tokens of this item.
+    def _join(self, item: ForwardItem) -> Forward:
+        return self._joined([(self, item)])[0]
+
+    def _joined(self, items: Sequence[tuple["BatchedSession", ForwardItem]]) -> list[Forward]:
+        """Evaluate items in a joined forward; where it is given up, what lies beyond their n_past counts as dropped.
+
+        Else the caller would take what is still there of an older text for the tokens of an item.
         """
         try:
-            forward = self.batcher.forward(self, item)
+            forwards = self.batcher.forwards(items)
         except BaseException as error:
             if isinstance(error, CancelledError) or not isinstance(error, Exception):
-                self.n_valid = item.n_past
+                for session, item in items:
+                    session.n_valid = item.n_past
             raise
-        self.n_valid = None
-        return forward
+        for session, _ in items:
+            session.n_valid = None
+        return forwards
 
     def _is_cut(self, item: ForwardItem) -> bool:
         """Tell whether an item may be read in pieces: a prompt that fits, of which the last row is wanted."""

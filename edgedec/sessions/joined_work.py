@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgedec.errors import CancelledError
 from edgedec.head_state import HeadCall
 from edgedec.model import Forward, ForwardItem, Model
 
@@ -18,6 +19,8 @@ def evaluated(model: Model, work: Sequence[Work]) -> list[Result]:
     """
     try:
         return _together(model, work)
+    except CancelledError as error:  # everybody who waited for it gave it up
+        return [error] * len(work)
     except Exception as error:
         if len(work) == 1:
             return [error]

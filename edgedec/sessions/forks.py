@@ -1,0 +1,182 @@
+"""Forks of one session that go on from its text, with their rows in common forwards; all are let go together."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from time import perf_counter
+
+from edgedec.cost_curve import SharedForward
+from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
+from edgedec.model import Forward, ForwardItem, Session
+from edgedec.progress import OnProgress
+from edgedec.sessions.item_session import OuterSession
+from edgedec.sessions.joined_work import n_rows_of, n_wanted_of
+
+MOST_FORKS = 256
+"""Most forks of a session at a time."""
+PAGE_TOKENS = 64
+"""Tokens of a page of the KV cache: forks share whole pages (the cpu runtime's PAGE_TOKENS)."""
+
+
+def require_forks(session: Session) -> None:
+    """Raise CapabilityError unless forks of the session, with their rows in one forward, have the bits of one alone."""
+    model, name = session.model, session.model.card.runtime
+    model.capabilities.require("fork", name)
+    if model.batch_invariant is not True:
+        raise CapabilityError(
+            f"on the {name} runtime a row depends on what else is in its forward, so texts of one prompt can't share "
+            "forwards; choose another runtime (edgedec doctor lists them), or generate the texts one after another"
+        )
+
+
+class SessionForks:
+    """The forks of a session. One thread at a time uses them; any thread may call cancel().
+
+    Attributes:
+        most: Most forks at a time.
+        most_tokens: Most tokens that all forks may hold beside what they share with the session; None for any number.
+            They are counted in pages of PAGE_TOKENS, and a page that several forks share is counted once.
+    """
+
+    def __init__(self, most: int = MOST_FORKS, most_tokens: int | None = None) -> None:
+        self.most = most
+        self.most_tokens = most_tokens
+        self._held: dict[ForkedSession, ExitStack] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def fork(self, session: Session) -> "ForkedSession":
+        """Open a session that shares the pages of another one's cached prefix, until one of the two writes there.
+
+        Raises:
+            RequestError: There are `most` forks already.
+            CapabilityError, SessionError: As Session.fork.
+        """
+        if len(self._held) >= self.most:
+            raise RequestError(f"there are {self.most} texts of this prompt, which is the most; drop one first")
+        with ExitStack() as undo:
+            inner = session.inner.fork() if isinstance(session, ForkedSession) else session.fork()
+            undo.callback(inner.close)
+            undo.enter_context(inner.generating(inner.n_cached))
+            pages = session.pages if isinstance(session, ForkedSession) else {}
+            fork = ForkedSession(self, inner, pages)
+            self._held[fork] = undo.pop_all()
+        return fork
+
+    def drop(self, fork: "ForkedSession") -> None:
+        """Close a fork; nothing happens where it is closed already."""
+        held = self._held.pop(fork, None)
+        if held is not None:
+            held.close()
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Evaluate an item of each of several forks in one native forward, and return their results in the same order.
+
+        Where they ask for more rows of logits than the runtime returns at once, it takes several forwards.
+
+        Raises:
+            SessionError: One of the forks was dropped.
+            MemoryCapError: The forks would hold more than `most_tokens`; nothing was evaluated.
+            What Session.forward raises.
+        """
+        for item in items:
+            if item.session not in self._held:
+                raise SessionError("a forward was given a text that was dropped; it takes those that are left")
+        self._take_pages(items)
+        found: list[Forward] = []
+        for group in _groups(items):
+            begun = perf_counter()
+            inner = [replace(item, session=_inner(item)) for item in group]
+            found += inner[0].session.together(inner)
+            shared = SharedForward(perf_counter() - begun, sum(map(n_rows_of, group)), len(group))
+            for item, its in zip(group, inner, strict=True):
+                if isinstance(item.session, ForkedSession):
+                    item.session.shared = its.session.shared or shared
+        return found
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the pages that the forks hold beside those of the session."""
+        return PAGE_TOKENS * len({page for fork in self._held for page in fork.pages.values()})
+
+    def _take_pages(self, items: Sequence[ForwardItem]) -> None:
+        """Give each fork pages of its own for its rows, as the KV cache does (MemoryCapError: too many)."""
+        users = Counter(page for fork in self._held for page in fork.pages.values())
+        taken: list[tuple[ForkedSession, int]] = []
+        for item in items:
+            fork, begin = item.session, item.n_past
+            assert isinstance(fork, ForkedSession), "forward() has looked the session up among the forks"
+            for index in range(begin // PAGE_TOKENS, (begin + n_rows_of(item) - 1) // PAGE_TOKENS + 1):
+                page = fork.pages.get(index)
+                if page is None or users[page] > 1:
+                    taken.append((fork, index))
+        n_tokens = PAGE_TOKENS * (len(users) + len(taken))
+        if self.most_tokens is not None and n_tokens > self.most_tokens:
+            raise MemoryCapError(
+                f"the texts of this prompt would hold {n_tokens} tokens behind it, and the memory plan has room for "
+                f"{self.most_tokens}; drop some, ask for fewer or shorter ones, or load the model for more of them"
+            )
+        for fork, index in taken:
+            fork.pages[index] = object()
+
+    def cancel(self) -> None:
+        """Stop the forward that is running, from any thread; without one, nothing happens."""
+        for fork in list(self._held):
+            fork.inner.cancel()
+
+    def close(self) -> None:
+        """Close all forks; calling it again does nothing."""
+        while self._held:
+            _, held = self._held.popitem()
+            held.close()
+
+
+class ForkedSession(OuterSession):
+    """Implements edgedec.model.Session: one of the forks of a session.
+
+    Attributes:
+        inner: The session of the runtime, or one whose forwards are joined with other requests'.
+        shared: The latest forward, with the rows of all forks in it.
+        pages: The pages that it holds beside those of the session that was forked first, by their index. Each
+            stands for one of the KV cache's, which forks may share.
+    """
+
+    shared = SharedForward()
+
+    def __init__(self, forks: SessionForks, inner: Session, pages: Mapping[int, object]) -> None:
+        super().__init__(inner)
+        self.pages = dict(pages)
+        self._forks = forks
+
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+        """Evaluate an item of this fork alone; SessionForks.forward evaluates those of several together."""
+        return self._forks.forward([item])[0]
+
+    def fork(self) -> "ForkedSession":
+        """Open another fork, with this one's cached prefix."""
+        return self._forks.fork(self)
+
+    def close(self) -> None:
+        """Let the fork go; calling it again does nothing."""
+        self._forks.drop(self)
+
+
+def _inner(item: ForwardItem) -> Session:
+    assert isinstance(item.session, ForkedSession), "forward() has looked the session up among the forks"
+    return item.session.inner
+
+
+def _groups(items: Sequence[ForwardItem]) -> list[list[ForwardItem]]:
+    """Cut items into forwards, none of which returns more rows of logits than the runtime can."""
+    groups: list[list[ForwardItem]] = []
+    n_left = 0
+    for item in items:
+        n = n_wanted_of(item)
+        if not groups or n > n_left:
+            groups.append([])
+            n_left = item.session.model.capabilities.max_rows
+        groups[-1].append(item)
+        n_left -= n
+    return groups
