@@ -1,10 +1,11 @@
 """From logits to a token: one transform, used everywhere, and random numbers keyed by (seed, position).
 
-The transform has llama.cpp's order: logit bias, penalties, top-k, top-p, min-p, temperature. A grammar's mask
-(edgedec.grammar) comes before all of these: it is a bias of -inf, so the other parts see only what may come. The token
-is then drawn by Gumbel-max: argmax over i of log p_i + G(seed, position, i). The noise G depends only on the seed, the
-absolute position of the token and its id; so the text does not depend on how many tokens a forward evaluates, and a
-drafter that draws with the same noise mostly draws the same token (Daliri, Musco and Suresh 2024, arXiv:2408.07978).
+The transform has llama.cpp's order: logit bias, penalties (momentum last), top-k, top-p, min-p, temperature. A
+grammar's mask (edgedec.grammar) comes before all of these: it is a bias of -inf, so the other parts see only what may
+come. The token is then drawn by Gumbel-max: argmax over i of log p_i + G(seed, position, i). The noise G depends only
+on the seed, the absolute position of the token and its id; so the text does not depend on how many tokens a forward
+evaluates, and a drafter that draws with the same noise mostly draws the same token (Daliri, Musco and Suresh 2024,
+arXiv:2408.07978).
 """
 
 import math
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps, nucleus
+from edgedec.momentum import slow_loops
 from edgedec.noise import SEED_LIMIT, Noise, gumbel
 
 MAX_STOPS = 1000
@@ -40,6 +42,7 @@ _NUMBERS: Mapping[str, tuple[type, bool, Callable[[Any], bool], str]] = {
     "repetition_penalty": (Real, False, lambda x: 0.001 <= x <= 1000, "between 0.001 and 1000 (1 is off)"),
     "frequency_penalty": (Real, False, lambda x: abs(x) <= 100, "between -100 and 100 (0 is off)"),
     "presence_penalty": (Real, False, lambda x: abs(x) <= 100, "between -100 and 100 (0 is off)"),
+    "momentum": (Real, False, lambda x: 0 <= x <= 1, "between 0 and 1 (0 is off)"),
     "penalty_last_n": (Integral, False, lambda n: n >= -1, "from -1 (-1 is all)"),
     "seed": (Integral, True, lambda seed: 0 <= seed < SEED_LIMIT, "0 to 2^64-1"),
     "max_tokens": (Integral, True, lambda n: n >= 1, "from 1"),
@@ -60,7 +63,9 @@ class SamplingParams:
         repetition_penalty: Divide a seen token's positive logit by this, multiply a negative one; 1 is off.
         frequency_penalty: Subtract this times a token's count from its logit; 0 is off.
         presence_penalty: Subtract this from the logit of every seen token; 0 is off.
-        penalty_last_n: Tokens, prompt included, that count as seen: the last n; -1 for all.
+        momentum: Subtract this times n from the probability of a token that would repeat the n last tokens of the text,
+            itself included (n from 2 to 5; edgedec.momentum); 0 is off.
+        penalty_last_n: Tokens, prompt included, that count as seen by the three penalties: the last n; -1 for all.
         logit_bias: Added to the logits of these token ids; -inf rules a token out.
         seed: 0 to 2^64-1; None draws a seed, which the result's statistics name.
         max_tokens: Most tokens to generate; None for as many as the context holds.
@@ -80,6 +85,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    momentum: float = 0.0
     penalty_last_n: int = 64
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
@@ -118,6 +124,10 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Whether the distribution depends on the tokens seen beyond the model's own view."""
+        return self._counts_tokens or self.momentum != 0
+
+    @property
+    def _counts_tokens(self) -> bool:
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @property
@@ -283,12 +293,14 @@ def _penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequen
                 f"{argument('logit_bias')} names token {token_id}; the vocabulary holds 0 to {len(scores) - 1}"
             )
         scores[token_id] += bias
-    if params.has_penalties and params.penalty_last_n != 0:
+    if params._counts_tokens and params.penalty_last_n != 0:
         window = seen if params.penalty_last_n < 0 else seen[-params.penalty_last_n :]
         ids, counts = np.unique(np.asarray(window, dtype=np.int64), return_counts=True)
         row = scores[ids]
         row = np.where(row > 0, row / params.repetition_penalty, row * params.repetition_penalty)
         scores[ids] = row - params.frequency_penalty * counts - params.presence_penalty
+    if params.momentum:
+        slow_loops(scores, seen, params.momentum)
     return scores
 
 

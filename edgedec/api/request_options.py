@@ -24,6 +24,7 @@ class SamplingOptions(TypedDict, total=False):
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float
+    momentum: float
     penalty_last_n: int
     logit_bias: Mapping[int, float]
     seed: int | None

@@ -271,6 +271,14 @@ class SamplingFlags:
     presence_penalty: Annotated[float | None, sampling_option("--presence-penalty", help="0 is off.", metavar="X")] = (
         None
     )
+    momentum: Annotated[
+        float | None,
+        sampling_option(
+            "--momentum",
+            help="Take X times n from the probability of a token that repeats n tokens, n from 2 to 5; 0 is off.",
+            metavar="X",
+        ),
+    ] = None
     penalty_last_n: Annotated[
         int | None,
         sampling_option(

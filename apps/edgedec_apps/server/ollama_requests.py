@@ -25,6 +25,7 @@ _NUMBERS = {
     "repeat_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    "momentum": "momentum",
     "stop_unsure": "stop_unsure",
 }
 _WHOLE = {"top_k": "top_k", "repeat_last_n": "penalty_last_n"}

@@ -27,6 +27,7 @@ _NUMBERS = (
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",
+    "momentum",
     "stop_unsure",
 )
 _NONE = -1  # with which llama-server's clients say that they give no number

@@ -158,4 +158,6 @@ def most_probable(forward: Forward, params: SamplingParams) -> tuple[int, float]
 
 def _of_any_vocabulary(params: SamplingParams) -> SamplingParams:
     """Return the options without those that name or count tokens of the target."""
-    return replace(params, logit_bias={}, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+    return replace(
+        params, logit_bias={}, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, momentum=0.0
+    )
