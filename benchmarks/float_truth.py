@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.architectures.fused import unfused
+from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.network import Network, read_network
 
@@ -33,7 +33,7 @@ class FloatModel:
 
     def __init__(self, gguf: GGUF, n_ctx: int = 4096) -> None:
         self._network = read_network(gguf)
-        self._gguf = unfused(gguf, self._network)
+        self._gguf = usual_tensors(gguf, self._network)
         self._output: F32 | None = None
         self._n_ctx = n_ctx
 

@@ -29,10 +29,27 @@ EXPORTED_TYPES = tuple(name for name in TILE_TYPES if GGMLType[name] in FLOATS o
 """Those that exports to ONNX take."""
 
 U8 = NDArray[np.uint8]
-_FUSED = {
-    "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
-    "ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight"),
+Fused = dict[str, tuple[str, ...]]
+_QKV: Fused = {"attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight")}
+_GATE_UP: Fused = {"ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight")}
+_INPUT_NORMS = ("attn_norm.weight", "ffn_norm.weight")
+_QK_NORMS = ("attn_q_norm.weight", "attn_k_norm.weight")
+_POST_NORMS = ("post_attention_norm.weight", "post_ffw_norm.weight")
+_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+# What a layer's vectors are in an architecture's files; _INPUT_NORMS where nothing is said.
+_VECTORS = {
+    "exaone4": (*_QK_NORMS, *_POST_NORMS),
+    "gemma2": (*_INPUT_NORMS, *_POST_NORMS),
+    "gemma3": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS),
+    "glm4": (*_INPUT_NORMS, *_POST_NORMS),
+    "olmo2": (*_QK_NORMS, *_POST_NORMS),
+    "qwen2": (*_INPUT_NORMS, *_BIASES),
+    "qwen3": (*_INPUT_NORMS, *_QK_NORMS),
+    "seed_oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight"),
 }
+# Which matrices its files keep as one, and of what parts.
+_FUSED = {"glm4": _GATE_UP, "phi3": _QKV | _GATE_UP}
+_WIDE_NORMS = ("olmo2",)
 # Where the float16 numbers of a block are: (offset, factor of the block's scale).
 _HALVES: dict[str, tuple[tuple[int, float], ...]] = {
     "Q4_0": ((0, 1.0),),
@@ -130,6 +147,10 @@ ARCHITECTURES = {
     "olmo3": Tiny("olmo2", n_layer=4, keys=(("attention.sliding_window", 8), *_YARN)),
     "phi3": Tiny("phi3", n_rot=48, keys=(*_LONGROPE, ("attention.sliding_window", 64))),
     "phi3-short": Tiny("phi3", n_head_kv=4),
+    "ernie4_5": Tiny("ernie4_5", n_head_kv=1, tied=True),
+    "exaone4": Tiny("exaone4", rope_factors=True),
+    "glm4": Tiny("glm4", n_rot=32, biases=True),
+    "seed_oss": Tiny("seed_oss", n_head_kv=1),
     "gemma2": Tiny("gemma2", n_layer=2, n_head=2, n_head_kv=1, head_dim=128, tied=True),
     "mistral3": Tiny(
         "mistral3",
@@ -137,10 +158,15 @@ ARCHITECTURES = {
     ),
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
+WINDOWED_EXAONE4 = Tiny(
+    *("exaone4", ("F32",), 64, 64, 4, 2, 16, 32),
+    keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
+)
+"""The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
 EXPORTED = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture in ("llama", "qwen2", "qwen3", "gemma3")]
 """Those that are exported to ONNX."""
 UNIFORM = [
-    name for name, tiny in ARCHITECTURES.items() if not tiny.architecture.startswith(("gemma2", "smollm3", "olmo2"))
+    name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in ("exaone4", "gemma2", "smollm3", "olmo2")
 ]
 """Those of which layers can be left out of a GGUF."""
 
@@ -220,10 +246,9 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
             "ffn_up.weight": matrix(tiny.n_ff, n_embd),
             "ffn_down.weight": matrix(n_embd, tiny.n_ff),
         }
-        if tiny.architecture == "phi3":
-            for name, parts in _FUSED.items():
-                rows = sum(layer.pop(part).shape[1] for part in parts)
-                layer[name] = matrix(rows, n_embd, 1.5 if name == "attn_qkv.weight" else 1.0)
+        for name, parts in _FUSED.get(tiny.architecture, {}).items():
+            rows = sum(layer.pop(part).shape[1] for part in parts)
+            layer[name] = matrix(rows, n_embd, 1.5 if name == "attn_qkv.weight" else 1.0)
         layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny)}
         tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
     tensors["output_norm.weight"] = _vector(n_embd, 1.0, rng)
@@ -242,16 +267,15 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
 def _vectors(tiny: Tiny) -> list[tuple[str, int, float]]:
     """Return name, length and mean of a layer's vectors."""
     n_q, n_kv = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
-    vectors = [("attn_norm.weight", tiny.n_embd, 1.0), ("ffn_norm.weight", tiny.n_embd, 1.0)]
-    if tiny.architecture == "olmo2":
-        vectors = [("attn_q_norm.weight", n_q, 1.0), ("attn_k_norm.weight", n_kv, 1.0)]
-    if tiny.biases or tiny.architecture == "qwen2":
-        vectors += [("attn_q.bias", n_q, 0.0), ("attn_k.bias", n_kv, 0.0), ("attn_v.bias", n_kv, 0.0)]
-    if tiny.architecture in ("qwen3", "gemma3"):
-        vectors += [("attn_q_norm.weight", tiny.head_dim, 1.0), ("attn_k_norm.weight", tiny.head_dim, 1.0)]
-    if tiny.architecture in ("gemma2", "gemma3", "olmo2"):
-        vectors += [("post_attention_norm.weight", tiny.n_embd, 1.0), ("post_ffw_norm.weight", tiny.n_embd, 1.0)]
-    return vectors
+    normed = (n_q, n_kv) if tiny.architecture in _WIDE_NORMS else (tiny.head_dim, tiny.head_dim)
+    lengths = {
+        **dict.fromkeys(_INPUT_NORMS, tiny.n_embd),
+        **dict(zip(_BIASES, (n_q, n_kv, n_kv), strict=True)),
+        **dict(zip(_QK_NORMS, normed, strict=True)),
+        **dict.fromkeys(_POST_NORMS, tiny.n_embd),
+    }
+    names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ())}
+    return [(name, n, 0.0 if name.endswith("bias") else 1.0) for name, n in lengths.items() if name in names]
 
 
 def _vector(n: int, mean: float, rng: np.random.Generator) -> RawTensor:

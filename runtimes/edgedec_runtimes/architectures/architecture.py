@@ -4,8 +4,8 @@ The base of all is Llama (Touvron et al. 2023, arXiv:2302.13971). Each other fil
 and `fused` is one architecture, as docs/plugins.md explains.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.rope import Rope, read_rope
@@ -83,9 +83,11 @@ class Architecture:
         keys: Metadata keys of its files below the architecture's name, beside those of every llama-like decoder.
         vectors: Vectors that its files may have.
         needed: Vectors that every layer of its files has.
+        renamed: Names of a layer's tensors in its files, with the names that they have in the other attributes.
     """
 
     switches: Callable[[Header], Switches] = plain
     keys: frozenset[str] = frozenset()
     vectors: frozenset[str] = frozenset()
     needed: frozenset[str] = INPUT_NORMS
+    renamed: Mapping[str, str] = field(default_factory=dict)

@@ -1,9 +1,11 @@
 """From a GGUF's header to its architecture, shape and switches, for the runtimes that run a model themselves."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from edgedec.errors import PluginError, UnsupportedModelError
-from edgedec.gguf.file import GGUF
+from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import describe
 from edgedec.plugins import ARCHITECTURES, is_own, load_plugin, plugins
@@ -18,7 +20,7 @@ class Described:
     """What a header says of a network.
 
     Attributes:
-        gguf: The header, with the parts of fused matrices in their place.
+        gguf: The header, with its tensors as `usual_tensors` returns them.
         architecture: The family of the network.
         hyper: Its shape.
         switches: How it differs from others of that shape.
@@ -56,4 +58,21 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
     info = describe(gguf)
     hyper = read_hyperparameters(gguf, info, runtime, architecture.keys)
     switches = architecture.switches(Header(gguf, info, hyper))
-    return Described(unfused(gguf, hyper), architecture, hyper, switches)
+    return Described(usual_tensors(gguf, hyper), architecture, hyper, switches)
+
+
+def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
+    """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts."""
+    architecture: Architecture = load_plugin(ARCHITECTURES, hyper.architecture)
+    return unfused(_renamed(gguf, architecture.renamed), hyper)
+
+
+def _renamed(gguf: GGUF, names: Mapping[str, str]) -> GGUF:
+    """Return a header with other names of the layers' tensors; one whose new name is taken keeps its own."""
+    found: dict[str, TensorInfo] = {}
+    for name, tensor in gguf.tensors.items():
+        *place, short = name.split(".", 2)
+        other = ".".join((*place, names.get(short, short)))
+        is_taken = other in gguf.tensors
+        found[name if is_taken else other] = tensor if is_taken else replace(tensor, name=other)
+    return replace(gguf, tensors=MappingProxyType(found)) if names else gguf

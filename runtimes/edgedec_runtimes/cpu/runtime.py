@@ -21,7 +21,7 @@ from edgedec.progress import Progress
 from edgedec.runtime_report import RuntimeReport
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit
-from edgedec_runtimes.architectures.fused import unfused
+from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.cpu import kv_types, weights
 from edgedec_runtimes.cpu.head import CpuHead, borrowed_rows, output_bytes, output_type
@@ -139,7 +139,7 @@ def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
     require_text_decoder(gguf, may_embed=True)
     network = read_network(gguf)
-    return unfused(gguf, network), network
+    return usual_tensors(gguf, network), network
 
 
 def _check_options(options: LoadOptions) -> None:

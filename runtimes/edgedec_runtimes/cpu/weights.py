@@ -13,7 +13,7 @@ from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec.storage.probe_cache import cache_folder
-from edgedec_runtimes.architectures.fused import unfused
+from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
     KERNEL_ROWS,
@@ -43,7 +43,7 @@ _TILE_ROWS = 16
 
 def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
     """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
-    gguf, library, rare = unfused(gguf, network), native(), rarely_read(network)
+    gguf, library, rare = usual_tensors(gguf, network), native(), rarely_read(network)
     tensors = tuple(
         TileTensor(
             t.name,

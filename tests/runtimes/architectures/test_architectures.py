@@ -94,7 +94,12 @@ def test_a_fused_matrix_of_another_height_is_refused_by_name(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern"), [("gemma2", (True, False) * 2), ("gemma3", (True,) * 4), ("olmo2", (True,) * 3 + (False,))]
+    ("name", "pattern"),
+    [
+        ("gemma2", (True, False) * 2),
+        ("gemma3", (True,) * 4),
+        *((name, (True,) * 3 + (False,)) for name in ("exaone4", "olmo2")),
+    ],
 )
 def test_which_layers_slide(tmp_path: Path, name: str, pattern: tuple[bool, ...]) -> None:
     """By the architecture's period, by another one of the file, or layer by layer; without a window, none does."""
@@ -120,6 +125,21 @@ def test_the_27b_of_gemma_scales_attention_by_its_width(tmp_path: Path, name: st
     tiny = Tiny(name, n_layer=n_layer, n_embd=64, n_head=2, n_head_kv=1, head_dim=128, n_ff=32, tied=True)
     switches = read_description(read_gguf(write_tiny(tmp_path / "m.gguf", tiny)), "cpu").switches
     assert switches.attention_scale == pytest.approx(scale**-0.5)
+
+
+def test_tensors_with_other_names(tmp_path: Path) -> None:
+    """They are what they stand for; a file that has the usual name as well is refused, whichever comes first."""
+    tiny = ARCHITECTURES["seed_oss"]
+    metadata, tensors = tiny_metadata(tiny), tiny_tensors(tiny)
+    found = read_description(read_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors)), "cpu").gguf
+    assert {"blk.0.ffn_norm.weight", "blk.1.ffn_norm.weight"} <= found.tensors.keys()
+    assert not any("post_attention_norm" in name for name in found.tensors)
+    norm = tensors["blk.1.post_attention_norm.weight"]
+    assert found.read_tensor_bytes("blk.1.ffn_norm.weight") == norm.data
+    usual = {"blk.1.ffn_norm.weight": norm}
+    for both in (usual | tensors, tensors | usual):
+        with pytest.raises(UnsupportedModelError, match=r"blk\.1\.post_attention_norm\.weight' is none that"):
+            read_network(read_gguf(write_gguf(tmp_path / "both.gguf", metadata, both)))
 
 
 def test_missing_norms_are_named(tmp_path: Path) -> None:
