@@ -99,14 +99,16 @@ class FloatModel:
             for name, y in (("q", q), ("k", k))
         )
         q, k, v = (y.reshape(len(x), -1, n.head_dim) for y in (q, k, v))
-        mixed = np.empty((len(x), n.n_head * n.head_dim))
+        mixed, sinks = np.empty((len(x), n.n_head * n.head_dim)), self._vector(f"{blk}.attn_sinks.weight")
         for span in spans:
             turned = [self._turned(layer, heads[span]) for heads in (q, k)]
             window = switches.sliding_window if switches.slides(layer) else 0
-            mixed[span] = self._attend(turned[0] * self._temperatures(len(turned[0])), turned[1], v[span], window)
-        return self._norm(f"{blk}.post_attention_norm.weight", self._times(f"{blk}.attn_output.weight", mixed))
+            turned[0] = turned[0] * self._temperatures(len(turned[0]))
+            mixed[span] = self._attend(turned[0], turned[1], v[span], window, sinks)
+        out = self._times(f"{blk}.attn_output.weight", mixed, f"{blk}.attn_output.bias")
+        return self._norm(f"{blk}.post_attention_norm.weight", out)
 
-    def _attend(self, q: F64, k: F64, v: F64, window: int) -> F64:
+    def _attend(self, q: F64, k: F64, v: F64, window: int, sinks: F32 | None) -> F64:
         """Return f64[n, n_head * head_dim]; `window` is how many tokens are seen, 0 for all."""
         n, group = len(q), self._network.n_head // self._network.n_head_kv
         hidden = np.triu(np.ones((n, n), np.bool_), 1)
@@ -116,8 +118,10 @@ class FloatModel:
         for head in range(q.shape[1]):
             scores = q[:, head] @ k[:, head // group].T * self._network.switches.attention_scale
             scores = _capped(scores, self._network.switches.attention_softcap)
-            weights = np.exp(log_softmax(np.where(hidden, -np.inf, scores)))
-            out[:, head] = weights @ v[:, head // group]
+            scores = np.where(hidden, -np.inf, scores)
+            if sinks is not None:
+                scores = np.column_stack([scores, np.full(n, sinks[head])])
+            out[:, head] = np.exp(log_softmax(scores))[:, :n] @ v[:, head // group]
         return out.reshape(n, -1)
 
     def _turned(self, layer: int, heads: F64) -> F64:

@@ -20,12 +20,12 @@ struct Kind {
   bool biased = false;  // keys are kept without their bias
   bool interleaved = false;
   float softcap = 0.0f;  // of scores; 0: none
+  bool has_sinks = false;
 
   std::string name() const {
     const char *types[] = {"f16", "int8", "int4", "gear"};
     return std::string(types[type]) + (biased ? ", biased" : "") + (interleaved ? ", interleaved" : "") +
-           (softcap != 0.0f ? ", capped" : "") + ", heads of " +
-           std::to_string(head_dim);
+           (softcap != 0.0f ? ", capped" : "") + (has_sinks ? ", with sinks" : "") + ", heads of " + std::to_string(head_dim);
   }
   // How far a result may be from that of the exact numbers, which are normal.
   double tolerance() const { return type == EC_KV_F16 ? 1e-5 : type == EC_KV_INT8 ? 0.1 : 1.0; }
@@ -83,6 +83,7 @@ struct Query {
   Floats values;
   int32_t start, visible;
   std::vector<int32_t> path;
+  float sink = 0.0f;
 };
 
 // Evaluate queries together; slots from n_prefix on belong to a tree of `n_slots - n_prefix` rows where there are paths.
@@ -120,6 +121,7 @@ std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::v
     w.out[i] = out[i].data();
     w.start[i] = queries[i]->start;
     w.visible[i] = queries[i]->visible;
+    w.sink[i] = c.kind.has_sinks ? &queries[i]->sink : nullptr;
     w.path[i] = is_tree ? queries[i]->path.data() : nullptr;
   }
   Floats kept(queries.size() * (size_t)w.n_spans * (d + 2), NAN);
@@ -142,10 +144,11 @@ std::vector<double> expected(const Cached &c, const Query &query) {
     score *= scale_of(c);
     weights.push_back(c.kind.softcap != 0.0f ? c.kind.softcap * tanh(score / c.kind.softcap) : score);
   }
+  if (c.kind.has_sinks) weights.push_back(query.sink);
   const double peak = *std::max_element(weights.begin(), weights.end());
   for (double &weight : weights) weight = exp(weight - peak);
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  for (size_t t = 0; t < weights.size(); ++t)
+  for (size_t t = 0; t < (size_t)(query.visible - query.start); ++t)
     for (size_t i = 0; i < sum.size(); ++i)
       sum[i] += weights[t] / total * c.value((int32_t)t + query.start, i);
   return sum;
@@ -155,7 +158,7 @@ std::vector<Query> make_queries(std::mt19937 &random, int32_t head_dim, int32_t 
   std::vector<Query> queries;
   for (int i = 0; i < 20; ++i) {
     const int32_t visible = std::max(1, n_tokens - (i % 4) - i / 8 * 100);
-    queries.push_back({normal(random, (size_t)head_dim, 2.0f), sliding ? std::max(0, visible - 21) : 0, visible, {}});
+    queries.push_back({normal(random, (size_t)head_dim, 2.0f), sliding ? std::max(0, visible - 21) : 0, visible, {}, (float)(i % 7 * 3 - 6)});
   }
   return queries;
 }
@@ -280,6 +283,8 @@ void check_attention(const Kernels &kernels) {
   std::vector<Kind> kinds;
   for (int32_t head_dim : {16, 48, 64, 80, 128, 256}) kinds.push_back({EC_KV_F16, head_dim});
   for (int32_t head_dim : {64, 80}) kinds.push_back({EC_KV_F16, head_dim, false, false, 1.5f});
+  for (int32_t head_dim : {64, 80}) kinds.push_back({EC_KV_F16, head_dim, false, false, 0.0f, true});
+  kinds.push_back({EC_KV_INT8, 64, false, false, 1.5f, true});
   for (int32_t type : {EC_KV_INT8, EC_KV_INT4, EC_KV_GEAR}) {
     for (int32_t head_dim : {32, 64, 96, 128, 256}) kinds.push_back({type, head_dim});
     kinds.push_back({type, 64, false, false, 1.5f});

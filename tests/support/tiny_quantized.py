@@ -95,6 +95,7 @@ class Tiny:
         types: Names of tensor types; every matrix has one of them at random.
         tied: There is no matrix of the head beside that of the embeddings.
         biases: Queries, keys and values have biases (qwen2 always).
+        vectors: More vectors of every layer.
         rope_factors: There is a vector of what frequencies are divided by, as Llama 3 has.
         rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
         sliding_window: Tokens that layers with a window see.
@@ -113,6 +114,7 @@ class Tiny:
     n_ctx_train: int = 1024
     tied: bool = False
     biases: bool = False
+    vectors: tuple[str, ...] = ()
     rope_factors: bool = False
     rope_scale: float = 1.0
     sliding_window: int = 8
@@ -134,7 +136,7 @@ _LONGROPE = (("rope.scaling.attn_factor", 1.19), ("rope.scaling.original_context
 ARCHITECTURES = {
     "llama": Tiny(),
     "llama3": Tiny(rope_factors=True, n_head_kv=1, tied=True),
-    "llama-linear": Tiny(rope_scale=4.0, biases=True, n_head_kv=4),
+    "llama-linear": Tiny(rope_scale=4.0, biases=True, vectors=("attn_output.bias",), n_head_kv=4),
     "qwen2": Tiny("qwen2", n_head=8, n_head_kv=4, head_dim=32),
     "qwen3": Tiny("qwen3", head_dim=128, tied=True),
     "gemma3": Tiny("gemma3", n_layer=6, n_head=2, n_head_kv=1, head_dim=128, tied=True),
@@ -274,7 +276,8 @@ def _vectors(tiny: Tiny) -> list[tuple[str, int, float]]:
         **dict(zip(_QK_NORMS, normed, strict=True)),
         **dict.fromkeys(_POST_NORMS, tiny.n_embd),
     }
-    names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ())}
+    lengths |= {"attn_output.bias": tiny.n_embd, "attn_sinks.weight": tiny.n_head}
+    names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ()), *tiny.vectors}
     return [(name, n, 0.0 if name.endswith("bias") else 1.0) for name, n in lengths.items() if name in names]
 
 

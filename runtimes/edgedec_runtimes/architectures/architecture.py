@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.rope import Rope, read_rope
 
+OUTPUT_BIAS = "attn_output.bias"
+SINKS = "attn_sinks.weight"
 BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})
 POST_NORMS = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from edgedec_runtimes.architectures.architecture import BIASES, Architecture, Switches, plain
+from edgedec_runtimes.architectures.architecture import BIASES, OUTPUT_BIAS, Architecture, Switches, plain
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.rope import LLAMA3_DIVISORS, SCALING_KEYS
 
@@ -11,4 +11,4 @@ def _switches(header: Header) -> Switches:
     return replace(plain(header), rope_interleaved=True)
 
 
-LLAMA = Architecture(_switches, keys=SCALING_KEYS, vectors=BIASES | {LLAMA3_DIVISORS})
+LLAMA = Architecture(_switches, keys=SCALING_KEYS, vectors=BIASES | {OUTPUT_BIAS, LLAMA3_DIVISORS})

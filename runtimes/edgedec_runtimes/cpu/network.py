@@ -40,6 +40,8 @@ VECTORS = {
     "attn_k_norm.weight": 7,
     "post_attention_norm.weight": 8,
     "post_ffw_norm.weight": 9,
+    "attn_output.bias": 11,
+    "attn_sinks.weight": 12,
 }
 _GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
 _OPTIONAL_MATRICES = frozenset({"output.weight"})
@@ -148,7 +150,7 @@ def _check(gguf: GGUF, n: Network) -> None:
         *((n_q, n.n_embd), (n.n_embd, n.n_ff), (n.n_embd, n.n_ff), (n.n_ff, n.n_embd)),
     )
     norms = (n_q, n_kv) if n.switches.wide_norms else (n.head_dim, n.head_dim)
-    lengths = (n.n_embd, n.n_embd, n.n_embd, n_q, n_kv, n_kv, *norms, n.n_embd, n.n_embd)
+    lengths = (n.n_embd, n.n_embd, n.n_embd, n_q, n_kv, n_kv, *norms, n.n_embd, n.n_embd, 0, n.n_embd, n.n_head)
     expected: dict[str, tuple[int, ...]] = {p.tensor.name: shapes[p.which] for p in n.matrices}
     expected |= {placed.tensor.name: (lengths[placed.which],) for placed in n.vectors}
     expected |= {tensor.name: (n.n_rot // 2,) for tensor in divisors}

@@ -125,8 +125,9 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible:
     # Each key-value head serves a group of query heads.
     grouped = q.reshape(hyper.n_head_kv, -1, hyper.head_dim)
     scores = grouped @ keys.transpose(1, 2, 0) * np.float32(switches.attention_scale)
-    mixed = _softmax(_capped(scores, switches.attention_softcap)) @ values.transpose(1, 0, 2)
-    output: Floats = layer.attn_output @ mixed.reshape(-1)
+    sinks = None if layer.sinks is None else layer.sinks.reshape(hyper.n_head_kv, -1, 1)
+    mixed = _softmax(_capped(scores, switches.attention_softcap), sinks) @ values.transpose(1, 0, 2)
+    output = _project(layer.attn_output, layer.attn_output_bias, mixed.reshape(-1))
     return _normed(output, layer.attn_post_norm, hyper.rms_epsilon)
 
 
@@ -178,9 +179,13 @@ def _rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
     return result
 
 
-def _softmax(scores: Floats) -> Floats:
+def _softmax(scores: Floats, sinks: Floats | None = None) -> Floats:
+    """Return the softmax over the last axis; `sinks` are scores that have a part in it, and are not returned."""
+    n = scores.shape[-1]
+    if sinks is not None:
+        scores = np.concatenate([scores, sinks], axis=-1)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    result: Floats = weights / weights.sum(axis=-1, keepdims=True)
+    result: Floats = weights[..., :n] / weights.sum(axis=-1, keepdims=True)
     return result
 
 

@@ -24,6 +24,7 @@ class Layer:
     """One layer; matrices are f32[n_out, n_in], norms and biases f32[n], None where the model has none.
 
     Attributes:
+        sinks: For each head a score that has a part in the softmax, and no value.
         turns: How queries and keys are rotated; None where they are not.
         window: How many tokens the layer sees; 0 for all.
     """
@@ -38,6 +39,8 @@ class Layer:
     q_norm: NDArray[np.float32] | None
     k_norm: NDArray[np.float32] | None
     attn_output: NDArray[np.float32]
+    attn_output_bias: NDArray[np.float32] | None
+    sinks: NDArray[np.float32] | None
     attn_post_norm: NDArray[np.float32] | None
     ffn_norm: NDArray[np.float32] | None
     gate: NDArray[np.float32]
@@ -161,6 +164,8 @@ def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
         q_norm=maybe(i, "attn_q_norm.weight", n_normed[0]),
         k_norm=maybe(i, "attn_k_norm.weight", n_normed[1]),
         attn_output=take(f"{p}.attn_output.weight", h.n_embd, n_q),
+        attn_output_bias=maybe(i, "attn_output.bias", h.n_embd),
+        sinks=maybe(i, "attn_sinks.weight", h.n_head),
         attn_post_norm=maybe(i, "post_attention_norm.weight", h.n_embd),
         ffn_norm=maybe(i, "ffn_norm.weight", h.n_embd),
         gate=take(f"{p}.ffn_gate.weight", h.n_ff, h.n_embd),

@@ -132,8 +132,19 @@ Part nothing(const AttentionWork &w, int query) {
   return {w.out[query], -INFINITY, 0.0f};
 }
 
-void divide(const Part &part, int32_t head_dim) {
-  const Floats factor = set(1.0f / part.total);
+// Divide the sums of a query by all its weights, that of its sink among them.
+void divide(const AttentionWork &w, int query, const Part &part) {
+  const float *sink = w.sink[query];
+  const int32_t head_dim = w.head_dim;
+  Floats factor = set(1.0f / part.total);
+  if (sink != nullptr) {
+    const float peak = *sink > part.most ? *sink : part.most;
+    const Floats before = exp_of(set(part.most - peak)), own = exp_of(set(*sink - peak));
+    float lanes[2][LANES];
+    store(lanes[0], before);
+    store(lanes[1], own);
+    factor = set(lanes[0][0] / (part.total * lanes[0][0] + lanes[1][0]));
+  }
   for (int32_t d = 0; d < head_dim; d += LANES) store(part.sums + d, mul(load(part.sums + d), factor));
 }
 
@@ -317,7 +328,7 @@ void attend_as(const AttentionWork &w) {
         finish_span<PACKED>(w, span, view, w.weights + view.first * SPAN, parts + view.first, all + view.first);
     }
   }
-  for (int q = 0; w.kept == nullptr && q < w.n_queries; ++q) divide(all[q], w.head_dim);
+  for (int q = 0; w.kept == nullptr && q < w.n_queries; ++q) divide(w, q, all[q]);
 }
 
 void attend(const AttentionWork &work) {
@@ -333,6 +344,6 @@ void join_spans(const AttentionWork &w) {
       float *kept = w.kept + (q * w.n_spans + span) * (w.head_dim + 2);
       join(all, {kept, kept[w.head_dim], kept[w.head_dim + 1]}, w.head_dim);
     }
-    divide(all, w.head_dim);
+    divide(w, q, all);
   }
 }

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 10
+#define EC_ABI_VERSION 13
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -42,6 +42,8 @@ enum {
   EC_POST_ATTN_NORM,
   EC_POST_FFN_NORM,
   EC_EMBEDDING_NORM, /* of a draft head's layer */
+  EC_ATTN_OUT_BIAS,  /* [n_embd] */
+  EC_SINKS,          /* [n_head], a score of each head that has a part in the softmax and no value */
   EC_N_VECTORS
 };
 

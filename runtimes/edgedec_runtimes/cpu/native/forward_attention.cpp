@@ -38,8 +38,19 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
   add_product(thread, EC_OP_ATTN_OUT, m_.attended.view(), attending, layer.matrices[EC_ATTN_OUT],
               layer.vectors[EC_POST_ATTN_NORM], memory);
+  add_output_bias(thread, layer, attending);
   release(thread, EC_PART_ATTN_OUT, l);
   return true;
+}
+
+// Add the bias of the output matrix.
+void Run::add_output_bias(int thread, const Layer &layer, const std::vector<int32_t> &rows) {
+  const std::vector<float> &bias = layer.vectors[EC_ATTN_OUT_BIAS];
+  if (bias.empty()) return;
+  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
+    k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, bias.data(), c_.residual_scale, c_.n_embd);
+  });
+  end_stage(thread, EC_OP_ATTN_OUT);
 }
 
 // Add biases, apply the norms of heads, rotate, and write the keys and values to the cache. A piece is one key-value head of
@@ -216,6 +227,8 @@ void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const Attent
   const ec_item &item = plan_.items[plan_.rows[(size_t)rows[piece.range.begin]].item];
   AttentionWork w = work_of(l, piece.head, item, memory);
   w.n_queries = (int32_t)std::min(piece.of.chunk, n_queries - piece.first_query);
+  const Layer &layer = m_.layers[(size_t)l];
+  const std::vector<float> &sinks = layer.vectors[EC_SINKS];
   int64_t at[MAX_QUERIES], first = INT64_MAX, last = 0;
   for (int32_t q = 0; q < w.n_queries; ++q) {
     const int64_t query = piece.first_query + q, i = begin + query / group, h = piece.head * group + query % group;
@@ -225,7 +238,8 @@ void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const Attent
     w.query[q] = m_.qkv.data() + asked * (m_.n_q() + 2 * m_.n_kv()) + h * d;
     w.out[q] = m_.attention.data() + at[q];
     w.visible[q] = row.position + 1;
-    w.start[q] = m_.layers[(size_t)l].slides ? std::max(0, row.position + 1 - c_.sliding_window) : 0;
+    w.start[q] = layer.slides ? std::max(0, row.position + 1 - c_.sliding_window) : 0;
+    w.sink[q] = sinks.empty() ? nullptr : sinks.data() + h;
     w.path[q] = item.parents != nullptr ? plan_.paths.data() + row.path_begin : nullptr;
     first = std::min<int64_t>(first, w.start[q] / SPAN_TOKENS);
     last = std::max<int64_t>(last, row.position / SPAN_TOKENS + 1);

@@ -95,6 +95,7 @@ class Run {
 
   // --- forward_attention.cpp ---
   bool attention_block(int thread, int32_t l, float *memory);
+  void add_output_bias(int thread, const Layer &layer, const std::vector<int32_t> &rows);
   void write_keys_and_values(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
   void norm_wide(float *x, const std::vector<float> &weight, float *memory);
   void write_head(int32_t l, const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory);

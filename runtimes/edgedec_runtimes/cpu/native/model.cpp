@@ -97,6 +97,9 @@ void ec_model::finish() {
     require_vector(v[EC_Q_NORM], "attn_q_norm", n_normed_q, true);
     require_vector(v[EC_K_NORM], "attn_k_norm", n_normed_k, true);
     require(!c.wide_norms || (v[EC_Q_BIAS].empty() && v[EC_K_BIAS].empty()), "biases stand before norms over all heads");
+    require_vector(v[EC_ATTN_OUT_BIAS], "attn_output.bias", c.n_embd, true);
+    require_vector(v[EC_SINKS], "attn_sinks", c.n_head, true);
+    require(v[EC_ATTN_OUT_BIAS].empty() || v[EC_POST_ATTN_NORM].empty(), "the bias of attn_output stands before a norm");
     require_vector(v[EC_POST_ATTN_NORM], "post_attention_norm", c.n_embd, true);
     require_vector(v[EC_POST_FFN_NORM], "post_ffw_norm", c.n_embd, true);
   }
