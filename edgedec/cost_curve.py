@@ -19,6 +19,7 @@ _NEWEST = 1 / 16  # weight of the latest step in what a step takes beside its fo
 _KEEP_FADES = 0.995  # factor for every step without a tree, so that one expensive keep does not rule trees out for good
 _GAIN = 0.05  # of a step: a smaller gain counts as none
 _NO_TOKENS = 0.005  # expected tokens that a chain is not made longer for
+_RESUMED = 0.1  # of a plain step: what the first one after a draft takes longer counts as nothing below that
 _STALE = 64  # observations of other row counts after which the seconds of a row count are base * pace again
 
 
@@ -155,6 +156,31 @@ class Trials:
         return n_rows not in self.waits or self.total_s >= self.waits[n_rows][1]
 
 
+@dataclass(slots=True)
+class Resuming:
+    """What the first plain step after a draft takes beyond a plain step after a plain step.
+
+    Nothing on most processors. Where forwards are recorded and replayed, as CUDA graphs are, a step of the same kind as
+    the one before is cheaper than any other: 2.0 ms instead of 2.6 to 5.6 ms on an H100. All requests share one.
+
+    Attributes:
+        share: The extra time in plain steps, 0 where it is too little to count.
+        after_draft: Whether the latest forward verified a draft.
+    """
+
+    share: float = 0.0
+    after_draft: bool = False
+    _samples: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    def observe(self, seconds: float, plain_s: float) -> bool:
+        """Take a plain step after a draft where others take `plain_s`; tell whether it is unlike them."""
+        self._samples.append(min(seconds / plain_s, _ODD) - 1)
+        if len(self._samples) >= _SURE:
+            found = median(self._samples)
+            self.share = found if found > _RESUMED else 0.0
+        return self.share > 0
+
+
 class CostCurve:
     """Seconds of a forward by number of rows and tokens of context.
 
@@ -179,9 +205,15 @@ class CostCurve:
             they are out of all proportion. None before the first forward, and until the next one when it was set to
             None.
         trials: The time spent on trials of more rows.
+        resuming: What it costs to go back from drafts to plain steps. Whoever begins to draft pays it, so that a draft
+            is made where it gains that as well; it is not paid again by the drafts that follow the first one.
+
+    Args:
+        measured: Seconds by number of rows; those of one row after a forward of one row.
+        resume_share: What the first plain step after a draft takes longer, in plain steps.
     """
 
-    def __init__(self, measured: Mapping[int, float] | None = None) -> None:
+    def __init__(self, measured: Mapping[int, float] | None = None, resume_share: float = 0.0) -> None:
         base: dict[int, float] = {}
         for n_rows, seconds in sorted((measured or {}).items(), reverse=True):
             cheapest = min(base.values(), default=seconds)
@@ -190,6 +222,7 @@ class CostCurve:
         self.beside_s = [0.0, 0.0]
         self.latest_s: float | None = None
         self.trials = Trials()
+        self.resuming = Resuming(resume_share if resume_share > _RESUMED else 0.0)
         self._base = base
         self._buckets = {0: _Bucket(dict(base), max(base))} if base else {}
         self._parts: dict[float, deque[float]] = {}
@@ -200,8 +233,13 @@ class CostCurve:
         `keep_s` is the seconds that Session.keep took after the forward, None for a chain, which needs no keep. More
         than the forward took is not believed, as keep evaluates at most the nodes of the forward again.
         """
-        bucket = self._bucket(n_past)
-        self.latest_s = bucket.observe(n_rows, seconds) + (keep_s or 0.0) + self.beside_s[n_rows > 1]
+        bucket, resuming, is_draft = self._bucket(n_past), self.resuming, n_rows > 1
+        spent_s = seconds + (self._resume_s(bucket) if is_draft and not resuming.after_draft else 0.0)
+        plain_s = bucket.seconds(1)
+        resumes, resuming.after_draft = resuming.after_draft and not is_draft, is_draft
+        if not (resumes and plain_s and resuming.observe(seconds, plain_s)):
+            spent_s += bucket.observe(n_rows, seconds) - seconds
+        self.latest_s = spent_s + (keep_s or 0.0) + self.beside_s[is_draft]
         if keep_s is None:
             self.keep_s *= _KEEP_FADES
         else:
@@ -282,8 +320,14 @@ class CostCurve:
         >>> curve.cost()(0), curve.cost()(3)
         (0.01, 0.02)
         """
-        bucket, beside_s = self._bucket(n_past), self.beside_s
-        return lambda n_nodes: (bucket.seconds(n_nodes + 1) or float(n_nodes + 1)) + beside_s[n_nodes > 0]
+        bucket, (plain_s, draft_s) = self._bucket(n_past), self.beside_s
+        if not self.resuming.after_draft:
+            draft_s += self._resume_s(bucket)
+        return lambda n_nodes: (bucket.seconds(n_nodes + 1) or float(n_nodes + 1)) + (draft_s if n_nodes else plain_s)
+
+    def _resume_s(self, bucket: _Bucket) -> float:
+        """Return the seconds that the next plain step takes longer when a draft comes before it."""
+        return self.resuming.share * (bucket.seconds(1) or 0.0)
 
     def up_to(self, n_rows: int, n_past: int = 0) -> list[float]:
         """Return the seconds of steps of 1 to `n_rows` rows, a second for each row where nothing was measured."""

@@ -18,6 +18,9 @@ _BETWEEN = (3, 6, 12, 24)  # measured where time is left
 _N_PAST = 32
 _REPEATS = 3
 _PHASE, _WHAT = "measuring", "what a forward of several tokens costs"
+_STREAK = 6  # forwards of one row in a row; the last ones are like those of plain decoding
+_MOST_RESUME = 1e3
+_RESUME = "resume"  # the key of what the first plain step after a draft takes longer, in plain steps
 _TURNS = 9  # measurements of each of two forwards that are compared
 
 
@@ -28,18 +31,24 @@ def cost_curve(
 
     What the session holds is lost. The limit of `limit_s` seconds begins after the first forward or two, which may have
     to read the weights from a cold disk. The time of each number of rows is the least of up to three forwards, some
-    time apart, so that a busy moment does not count. The number of rows rises while time is left, at most to
-    `most_rows`; each row takes the memory of a row of logits.
+    time apart, so that a busy moment does not count; each comes after a forward of another number of rows, as drafts
+    do. One row is measured in a streak as well, as plain decoding is one. The number of rows rises while time is left,
+    at most to `most_rows`; each row takes the memory of a row of logits.
     """
-    key = f"{_key(session, options)} {most_rows}"
+    key = f"{_key(session, options)} {most_rows} streak"
     known = _as_curve(probe_cache.get(options.cache_dir, "curve", key))
     if known is not None:
         return known
     with stage(options.on_progress, _PHASE, _WHAT):
-        measured = _measure(session, limit_s, options, most_rows)
+        measured, streak_s = _measure(session, limit_s, options, most_rows)
+    resume_share = 0.0
+    if streak_s is not None:
+        resume_share = max(0.0, measured[1] / streak_s - 1)
+        measured[1] = min(measured[1], streak_s)
     if len(measured) > 1:  # a single number of rows says nothing about drafts
-        probe_cache.put(options.cache_dir, "curve", key, {str(n): seconds for n, seconds in measured.items()})
-    return CostCurve(measured)
+        found = {_RESUME: resume_share} | {str(n): seconds for n, seconds in measured.items()}
+        probe_cache.put(options.cache_dir, "curve", key, found)
+    return CostCurve(measured, resume_share)
 
 
 def part_cost(session: Session, layers: LayerSet) -> float:
@@ -72,18 +81,23 @@ def _as_curve(found: object) -> CostCurve | None:
     if not isinstance(found, dict):
         return None
     try:
-        measured = {int(n): float(seconds) for n, seconds in found.items()}
+        resume_share = float(found.get(_RESUME, 0.0))
+        measured = {int(n): float(seconds) for n, seconds in found.items() if n != _RESUME}
     except (TypeError, ValueError, OverflowError):
         return None
     if not measured or not all(n >= 1 and 0 < seconds < 1e6 for n, seconds in measured.items()):
         return None
-    return CostCurve(measured)
+    return CostCurve(measured, resume_share) if 0 <= resume_share < _MOST_RESUME else None
 
 
-def _measure(session: Session, limit_s: float, options: LoadOptions, most_rows: int) -> dict[int, float]:
+def _measure(
+    session: Session, limit_s: float, options: LoadOptions, most_rows: int
+) -> tuple[dict[int, float], float | None]:
+    """Return the seconds by number of rows, and those of one row in a streak; None where there was no time for it."""
     most = min(session.model.capabilities.max_rows, session.n_ctx - 1, most_rows)
     tokens = np.arange(_N_PAST + max(most, 1), dtype=np.int32) % session.model.card.n_vocab
     measured: dict[int, float] = {}
+    streak_s: float | None = None
     try:
         n_past = _fill(session, tokens, limit_s, most)
         until = monotonic() + limit_s
@@ -100,10 +114,22 @@ def _measure(session: Session, limit_s: float, options: LoadOptions, most_rows: 
             session.forward(tokens[n_past : n_past + n], n_past=n_past, rows="all")
             seconds = perf_counter() - started
             measured[n] = min(measured.get(n, seconds), seconds)
+            if n == 1 and most > 1 and streak_s is None and _STREAK * seconds < limit_s / 8:
+                streak_s = _streak_s(session, tokens[n_past : n_past + 1], n_past)
     except EdgedecError:
         if options.cancel is not None:
             options.cancel.check("measuring the model's speed")
-    return measured
+    return measured, streak_s
+
+
+def _streak_s(session: Session, token: NDArray[np.int32], n_past: int) -> float:
+    """Return the least seconds of a forward of one row among several in a row."""
+    seconds = []
+    for _ in range(_STREAK):
+        started = perf_counter()
+        session.forward(token, n_past=n_past, rows="all")
+        seconds.append(perf_counter() - started)
+    return min(seconds[_STREAK // 2 :])
 
 
 def _fill(session: Session, tokens: NDArray[np.int32], limit_s: float, most: int) -> int:

@@ -37,6 +37,9 @@ _DEADLINE_S = 1.0  # of a pinned drafter
 _LEAST_DEADLINE_S = 0.05  # of any other drafter; half a step where that is longer
 _MOST_NODES = 24  # that a cheap drafter is asked for
 _NEWEST = 1 / 16  # weight of the latest step in what teaching a drafter takes
+_LOSS_SHARE = 0.005  # of a text's time: once its drafts have lost more, the next ones have to promise more
+_LOSS_STEPS = 1.5  # plain steps that drafts may lose beyond that
+_WARY = 1.5  # times as fast as plain that a draft has to promise then
 _MOST_MISSED = 512  # tokens that a draft model reads at most to catch up: half its window
 
 
@@ -70,7 +73,8 @@ class Policy:
         self._recorder = recorder
         self._trials = RowTrials(curve, options)
         self._log = DecisionLog()
-        self._forward_s = 0.0  # what the latest step's forward was expected to take
+        self._forward_s = self._plain_s = 0.0  # what the latest step's forward, and a plain one, were expected to take
+        self._lost_s = self._written_s = 0.0  # beyond plain steps by the drafts of this text; of as many plain steps
         self.drafters = ActiveDrafters(drafters, n_vocab, options, recorder)
 
     def propose(self, stats: DecodeStats, n_past: int, room: int) -> Draft:
@@ -99,7 +103,8 @@ class Policy:
                 else:
                     active.n_left_out += 1
         paths = tree.paths()
-        nodes, rate = choose_nodes(tree, paths, cost, n_max, perf_counter() - started, self._curve, self._options)
+        asked = self._asked(cost)
+        nodes, rate = choose_nodes(tree, paths, asked, n_max, perf_counter() - started, self._curve, self._options)
         for active in drafters.all:
             if active.costly and not plain:
                 paths, nodes, rate = self._ask_costly(stats, active, tree, (paths, nodes, rate), cost, n_max, room)
@@ -115,12 +120,27 @@ class Policy:
         self._log.count(paths, len(nodes), cost)
         if plain and drafters.drawn is None:
             nodes = []
-        forward_s = self._forward_s = cost(len(nodes))
+        forward_s, self._plain_s = cost(len(nodes)), cost(0)
+        self._forward_s = forward_s
         self._log.spent_s += forward_s + perf_counter() - started
         self._trials.count_step(len(nodes), forward_s)
         for active in drafters.all:
             active.record.total_s += forward_s
         return self._draft(tree, nodes) if nodes else EMPTY_DRAFT
+
+    def _asked(self, cost: Cost) -> Cost:
+        """Return what drafts count as where nodes are chosen: more than they cost where the text can't bear their loss.
+
+        A text can bear what its drafts have gained, and a little beyond: so few drafts that fail never make it slow.
+        """
+        plain_s = cost(0)
+        left_s = _LOSS_SHARE * self._written_s + _LOSS_STEPS * plain_s - self._lost_s
+
+        def seconds(n_nodes: int) -> float:
+            found = cost(n_nodes)
+            return found if found - plain_s <= left_s else _WARY * found
+
+        return seconds
 
     def _ask_costly(
         self,
@@ -191,6 +211,9 @@ class Policy:
         trial, self._trials.trial = self._trials.trial, None
         if trial is not None:
             self._trials.learn(trial, len(draft.tokens), len(token_ids))
+        self._written_s += len(token_ids) * self._plain_s
+        if draft.tokens and self._curve.latest_s is not None and not self._curve.others:
+            self._lost_s += self._curve.latest_s - len(token_ids) * self._plain_s
         if self._log.n_steps:
             self._log.n_tokens += len(token_ids)
             if self._curve.others and self._curve.latest_s is not None:

@@ -99,6 +99,7 @@ def replay(
     n_max: int,
     price: Callable[[Evaluated], float] = lambda made: 0.0,
     n_forwards: int = MOST_FORWARDS,
+    resume_s: float = 0.0,
 ) -> Replay:
     """Decode a recorded text again, with the drafts that pay where a forward over n rows takes `cost(n)` seconds.
 
@@ -115,6 +116,8 @@ def replay(
         price: Seconds of a forward that drafting makes.
         n_forwards: Most forwards of drafting before a step. The first is made before every step; another one while
             the likeliest node of the one before is worth the other's price and one row more, in plain steps.
+        resume_s: Seconds that the first plain step after a draft takes beyond `cost(1)`. The first draft after a plain
+            step has to gain them as well.
 
     >>> rows = [Proposals((6, 7), (-1, 0), (0.9, 0.8), 0.0)] * 3
     >>> replay([5, 6, 7, 8], rows, lambda n: 1.0, 8)
@@ -127,7 +130,7 @@ def replay(
     >>> replay([5, 6, 7, 8], rows, lambda n: 1.0, 8, lambda made: 0.5)
     Replay(n_tokens=3, n_steps=1, seconds=2.0, plain_s=3.0)
     """
-    position, n_steps, seconds = 0, 0, 0.0
+    position, n_steps, seconds, resuming_s = 0, 0, 0.0, 0.0
     last = len(token_ids) - 1
     while position < last:
         row = proposals[position] if position < len(proposals) else _NOTHING
@@ -135,8 +138,14 @@ def replay(
         n_made = _n_made(row, cost, price, min(n_forwards, room))
         spent_s = sum(price(made) for made in row.evaluated[:n_made])
         known = [node for node in range(len(row.paths)) if not row.after or row.after[node] <= n_made]
-        nodes, _ = best_part(row.paths, known, lambda n: cost(n + 1), room, spent_s)
-        seconds += spent_s + cost(len(nodes) + 1)
+        entering_s = 0.0 if resuming_s else resume_s
+
+        def seconds_of(n: int, entering_s: float = entering_s) -> float:
+            return cost(n + 1) + (entering_s if n else 0.0)
+
+        nodes, _ = best_part(row.paths, known, seconds_of, room, spent_s)
+        seconds += spent_s + cost(len(nodes) + 1) + (0.0 if nodes else resuming_s)
+        resuming_s = resume_s if nodes else 0.0
         n_steps += 1
         position += 1 + n_accepted(row, set(nodes), token_ids[position + 1 :])
     return Replay(max(0, last), n_steps, seconds, max(0, last) * cost(1))

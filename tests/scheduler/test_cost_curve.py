@@ -280,3 +280,28 @@ def test_what_a_step_takes_beside_its_forward_is_in_its_price() -> None:
     curve.observe(1, 0.010)
     assert curve.latest_s == curve.cost()(0)
     assert curve.seconds(1) == 0.010
+
+
+def test_what_it_costs_to_go_back_to_plain_steps_is_learned() -> None:
+    """The first plain step after a draft is kept apart where it is unlike others; the first draft pays it."""
+    curve = CostCurve({1: 0.002, 4: 0.004})
+    for _ in range(5):
+        for n_rows, seconds in [(1, 0.002), (4, 0.004), (4, 0.004), (1, 0.003)]:
+            curve.observe(n_rows, seconds)
+    assert curve.seconds(1) == pytest.approx(0.002)
+    assert curve.resuming.share == pytest.approx(0.5)
+    curve.observe(1, 0.002)
+    assert curve.cost()(3) == pytest.approx(0.005)
+    assert curve.cost()(0) == pytest.approx(0.002)
+    curve.observe(4, 0.004)
+    assert curve.latest_s == pytest.approx(0.005)
+    assert curve.cost()(3) == pytest.approx(0.004)
+
+
+def test_noise_after_drafts_is_no_cost_of_going_back() -> None:
+    """Within a tenth, the plain steps after drafts count like all others."""
+    curve = CostCurve({1: 0.002, 4: 0.004})
+    for n_rows, seconds in [(4, 0.004), (1, 0.00215), (4, 0.004), (1, 0.00205), (4, 0.004), (1, 0.0021)] * 9:
+        curve.observe(n_rows, seconds)
+    assert curve.resuming.share == 0
+    assert curve.seconds(1) == pytest.approx(0.0021)

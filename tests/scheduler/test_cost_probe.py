@@ -98,6 +98,7 @@ def test_one_n_alone_is_not_remembered(clock: Clock, tmp_path: Path) -> None:
 
 
 DAMAGED = ["", "[]", "null", "{}", '{"1": -1}', '{"1": NaN}', '{"x": 1}', '{"0": 1}', '{"1": null}', "[" * 100_000]
+DAMAGED += ['{"resume": -1, "1": 1}', '{"resume": NaN, "1": 1}', '{"resume": [], "1": 1}']
 
 
 @pytest.mark.parametrize("content", [*DAMAGED, '{"1": 1' + "0" * 400 + "}"])
@@ -148,3 +149,22 @@ def test_cancelling_the_load_ends_the_measurement(clock: Clock, tmp_path: Path) 
     with pytest.raises(CancelledError):
         curve_of(Timed(clock, seconds), tmp_path, cancel=cancel)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plain_step_after_a_plain_step_is_measured_as_well(clock: Clock, tmp_path: Path) -> None:
+    """Where it is replayed and others are launched, both are known: the streak's seconds, and what resuming costs."""
+
+    def seconds(call: int, n: int) -> float:
+        replayed = n == 1 and session.calls[-1:] == [1]
+        return 0.002 if replayed else 0.003 + 0.0001 * n
+
+    session = Timed(clock, seconds)
+    for curve in (curve_of(session, tmp_path), curve_of(session, tmp_path)):  # measured, and remembered
+        assert curve.seconds(1) == pytest.approx(0.002)
+        assert curve.resuming.share == pytest.approx(0.55)
+        assert curve.cost()(3) == pytest.approx(0.0034 + 0.0011)
+
+
+def test_a_clock_that_stands_still_does_no_harm(clock: Clock) -> None:
+    """A forward may take less than the clock can tell."""
+    assert curve_of(Timed(clock, lambda call, n: 0.0)).resuming.share == 0

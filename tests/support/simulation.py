@@ -134,11 +134,12 @@ def policy_of(
     coupled: bool = True,
     recorder: Recorder | None = None,
     n_max: int = N_MAX,
+    n_vocab: int = N_VOCAB,
 ) -> Policy:
-    """Return a policy over N_VOCAB tokens."""
+    """Return a policy over so many tokens."""
     floor = next((one.drafter.floor for one in members if isinstance(one.drafter, Oracle)), Floor())
     options = PolicyOptions(n_max, greedy=greedy, always=always, coupled=coupled, trees=trees)
-    return Policy(members, N_VOCAB, curve, options, floor, recorder)
+    return Policy(members, n_vocab, curve, options, floor, recorder)
 
 
 def member(drafter: Oracle, *, costly: bool = False, record: DrafterRecord | None = None) -> ActiveDrafter:

@@ -30,11 +30,13 @@ class Costs:
         seconds: T(n), the seconds of the target's forward of n tokens.
         draft_model: The same for the draft model.
         source: The source of these times, for a person.
+        resume_s: Seconds that the first plain step after a draft takes longer.
     """
 
     seconds: Callable[[int], float]
     draft_model: Callable[[int], float]
     source: str
+    resume_s: float = 0.0
 
     def price(self, made: Evaluated) -> float:
         """Return the seconds of a forward that drafted: of the draft model, or of a share of the target's layers."""
@@ -170,7 +172,7 @@ def replayed(recording: Recording, costs: Costs, n_max: int) -> Replayed:
 def _replayed(recording: Recording, costs: Costs, n_max: int, n_forwards: int) -> Replayed:
     tasks: dict[str, list[Replay]] = {}
     for text in recording.texts:
-        one = replay(text.token_ids, text.proposals, costs.seconds, n_max, costs.price, n_forwards)
+        one = replay(text.token_ids, text.proposals, costs.seconds, n_max, costs.price, n_forwards, costs.resume_s)
         tasks.setdefault(text.task, []).append(one)
     return Replayed(tasks, n_forwards)
 
@@ -190,7 +192,8 @@ def read_costs(curve: str, recording: Recording) -> Costs:
         device = DEVICES[curve]
         seconds = modelled(device, size.n_bytes, size.n_params)
         draft_model = modelled(device, drafts.n_bytes, drafts.n_params)
-        return Costs(seconds, draft_model, f"{curve}, MODELLED from a roofline ({device.basis})")
+        source = f"{curve}, MODELLED from a roofline ({device.basis})"
+        return Costs(seconds, draft_model, source, device.launch_s)
     measured = _read_curve(curve)
     by_bytes = drafts.n_bytes / size.n_bytes
     source = f"measured, {Path(curve).name}"
