@@ -5,6 +5,7 @@
 Quantized blocks are random bytes whose scales give the values the spread that a trained matrix of that size has.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,16 @@ _VECTORS = {
     "gemma3": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS),
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
     "olmo2": (*_QK_NORMS, *_POST_NORMS),
+    "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
     "qwen2": (*_INPUT_NORMS, *_BIASES),
+    "qwen2moe": (*_INPUT_NORMS, *_BIASES),
     "qwen3": (*_INPUT_NORMS, *_QK_NORMS),
+    "qwen3moe": (*_INPUT_NORMS, *_QK_NORMS),
     "seed_oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight"),
 }
 # Which matrices its files keep as one, and of what parts.
 _FUSED = {"glm4": _GATE_UP, "phi3": _QKV | _GATE_UP}
-_WIDE_NORMS = ("olmo2",)
+_WIDE_NORMS = ("olmo2", "olmoe")
 # Where the float16 numbers of a block are: (offset, factor of the block's scale).
 _HALVES: dict[str, tuple[tuple[int, float], ...]] = {
     "Q4_0": ((0, 1.0),),
@@ -100,6 +104,8 @@ class Tiny:
         rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
         sliding_window: Tokens that layers with a window see.
         n_rot: Elements of a head that are rotated; None for all.
+        n_expert, n_expert_used: Experts of a layer and of a token; 0 for a feed-forward block.
+        n_ff_expert, n_ff_shared: The width of an expert, and of the one that all tokens go through.
         keys: More metadata keys, below the architecture's name.
     """
 
@@ -119,6 +125,10 @@ class Tiny:
     rope_scale: float = 1.0
     sliding_window: int = 8
     n_rot: int | None = None
+    n_expert: int = 0
+    n_expert_used: int = 0
+    n_ff_expert: int = 256
+    n_ff_shared: int = 0
     keys: tuple[tuple[str, Any], ...] = ()
     seed: int = 0
 
@@ -157,6 +167,24 @@ ARCHITECTURES = {
     "mistral3": Tiny(
         "mistral3",
         keys=(*_YARN, ("rope.scaling.yarn_log_multiplier", 1.0), ("attention.temperature_scale", 0.1)),
+    ),
+    "qwen3moe": Tiny("qwen3moe", n_expert=16, n_expert_used=4),
+    "olmoe": Tiny("olmoe", n_head_kv=4, n_expert=8, n_expert_used=4),
+    "qwen2moe": Tiny(
+        "qwen2moe", n_head=8, n_head_kv=4, head_dim=32, n_expert=8, n_expert_used=4, n_ff_shared=512, seed=1
+    ),
+    "granitemoe": Tiny(
+        "granitemoe",
+        n_expert=12,
+        n_expert_used=5,
+        keys=(("attention.scale", 0.1), ("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
+    ),
+    "granitemoe-shared": Tiny(
+        "granitemoe",
+        n_expert=12,
+        n_expert_used=5,
+        n_ff_shared=256,
+        keys=(("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
     ),
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
@@ -219,6 +247,10 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
         keys |= {"attention.sliding_window": tiny.sliding_window}
     if tiny.architecture == "gemma2":
         keys |= {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0}
+    if tiny.n_expert:
+        keys |= {"expert_count": tiny.n_expert, "expert_used_count": tiny.n_expert_used}
+        keys |= {"feed_forward_length": tiny.n_ff_expert, "expert_feed_forward_length": tiny.n_ff_expert}
+        keys |= {"expert_shared_feed_forward_length": tiny.n_ff_shared} if tiny.n_ff_shared else {}
     keys |= dict(tiny.keys)
     name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
     general = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
@@ -251,6 +283,10 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
         for name, parts in _FUSED.get(tiny.architecture, {}).items():
             rows = sum(layer.pop(part).shape[1] for part in parts)
             layer[name] = matrix(rows, n_embd, 1.5 if name == "attn_qkv.weight" else 1.0)
+        if tiny.n_expert:
+            for name in ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"):
+                del layer[name]
+            layer |= _experts(tiny, matrix, rng)
         layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny)}
         tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
     tensors["output_norm.weight"] = _vector(n_embd, 1.0, rng)
@@ -264,6 +300,31 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
         values = np.linspace(1, most, n_pairs, dtype=np.float32)
         tensors[name] = RawTensor(GGMLType.F32, values.shape, values.tobytes())
     return tensors
+
+
+def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Generator) -> dict[str, RawTensor]:
+    """Return the tensors of a layer's experts."""
+    n, n_embd, n_ff = tiny.n_expert, tiny.n_embd, tiny.n_ff_expert
+
+    def stacked(n_out: int, n_in: int) -> RawTensor:
+        found = matrix(n * n_out, n_in)
+        return RawTensor(found.type, (n_in, n_out, n), found.data)
+
+    # Scores so far apart that the last of a token's experts counts for little: which one it is may change by rounding.
+    router = (rng.standard_normal((n, n_embd)) * 4 / n_embd**0.5).astype(np.float32)
+    found = {
+        "ffn_gate_inp.weight": RawTensor(GGMLType.F32, (n_embd, n), router.tobytes()),
+        "ffn_gate_exps.weight": stacked(n_ff, n_embd),
+        "ffn_up_exps.weight": stacked(n_ff, n_embd),
+        "ffn_down_exps.weight": stacked(n_embd, n_ff),
+    }
+    if tiny.n_ff_shared:
+        found["ffn_gate_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
+        found["ffn_up_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
+        found["ffn_down_shexp.weight"] = matrix(n_embd, tiny.n_ff_shared)
+    if tiny.architecture == "qwen2moe":
+        found["ffn_gate_inp_shexp.weight"] = _vector(n_embd, 0.0, rng)
+    return found
 
 
 def _vectors(tiny: Tiny) -> list[tuple[str, int, float]]:

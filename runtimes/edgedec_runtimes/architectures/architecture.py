@@ -39,6 +39,10 @@ class Switches:
         unrotated: By layer: whether queries and keys are not rotated; () for no layer.
         temperature_scale, temperature_tokens: s and t where queries at position p are multiplied by
             1 + s * ln(1 + floor(p / t)); 0 tokens where they are not.
+        expert_gating: How a router's scores become the weights of experts: by a softmax over all of them ("softmax"),
+            the sigmoid of each ("sigmoid"), or a softmax over those that a token goes through ("chosen").
+        norm_experts: The weights of a token's experts are divided by their sum.
+        expert_scale: What these weights are multiplied by.
     """
 
     rope: Rope
@@ -57,6 +61,9 @@ class Switches:
     unrotated: tuple[bool, ...] = ()
     temperature_scale: float = 0.0
     temperature_tokens: int = 0
+    expert_gating: str = "softmax"
+    norm_experts: bool = False
+    expert_scale: float = 1.0
 
     def slides(self, layer: int) -> bool:
         """Return whether a layer sees a sliding window instead of all tokens before it."""

@@ -1,6 +1,7 @@
-"""Matrices that a file keeps as one: queries, keys and values; gate and up.
+"""Matrices that a file keeps as one: queries, keys and values; gate and up; the experts of a layer.
 
 The rows of a fused matrix lie one after another, so its parts are tensors like all others, at other places in the file.
+The experts of a layer stay together, as a matrix of the rows of all of them.
 """
 
 import re
@@ -11,16 +12,20 @@ from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
 _FUSED = re.compile(r"(blk\.\d+\.)(attn_qkv|ffn_up)\.(weight|bias)")
+_EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight")
+_SHARED_ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
 
 
 def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     """Return a header in which the parts of fused matrices and biases stand in their place; `gguf` where none is fused.
 
-    What has another number of rows than its parts together stays as it is.
+    The experts of a layer, of the shape (columns, rows, experts), become a matrix, and so does the vector that scores
+    the shared expert. What has another number of rows than its parts together stays as it is.
     """
     heads = [n * hyper.head_dim for n in (hyper.n_head, hyper.n_head_kv, hyper.n_head_kv)]
     found: dict[str, TensorInfo] = {}
-    for name, tensor in gguf.tensors.items():
+    for name, stored in gguf.tensors.items():
+        tensor = _as_matrix(stored, hyper)
         match = _FUSED.fullmatch(name)
         parts: dict[str, int] = {}
         if match is not None and match[2] == "attn_qkv":
@@ -29,7 +34,17 @@ def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
         elif match is not None and f"{match[1]}ffn_gate.{match[3]}" not in gguf.tensors:
             parts = {f"{match[1]}{part}.{match[3]}": hyper.n_ff for part in ("ffn_gate", "ffn_up")}
         found |= _cut(tensor, parts) if sum(parts.values()) == tensor.shape[-1] else {name: tensor}
-    return gguf if found.keys() == gguf.tensors.keys() else replace(gguf, tensors=MappingProxyType(found))
+    return gguf if found == gguf.tensors else replace(gguf, tensors=MappingProxyType(found))
+
+
+def _as_matrix(tensor: TensorInfo, hyper: Hyperparameters) -> TensorInfo:
+    """Return a tensor of experts, or of a shared expert's router, as a matrix; any other as it is."""
+    shape = tensor.shape
+    if _EXPERTS.fullmatch(tensor.name) and len(shape) == 3 and shape[2] == hyper.n_expert:
+        return replace(tensor, shape=(shape[0], shape[1] * shape[2]))
+    if _SHARED_ROUTER.fullmatch(tensor.name) and len(shape) == 1:
+        return replace(tensor, shape=(*shape, 1))
+    return tensor
 
 
 def _cut(tensor: TensorInfo, parts: dict[str, int]) -> dict[str, TensorInfo]:

@@ -14,12 +14,14 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.extras import DISTRIBUTION
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE, NOT_FINITE = range(6)
 OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "head", "other")
+GATINGS = {"softmax": 0, "sigmoid": 1, "chosen": 2}
+"""How scores of experts become weights (Switches.expert_gating)."""
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
 KERNEL_ROWS = 256
 """Most rows that go through the layers together; also the most rows of a tree."""
@@ -36,6 +38,9 @@ class Config(ctypes.Structure):
         *((name, c_int32) for name in ("sliding_window", "temperature_tokens")),
         *((name, c_float) for name in ("temperature_scale", "rms_epsilon", "embedding_scale", "residual_scale")),
         *((name, c_float) for name in ("logit_scale", "attention_scale", "attention_softcap", "logit_softcap")),
+        *((name, c_int32) for name in ("n_expert", "n_expert_used", "n_ff_expert", "n_ff_shared")),
+        *((name, c_int32) for name in ("expert_gating", "norm_experts")),
+        ("expert_scale", c_float),
     )
 
 

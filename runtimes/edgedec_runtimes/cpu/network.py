@@ -28,6 +28,14 @@ MATRICES = {
     "ffn_gate.weight": 6,
     "ffn_up.weight": 7,
     "ffn_down.weight": 8,
+    "ffn_gate_inp.weight": 9,
+    "ffn_gate_inp_shexp.weight": 10,
+    "ffn_gate_exps.weight": 11,
+    "ffn_up_exps.weight": 12,
+    "ffn_down_exps.weight": 13,
+    "ffn_gate_shexp.weight": 6,
+    "ffn_up_shexp.weight": 7,
+    "ffn_down_shexp.weight": 8,
 }
 VECTORS = {
     "output_norm.weight": 0,
@@ -42,9 +50,15 @@ VECTORS = {
     "post_ffw_norm.weight": 9,
     "attn_output.bias": 11,
     "attn_sinks.weight": 12,
+    "exp_probs_b.bias": 13,
 }
 _GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
-_OPTIONAL_MATRICES = frozenset({"output.weight"})
+_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight"})
+_DENSE = frozenset({"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"})
+_SHARED = frozenset(
+    {"ffn_gate_inp_shexp.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"}
+)
+_EXPERTS = frozenset({"ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"})
 
 TILE_TYPES = frozenset(
     {
@@ -78,6 +92,7 @@ TILE_TYPES = frozenset(
 
 # The largest sizes that native/model.cpp takes.
 _LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
+_LARGEST |= {"n_expert": 1024, "n_ff_expert": 2**20, "n_ff_shared": 2**20}
 _MOST_TOKENS = 2**31 - 1
 
 
@@ -144,16 +159,9 @@ def _check(gguf: GGUF, n: Network) -> None:
     for placed in n.matrices:
         if placed.tensor.type not in TILE_TYPES:
             raise _unsupported(gguf, f"tensor {placed.tensor.name!r} is {placed.tensor.type.name}")
-    n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
-    shapes = (
-        *((n.n_embd, n.n_vocab), (n.n_embd, n.n_vocab), (n.n_embd, n_q), (n.n_embd, n_kv), (n.n_embd, n_kv)),
-        *((n_q, n.n_embd), (n.n_embd, n.n_ff), (n.n_embd, n.n_ff), (n.n_ff, n.n_embd)),
-    )
-    norms = (n_q, n_kv) if n.switches.wide_norms else (n.head_dim, n.head_dim)
-    lengths = (n.n_embd, n.n_embd, n.n_embd, n_q, n_kv, n_kv, *norms, n.n_embd, n.n_embd, 0, n.n_embd, n.n_head)
-    expected: dict[str, tuple[int, ...]] = {p.tensor.name: shapes[p.which] for p in n.matrices}
-    expected |= {placed.tensor.name: (lengths[placed.which],) for placed in n.vectors}
-    expected |= {tensor.name: (n.n_rot // 2,) for tensor in divisors}
+    if n.n_ff_expert % 32 or n.n_expert_used > n.n_expert:
+        raise _unsupported(gguf, f"experts are {n.n_ff_expert} wide, and {n.n_expert_used} of {n.n_expert} are used")
+    expected = _shapes(n) | {tensor.name: (n.n_rot // 2,) for tensor in divisors}
     for name, shape in expected.items():
         if gguf.tensors[name].shape != shape:
             raise ModelFormatError(
@@ -162,10 +170,37 @@ def _check(gguf: GGUF, n: Network) -> None:
             )
 
 
+def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
+    """Return the shape that each tensor must have, by name."""
+    n_q, n_kv, e = n.n_head * n.head_dim, n.n_head_kv * n.head_dim, n.n_embd
+    rows_of_experts = n.n_expert * n.n_ff_expert
+    expected: dict[str, tuple[int, ...]] = {}
+    for p in n.matrices:
+        n_ff = n.n_ff_shared if n.has_experts(p.layer) else n.n_ff
+        shapes = (
+            *(
+                (e, n.n_vocab),
+                (e, n.n_vocab),
+                (e, n_q),
+                (e, n_kv),
+                (e, n_kv),
+                (n_q, e),
+                (e, n_ff),
+                (e, n_ff),
+                (n_ff, e),
+            ),
+            *((e, n.n_expert), (e, 1), (e, rows_of_experts), (e, rows_of_experts), (n.n_ff_expert, n.n_expert * e)),
+        )
+        expected[p.tensor.name] = shapes[p.which]
+    norms = (n_q, n_kv) if n.switches.wide_norms else (n.head_dim, n.head_dim)
+    lengths = (e, e, e, n_q, n_kv, n_kv, *norms, e, e, 0, e, n.n_head, n.n_expert)
+    return expected | {placed.tensor.name: (lengths[placed.which],) for placed in n.vectors}
+
+
 def _check_numbers(gguf: GGUF, n: Network) -> None:
     """Refuse numbers of the metadata that are no positive (or no whole) factors."""
     s, rope, sliding = n.switches, n.switches.rope, n.switches.rope_sliding or n.switches.rope
-    scales = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
+    scales = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale", "expert_scale")
     factors = {
         "rms_epsilon": n.rms_epsilon,
         "rope_base": rope.base,
@@ -195,6 +230,8 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     used = set(DIVISORS) & architecture.vectors
     for name, layer, short in _names(found.hyper.n_layer):
         tensor = gguf.tensors.get(name)
+        if short in MATRICES and short not in _matrices_of(found.hyper, layer):
+            continue
         if tensor is None:
             if short in MATRICES.keys() - _OPTIONAL_MATRICES or short in needed:
                 raise ModelFormatError(f"{gguf.paths[0]}: it has no tensor {name!r}; download the file again")
@@ -210,6 +247,13 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     if left:
         raise _unsupported(gguf, f"the cpu runtime has no use for tensor {min(left)!r}")
     return tuple(matrices), tuple(vectors)
+
+
+def _matrices_of(n: Hyperparameters, layer: int) -> frozenset[str]:
+    """Return the names of the matrices that a layer has; those of the network beside its layers are always there."""
+    if not n.has_experts(layer):
+        return frozenset(MATRICES.keys() - _EXPERTS - _SHARED)
+    return frozenset(MATRICES.keys() - _DENSE - (frozenset() if n.n_ff_shared else _SHARED))
 
 
 def _names(n_layer: int) -> Iterator[tuple[str, int, str]]:

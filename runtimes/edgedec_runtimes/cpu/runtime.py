@@ -235,5 +235,10 @@ def _scratch_bytes(n: Network) -> int:
     """Return the bytes that native/model.cpp allocates for forwards."""
     n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
     floats = 2 * n.n_embd + 2 * n_q + 2 * n_kv + 2 * n.n_rot
-    quantized = (n.n_embd + n_q + n.n_ff) * (1 + 20 / _BLOCK)
-    return int(KERNEL_ROWS * (4 * floats + quantized))
+    quantized = (n.n_embd + n_q) * (1 + 20 / _BLOCK)
+    widest = max(n.n_ff if n.n_dense or not n.n_expert else 0, n.n_ff_shared)
+    slots = KERNEL_ROWS * n.n_expert_used + 7 * (n.n_expert + KERNEL_ROWS * n.n_expert_used // 64)
+    experts = slots * n.n_ff_expert * (1 + 20 / _BLOCK)
+    routing = n.n_layer * KERNEL_ROWS * (1 + 4 * n.n_expert_used) * 4 + KERNEL_ROWS * (n.n_expert + 1) * 4
+    dense = KERNEL_ROWS * (4 * floats + quantized + widest * (1 + 20 / _BLOCK))
+    return int(dense + (experts + routing if n.n_expert else 0))

@@ -16,6 +16,7 @@ from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
+    GATINGS,
     KERNEL_ROWS,
     LAYER_SLIDES,
     LAYER_UNROTATED,
@@ -141,7 +142,8 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     if cores:
         keep_to_cores(cores)
     names = [field[0] for field in Config._fields_]
-    config = Config(*(getattr(network if hasattr(network, name) else network.switches, name) for name in names))
+    numbers = {name: getattr(network if hasattr(network, name) else network.switches, name) for name in names}
+    config = Config(**numbers | {"expert_gating": GATINGS[network.switches.expert_gating]})
     handle = ctypes.c_void_p()
     code = native().ec_model_create(
         ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)

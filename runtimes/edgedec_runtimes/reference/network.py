@@ -6,7 +6,7 @@ in a chain, in a tree, alone or among other rows.
 
 Llama (Touvron et al. 2023, arXiv:2302.13971): RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467), rotary
 positions (Su et al. 2021, arXiv:2104.09864), grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245), SwiGLU
-(Shazeer 2020, arXiv:2002.05202).
+(Shazeer 2020, arXiv:2002.05202), experts (Shazeer et al. 2017, arXiv:1701.06538).
 """
 
 import math
@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.model import LayerSet
+from edgedec_runtimes.architectures.architecture import Switches
 from edgedec_runtimes.architectures.rope import Turns
 from edgedec_runtimes.reference.weights import Layer, Weights
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
 Floats = NDArray[np.float32]
+_LEAST_SUM = np.float32(6.103515625e-5)  # that the weights of experts are divided by
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +135,46 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible:
 
 def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
     x = _normed(state, layer.ffn_norm, weights.hyper.rms_epsilon)
-    gate: Floats = layer.gate @ x
-    active = _gelu(gate) if weights.switches.gelu else _silu(gate)
-    output: Floats = layer.down @ (active * (layer.up @ x))
+    output = np.zeros_like(x)
+    if layer.gate is not None and layer.up is not None and layer.down is not None:
+        output = _gated(weights.switches, layer.gate, layer.up, layer.down, x)
+        if layer.shared_router is not None:
+            output = output * _sigmoid(layer.shared_router @ x)
+    if layer.router is not None:
+        output = output + _experts(weights, layer, layer.router, x)
     return _normed(output, layer.ffn_post_norm, weights.hyper.rms_epsilon)
+
+
+def _gated(switches: Switches, gate: Floats, up: Floats, down: Floats, x: Floats) -> Floats:
+    active = _gelu(gate @ x) if switches.gelu else _silu(gate @ x)
+    output: Floats = down @ (active * (up @ x))
+    return output
+
+
+def _experts(weights: Weights, layer: Layer, router: Floats, x: Floats) -> Floats:
+    """Return the weighted sum of the outputs of the experts that the router chooses, of equal ones the first."""
+    switches, n_used = weights.switches, weights.hyper.n_expert_used
+    assert layer.expert_gate is not None
+    assert layer.expert_up is not None
+    assert layer.expert_down is not None
+    gates: Floats = router @ x
+    if switches.expert_gating != "chosen":
+        gates = _softmax(gates) if switches.expert_gating == "softmax" else _sigmoid(gates)
+    biased = gates if layer.expert_bias is None else gates + layer.expert_bias
+    chosen = np.argsort(-biased, kind="stable")[:n_used]
+    shares = _softmax(gates[chosen]) if switches.expert_gating == "chosen" else gates[chosen]
+    if switches.norm_experts:
+        shares = shares / max(shares.sum(), _LEAST_SUM)
+    output = np.zeros_like(x)
+    for expert, share in zip(chosen, shares * np.float32(switches.expert_scale), strict=True):
+        parts = layer.expert_gate[expert], layer.expert_up[expert], layer.expert_down[expert]
+        output = output + _gated(switches, *parts, x) * share
+    return output
+
+
+def _sigmoid(x: Floats) -> Floats:
+    result: Floats = np.divide(np.float32(1), np.float32(1) + np.exp(-np.maximum(x, np.float32(-80))))
+    return result
 
 
 def _silu(x: Floats) -> Floats:

@@ -25,6 +25,11 @@ class Layer:
 
     Attributes:
         sinks: For each head a score that has a part in the softmax, and no value.
+        gate, up, down: The feed-forward block, or, in a layer with experts, the one that all tokens go through.
+        router: Scores experts; None in a layer without.
+        shared_router: Scores the expert that all tokens go through.
+        expert_bias: What is added to the gates of experts only to choose them.
+        expert_gate, expert_up, expert_down: f32[n_expert, n_out, n_in].
         turns: How queries and keys are rotated; None where they are not.
         window: How many tokens the layer sees; 0 for all.
     """
@@ -43,10 +48,16 @@ class Layer:
     sinks: NDArray[np.float32] | None
     attn_post_norm: NDArray[np.float32] | None
     ffn_norm: NDArray[np.float32] | None
-    gate: NDArray[np.float32]
-    up: NDArray[np.float32]
-    down: NDArray[np.float32]
+    gate: NDArray[np.float32] | None
+    up: NDArray[np.float32] | None
+    down: NDArray[np.float32] | None
     ffn_post_norm: NDArray[np.float32] | None
+    router: NDArray[np.float32] | None
+    shared_router: NDArray[np.float32] | None
+    expert_bias: NDArray[np.float32] | None
+    expert_gate: NDArray[np.float32] | None
+    expert_up: NDArray[np.float32] | None
+    expert_down: NDArray[np.float32] | None
     turns: Turns | None
     window: int
 
@@ -168,13 +179,39 @@ def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
         sinks=maybe(i, "attn_sinks.weight", h.n_head),
         attn_post_norm=maybe(i, "post_attention_norm.weight", h.n_embd),
         ffn_norm=maybe(i, "ffn_norm.weight", h.n_embd),
-        gate=take(f"{p}.ffn_gate.weight", h.n_ff, h.n_embd),
-        up=take(f"{p}.ffn_up.weight", h.n_ff, h.n_embd),
-        down=take(f"{p}.ffn_down.weight", h.n_embd, h.n_ff),
+        **_read_dense(reader, h, i),
+        **_read_experts(reader, h, i),
         ffn_post_norm=maybe(i, "post_ffw_norm.weight", h.n_embd),
         turns=turns_in(found.gguf, switches.rope_of(i), n_ctx) if switches.rotates(i) else None,
         window=switches.sliding_window if switches.slides(i) else 0,
     )
+
+
+def _read_dense(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
+    """Return the matrices of a layer's feed-forward block, or of the expert that all tokens go through."""
+    width, suffix = (h.n_ff_shared, "_shexp") if h.has_experts(i) else (h.n_ff, "")
+    if not width:
+        return dict.fromkeys(("gate", "up", "down"))
+    sizes = {"gate": (width, h.n_embd), "up": (width, h.n_embd), "down": (h.n_embd, width)}
+    return {name: reader.take(f"blk.{i}.ffn_{name}{suffix}.weight", *size) for name, size in sizes.items()}
+
+
+def _read_experts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
+    """Return the matrices of a layer's experts and their routers; None for those that it does not have."""
+    p, n, d, names = f"blk.{i}", h.n_expert, h.n_embd, ("expert_gate", "expert_up", "expert_down")
+    if not h.has_experts(i):
+        return dict.fromkeys((*names, "router", "shared_router", "expert_bias"))
+    sizes = {"gate": (h.n_ff_expert, d), "up": (h.n_ff_expert, d), "down": (d, h.n_ff_expert)}
+    found: dict[str, NDArray[np.float32] | None] = {
+        f"expert_{name}": reader.take(f"{p}.ffn_{name}_exps.weight", n * rows, columns).reshape(n, rows, columns)
+        for name, (rows, columns) in sizes.items()
+    }
+    shared = f"{p}.ffn_gate_inp_shexp.weight"
+    return found | {
+        "router": reader.take(f"{p}.ffn_gate_inp.weight", n, d),
+        "shared_router": reader.take(shared, 1, d) if h.n_ff_shared and shared in reader.left else None,
+        "expert_bias": reader.maybe(i, "exp_probs_b.bias", n),
+    }
 
 
 def _read_tensor(gguf: GGUF, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF
-from edgedec.gguf.metadata import refuse_missing
+from edgedec.gguf.metadata import get_int, refuse_missing
 from edgedec.gguf.model_info import ModelInfo
 
 _KEYS = frozenset(
@@ -25,6 +25,8 @@ _KEYS = frozenset(
     }
 )
 
+_MAX_WIDTH = 2**24
+
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
@@ -34,6 +36,11 @@ class Hyperparameters:
         n_vocab: Rows of the embedding matrix.
         head_dim: Length of a head, of keys as of values.
         n_rot: Elements of a head that are rotated to their position.
+        n_expert: Experts of a layer with a mixture of experts; 0 where there are none.
+        n_expert_used: Experts that a token goes through.
+        n_ff_expert: Width of an expert.
+        n_ff_shared: Width of the expert that all tokens go through; 0 where there is none.
+        n_dense: Layers from the first on that have a feed-forward block instead of experts.
     """
 
     architecture: str
@@ -48,11 +55,20 @@ class Hyperparameters:
     n_rot: int
     rope_base: float
     rms_epsilon: float
+    n_expert: int
+    n_expert_used: int
+    n_ff_expert: int
+    n_ff_shared: int
+    n_dense: int
 
     @property
     def n_kv(self) -> int:
         """Elements of one token's keys (or values) in one layer."""
         return self.n_head_kv * self.head_dim
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer has a mixture of experts."""
+        return self.n_expert > 0 and layer >= self.n_dense
 
 
 def read_hyperparameters(
@@ -95,6 +111,7 @@ def read_hyperparameters(
         n_rot=positive(gguf, "rope.dimension_count", info.n_rot),
         rope_base=info.rope_base,
         rms_epsilon=info.rms_epsilon,
+        **_experts(gguf, info),
     )
     if hyper.n_head % hyper.n_head_kv or hyper.n_rot % 2 or hyper.n_rot > hyper.head_dim:
         raise ModelFormatError(
@@ -104,6 +121,29 @@ def read_hyperparameters(
     if info.value_length != info.key_length:
         raise UnsupportedModelError(f"{path}: keys and values differ in length; use the llamacpp runtime")
     return hyper
+
+
+def _experts(gguf: GGUF, info: ModelInfo) -> dict[str, int]:
+    """Return the fields of Hyperparameters about experts.
+
+    Files leave out the widths where these follow from others, by rules of each architecture; then those of the first
+    layer's matrices stand.
+    """
+    names = ("n_expert", "n_expert_used", "n_ff_expert", "n_ff_shared", "n_dense")
+    if not info.n_expert:
+        return dict.fromkeys(names, 0)
+    n_dense = get_int(gguf, f"{info.architecture}.leading_dense_block_count", at_most=info.n_layer) or 0
+
+    def width(key: str, short: str) -> int:
+        found = get_int(gguf, f"{info.architecture}.{key}", at_most=_MAX_WIDTH)
+        tensor = gguf.tensors.get(f"blk.{n_dense}.{short}.weight")
+        return found or (tensor.shape[1] if tensor is not None and len(tensor.shape) > 1 else 0)
+
+    n_ff_expert = width("expert_feed_forward_length", "ffn_gate_exps")
+    n_ff_shared = width("expert_shared_feed_forward_length", "ffn_gate_shexp")
+    sizes = (info.n_expert, positive(gguf, "expert_used_count", info.n_expert_used))
+    n_ff_expert = positive(gguf, "expert_feed_forward_length", n_ff_expert)
+    return dict(zip(names, (*sizes, n_ff_expert, n_ff_shared, n_dense), strict=True))
 
 
 def in_all_layers(gguf: GGUF, key: str, values: tuple[int, ...] | None) -> int:

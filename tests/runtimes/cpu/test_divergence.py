@@ -4,6 +4,7 @@ The models are random, with logits as sharp as a chat model's. Their weights as 
 runtime, give p; of a runtime's q the tests take the Kullback-Leibler divergence of p, and the most probable token.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def as_floats(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
     """Return the same tensors with every matrix as F32."""
     found = {}
     for name, tensor in tensors.items():
-        rows = np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape[-1] if len(tensor.shape) > 1 else 1, -1)
+        rows = np.frombuffer(tensor.data, np.uint8).reshape(math.prod(tensor.shape[1:]), -1)
         values = dequantize(GGMLType(tensor.type), rows).astype(np.float32)
         found[name] = RawTensor(GGMLType.F32, tensor.shape, values.tobytes())
     return found
@@ -70,7 +71,7 @@ def test_it_is_as_close_to_the_floats_as_llamacpp(tmp_path: Path, name: str, lar
     tiny = replace(ARCHITECTURES[name], types=EXPORTED_TYPES, seed=21)
     if large:
         tiny = replace(tiny, n_head=2 * tiny.n_head, n_head_kv=2 * tiny.n_head_kv)
-        tiny = replace(tiny, n_embd=512, n_ff=768, types=("Q4_K", "Q5_K", "Q6_K"), seed=22)
+        tiny = replace(tiny, n_embd=512, n_ff=768, n_ff_expert=512, types=("Q4_K", "Q5_K", "Q6_K"), seed=22)
     quantized, floats = write_pair(tmp_path, tiny)
     p, ours, theirs = (
         log_probabilities(runtime, path)

@@ -81,7 +81,7 @@ def test_more_bits_are_closer(tmp_path: Path, name: str) -> None:
     """All stay near what f16 gives, q8_0 nearest, q4_0 least near, and all do round."""
     q8_0, gear, q4_0 = distances(write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name]))
     assert 1e-4 < q8_0 < 0.03
-    assert q8_0 < gear < q4_0 < 0.3
+    assert q8_0 < gear < q4_0 < (0.5 if ARCHITECTURES[name].n_expert else 0.3)  # rows may go to other experts
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])

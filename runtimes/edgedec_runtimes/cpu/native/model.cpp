@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include <algorithm>
+
 #include "tensor_types.h"
 #include "tiles.h"
 
@@ -35,6 +37,13 @@ void check_config(const ec_config &c) {
   require(c.n_head % c.n_head_kv == 0, "the heads are no multiple of the key-value heads");
   require(c.head_dim % 16 == 0 && c.n_embd % 16 == 0, "head_dim and n_embd must be multiples of 16");
   require(c.n_rot > 0 && c.n_rot % 2 == 0 && c.n_rot <= c.head_dim, "n_rot must be even and at most head_dim");
+  require(c.n_expert >= 0 && c.n_expert <= MAX_EXPERTS && c.n_expert_used >= (c.n_expert != 0) &&
+              c.n_expert_used <= c.n_expert,
+          "the experts are out of range");
+  require(c.n_ff_expert >= 0 && c.n_ff_expert <= 1 << 20 && c.n_ff_expert % 32 == 0 && (c.n_expert == 0 || c.n_ff_expert > 0) &&
+              c.n_ff_shared >= 0 && c.n_ff_shared <= 1 << 20,
+          "the width of an expert is out of range, or no multiple of 32");
+  require(c.n_expert == 0 || (isfinite(c.expert_scale) && c.expert_scale > 0), "the factor of experts is not a positive number");
   require(c.sliding_window >= 0 && c.temperature_tokens >= 0, "the sliding window or a number of tokens is negative");
   for (float f : {c.rms_epsilon, c.embedding_scale, c.residual_scale, c.logit_scale, c.attention_scale})
     require(isfinite(f) && f > 0, "a factor of the model is not a positive number");
@@ -58,6 +67,19 @@ using namespace edgedec;
 ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Kernels *k)
     : config(c), max_rows(rows), kernels(k), pool((check_config(c), Pool::shared(n_threads))), layers((size_t)c.n_layer) {}
 
+// Check the matrices of a layer's experts but for those of a shared one.
+void ec_model::check_experts(const Layer &layer) const {
+  const ec_config &c = config;
+  const Matrix *m = layer.matrices;
+  require(c.n_expert != 0, "a layer has experts, and the model has none");
+  require_matrix(m[EC_ROUTER], "ffn_gate_inp", c.n_expert, c.n_embd);
+  require_matrix(m[EC_GATE_EXPERTS], "ffn_gate_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
+  require_matrix(m[EC_UP_EXPERTS], "ffn_up_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
+  require_matrix(m[EC_DOWN_EXPERTS], "ffn_down_exps", (int64_t)c.n_expert * c.n_embd, c.n_ff_expert);
+  if (m[EC_SHARED_ROUTER].n_rows != 0) require_matrix(m[EC_SHARED_ROUTER], "ffn_gate_inp_shexp", 1, c.n_embd);
+  require_vector(layer.vectors[EC_EXPERT_BIAS], "exp_probs_b", c.n_expert, true);
+  require(layer.vectors[EC_POST_FFN_NORM].empty(), "a norm stands behind experts");
+}
 
 void ec_model::finish() {
   const ec_config &c = config;
@@ -71,8 +93,10 @@ void ec_model::finish() {
     require((i == 1 && n == 0) || n == (size_t)c.n_rot / 2, "the frequencies of rotations are missing or of another number");
   }
   const int64_t n_normed_q = c.wide_norms ? n_q() : c.head_dim, n_normed_k = c.wide_norms ? n_kv() : c.head_dim;
-  bool quantized[4] = {}, floats[4] = {};  // normed, attended, gated, pairs
-  const auto note = [&](int which, const Matrix &m) { (is_float_type(m.type) ? floats : quantized)[which] = true; };
+  bool quantized[6] = {}, floats[6] = {};  // normed, attended, gated, pairs, those that experts read, and their gated
+  const auto note = [&](int which, const Matrix &m) {
+    if (m.n_rows != 0) (is_float_type(m.type) ? floats : quantized)[which] = true;
+  };
   note(0, output);
   for (Layer &layer : layers) {
     const Matrix *m = layer.matrices;
@@ -80,13 +104,19 @@ void ec_model::finish() {
     require_matrix(m[EC_K], "attn_k", n_kv(), n_input());
     require_matrix(m[EC_V], "attn_v", n_kv(), n_input());
     require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, n_q());
-    require_matrix(m[EC_GATE], "ffn_gate", c.n_ff, c.n_embd);
-    require_matrix(m[EC_UP], "ffn_up", c.n_ff, c.n_embd);
-    require_matrix(m[EC_DOWN], "ffn_down", c.n_embd, c.n_ff);
+    if (layer.has_experts()) check_experts(layer);
+    if (!layer.has_experts() || c.n_ff_shared != 0) {
+      const int64_t n_ff = layer.has_experts() ? c.n_ff_shared : c.n_ff;
+      require_matrix(m[EC_GATE], "ffn_gate", n_ff, c.n_embd);
+      require_matrix(m[EC_UP], "ffn_up", n_ff, c.n_embd);
+      require_matrix(m[EC_DOWN], "ffn_down", c.n_embd, n_ff);
+    }
     for (int i : {EC_Q, EC_K, EC_V}) note(paired ? 3 : 0, m[i]);
-    for (int i : {EC_GATE, EC_UP}) note(0, m[i]);
+    for (int i : {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(0, m[i]);
+    for (int i : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(4, m[i]);
     note(1, m[EC_ATTN_OUT]);
     note(2, m[EC_DOWN]);
+    note(5, m[EC_DOWN_EXPERTS]);
     const std::vector<float> *v = layer.vectors;
     require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, !paired);
     require_vector(v[EC_EMBEDDING_NORM], "embedding_norm", c.n_embd, !paired);
@@ -112,7 +142,15 @@ void ec_model::finish() {
   normed = ActivationBuffer(max_rows, c.n_embd, quantized[0], floats[0]);
   for (int i = 0; i < pool.size(); ++i) own_normed.emplace_back(GROUP_ROWS, c.n_embd, quantized[0], floats[0]);
   attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);
-  gated = ActivationBuffer(max_rows, c.n_ff, quantized[2], floats[2]);
+  gated = ActivationBuffer(max_rows, std::max(c.n_ff, c.n_ff_shared), quantized[2], floats[2]);
+  if (c.n_expert != 0) {
+    routings.resize(layers.size());
+    for (size_t i = 0; i < layers.size(); ++i)
+      if (layers[i].has_experts()) routings[i].reserve(max_rows, c);
+    scores.resize(rows * (size_t)(c.n_expert + 1));
+    for (int i = 0; i < pool.size(); ++i) own_gathered.emplace_back(MAX_IN_GROUP, c.n_embd, quantized[4], floats[4]);
+    expert_gated = ActivationBuffer(most_slots(max_rows, c), c.n_ff_expert, quantized[5], floats[5]);
+  }
   if (paired) pairs = ActivationBuffer(max_rows, n_input(), quantized[3], floats[3]);
   thread_memory.resize((size_t)pool.size());
   speeds.assign((size_t)pool.size(), 1.0);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "edgedec_cpu.h"
+#include "experts.h"
 #include "kernels.h"
 #include "kv_cache.h"
 #include "mapping.h"
@@ -62,6 +63,7 @@ struct Layer {
   Matrix matrices[EC_N_MATRICES];
   std::vector<float> vectors[EC_N_VECTORS];
   bool slides = false, unrotated = false;
+  bool has_experts() const { return matrices[EC_ROUTER].n_rows != 0; }
 };
 
 }  // namespace edgedec
@@ -98,6 +100,10 @@ struct ec_model {
   std::vector<float> cos_sin[2];        // [rows][n_rot], of each rope
   edgedec::ActivationBuffer normed, attended, gated;
   std::vector<edgedec::ActivationBuffer> own_normed;  // of each thread, for one group of rows
+  std::vector<edgedec::Routing> routings;  // by layer, where there are experts
+  std::vector<float> scores;               // [rows][n_expert + 1], of the layer's routers
+  edgedec::ActivationBuffer expert_gated;
+  std::vector<edgedec::ActivationBuffer> own_gathered;  // of each thread, for one group of an expert's rows
   edgedec::ActivationBuffer pairs;  // [rows][2 * n_embd], where `paired` is true
   std::vector<std::vector<float>> thread_memory;  // a panel, a row, scores
 
@@ -107,6 +113,9 @@ struct ec_model {
   int rope_of(const edgedec::Layer &layer) const { return layer.slides && !rope[1].frequencies.empty() ? 1 : 0; }
   int64_t n_input() const { return (paired ? 2 : 1) * (int64_t)config.n_embd; }
   void finish();
+
+ private:
+  void check_experts(const edgedec::Layer &layer) const;
 };
 
 namespace edgedec {

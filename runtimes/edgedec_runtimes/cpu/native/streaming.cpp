@@ -21,10 +21,12 @@ void require(bool holds, const char *message) {
 uint64_t pages(const ec_part &part) { return io_ceil(part.offset + part.n_bytes) - io_floor(part.offset); }
 
 struct Matrices {
-  int32_t n, which[3];
+  int32_t n, which[6];
 };
-constexpr Matrices MATRICES_OF[EC_PART_HEAD] = {
-    {3, {EC_Q, EC_K, EC_V}}, {1, {EC_ATTN_OUT}}, {2, {EC_GATE, EC_UP}}, {1, {EC_DOWN}}};
+constexpr Matrices MATRICES_OF[EC_PART_HEAD] = {{3, {EC_Q, EC_K, EC_V}},
+                                                {1, {EC_ATTN_OUT}},
+                                                {6, {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}},
+                                                {2, {EC_DOWN, EC_DOWN_EXPERTS}}};
 
 }  // namespace
 
@@ -109,7 +111,9 @@ void Streamer::check_part(const Matrix &head, const ec_part &part) const {
     return;
   }
   const Matrices &of = MATRICES_OF[part.stage];
+  const Matrix *matrices = model_->layers[(size_t)part.layer].matrices;
   for (int32_t i = 0; i < of.n; ++i) {
+    if (matrices[of.which[i]].n_rows == 0) continue;  // ec_model_finish says which may be absent
     const Place &place = placed(of.which[i], part.layer);
     contains(place.offset, place.n_bytes);
   }
@@ -126,9 +130,10 @@ void Streamer::bind(int32_t number, const uint8_t *data) {
     return;
   }
   const Matrices &of = MATRICES_OF[part.stage];
-  for (int32_t i = 0; i < of.n; ++i)
-    matrix(of.which[i], part.layer).tiles =
-        data == nullptr ? nullptr : data + (placed(of.which[i], part.layer).offset - part.offset);
+  for (int32_t i = 0; i < of.n; ++i) {
+    Matrix &found = matrix(of.which[i], part.layer);
+    if (found.n_rows != 0) found.tiles = data == nullptr ? nullptr : data + (placed(of.which[i], part.layer).offset - part.offset);
+  }
 }
 
 void Streamer::begin(const std::vector<int32_t> &order) {

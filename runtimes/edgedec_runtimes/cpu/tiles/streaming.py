@@ -24,7 +24,7 @@ from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES, PagedFile, page_bu
 QKV, ATTN_OUT, GATE_UP, DOWN, HEAD = range(5)
 """The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
 
-_STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, 6: GATE_UP, 7: GATE_UP, 8: DOWN}
+_STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, **dict.fromkeys((6, 7, 9, 10, 11, 12), GATE_UP), 8: DOWN, 13: DOWN}
 _RING_PARTS = 3
 _PANEL_ROWS = 32
 _READ_BYTES = 4 << 20

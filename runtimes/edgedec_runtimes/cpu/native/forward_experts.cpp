@@ -1,0 +1,130 @@
+// The stages of a mixture of experts. An expert is a run of rows of a matrix that holds all experts of its layer.
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "forward_run.h"
+#include "tiles.h"
+
+namespace edgedec {
+namespace {
+
+constexpr int64_t PIECE_BYTES = 128 * 1024;  // of tiles
+constexpr int PIECES_PER_THREAD = 4;
+
+}  // namespace
+
+// Return at least the number of pieces of any stage of experts.
+int64_t Run::most_expert_pieces() const {
+  if (c_.n_expert == 0) return 0;
+  return most_groups(std::max(plan_.n_rows, 1), c_) * (c_.n_ff_expert / PANEL_ROWS) + c_.n_embd / PANEL_ROWS + 1;
+}
+
+// Return the floats of scratch memory that a thread needs for experts.
+size_t expert_scratch(const ec_model &model, const Plan &plan) {
+  return model.config.n_expert == 0 ? 0 : (size_t)(plan.n_rows + MAX_IN_GROUP) * PANEL_ROWS;
+}
+
+// Choose the experts of all rows of a layer. Each layer has a routing of its own, as threads that are late read theirs.
+void Run::route(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory) {
+  const Layer &layer = m_.layers[(size_t)l];
+  Routing &routing = m_.routings[(size_t)l];
+  const int64_t stride = c_.n_expert + 1;
+  const Matrix &gate = layer.matrices[EC_SHARED_ROUTER];
+  const Target targets[] = {{&layer.matrices[EC_ROUTER], m_.scores.data(), stride},
+                            {&gate, m_.scores.data() + c_.n_expert, stride}};
+  products(thread, EC_OP_GATE_UP, normed, n_rows, targets, gate.n_rows != 0 ? 2 : 1, memory);
+  const std::vector<float> &bias = layer.vectors[EC_EXPERT_BIAS];
+  stages_.each(thread, n_rows, [&](int64_t i) {
+    const float *scores = m_.scores.data() + i * stride;
+    routing.choose(i, scores, bias.empty() ? nullptr : bias.data(), c_);
+    routing.shared[(size_t)i] = gate.n_rows != 0 ? 1.0f / (1.0f + expf(-scores[c_.n_expert])) : 1.0f;
+  });
+  stages_.each(thread, 1, [&](int64_t) { routing.group(n_rows, c_); });
+  end_stage(thread, EC_OP_GATE_UP);
+}
+
+// Return the activations of a group's rows, one after another. A thread copies them once for all of the group's pieces that
+// follow one another.
+const Activations &Run::gathered(int thread, int32_t l, const ExpertGroup &group, const Activations &normed, int64_t n_rows) {
+  if (n_rows == 1) return normed;
+  const Activations &own = m_.own_gathered[(size_t)thread].view();
+  Gathered &held = gathered_[(size_t)thread];
+  if (held.layer == l && held.slot == group.slot) return own;
+  for (int32_t i = 0; i < group.n; ++i)
+    copy_activations(normed, m_.routings[(size_t)l].rows[(size_t)(group.first + i)], own, i, k_.rows_in_pairs);
+  held.layer = l, held.slot = group.slot;
+  return own;
+}
+
+// Multiply gate and up of every expert with the rows that chose it.
+void Run::expert_gates(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory) {
+  const Layer &layer = m_.layers[(size_t)l];
+  const Routing &routing = m_.routings[(size_t)l];
+  const Matrix &gate = layer.matrices[EC_GATE_EXPERTS], &up = layer.matrices[EC_UP_EXPERTS];
+  const int64_t n_panels = c_.n_ff_expert / PANEL_ROWS, n_groups = (int64_t)routing.groups.size();
+  const int64_t bytes = (int64_t)(tile_bytes(gate.type, PANEL_ROWS, gate.n_cols) + tile_bytes(up.type, PANEL_ROWS, up.n_cols));
+  const int64_t most = std::min({PIECE_BYTES / bytes, (int64_t)BAND / std::max(1, routing.most_in_group),
+                                 n_groups * n_panels / (PIECES_PER_THREAD * m_.pool.size())});
+  const int64_t each = std::max<int64_t>(1, std::min(most, n_panels)), in_group = (n_panels + each - 1) / each;
+  const int64_t stride = each * PANEL_ROWS;
+  float *gates = memory, *ups = memory + BAND * PANEL_ROWS;
+  const auto panels_of = [&](int64_t piece) {
+    const int64_t first = piece % in_group * each;
+    return std::pair<int64_t, int64_t>(first, std::min(first + each, n_panels) - first);
+  };
+  const auto compute = [&](int64_t piece) {
+    const ExpertGroup &group = routing.groups[(size_t)(piece / in_group)];
+    const auto [first, n] = panels_of(piece);
+    const int64_t tile = (group.expert * n_panels + first) * PANEL_TILES, end = tile + n * PANEL_TILES;
+    const Activations &rows = gathered(thread, l, group, normed, n_rows);
+    k_.matmul(gate, tile, end, rows, 0, group.n, gates, stride);
+    k_.matmul(up, tile, end, rows, 0, group.n, ups, stride);
+    for (int64_t r = 0; r < group.n; ++r)
+      k_.gated(gates + r * stride, ups + r * stride, n * PANEL_ROWS, c_.gelu != 0, gates + r * stride);
+  };
+  const auto write = [&](int64_t piece) {
+    const ExpertGroup &group = routing.groups[(size_t)(piece / in_group)];
+    const auto [first, n] = panels_of(piece);
+    for (int64_t r = 0; r < group.n; ++r)
+      k_.quantize(m_.expert_gated.view(), group.slot + r, first * PANEL_ROWS, n * PANEL_ROWS, gates + r * stride);
+  };
+  stages_.each_of_two_parts(thread, n_groups * in_group, (double)(each * bytes), retake_, compute, write);
+  end_stage(thread, EC_OP_GATE_UP);
+}
+
+// Multiply down of every expert, and add the weighted sum over each row's experts to x. A piece is a panel of down for all
+// experts and rows; a row's sum is in the order of its experts' numbers.
+void Run::expert_downs(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
+  const Routing &routing = m_.routings[(size_t)l];
+  const Matrix &down = m_.layers[(size_t)l].matrices[EC_DOWN_EXPERTS];
+  const int64_t n_tiles = c_.n_embd / TILE_ROWS, n_rows = (int64_t)rows.size();
+  float *sums = memory, *outputs = memory + n_rows * PANEL_ROWS;
+  const auto columns = [&](int64_t panel) { return std::min<int64_t>(PANEL_ROWS, c_.n_embd - panel * PANEL_ROWS); };
+  const auto compute = [&](int64_t panel) {
+    memset(sums, 0, (size_t)(n_rows * PANEL_ROWS) * sizeof(float));
+    const int64_t first = panel * PANEL_TILES, last = std::min(first + PANEL_TILES, n_tiles);
+    for (const ExpertGroup &group : routing.groups) {
+      const int64_t tile = group.expert * n_tiles;
+      k_.matmul(down, tile + first, tile + last, m_.expert_gated.view(), group.slot, group.slot + group.n, outputs,
+                PANEL_ROWS);
+      for (int32_t i = 0; i < group.n; ++i)
+        k_.add(sums + routing.rows[(size_t)(group.first + i)] * PANEL_ROWS, outputs + i * PANEL_ROWS,
+               routing.weights[(size_t)(group.first + i)], columns(panel));
+    }
+  };
+  const auto write = [&](int64_t panel) {
+    for (int64_t i = 0; i < n_rows; ++i)
+      k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd + panel * PANEL_ROWS, sums + i * PANEL_ROWS,
+             c_.residual_scale, columns(panel));
+  };
+  const double bytes = (double)tile_bytes(down.type, PANEL_ROWS, down.n_cols) * (double)routing.groups.size();
+  stages_.each_of_two_parts(thread, (n_tiles + PANEL_TILES - 1) / PANEL_TILES, bytes, retake_, compute, write);
+  end_stage(thread, EC_OP_DOWN);
+  const Matrix &shared = m_.layers[(size_t)l].matrices[EC_DOWN];
+  const Target target = {&shared, m_.x.data(), c_.n_embd, routing.shared.data()};
+  if (shared.n_rows != 0) products(thread, EC_OP_DOWN, gated(shared), n_rows, &target, 1, memory, &rows);
+}
+
+}  // namespace edgedec
