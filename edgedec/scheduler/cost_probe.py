@@ -42,7 +42,7 @@ def cost_curve(
     with stage(options.on_progress, _PHASE, _WHAT):
         measured, streak_s = _measure(session, limit_s, options, most_rows)
     resume_share = 0.0
-    if streak_s is not None:
+    if streak_s:
         resume_share = max(0.0, measured[1] / streak_s - 1)
         measured[1] = min(measured[1], streak_s)
     if len(measured) > 1:  # a single number of rows says nothing about drafts
