@@ -108,6 +108,7 @@ class Sequence:
         proposals: What drafters proposed, one entry for each step after the first token, where that is recorded.
         is_whole: Whether the text so far matches its grammar as a whole; None without a grammar.
         stop_string: The stop string that ended the text; None where none did.
+        logprob_sum: Sum of the model's own log-probabilities of the tokens so far, where the request wants them.
     """
 
     request: Request
@@ -118,6 +119,7 @@ class Sequence:
     proposals: list[Proposals] = field(default_factory=list)
     is_whole: bool | None = None
     stop_string: str | None = None
+    logprob_sum: float | None = None
 
     @property
     def n_generated(self) -> int:
@@ -158,6 +160,8 @@ class Generation:
         is_whole: Whether the text matches its grammar as a whole: False where the text was cut before the grammar let
             it end (by max_tokens, a full context, a stop string, or by cancelling). None without a grammar.
         stop_string: The stop string that ended the text; None where none did.
+        logprob_sum: Sum of the model's own log-probabilities of token_ids, where the request wants log-probabilities;
+            they are those at temperature 1, before any transform.
     """
 
     text: str
@@ -168,3 +172,4 @@ class Generation:
     proposals: tuple[Proposals, ...] = ()
     is_whole: bool | None = None
     stop_string: str | None = None
+    logprob_sum: float | None = None

@@ -3,18 +3,21 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import TypeVar
 
-from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.one_reader import second_reader
+from edgedec.decoding.samples import SampleStream
+from edgedec.decoding.stream import Stream
+from edgedec.decoding.text_batch import SampleOutput
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation, TokenOutput
 
-__all__ = ["AsyncTokenStream", "TokenOutput", "in_thread"]
+__all__ = ["AsyncSampleStream", "AsyncStream", "AsyncTokenStream", "TokenOutput", "in_thread"]
 
-MakeStream = Callable[[CancelToken], TokenStream]
+T = TypeVar("T")
 
 
-async def in_thread(generate: Callable[[CancelToken], Generation]) -> Generation:
+async def in_thread(generate: Callable[[CancelToken], T]) -> T:
     """Generate in a thread; cancelling the task stops the generation."""
     cancel = CancelToken()
     try:
@@ -24,18 +27,18 @@ async def in_thread(generate: Callable[[CancelToken], Generation]) -> Generation
         raise
 
 
-class AsyncTokenStream(AsyncIterator[TokenOutput]):
+class AsyncStream(AsyncIterator[T]):
     """The tokens of a stream that a thread generates. Closing or dropping the iterator stops the generation.
 
     One task at a time may read it; a second one gets a SessionError.
     """
 
-    def __init__(self, make_stream: MakeStream) -> None:
+    def __init__(self, make_stream: Callable[[CancelToken], Stream[T]]) -> None:
         self._cancel = CancelToken()
         self._tokens = _tokens(make_stream, self._cancel)
         self._reading = threading.Lock()  # of threading, as two tasks may run in two event loops
 
-    async def __anext__(self) -> TokenOutput:
+    async def __anext__(self) -> T:
         if not self._reading.acquire(blocking=False):
             raise second_reader()
         try:
@@ -53,12 +56,34 @@ class AsyncTokenStream(AsyncIterator[TokenOutput]):
                 self._reading.release()
 
 
-async def _tokens(make_stream: MakeStream, cancel: CancelToken) -> AsyncGenerator[TokenOutput]:
+AsyncTokenStream = AsyncStream[TokenOutput]
+"""The tokens of one text."""
+
+
+class AsyncSampleStream(AsyncStream[SampleOutput]):
+    """The tokens of several texts of one prompt; `generations` has all of them when the stream has ended."""
+
+    def __init__(self, make_stream: Callable[[CancelToken], SampleStream]) -> None:
+        self._stream: SampleStream | None = None
+
+        def made(cancel: CancelToken) -> SampleStream:
+            self._stream = make_stream(cancel)
+            return self._stream
+
+        super().__init__(made)
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """What was generated so far; see SampleStream.generations. None before the first token is read."""
+        return () if self._stream is None else self._stream.generations
+
+
+async def _tokens(make_stream: Callable[[CancelToken], Stream[T]], cancel: CancelToken) -> AsyncGenerator[T]:
     """Generate in a thread and yield the tokens; the generation stops when the consumer stops."""
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[TokenOutput | BaseException | None] = asyncio.Queue()
+    queue: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
 
-    def put(item: TokenOutput | BaseException | None) -> None:
+    def put(item: T | BaseException | None) -> None:
         try:
             loop.call_soon_threadsafe(queue.put_nowait, item)
         except RuntimeError:  # the loop is closed, so nobody reads any more

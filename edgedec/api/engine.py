@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeGuard, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ from edgedec.chat import ChatTemplate, Message, thinking_variables
 from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.infill import Gap, gap_ids
-from edgedec.errors import CancelledError, TemplateError, argument
+from edgedec.decoding.samples import SampleStream, Until
+from edgedec.errors import CancelledError, RequestError, TemplateError, argument
 from edgedec.gguf.pooling import Pooling
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.memory_plan import MemoryPlan
@@ -125,13 +126,20 @@ class Engine(TextEngine):
         **options: Unpack[RequestOptions],
     ) -> TokenStream:
         """Answer the last of `messages` token by token; as chat()."""
+        token_ids, chosen = self._chat_prompt(messages, cancel, think, options)
+        return self.stream(token_ids, cancel=cancel, **chosen)
+
+    def _chat_prompt(
+        self, messages: Sequence[Message], cancel: CancelToken | None, think: bool | None, options: RequestOptions
+    ) -> tuple[list[int], RequestOptions]:
+        """Return the prompt of a chat, and its options with their defaults; no token where `cancel` was cancelled."""
         chosen: RequestOptions = {"reuse": "longest", **options}
         try:
             variables = thinking_variables(self.template, think)
             token_ids = self.chat_ids(messages, cancel=cancel, variables=variables)
         except CancelledError:
             token_ids = []  # the stream ends before it begins
-        return self.stream(token_ids, cancel=cancel, **chosen)
+        return token_ids, chosen
 
     def chat_ids(
         self,
@@ -196,6 +204,94 @@ class Engine(TextEngine):
         """
         return self._chats().fit(messages, self.n_ctx - 1 - n_reserved)
 
+    def samples(
+        self,
+        prompt: Prompt | Sequence[Message],
+        n: int = 8,
+        *,
+        until: Until | None = None,
+        cancel: CancelToken | None = None,
+        think: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> tuple[Generation, ...]:
+        """Generate `n` texts of one prompt together and return them; parameters and errors as of samples_stream().
+
+        When `cancel` stops them, the texts so far are returned, with finish_reason "cancelled".
+        """
+        stream = self.samples_stream(prompt, n, until=until, cancel=cancel, think=think, **options)
+        for _ in stream:
+            pass
+        return stream.generations
+
+    def samples_stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        n: int = 8,
+        *,
+        until: Until | None = None,
+        cancel: CancelToken | None = None,
+        think: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> SampleStream:
+        """Generate `n` texts of one prompt together, token by token. Dropping the stream stops all of them.
+
+        The prompt is read once, and the texts share its KV cache. All texts have their rows in common forwards, which
+        cost little more than those of one text. Text k is exactly the text of the seed plus k alone. Between two tokens
+        the stream's fork(), drop() and choose() change which texts go on.
+
+        Where a row depends on what else is in its forward (all runtimes but `cpu`), the texts are written one after
+        another, and their statistics say so.
+
+        Args:
+            prompt: A text, token ids, or the messages of a chat, of which the last is answered.
+            n: How many texts, 1 to 256.
+            until: Is called when texts have ended, with all texts that ended so far, in the order of their ends. When
+                it returns True, the others end, with the finish_reason "cancelled".
+            cancel: Stops all texts, from any thread.
+            think: Whether the model thinks before it answers a chat; as of chat().
+            **options: Those of stream(), and for a chat those of chat_stream(). The default of `logprobs` is 0 here:
+                each Generation has the sum of its log-probabilities, `logprob_sum`; None leaves them out.
+
+        Raises:
+            RequestError: `n` is out of range, or as stream().
+            MemoryCapError: The memory plan has no room for so many texts.
+            PromptTooLongError, TemplateError: As stream() and chat_stream().
+        """
+        if _is_chat(prompt):
+            token_ids, chosen = self._chat_prompt(prompt, cancel, think, options)
+            return self._sample_stream(token_ids, n, until, cancel, **chosen)
+        if think is not None:
+            raise RequestError(f"{argument('think')} is for chats, and the prompt is none; leave it out")
+        return self._sample_stream(cast(Prompt, prompt), n, until, cancel, **options)
+
+    async def asamples(
+        self,
+        prompt: Prompt | Sequence[Message],
+        n: int = 8,
+        *,
+        until: Until | None = None,
+        think: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> tuple[Generation, ...]:
+        """Generate as samples() without blocking the event loop; cancelling the task stops all texts."""
+        return await aio.in_thread(
+            lambda cancel: self.samples(prompt, n, until=until, cancel=cancel, think=think, **options)
+        )
+
+    def asamples_stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        n: int = 8,
+        *,
+        until: Until | None = None,
+        think: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> aio.AsyncSampleStream:
+        """Generate as samples_stream() without blocking the event loop; leaving the loop stops all texts."""
+        return aio.AsyncSampleStream(
+            lambda cancel: self.samples_stream(prompt, n, until=until, cancel=cancel, think=think, **options)
+        )
+
     async def agenerate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Generation:
         """Generate without blocking the event loop; cancelling the task stops the generation."""
         return await aio.in_thread(lambda cancel: self.generate(prompt, cancel=cancel, **options))
@@ -215,3 +311,7 @@ class Engine(TextEngine):
     ) -> aio.AsyncTokenStream:
         """Answer token by token without blocking the event loop; leaving the loop stops the generation."""
         return aio.AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, think=think, **options))
+
+
+def _is_chat(prompt: Prompt | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

@@ -2,7 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -10,18 +11,23 @@ from typing import Self, Unpack, cast
 
 from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
 from edgedec.api.request_options import Prompt, RequestOptions, SamplingOptions, as_token_ids, require_rule
+from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
+from edgedec.decoding.branches import Branches, branches_on
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.prompt_length import encode_prompt
+from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.text_batch import OpenConstraint
 from edgedec.errors import RequestError
 from edgedec.grammar import GRAMMAR_BYTES, Grammars, chosen_grammar
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LayerSet, Model, ModelCard, Session
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.recorder import share_of_halves
 from edgedec.sequence import COUPLED, Generation, Request
+from edgedec.sessions.forks import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
 
 
@@ -129,16 +135,72 @@ class TextEngine:
             RequestError: An option is unknown or out of range, the prompt is empty, the grammar is invalid or not
                 supported, or json_close finds no text of the grammar within max_tokens.
         """
+        on_progress = options.pop("on_progress", None)
+        request, open_constraint = self._wanted(prompt, options)
+        return TokenStream(self._pool, request, cancel, on_progress, open_constraint())
+
+    def _sample_stream(
+        self,
+        prompt: Prompt,
+        n: int,
+        until: Until | None,
+        cancel: CancelToken | None,
+        **options: Unpack[RequestOptions],
+    ) -> SampleStream:
+        """Generate `n` texts of a prompt, token by token; see Engine.samples_stream."""
+        on_progress = options.pop("on_progress", None)
+        options.setdefault("logprobs", 0)
+        request, open_constraint = self._wanted(prompt, options)
+        return SampleStream(
+            self._pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress
+        )
+
+    @contextmanager
+    def branches(
+        self,
+        prompt: Prompt,
+        *,
+        most: int = MOST_FORKS,
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Iterator[Branches]:
+        """Open branches of a prompt inside the block, for decoding of one's own; see edgedec.decoding.branches.
+
+        The block waits for its turn as a request does. The model's other requests share forwards with it where the
+        model was loaded for several at a time. Close the model after the block.
+
+        Args:
+            prompt: The text or the token ids to go on from.
+            most: Most branches at a time.
+            cancel: Stops the forward that is running, from any thread; the forward then raises CancelledError.
+            on_progress: Called while the prompt is read.
+
+        Raises:
+            CapabilityError: The runtime can't fork sessions, or a row depends there on what else is in its forward.
+            RequestError: The prompt is empty, or `most` is out of range.
+            PromptTooLongError, ContextFullError: The prompt does not fit the context.
+            CancelledError: `cancel` was cancelled before the prompt was read.
+        """
+        request = self._request(prompt, {})
+        token = CancelToken() if cancel is None else cancel
+        with branches_on(self._pool, request, token, most=most, on_progress=on_progress) as opened:
+            yield opened
+
+    def _wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
+        """Return the request that options stand for, and what opens the grammar of a text of it."""
         reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
-        close, on_progress = options.pop("json_close", False), options.pop("on_progress", None)
+        close = options.pop("json_close", False)
         grammar = options.pop("grammar", None), options.pop("json_schema", None)
         request = self._request(prompt, cast(SamplingOptions, options))
         require_rule(rule)
         request = replace(request, reuse=reuse, draft=draft, rule=rule)
         chosen = chosen_grammar(*grammar, close=close)
         bias = request.sampling.logit_bias
-        constraint = None if chosen is None else self._grammars.open(chosen, bias, close=close)
-        return TokenStream(self._pool, request, cancel, on_progress, constraint)
+
+        def open_constraint() -> Constraint | None:
+            return None if chosen is None else self._grammars.open(chosen, bias, close=close)
+
+        return request, open_constraint
 
     def _request(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""

@@ -5,7 +5,8 @@ A branch is a fork of the session that read the prompt: it shares the pages of t
 branch has the bits that it would have alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
@@ -14,10 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.counted import counted
-from edgedec.errors import ContextFullError, RequestError
+from edgedec.decoding.generate import SessionSlot, remember_cached, reuse_prefix, session_for, tokens_behind
+from edgedec.decoding.session_pool import SessionPool
+from edgedec.errors import CancelledError, ContextFullError, RequestError
 from edgedec.model import ForwardItem, Session
-from edgedec.progress import OnProgress
-from edgedec.sessions.forks import MOST_FORKS, ForkedSession, SessionForks, require_forks
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.sequence import Request
+from edgedec.sequence import Sequence as TextState
+from edgedec.sessions.forks import MOST_FORKS, ForkedSession, SessionForks, require_count, require_forks
 
 
 @dataclass(slots=True)
@@ -217,8 +222,39 @@ class Branches:
         return ForwardItem(session, n_past, np.array(token_ids, np.int32), rows=rows)
 
 
-def require_count(n: int, what: str) -> int:
-    """Return a number of texts (RequestError unless it is a whole number from 1 to MOST_FORKS)."""
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_FORKS:
-        raise RequestError(f"{n!r:.40} {what} of one prompt were asked for; it must be from 1 to {MOST_FORKS}")
-    return n
+@contextmanager
+def branches_on(
+    pool: SessionPool[SessionSlot],
+    request: Request,
+    cancel: CancelToken,
+    *,
+    most: int = MOST_FORKS,
+    on_progress: OnProgress | None = None,
+) -> Iterator[Branches]:
+    """Wait for a session of a pool, and open branches of a request's prompt on it inside the block.
+
+    Raises:
+        CancelledError: `cancel` was cancelled before the prompt was read.
+        What Branches raises.
+    """
+    prompt, n_prompt = TextState(request, list(request.prompt_ids)), len(request.prompt_ids)
+    with session_for(pool, request.prompt_ids, cancel, None) as target:
+        if target is None:
+            raise CancelledError("the branches of a prompt were cancelled before the prompt was read")
+        if n_prompt:
+            reuse_prefix(target, prompt)
+        try:
+            with target.session.generating(n_prompt):
+                branches = Branches(
+                    target.session,
+                    request.prompt_ids,
+                    n_past=prompt.n_cached,
+                    most=most,
+                    most_tokens=tokens_behind(target, n_prompt),
+                    on_progress=on_progress,
+                )
+        finally:
+            prompt.n_cached = min(target.session.n_cached, n_prompt)
+            remember_cached(target, prompt)
+        with branches, cancel.calling(branches.cancel):
+            yield branches

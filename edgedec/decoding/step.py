@@ -16,7 +16,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import EndBefore, TextEnd
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.logit_ops import LogitOps
-from edgedec.model import Forward, Session
+from edgedec.model import Forward, ForwardItem, Session
 from edgedec.noise import Noise
 from edgedec.progress import OnProgress
 from edgedec.sampling import Distribution, distribution, draw, log_probs
@@ -73,6 +73,21 @@ class Decoder:
     end: EndBefore | None = None
 
 
+@dataclass(slots=True)
+class Prepared:
+    """What the next forward of a sequence evaluates.
+
+    Attributes:
+        pending: The tokens that the KV cache does not hold yet.
+        draft: The draft behind them; empty in a plain step.
+        draft_s: Seconds that proposing took.
+    """
+
+    pending: list[int]
+    draft: Draft
+    draft_s: float
+
+
 def step(sequence: Sequence, decoder: Decoder) -> Verification:
     """Extend the sequence by at least one token and return what was accepted.
 
@@ -82,29 +97,65 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
     Raises:
         What Session.forward raises. The sequence has no new token then; n_cached counts what was evaluated.
     """
-    stats, n_past = sequence.stats, sequence.n_cached
-    n_generated = len(sequence.token_ids) - len(sequence.request.prompt_ids)
-    pending = sequence.token_ids[n_past:]
+    prepared = prepare(sequence, decoder)
     begun = perf_counter()
+    forward = _forward(sequence, decoder, prepared)
+    return take(sequence, decoder, prepared, forward, perf_counter() - begun)
+
+
+def prepare(sequence: Sequence, decoder: Decoder) -> Prepared:
+    """Propose a draft for the next step of a sequence; the forward of item_of() evaluates it."""
+    pending = sequence.token_ids[sequence.n_cached :]
+    begun = perf_counter()
+    n_generated = len(sequence.token_ids) - len(sequence.request.prompt_ids)
     draft = _propose(sequence, decoder, n_generated) if len(pending) == 1 else EMPTY_DRAFT
-    proposed = perf_counter()
-    forward = _forward(sequence, decoder, pending, draft)
+    return Prepared(pending, draft, perf_counter() - begun)
+
+
+def item_of(sequence: Sequence, decoder: Decoder, prepared: Prepared) -> ForwardItem:
+    """Return the rows of a prepared step: the last pending token's logits are wanted; with a draft, those of all rows.
+
+    A draft comes only where one token is pending, which is then row 0; node i is row i + 1.
+    """
+    draft, policy = prepared.draft, decoder.policy
+    return ForwardItem(
+        decoder.session,
+        sequence.n_cached,
+        np.array([*prepared.pending, *draft.tokens], np.int32),
+        parents=None if draft.is_chain else _rows_above(draft),
+        rows="all" if draft.tokens else "last",
+        taps=policy.drafters.needs.taps if policy is not None else (),
+    )
+
+
+def take(sequence: Sequence, decoder: Decoder, prepared: Prepared, forward: Forward, forward_s: float) -> Verification:
+    """Extend a sequence by what its forward says, learn from it, and return what was accepted.
+
+    Args:
+        sequence: The text.
+        decoder: What it is decoded with.
+        prepared: What the forward evaluated.
+        forward: The result for the sequence's rows.
+        forward_s: Seconds that the forward took, other sequences' rows in it included.
+    """
+    stats, draft, n_past = sequence.stats, prepared.draft, sequence.n_cached
+    n_generated = len(sequence.token_ids) - len(sequence.request.prompt_ids)
     evaluated, alone = perf_counter(), thread_time()  # of this thread, as others' steps go on meanwhile
     verification, keep_s = _accept(sequence, decoder, draft, forward)
     accepted = perf_counter()
     if not n_generated:
-        stats.prefill_s += evaluated - proposed
+        stats.prefill_s += forward_s
     else:
-        stats.forward_s += evaluated - proposed
+        stats.forward_s += forward_s
         stats.n_steps += 1
         if decoder.curve is not None:
-            decoder.curve.observe(len(pending) + len(draft.tokens), evaluated - proposed, n_past, keep_s)
+            decoder.curve.observe(len(prepared.pending) + len(draft.tokens), forward_s, n_past, keep_s)
     _learn(sequence, decoder, draft, forward, verification)
     if n_generated and decoder.curve is not None:
         beside_s = thread_time() - alone - (keep_s or 0.0)  # below 0 where keep() waited for others
         decoder.curve.observe_beside(1 + len(draft.tokens), max(0.0, beside_s))
     stats.verify_s += accepted - evaluated
-    stats.draft_s += proposed - begun + perf_counter() - accepted
+    stats.draft_s += prepared.draft_s + perf_counter() - accepted
     return verification
 
 
@@ -139,27 +190,23 @@ def _propose(sequence: Sequence, decoder: Decoder, n_generated: int) -> Draft:
     return draft
 
 
-def _forward(sequence: Sequence, decoder: Decoder, pending: list[int], draft: Draft) -> Forward:
-    """Evaluate the pending tokens and return the logits of the last one; with a draft, of it and of every node.
-
-    A draft comes only where one token is pending, which is then row 0; node i is row i + 1.
-    """
-    session, n_past, n_held = decoder.session, sequence.n_cached, decoder.session.n_cached
-    taps = decoder.policy.drafters.needs.taps if decoder.policy is not None else ()
-    tokens = np.array([*pending, *draft.tokens], np.int32)
+def _forward(sequence: Sequence, decoder: Decoder, prepared: Prepared) -> Forward:
+    """Evaluate a prepared step by itself."""
+    session, n_held = decoder.session, decoder.session.n_cached
+    item = item_of(sequence, decoder, prepared)
+    plain = not prepared.draft.tokens
     try:
-        if not draft.tokens:
-            return session.forward(tokens, n_past=n_past, rows="last", taps=taps, on_progress=decoder.on_progress)
         return session.forward(
-            tokens,
-            n_past=n_past,
-            parents=None if draft.is_chain else _rows_above(draft),
-            rows="all",
-            taps=taps,
+            item.tokens,
+            n_past=item.n_past,
+            parents=item.parents,
+            rows=item.rows,
+            taps=item.taps,
+            on_progress=decoder.on_progress if plain else None,
         )
     except BaseException:  # KeyboardInterrupt too
         if session.n_cached != n_held:  # else the session still holds what it held before
-            sequence.n_cached = min(session.n_cached, n_past + len(pending) - 1)
+            sequence.n_cached = min(session.n_cached, item.n_past + len(prepared.pending) - 1)
         raise
 
 

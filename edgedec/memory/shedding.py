@@ -82,10 +82,10 @@ def _drafter(drafting: Drafting, name: str, what: str) -> Shedder:
     def held() -> int:
         if name in drafting.off:
             return 0
-        drafter = drafting.policy.drafters.get(name) if drafting.policy is not None else None
+        drafters = [policy.drafters.get(name) for policy in [*drafting.policies]]
         kept = drafting.common if name == COMMON else drafting.store.get(name)
         try:
-            return max((part.memory_bytes() for part in (drafter, kept) if isinstance(part, _Sized)), default=0)
+            return max((part.memory_bytes() for part in (*drafters, kept) if isinstance(part, _Sized)), default=0)
         except Exception:  # a drafter of another package never ends a generation
             return 0
 

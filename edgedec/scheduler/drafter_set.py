@@ -49,7 +49,7 @@ class Drafting:
         common: A small text to begin with, or None.
         file: Where the suffix drafter's part of `store` outlives the process, or None.
         notes: Sentences for the statistics of the next generation only.
-        policy: The policy of the generation that is running, or None.
+        policies: The policies of the texts that are being written.
         off: Drafters that are no longer asked, as their memory was needed, each with a sentence that says so.
         tuned: The set of layers that was tuned for this model, or None.
         strict: Whether to verify only what has the bits of single steps: no trees where the runtime's are not exact.
@@ -67,7 +67,7 @@ class Drafting:
     common: CommonText | None = None
     file: DraftStore | None = None
     notes: list[str] = field(default_factory=list)
-    policy: Policy | None = None
+    policies: list[Policy] = field(default_factory=list)
     off: dict[str, str] = field(default_factory=dict)
     tuned: TunedSet | None = None
     strict: bool = True
@@ -81,10 +81,16 @@ class Drafting:
         return min(shares, default=None)
 
     def switch_off(self, name: str, reason: str) -> None:
-        """Stop asking a drafter, in the generation that is running and in later ones, until forget()."""
+        """Stop asking a drafter, in the texts that are being written and in later ones, until forget()."""
         self.off[name] = reason
-        if self.policy is not None:
-            self.policy.drafters.leave(name)
+        for policy in [*self.policies]:
+            policy.drafters.leave(name)
+
+    def end(self, policy: Policy) -> None:
+        """Let the drafters of a text go, which is written."""
+        policy.drafters.close()
+        if policy in self.policies:
+            self.policies.remove(policy)
 
     def forget(self) -> None:
         """Drop all that outlives a request; drafters that were switched off return, except closed draft models."""
@@ -168,8 +174,9 @@ def open_policy(
         coupled=context.coupled,
         trees=capabilities.trees and (capabilities.exact_trees or not drafting.strict),
     )
-    drafting.policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, recorder)
-    return drafting.policy
+    policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, recorder)
+    drafting.policies.append(policy)
+    return policy
 
 
 def _open(

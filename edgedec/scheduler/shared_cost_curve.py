@@ -33,6 +33,10 @@ class JoinedCurve(CostCurve):
         self._n_others = 0
         self._drafted = self._drafted_by_others = 1.0  # mean rows of drafts in a forward: own ones, each other's
 
+    def beside(self, session: Session) -> "JoinedCurve":
+        """Return the curve of another session, whose forwards are shared with this one's."""
+        return JoinedCurve(self._common, session, self._lock)
+
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
         """Take a step with `n_rows` own rows; the rows and seconds of the whole forward are read from the session."""
         shared = self._session.shared
@@ -88,3 +92,13 @@ class JoinedCurve(CostCurve):
         """Return the seconds that were measured, by the number of all rows of a forward."""
         with self._lock:
             return self._common.table()
+
+
+def curve_of_fork(curve: CostCurve, session: Session) -> JoinedCurve:
+    """Return the curve of a session whose rows are in one forward with those of other forks of one session.
+
+    Args:
+        curve: That of the session that was forked, which may share forwards itself.
+        session: The fork.
+    """
+    return curve.beside(session) if isinstance(curve, JoinedCurve) else JoinedCurve(curve, session, Lock())

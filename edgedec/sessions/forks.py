@@ -30,6 +30,13 @@ def require_forks(session: Session) -> None:
         )
 
 
+def require_count(n: int, what: str) -> int:
+    """Return a number of texts (RequestError unless it is a whole number from 1 to MOST_FORKS)."""
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_FORKS:
+        raise RequestError(f"{n!r:.40} {what} of one prompt were asked for; it must be from 1 to {MOST_FORKS}")
+    return n
+
+
 class SessionForks:
     """The forks of a session. One thread at a time uses them; any thread may call cancel().
 

@@ -161,7 +161,7 @@ def test_everything_is_shed_in_order_and_the_text_is_the_same(bench: Bench, temp
     assert not [reason for reason in found.stats.reasons if "failed" in reason]
     assert sum(counts["failed"] for counts in found.stats.drafters.values()) == 0
     assert target.drafting is not None
-    assert target.drafting.policy is None
+    assert not target.drafting.policies
     assert target.drafting.common is not None
     assert target.drafting.common.memory_bytes() == 0
 

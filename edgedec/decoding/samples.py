@@ -1,0 +1,226 @@
+"""Several texts of one prompt as a stream of tokens: together where the runtime can do that, else one after another."""
+
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+from edgedec.decoding.generate import SessionSlot, begun, check_request, decoded, session_for
+from edgedec.decoding.one_reader import Visit
+from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.stream import Stream
+from edgedec.decoding.text_batch import OpenConstraint, SampleOutput, TextBatch
+from edgedec.decoding.text_run import generation_of
+from edgedec.errors import CancelledError, CapabilityError, RequestError, argument
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.sequence import Generation, Request, TokenOutput
+from edgedec.sequence import Sequence as TextState
+from edgedec.sessions.forks import require_count
+
+Until = Callable[[Sequence[Generation]], bool]
+"""Is called when texts have ended, with all that ended so far in the order of their ends; True ends the others."""
+
+
+class SampleStream(Stream[SampleOutput]):
+    """Yields the tokens of several texts of one prompt, as they are generated: of each step, those of text 0 first.
+
+    Text k is what the seed of text 0 plus k gives alone. Closing or dropping the stream stops all texts. Between two
+    tokens, the thread that reads may fork(), drop() and choose() texts.
+    """
+
+    def __init__(
+        self,
+        pool: SessionPool[SessionSlot],
+        request: Request,
+        n: int,
+        open_constraint: OpenConstraint,
+        *,
+        until: Until | None = None,
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        super().__init__(cancel)
+        require_count(n, "texts")
+        if until is not None and not callable(until):
+            raise RequestError(f"{argument('until')} is a {type(until).__name__}; it must be a function, or None")
+        if request.prompt_ids or cancel is None or not cancel.cancelled:  # else it was cancelled during rendering
+            _check(pool.slots[0], request, open_constraint)
+        self._writing = _Writing(pool.slots[0], request, n, open_constraint, until, self.stop)
+        self.read_from(_written(pool, self._writing, on_progress, weakref.ref(self)))
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """What was generated so far, by the number of the text; texts that have not ended are "cancelled".
+
+        It can be read at any time. Texts that were forked off have the numbers behind the first n.
+        """
+        return self._writing.generations
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The numbers of the texts that are being written together; none before the first token is read."""
+        return () if self._writing.batch is None else self._writing.batch.live
+
+    def fork(self, text: int, n: int = 1) -> list[int]:
+        """Let `n` more texts go on from where a text is now, and return their numbers.
+
+        Texts grow by whole steps, so the latest tokens of a text may not have been read yet; the new texts have them,
+        too. Each new text draws with the next seed.
+
+        Raises:
+            RequestError: The text isn't being written, or there would be too many; nothing was forked.
+            CapabilityError: The texts are written one after another, as the runtime can't do better.
+            SessionError: Another thread is reading, or a callback of the stream calls.
+        """
+        with self._changing() as batch:
+            require_count(n, "more texts")
+            if len(batch.live) + n > batch.forks.most:
+                raise RequestError(f"{len(batch.live)} texts and {n} more are over {batch.forks.most}; drop some first")
+            return [batch.fork(text) for _ in range(n)]
+
+    def drop(self, text: int) -> None:
+        """Stop writing a text; what was written stays in `generations`. Raises what fork() raises."""
+        with self._changing() as batch:
+            batch.drop(text)
+            self._writing.forget(lambda number: number == text)
+
+    def choose(self, text: int) -> None:
+        """Stop writing all texts but one. Raises what fork() raises."""
+        with self._changing() as batch:
+            batch.choose(text)
+            self._writing.forget(lambda number: number != text)
+
+    @contextmanager
+    def _changing(self) -> Iterator[TextBatch]:
+        """Keep other threads from reading inside the block, which changes the texts."""
+        visit, batch = Visit(), self._writing.batch
+        try:
+            self.reader.enter(visit)
+            if batch is None and self._writing.alone:
+                raise CapabilityError(
+                    "these texts are written one after another, so they can't be forked, dropped or chosen; their "
+                    "statistics say why, and edgedec doctor lists the runtimes"
+                )
+            if batch is None:
+                raise RequestError("no text is being written yet; read the first token before")
+            yield batch
+        finally:
+            self.reader.leave(visit)
+
+
+def _check(target: SessionSlot, request: Request, open_constraint: OpenConstraint) -> None:
+    """Raise at once what the texts of a request would raise before their first token."""
+    constraint = open_constraint()
+    try:
+        check_request(request, target.session, constraint)
+        begun(request, target, constraint)
+    finally:
+        if constraint is not None:
+            constraint.close()
+
+
+@dataclass(slots=True)
+class _Writing:
+    """The texts of a stream; the stream refers to it, not the other way round, so that a dropped stream ends.
+
+    Attributes:
+        batch: The texts, where they are written together; None before, and where they are written one after another.
+        alone: The texts that are written one after another, with their tokens so far.
+        pending: Tokens of the latest step that have not been read yet.
+        ended: The texts that have ended, in the order of their ends.
+    """
+
+    slot: SessionSlot
+    request: Request
+    n: int
+    open_constraint: OpenConstraint
+    until: Until | None
+    stop: CancelToken
+    batch: TextBatch | None = None
+    alone: list[tuple[TextState, list[TokenOutput]]] = field(default_factory=list)
+    pending: list[SampleOutput] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """What was generated so far, by the number of the text."""
+        if self.batch is not None:
+            return self.batch.generations
+        unbegun = range(len(self.alone), self.n)
+        texts = [*self.alone, *((begun(self.request_of(k), self.slot, None), []) for k in unbegun)]
+        return tuple(generation_of(state, outputs) for state, outputs in texts)
+
+    def request_of(self, k: int) -> Request:
+        """Return what text k would be alone."""
+        return replace(self.request, seed=self.request.seed + k)
+
+    def forget(self, dropped: Callable[[int], bool]) -> None:
+        """Leave out the tokens of dropped texts that have not been read."""
+        self.pending = [found for found in self.pending if not dropped(found.text)]
+
+    def together(self, batch: TextBatch) -> Iterator[SampleOutput]:
+        """Yield the tokens of all texts of a batch that has read the prompt."""
+        self.batch, stop = batch, self.stop
+        while batch.live and not stop.cancelled:
+            self.pending = batch.step()
+            self._look_for_ends(batch)
+            while self.pending and not stop.cancelled:
+                yield self.pending.pop(0)
+        yield from batch.end_all()
+
+    def _look_for_ends(self, batch: TextBatch) -> None:
+        """Ask the caller's function, where texts have ended in the latest step, whether the others end, too."""
+        live, found = batch.live, batch.generations
+        new = [k for k in range(len(found)) if k not in live and k not in self.ended]
+        self.ended += new
+        ends = [found[k] for k in self.ended if found[k].finish_reason != "cancelled"]
+        is_new = any(found[k].finish_reason != "cancelled" for k in new)
+        if self.until is not None and is_new and live and self.until(ends):
+            self.pending += batch.end_all()
+
+    def one_by_one(self, target: SessionSlot, on_progress: OnProgress | None, why: str) -> Iterator[SampleOutput]:
+        """Yield the tokens of text after text."""
+        done: list[Generation] = []
+        for k in range(self.n):
+            constraint = self.open_constraint()
+            state = begun(self.request_of(k), target, constraint)
+            state.stats.add_reason(f"the texts are written one after another: {why}")
+            outputs: list[TokenOutput] = []
+            self.alone.append((state, outputs))
+            if self.stop.cancelled or (done and self.until is not None and self.until(done)):
+                state.finish_reason = "cancelled"
+                continue
+            for output in decoded(target, state, self.stop, on_progress, constraint, perf_counter()):
+                outputs.append(output)
+                yield SampleOutput(k, output)
+            if state.finish_reason != "cancelled":
+                done.append(generation_of(state, outputs))
+
+
+def _written(
+    pool: SessionPool[SessionSlot],
+    writing: _Writing,
+    on_progress: OnProgress | None,
+    stream: "weakref.ref[SampleStream]",
+) -> Generator[SampleOutput]:
+    """Wait for a session and yield the tokens of a stream's texts."""
+    request, stop, started = writing.request, writing.stop, perf_counter()
+    with session_for(pool, request.prompt_ids, stop, stream) as target:
+        if target is None:
+            return
+        batch = TextBatch(target, request, writing.open_constraint, started)
+        try:
+            with stop.calling(batch.forks.cancel):
+                batch.read_prompt(writing.n, on_progress)
+                yield from writing.together(batch)
+                return
+        except CancelledError:
+            return
+        except CapabilityError as error:
+            if batch.live:
+                raise
+            why = str(error)
+        finally:
+            batch.close()
+        yield from writing.one_by_one(target, on_progress, why)

@@ -1,0 +1,259 @@
+"""Several texts of one prompt that are written together: in each step, all of them have their rows in one forward.
+
+Each text is drafted, verified and learned from by the code of a single text (step.py), on a fork of the session that
+read the prompt; only the forward is common. So a text has the bits that it would have alone.
+"""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import numpy as np
+
+from edgedec.constraint import Constraint
+from edgedec.decoding.generate import SessionSlot, begun, open_run, remember_cached, reuse_prefix, tokens_behind
+from edgedec.decoding.step import item_of, prepare, take
+from edgedec.decoding.text_run import TextRun, generation_of
+from edgedec.errors import CancelledError, ContextFullError, MemoryCapError, RequestError
+from edgedec.model import Forward, ForwardItem
+from edgedec.progress import OnProgress
+from edgedec.scheduler.shared_cost_curve import curve_of_fork
+from edgedec.sequence import Generation, Request, Sequence, TokenOutput
+from edgedec.sessions.forks import PAGE_TOKENS, ForkedSession, SessionForks, require_forks
+
+OpenConstraint = Callable[[], Constraint | None]
+"""Opens the grammar of one text, at its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """One generated token of one of several texts.
+
+    Attributes:
+        text: The number of the text.
+        output: The token.
+    """
+
+    text: int
+    output: TokenOutput
+
+
+@dataclass(eq=False, slots=True)
+class _Text:
+    """A text of the batch: how it is written, on which fork, and what it put out so far."""
+
+    number: int
+    run: TextRun
+    session: ForkedSession
+    outputs: list[TokenOutput] = field(default_factory=list)
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.run.sequence
+
+
+class TextBatch:
+    """Texts of one prompt that are written together. One thread at a time uses a batch.
+
+    Args:
+        target: The slot whose session reads the prompt.
+        request: What is generated; text k gets the seed `request.seed + k`.
+        open_constraint: Opens the grammar of each text.
+        started: When the request came, in seconds of perf_counter.
+
+    Attributes:
+        forks: The sessions of the texts that are being written.
+    """
+
+    def __init__(self, target: SessionSlot, request: Request, open_constraint: OpenConstraint, started: float) -> None:
+        self.forks = SessionForks(most_tokens=tokens_behind(target, len(request.prompt_ids)))
+        self._target = target
+        self._request = request
+        self._open_constraint = open_constraint
+        self._started = started
+        self._live: list[_Text] = []
+        self._sequences: list[Sequence] = []
+        self._outputs: list[list[TokenOutput]] = []
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The numbers of the texts that are being written."""
+        return tuple(text.number for text in self._live)
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """What was generated of each text so far, by its number."""
+        return tuple(map(generation_of, self._sequences, self._outputs))
+
+    def read_prompt(self, n: int, on_progress: OnProgress | None) -> None:
+        """Read the prompt but for its last token, which each text evaluates, and open `n` texts.
+
+        Raises:
+            MemoryCapError: The memory plan has no room for so many texts; nothing was read.
+            CapabilityError: The session can't be forked, or a row depends on what else is in its forward.
+            CancelledError, EdgedecError: The forward was cancelled, or the runtime failed.
+        """
+        target, request = self._target, self._request
+        require_forks(target.session)
+        most = self.forks.most_tokens
+        if most is not None and n * PAGE_TOKENS > most:
+            raise MemoryCapError(
+                f"{n} texts of this prompt of {len(request.prompt_ids)} tokens take room for at least "
+                f"{n * PAGE_TOKENS} tokens behind it, and the memory plan has room for {most}; ask for fewer texts, or "
+                "load the model for more of them, or with a longer context"
+            )
+        base = Sequence(request, list(request.prompt_ids))
+        reuse_prefix(target, base)
+        n_reused, n_read = base.n_cached, len(request.prompt_ids) - 1
+        if n_reused < n_read:
+            self._read(base, n_read, on_progress)
+        for k in range(n):
+            sequence, constraint = self._begun(replace(request, seed=request.seed + k))
+            sequence.n_cached = n_read
+            sequence.stats.n_reused_tokens = n_read if k else n_reused
+            self._open(sequence, self.forks.fork(target.session), constraint)
+
+    def _read(self, base: Sequence, n_read: int, on_progress: OnProgress | None) -> None:
+        """Read the first `n_read` tokens of the prompt, of which the session holds the first."""
+        session, n_past = self._target.session, base.n_cached
+        tokens = np.array(base.token_ids[n_past:n_read], np.int32)
+        try:
+            with session.generating(n_read):
+                session.forward(tokens, n_past=n_past, on_progress=on_progress)
+        finally:
+            base.n_cached = min(session.n_cached, n_read)
+            remember_cached(self._target, base)
+
+    def _begun(self, request: Request) -> tuple[Sequence, Constraint | None]:
+        constraint = self._open_constraint()
+        return begun(request, self._target, constraint), constraint
+
+    def _open(self, sequence: Sequence, session: ForkedSession, constraint: Constraint | None) -> _Text:
+        """Begin to write a text on a fork."""
+        curve = curve_of_fork(self._target.curve, session)
+        text = _Text(len(self._sequences), open_run(self._target, sequence, session, curve, constraint), session)
+        self._live.append(text)
+        self._sequences.append(sequence)
+        self._outputs.append(text.outputs)
+        return text
+
+    def step(self) -> list[SampleOutput]:
+        """Make a step of every text that is being written, and return the tokens; a text that ends is let go.
+
+        Raises:
+            EdgedecError: The runtime failed, or a grammar's limits were met.
+        """
+        if self._target.watch is not None:
+            for sentence in self._target.watch.check():
+                self._note(sentence)
+        prepared = [prepare(text.sequence, text.run.decoder) for text in self._live]
+        items = [item_of(text.sequence, text.run.decoder, its) for text, its in zip(self._live, prepared, strict=True)]
+        begun_s = perf_counter()
+        forwards = self._evaluated(items)
+        seconds = perf_counter() - begun_s
+        found: list[SampleOutput] = []
+        for text, its, forward in zip([*self._live], prepared, forwards, strict=False):
+            n_before = len(text.sequence.token_ids)
+            take(text.sequence, text.run.decoder, its, forward, seconds)
+            if not text.sequence.stats.first_token_s:
+                text.sequence.stats.first_token_s = perf_counter() - self._started
+            found += self._noted(text, text.run.outputs(n_before))
+        for text in [*self._live]:
+            if text.sequence.finish_reason is not None:
+                found += self._end(text)
+        return found
+
+    def _evaluated(self, items: list[ForwardItem]) -> list[Forward]:
+        """Return the results of a common forward; where there is no room or it is cancelled, all texts end there."""
+        try:
+            return self.forks.forward(items)
+        except CancelledError:
+            for text in self._live:
+                text.sequence.finish_reason = "cancelled"
+        except (ContextFullError, MemoryCapError) as error:
+            if not any(text.sequence.n_generated for text in self._live):
+                raise
+            for text in self._live:
+                text.run.end_full(f"the text ends because memory is full: {error}")
+        return []
+
+    def _noted(self, text: _Text, outputs: Iterator[TokenOutput]) -> list[SampleOutput]:
+        found = list(outputs)
+        text.outputs += found
+        return [SampleOutput(text.number, output) for output in found]
+
+    def _note(self, sentence: str) -> None:
+        for text in self._live:
+            text.sequence.stats.add_reason(sentence)
+
+    def fork(self, number: int) -> int:
+        """Go on from where a text is now with one more text, which gets the next seed; return its number.
+
+        Raises:
+            RequestError: The text isn't being written, or there are too many.
+        """
+        source = self._text(number)
+        session = self.forks.fork(source.session)
+        try:
+            request = replace(source.sequence.request, seed=self._request.seed + len(self._sequences))
+            sequence, constraint = self._begun(request)
+            n_prompt, old = len(request.prompt_ids), source.sequence
+            for token_id in old.token_ids[n_prompt:]:
+                if constraint is not None:
+                    constraint.commit(token_id)
+            sequence.token_ids, sequence.n_cached = [*old.token_ids], old.n_cached
+            sequence.logprob_sum = old.logprob_sum
+            sequence.stats.n_reused_tokens = n_prompt
+            text = self._open(sequence, session, constraint)
+        except BaseException:
+            session.close()
+            raise
+        text.run.text = deepcopy(source.run.text)
+        text.outputs += source.outputs
+        return text.number
+
+    def drop(self, number: int) -> None:
+        """Stop writing a text; what it has stays, with the finish_reason "cancelled" (RequestError: it has ended)."""
+        self._end(self._text(number))
+
+    def choose(self, number: int) -> None:
+        """Stop writing all texts but one (RequestError: that one isn't being written)."""
+        chosen = self._text(number)
+        for text in [*self._live]:
+            if text is not chosen:
+                self._end(text)
+
+    def end_all(self) -> list[SampleOutput]:
+        """Stop writing all texts, with the finish_reason "cancelled"; return the text that was held back."""
+        return [output for text in [*self._live] for output in self._end(text)]
+
+    def _end(self, text: _Text) -> list[SampleOutput]:
+        text.sequence.finish_reason = text.sequence.finish_reason or "cancelled"
+        held = self._noted(text, text.run.held_output())
+        self._let_go(text)
+        return held
+
+    def _text(self, number: int) -> _Text:
+        found = [text for text in self._live if text.number == number]
+        if not found:
+            raise RequestError(f"text {number!r:.40} isn't being written; these are: {[*self.live]}")
+        return found[0]
+
+    def _let_go(self, text: _Text) -> None:
+        """Close what a text is written with; its statistics are complete then."""
+        self._live.remove(text)
+        try:
+            text.run.close()
+        finally:
+            text.session.close()
+            text.sequence.stats.total_s = perf_counter() - self._started
+            text.sequence.stats.n_generated_tokens = text.sequence.n_generated
+
+    def close(self) -> None:
+        """Let all texts go; calling it again does nothing."""
+        try:
+            while self._live:
+                self._let_go(self._live[0])
+        finally:
+            self.forks.close()

@@ -1,0 +1,353 @@
+"""Several texts of one prompt: each is that of its seed alone, bit for bit, whatever is forked, dropped or ended."""
+
+import asyncio
+import gc
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgedec
+from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
+from edgedec.grammar import Grammar
+from edgedec.sequence import Generation
+
+PROMPT = "abcabcabcabcabcabc, and so on: abc"
+CHAT = [{"role": "user", "content": "abcabcabc"}]
+WARM: dict[str, Any] = {"temperature": 1.0, "seed": 7}
+COLD: dict[str, Any] = {"temperature": 0.0, "seed": 7}
+
+
+@pytest.fixture(scope="module", params=["plain", "drafts", "trees", "two requests"])
+def model(request: pytest.FixtureRequest, tiny_path: Path) -> Iterator[edgedec.Engine]:
+    """The tiny model on the cpu runtime, with and without drafts, and loaded for two requests at a time."""
+    options: dict[str, Any] = {
+        "plain": {"draft": None},
+        "drafts": {"draft": "suffix"},
+        "trees": {"draft": "recycling"},
+        "two requests": {"draft": "suffix", "n_parallel": 2},
+    }[request.param]
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, **options) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_path: Path) -> Iterator[edgedec.Engine]:
+    """The tiny model on the cpu runtime, without drafts."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=None) as engine:
+        yield engine
+
+
+def alone(engine: edgedec.Engine, prompt: Any, k: int, **options: Any) -> Generation:
+    """Return the text of a seed plus `k`, generated alone."""
+    options = {"logprobs": 0, **options, "seed": options["seed"] + k}
+    return engine.generate(prompt, **options) if isinstance(prompt, str) else engine.chat(prompt, **options)
+
+
+def same(found: Generation, expected: Generation) -> None:
+    """Check that a text is another one, with the bits of its log-probabilities."""
+    assert found.token_ids == expected.token_ids
+    assert found.text == expected.text
+    assert found.finish_reason == expected.finish_reason
+    assert [output.logprob for output in found.outputs] == [output.logprob for output in expected.outputs]
+    assert found.logprob_sum == expected.logprob_sum
+    assert (found.is_whole, found.stop_string) == (expected.is_whole, expected.stop_string)
+    assert found.stats.seed == expected.stats.seed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        WARM,
+        COLD,
+        {**WARM, "repetition_penalty": 1.2, "stop": ("a", "ef")},
+        {**WARM, "grammar": Grammar.regex("[a-f]{3,30}")},
+        {**COLD, "grammar": Grammar.regex("(abc|bca)*x"), "json_close": True},
+    ],
+    ids=["sampled", "greedy", "stop strings", "grammar", "closed grammar"],
+)
+@pytest.mark.parametrize("prompt", [PROMPT, CHAT], ids=["text", "chat"])
+def test_each_text_is_that_of_its_seed_alone(
+    model: edgedec.Engine, plain: edgedec.Engine, prompt: Any, options: dict[str, Any]
+) -> None:
+    """Text k == the text of seed + k alone: without drafts, and with drafts by every rule that keeps the text."""
+    found = model.samples(prompt, 5, max_tokens=40, **options)
+    assert len(found) == 5
+    for k, text in enumerate(found):
+        same(text, alone(plain, prompt, k, max_tokens=40, **options))
+    assert all(text.stats.n_reused_tokens == text.stats.n_prompt_tokens - 1 for text in found[1:])
+
+
+def test_drafts_are_verified_in_common_forwards(tiny_path: Path) -> None:
+    """With a pinned drafter, each text verifies drafts of its own."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft="suffix") as engine:
+        found = engine.samples(PROMPT, 4, max_tokens=40, **COLD)
+    assert all(text.stats.n_drafts > 0 for text in found)
+
+
+def test_streams_yield_each_texts_tokens(plain: edgedec.Engine) -> None:
+    """The outputs of each text, put together, are its text; the texts take turns."""
+    stream = plain.samples_stream(PROMPT, 3, max_tokens=10, **WARM)
+    assert stream.live == ()
+    found = list(stream)
+    assert [output.text for output in found[:6]] == [0, 1, 2, 0, 1, 2]
+    for k, text in enumerate(stream.generations):
+        assert "".join(output.output.text for output in found if output.text == k) == text.text
+        same(text, alone(plain, PROMPT, k, max_tokens=10, **WARM))
+    assert stream.live == ()
+
+
+def test_a_forked_text_goes_on_as_its_own_seed_would(model: edgedec.Engine, plain: edgedec.Engine) -> None:
+    """A fork has its parent's tokens, then those that the next seed draws behind them; the others don't change."""
+    options: dict[str, Any] = {**WARM, "max_tokens": 30, "ignore_end": True}
+    stream = model.samples_stream(PROMPT, 2, **options)
+    for _ in range(9):
+        next(stream)
+    n_before = len(stream.generations[1].token_ids)
+    assert stream.fork(1, 2) == [2, 3]
+    assert stream.live == (0, 1, 2, 3)
+    for _ in stream:
+        pass
+    texts = stream.generations
+    for k in (0, 1):
+        same(texts[k], alone(plain, PROMPT, k, **options))
+    for k in (2, 3):
+        assert texts[k].stats.seed == WARM["seed"] + k
+        assert texts[k].token_ids[:n_before] == texts[1].token_ids[:n_before]
+        tail = [*plain.prompt_ids(PROMPT), *texts[1].token_ids[:n_before]]
+        on = plain.generate(tail, logprobs=0, **{**options, "seed": WARM["seed"] + k, "max_tokens": 30 - n_before})
+        assert texts[k].token_ids[n_before:] == on.token_ids
+        logprobs = [output.logprob for output in (*texts[1].outputs[:n_before], *on.outputs)]
+        assert texts[k].logprob_sum == pytest.approx(sum(p for p in logprobs if p is not None), rel=1e-12)
+
+
+def test_a_forked_text_keeps_to_its_grammar(model: edgedec.Engine) -> None:
+    """A fork knows what its grammar has taken before: the whole text matches, with the beginning of its parent."""
+    pattern = "a[bc]{4}d[ef]{40}g"
+    stream = model.samples_stream(PROMPT, 2, max_tokens=60, grammar=Grammar.regex(pattern), **WARM)
+    for _ in range(9):
+        next(stream)
+    n_before = len(stream.generations[1].token_ids)
+    stream.fork(1, 2)
+    for _ in stream:
+        pass
+    texts = stream.generations
+    assert all(re.fullmatch(pattern, text.text) and text.is_whole for text in texts)
+    assert all(texts[k].token_ids[:n_before] == texts[1].token_ids[:n_before] for k in (2, 3))
+    assert len({text.text for text in texts}) > 1
+
+
+def test_texts_are_dropped_and_chosen(model: edgedec.Engine, plain: edgedec.Engine) -> None:
+    """A dropped text ends where it is; what goes on is what it would have been."""
+    stream = model.samples_stream(PROMPT, 4, max_tokens=30, **WARM)
+    next(stream)
+    stream.drop(2)
+    with pytest.raises(RequestError, match=r"text 2 isn't being written; these are: \[0, 1, 3\]"):
+        stream.drop(2)
+    for _ in range(5):
+        assert next(stream).text != 2
+    stream.choose(3)
+    assert {output.text for output in stream} == {3}
+    texts = stream.generations
+    assert [text.finish_reason for text in texts[:3]] == ["cancelled"] * 3
+    same(texts[3], alone(plain, PROMPT, 3, max_tokens=30, **WARM))
+    whole = alone(plain, PROMPT, 0, max_tokens=30, **WARM)
+    assert texts[0].token_ids == whole.token_ids[: len(texts[0].token_ids)]
+
+
+def test_a_callers_rule_ends_the_rest(model: edgedec.Engine) -> None:
+    """`until` sees the texts that have ended, in that order; when it is content, the others are cancelled."""
+    seen: list[int] = []
+
+    def enough(ended: Sequence[Generation]) -> bool:
+        seen.append(len(ended))
+        return len(ended) >= 2
+
+    found = model.samples(PROMPT, 6, max_tokens=200, until=enough, grammar=Grammar.regex("[a-f]*"), **WARM)
+    ended = [text for text in found if text.finish_reason != "cancelled"]
+    assert seen[-1] >= 2
+    assert len(ended) >= 2
+    assert all(n < 2 for n in seen[:-1])
+    never: list[Generation] = []
+    model.samples(PROMPT, 3, max_tokens=5, until=lambda texts: bool(never.extend(texts)), **WARM)
+
+    def failing(ended: Sequence[Generation]) -> bool:
+        raise KeyError("mine")
+
+    before = n_sessions(model)
+    with pytest.raises(KeyError, match="mine"):
+        model.samples(PROMPT, 6, max_tokens=200, until=failing, grammar=Grammar.regex("[a-f]*"), **WARM)
+    assert n_sessions(model) == before
+
+
+def n_sessions(engine: edgedec.Engine) -> int:
+    """Return how many sessions of the engine's model are open."""
+    gc.collect()
+    return len(engine.model._sessions)  # type: ignore[attr-defined]
+
+
+def test_cancelling_leaves_nothing_over(model: edgedec.Engine, plain: edgedec.Engine) -> None:
+    """Cancelled in mid-text, dropped, closed, or ended by an error: all forks are closed, the next texts are right."""
+    before = n_sessions(model)
+    token = edgedec.CancelToken()
+    stream = model.samples_stream(PROMPT, 5, max_tokens=200, cancel=token, **WARM)
+    for _ in range(12):
+        next(stream)
+    assert n_sessions(model) == before + 5
+    token.cancel()
+    rest = list(stream)
+    assert len(rest) <= 5
+    assert [text.finish_reason for text in stream.generations] == ["cancelled"] * 5
+    assert n_sessions(model) == before
+
+    stream = model.samples_stream(PROMPT, 5, max_tokens=200, **WARM)
+    next(stream)
+    del stream
+    assert n_sessions(model) == before
+
+    stream = model.samples_stream(PROMPT, 5, max_tokens=200, **WARM)
+    next(stream)
+    stream.close()
+    assert n_sessions(model) == before
+    assert list(stream) == []
+    with pytest.raises(RequestError, match="isn't being written"):
+        stream.fork(0)
+
+    early = edgedec.CancelToken()
+    early.cancel()
+    texts = model.samples(PROMPT, 3, cancel=early, **WARM)
+    assert [(text.text, text.finish_reason, text.stats.seed) for text in texts] == [
+        ("", "cancelled", 7 + k) for k in range(3)
+    ]
+    assert n_sessions(model) == before
+    same(model.samples(PROMPT, 2, max_tokens=20, **WARM)[1], alone(plain, PROMPT, 1, max_tokens=20, **WARM))
+
+
+def test_wrong_requests_are_clear_errors(model: edgedec.Engine) -> None:
+    """Wrong numbers, types and prompts are refused before anything is read."""
+    for n in (0, -1, 257, 10**6, True, 2.0, "3", None):
+        with pytest.raises(RequestError, match=r"texts of one prompt were asked for; it must be from 1 to 256"):
+            model.samples(PROMPT, n, **WARM)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="until is a int; it must be a function"):
+        model.samples(PROMPT, 2, until=3, **WARM)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        model.samples([], 2, **WARM)
+    with pytest.raises(RequestError, match="think is for chats"):
+        model.samples(PROMPT, 2, think=True, **WARM)
+    with pytest.raises(RequestError, match="unknown option"):
+        model.samples(PROMPT, 2, warmth=1)  # type: ignore[call-arg]
+    with pytest.raises(RequestError):
+        model.samples(PROMPT, 2, grammar=Grammar.regex("("), **WARM)
+    stream = model.samples_stream(PROMPT, 2, max_tokens=3, **WARM)
+    with pytest.raises(RequestError, match="read the first token before"):
+        stream.fork(0)
+    next(stream)
+    for n in (0, 255):
+        with pytest.raises(RequestError):
+            stream.fork(0, n)
+    assert stream.live == (0, 1)
+
+
+def test_one_reader_at_a_time(plain: edgedec.Engine) -> None:
+    """While a thread reads, another one can't change the texts, nor can the stream's own callback."""
+    errors: list[BaseException] = []
+
+    def meddling(ended: Sequence[Generation]) -> bool:
+        try:
+            stream.drop(0)
+        except SessionError as error:
+            errors.append(error)
+        return False
+
+    stream = plain.samples_stream(PROMPT, 3, max_tokens=60, grammar=Grammar.regex("[a-f]{1,9}"), until=meddling, **WARM)
+    for _ in stream:
+        pass
+    assert errors
+
+
+def test_closing_the_model_ends_the_texts(tiny_path: Path) -> None:
+    """close() ends a paused stream; its texts are those so far."""
+    engine = edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=None)
+    stream = engine.samples_stream(PROMPT, 3, max_tokens=100, **WARM)
+    for _ in range(6):
+        next(stream)
+    thread = threading.Thread(target=engine.close)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert list(stream) == []
+    assert [len(text.token_ids) for text in stream.generations] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("options", [{"runtime": "llamacpp"}, {"runtime": "cpu", "slide": True}])
+def test_without_common_forwards_texts_come_one_after_another(tiny_path: Path, options: dict[str, Any]) -> None:
+    """The texts are the same ones, their statistics say why, and forking says what to do."""
+    with edgedec.load(tiny_path, n_ctx=128, draft=None, **options) as engine:
+        stream = engine.samples_stream(PROMPT, 3, max_tokens=12, **WARM)
+        next(stream)
+        with pytest.raises(CapabilityError, match="one after another"):
+            stream.fork(0)
+        for _ in stream:
+            pass
+        for k, text in enumerate(stream.generations):
+            same(text, alone(engine, PROMPT, k, max_tokens=12, **WARM))
+            assert any(reason.startswith("the texts are written one after another") for reason in text.stats.reasons)
+        first = engine.samples(PROMPT, 3, max_tokens=12, until=lambda ended: True, **WARM)
+        assert [text.finish_reason for text in first][1:] == ["cancelled"] * 2
+
+
+def test_the_full_context_ends_texts_as_alone(plain: edgedec.Engine) -> None:
+    """Texts that fill the context end there, with the same reason as alone."""
+    prompt = [5] * 200
+    found = plain.samples(prompt, 3, ignore_end=True, **WARM)
+    for k, text in enumerate(found):
+        one = plain.generate(prompt, ignore_end=True, logprobs=0, **{**WARM, "seed": 7 + k})
+        same(text, one)
+        assert text.stats.reasons == one.stats.reasons
+
+
+def test_event_loops_get_the_same_texts(plain: edgedec.Engine) -> None:
+    """The asynchronous forms give the same texts; leaving the loop ends them."""
+
+    async def both() -> None:
+        found = await plain.asamples(PROMPT, 3, max_tokens=10, **WARM)
+        for k, text in enumerate(found):
+            same(text, alone(plain, PROMPT, k, max_tokens=10, **WARM))
+        stream = plain.asamples_stream(CHAT, 3, max_tokens=10, **WARM)
+        read = [output async for output in stream]
+        for k, text in enumerate(stream.generations):
+            assert "".join(output.output.text for output in read if output.text == k) == text.text
+        short = plain.asamples_stream(PROMPT, 3, max_tokens=200, **WARM)
+        async for _ in short:
+            break
+        await short.aclose()
+
+    asyncio.run(both())
+    assert n_sessions(plain) == 1
+
+
+def test_texts_and_other_requests_share_forwards(tiny_path: Path, plain: edgedec.Engine) -> None:
+    """Beside another request, texts and request have the bits of being alone."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=None, n_parallel=2) as engine:
+        other: list[Generation] = []
+        thread = threading.Thread(target=lambda: other.append(engine.generate("xyz", max_tokens=60, **WARM)))
+        thread.start()
+        found = engine.samples(PROMPT, 4, max_tokens=40, **WARM)
+        thread.join(60)
+        for k, text in enumerate(found):
+            same(text, alone(plain, PROMPT, k, max_tokens=40, **WARM))
+        assert other[0].token_ids == plain.generate("xyz", max_tokens=60, **WARM).token_ids
+
+
+def test_a_memory_plan_limits_the_texts(tiny_path: Path) -> None:
+    """Under a plan the texts share the context's room; without any for all of them, nothing is read."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=None) as engine:
+        engine._slot.fork_tokens = 256
+        with pytest.raises(MemoryCapError, match=r"4 texts .* at least 256 tokens .* room for 192"):
+            engine.samples(PROMPT, 4, **WARM)
+        found = engine.samples(PROMPT, 3, ignore_end=True, **WARM)
+        assert all("memory is full" in " ".join(text.stats.reasons) for text in found)
+        assert {text.finish_reason for text in found} == {"length"}
