@@ -31,6 +31,7 @@ ROOMS = (
     "loading",
     "memory",
     "decoding",
+    "choosing",
     "api",
     "conformance",
 )

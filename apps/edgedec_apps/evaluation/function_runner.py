@@ -1,0 +1,100 @@
+"""Running a small function that a model wrote, against tests: in a process of its own, with limits.
+
+What may run is narrow: the syntax tree imports five harmless modules at most, and has no name or attribute that begins
+with an underscore or could reach outside. This is a checker for made tasks, not a sandbox for any code.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from edgedec_apps.evaluation.made_tasks import Call
+
+_BLOCK = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL)
+_NO_NAMES = frozenset(
+    re.findall(
+        r"\w+",
+        "open exec eval compile input breakpoint globals locals vars getattr setattr delattr exit quit help memoryview "
+        "type object super dir classmethod staticmethod property sys os modules builtins format format_map mro "
+        "gi_frame gi_code",
+    )
+)
+_NO_NODES = (ast.Global, ast.Nonlocal, ast.ClassDef, ast.AsyncFunctionDef, ast.With)
+_MODULES = frozenset({"collections", "functools", "itertools", "math", "typing"})
+_SECONDS = 3
+_BYTES = 512 << 20
+_DRIVER = """
+import json, sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+    resource.setrlimit(resource.RLIMIT_AS, ({bytes}, {bytes}))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+except ImportError:
+    pass
+code, calls = json.load(sys.stdin)
+names = {{"print": lambda *values, **options: None}}
+exec(code, names)
+found = []
+for numbers in calls:
+    try:
+        value = names["solve"](list(numbers))
+        found.append(value if type(value) is int else None)
+    except Exception:
+        found.append(None)
+print(json.dumps(found))
+"""
+
+
+def code_of(text: str) -> str | None:
+    """Return the code of an answer: its last block of code, or all of it; None where that may not run.
+
+    >>> code_of("Sure:\\n```python\\ndef solve(x):\\n    return 1\\n```")
+    'def solve(x):\\n    return 1\\n'
+    >>> code_of("import os; os.remove('x')") is None
+    True
+    """
+    blocks = _BLOCK.findall(text)
+    code = str(blocks[-1]) if blocks else text
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return code if all(_may_run(node) for node in ast.walk(tree)) else None
+
+
+def _may_run(node: ast.AST) -> bool:
+    """Return whether a piece of syntax reaches nothing outside of the function."""
+    if isinstance(node, _NO_NODES):
+        return False
+    if isinstance(node, ast.Import):
+        return all(alias.name in _MODULES for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return node.module in _MODULES and all(_is_harmless(alias.name) for alias in node.names)
+    if isinstance(node, ast.Name):
+        return _is_harmless(node.id)
+    return not isinstance(node, ast.Attribute) or _is_harmless(node.attr)
+
+
+def _is_harmless(name: str) -> bool:
+    return name not in _NO_NAMES and not name.startswith("_")
+
+
+def n_passed(text: str, calls: Sequence[Call]) -> int:
+    """Return how many calls the function of an answer gets right; 0 where it does not run, or takes too long."""
+    code = code_of(text)
+    if code is None:
+        return 0
+    given = json.dumps([code, [call.numbers for call in calls]])
+    command = [sys.executable, "-I", "-S", "-c", _DRIVER.format(bytes=_BYTES)]
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS, env={})
+        found = json.loads(done.stdout) if done.returncode == 0 else []
+    except (subprocess.TimeoutExpired, ValueError):
+        return 0
+    if not isinstance(found, list) or len(found) != len(calls):
+        return 0
+    return sum(value == call.expected for value, call in zip(found, calls, strict=True))

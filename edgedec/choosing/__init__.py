@@ -1,0 +1,1 @@
+"""Better answers from one model: choosing among several texts, within a text, and step by step with a scorer."""

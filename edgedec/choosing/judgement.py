@@ -1,0 +1,100 @@
+"""One-token self-judgement: the model says by one letter whether an answer is right.
+
+After a text, in a fork, the model reads a question and its next token is compared: the probability of the letter for
+"right" against that of the letter for "wrong". "Language Models (Mostly) Know What They Know" (arXiv:2207.05221) calls
+it P(True). A judgement costs the question's rows, and no token is generated.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.chat import Message
+from edgedec.choosing.partial_texts import PartialText, PartialTexts, row_log_probs
+from edgedec.errors import RequestError
+from edgedec.tokenizer import Tokenizer
+
+QUESTION = "Check the answer above. Is everything in it right so far? Reply with one letter: A for yes, B for no."
+_MARK = "the answer of this chat"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the model is asked about a text, and the tokens of its two answers.
+
+    Attributes:
+        token_ids: The question, read after the text.
+        yes_ids: Tokens that say yes: the letter with a space before it, and without.
+        no_ids: Tokens that say no.
+    """
+
+    token_ids: tuple[int, ...]
+    yes_ids: tuple[int, ...]
+    no_ids: tuple[int, ...]
+
+
+def question_of(
+    tokenizer: Tokenizer, words: str = QUESTION, yes: str = "A", no: str = "B", *, parse_special: bool = False
+) -> Question:
+    """Return a question as tokens.
+
+    Args:
+        tokenizer: The model's.
+        words: The question, as it follows the text.
+        yes: The answer that says yes; its first token counts, with a space before it and without.
+        no: The answer that says no.
+        parse_special: Whether to read spelled-out control tokens in `words` as such, as those between two turns of a
+            chat; never for words of others.
+
+    Raises:
+        RequestError: The two answers begin with the same token, or the question is empty.
+    """
+    token_ids = tokenizer.encode(words, add_special=False, parse_special=parse_special)
+    forms = [
+        tuple(dict.fromkeys(tokenizer.encode(form, add_special=False)[0] for form in (word, f" {word}")))
+        for word in (yes, no)
+    ]
+    if not token_ids or set(forms[0]) & set(forms[1]):
+        raise RequestError(
+            f"a judgement needs a question, found {words!r:.40}, and two answers whose first tokens differ, "
+            f"found {yes!r:.40} and {no!r:.40}"
+        )
+    return Question(tuple(token_ids), *forms)
+
+
+def turn_after_answer(render: Callable[[Sequence[Message]], str], words: str = QUESTION) -> str:
+    """Return what follows an unfinished answer when the user then says `words` and the model begins to reply.
+
+    Args:
+        render: `(messages)` -> the prompt that the model's chat template makes of them, as text.
+        words: What the user says.
+    """
+    turns = [("user", "?"), ("assistant", _MARK), ("user", words)]
+    rendered = render([{"role": role, "content": content} for role, content in turns])
+    return rendered.partition(_MARK)[2] or f"\n\n{words}\n"
+
+
+def chance_yes(logits: NDArray[np.float32], question: Question) -> float:
+    """Return P(yes) / (P(yes) + P(no)), 0 to 1, by the logits that follow the question."""
+    row = row_log_probs(logits)
+    yes, no = (float(np.exp(row[list(ids)]).sum()) for ids in (question.yes_ids, question.no_ids))
+    return yes / (yes + no) if yes + no > 0 else 0.5
+
+
+def judged(texts: PartialTexts, live: Sequence[PartialText], question: Question) -> list[float]:
+    """Return for each text the chance that it is right, as the model says in a fork of it, all in one forward."""
+    return [chance_yes(logits, question) for logits in texts.peek(live, question.token_ids)]
+
+
+def log_odds(chance: float) -> float:
+    """Return log(p / (1 - p)), cut at -30 and 30.
+
+    >>> log_odds(0.5), log_odds(1.0)
+    (0.0, 30.0)
+    """
+    least = 1e-13
+    p = min(max(chance, least), 1 - least)
+    return min(max(math.log(p / (1 - p)), -30.0), 30.0) if least < p < 1 - least else math.copysign(30.0, p - 0.5)

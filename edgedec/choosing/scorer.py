@@ -1,0 +1,134 @@
+"""Step scorers: what says how good the texts so far are, so that a search goes on with the better ones.
+
+A scorer is any function `(prefix, steps) -> scores`. `prefix` is what all texts have in common (the prompt, as text),
+`steps` is what each of them says so far, and a score is the chance, 0 to 1, that the text is on the way to a good
+answer. It is called once for all texts of a round.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgedec.choosing.judgement import Question, judged
+from edgedec.choosing.partial_texts import PartialText, PartialTexts
+from edgedec.errors import EdgedecError, OptionError, PluginError, argument
+from edgedec.progress import CancelToken, check_cancelled
+
+_POLL_S = 0.05
+SCORER_S = 60.0
+"""Seconds that a call of a scorer may take, unless the caller says otherwise."""
+
+
+class Scorer(Protocol):
+    """A caller's scorer."""
+
+    def __call__(self, prefix: str, steps: Sequence[str], /) -> Sequence[float]:
+        """Return a score from 0 to 1 for each of `steps`, all of which follow `prefix`."""
+
+
+class TextScorer(Protocol):
+    """A scorer as the searches call it: of the texts themselves, so that it can also look at their branches."""
+
+    def __call__(self, texts: PartialTexts, live: Sequence[PartialText], /) -> list[float]:
+        """Return a score from 0 to 1 for each text of `live`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionScorer:
+    """Implements TextScorer by a caller's function.
+
+    The function runs in a thread, so that the search can end although the function hangs. Python can't end a thread:
+    one that hangs stays until the process ends. A command (edgedec.choosing.command_scorer) leaves nothing over.
+
+    Attributes:
+        scorer: The function.
+        prefix: The prompt as text.
+        seconds: Most seconds of a call.
+    """
+
+    scorer: Scorer
+    prefix: str
+    seconds: float = SCORER_S
+
+    def __call__(self, texts: PartialTexts, live: Sequence[PartialText], /) -> list[float]:
+        """Return the function's scores.
+
+        Raises:
+            PluginError: The function raised an error, took too long, or returned something else than scores.
+            CancelledError: The search was cancelled meanwhile.
+            EdgedecError: The function raised one itself.
+        """
+        steps = [texts.text(text) for text in live]
+        found = in_time(lambda: self.scorer(self.prefix, steps), self.seconds, texts.cancel)
+        return checked_scores(found, len(steps))
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeScorer:
+    """Implements TextScorer by a one-token judgement in a fork of each text.
+
+    Attributes:
+        question: What the model is asked.
+    """
+
+    question: Question
+
+    def __call__(self, texts: PartialTexts, live: Sequence[PartialText], /) -> list[float]:
+        """Return the judged chance that each text is right so far, all in one forward."""
+        return judged(texts, live, self.question)
+
+
+def checked_scores(found: object, n: int) -> list[float]:
+    """Return scores as floats (PluginError unless they are n numbers from 0 to 1).
+
+    >>> checked_scores((1, 0.5), 2)
+    [1.0, 0.5]
+    """
+    expected = f"it must return {n} numbers from 0 to 1, one for each text"
+    try:
+        scores = [float(score) for score in found]  # type: ignore[attr-defined]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PluginError(f"the scorer returned {found!r:.100}; {expected}") from error
+    if len(scores) != n or not all(0 <= score <= 1 for score in scores):
+        raise PluginError(f"the scorer returned {scores!s:.100}; {expected}")
+    return scores
+
+
+def in_time(call: Callable[[], Any], seconds: float, cancel: CancelToken | None) -> Any:
+    """Return what a function of others returns, if it does so in time.
+
+    Raises:
+        PluginError: It raised an error, or took longer.
+        CancelledError: `cancel` was cancelled meanwhile.
+        EdgedecError: It raised one itself.
+    """
+    if not 0 < seconds < math.inf:
+        raise OptionError("scorer_seconds", seconds, "it must be above 0")
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="edgedec-scorer", daemon=True)
+    thread.start()
+    left = seconds
+    while thread.is_alive() and left > 0:
+        thread.join(min(_POLL_S, left))
+        left -= _POLL_S
+        check_cancelled(cancel, "the search")
+    if failed:
+        if isinstance(failed[0], EdgedecError):
+            raise failed[0]
+        raise PluginError(f"the scorer raised {type(failed[0]).__name__}: {failed[0]!s:.200}") from failed[0]
+    if not found:
+        raise PluginError(
+            f"the scorer took longer than {seconds:g} s for a call; make it faster, or allow more with "
+            f"{argument('scorer_seconds')}"
+        )
+    return found[0]

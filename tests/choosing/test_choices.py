@@ -1,0 +1,122 @@
+"""Choosing among whole texts: votes, likelihood, the first that ends, the combination, and how many are enough."""
+
+import numpy as np
+import pytest
+from support.table_branches import random_table, table_texts
+
+from edgedec.choosing.bag_of_tricks import combined
+from edgedec.choosing.first_finish import first_finish, first_finished
+from edgedec.choosing.judgement import log_odds, turn_after_answer
+from edgedec.choosing.likelihood import most_likely
+from edgedec.choosing.sample_count import another_is_wanted, enough, n_agreeing
+from edgedec.choosing.sampled_steps import seeds_from, write_steps
+from edgedec.choosing.vote import answer_of, is_decided, shares, voted
+from edgedec.errors import OptionError
+from edgedec.sampling import SamplingParams
+
+PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
+
+
+def test_answers_of_texts() -> None:
+    """The last statement counts; a caller's pattern may have a group or none."""
+    assert answer_of("Answer: 3\nNo:\n**Answer:** 4.") == "4"
+    assert answer_of("answer = a dog ") == "a dog"
+    assert answer_of("x=1, x=2", r"x=\d") == "x=2"
+    assert answer_of("x=1, x=2", r"x=(\d)") == "2"
+    assert answer_of("nothing") is None
+    for wrong in ("(", "a{99999999999}", 7):
+        with pytest.raises(OptionError, match="regular expression"):
+            answer_of("text", wrong)  # type: ignore[arg-type]
+
+
+def test_votes() -> None:
+    """The most votes win; of equals the answer that came first; weights count; texts without an answer don't vote."""
+    assert voted(["1", "2", "2", None]) == 1
+    assert voted(["1", "2", "1", "2"]) == 0
+    assert voted(["1", "2", "2"], [0.9, 0.3, 0.3]) == 0
+    assert voted([None, None]) == 0
+    assert voted([None, "7"]) == 1
+    assert shares(["a", None], [0.0, 1.0]) == {"a": 0.0}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_decided_vote_stays_decided(seed: int) -> None:
+    """Where is_decided says so, no further texts change the winner; where it does not, some do."""
+    rng = np.random.default_rng(seed)
+    answers = [str(rng.integers(3)) for _ in range(int(rng.integers(1, 8)))]
+    n_more = int(rng.integers(0, 5))
+    winner = answers[voted(answers)]
+    worst = [[*answers, *[other] * n_more] for other in ("0", "1", "2", "3")]
+    same = all(after[voted(after)] == winner for after in worst)
+    counts = sorted((answers.count(a) for a in set(answers)), reverse=True)
+    if is_decided(answers, n_more):
+        assert same
+    elif len(counts) > 1 and counts[0] - counts[1] < n_more:
+        assert not same
+
+
+def test_likelihood_and_first_finish() -> None:
+    """The greatest mean; the shortest text that ended by itself."""
+    assert most_likely([-2.0, -0.5, -1.0]) == 1
+    assert first_finished([False, True, True], [2, 9, 5]) == 2
+    assert first_finished([False, False], [2, 1]) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_first_finish_search_is_the_choice_among_whole_texts(seed: int) -> None:
+    """It returns what choosing the shortest of all whole texts would, with the steps of that text only."""
+    table = random_table(seed, n_vocab=4, length=6)
+    whole, search = table_texts(table, max_tokens=6)[0], table_texts(table, max_tokens=6)[0]
+    with whole, search:
+        root = whole.begin()
+        live = [root, *(whole.fork(root) for _ in range(3))]
+        written = write_steps(whole, live, PARAMS, seeds_from(seed, 4), separator=None)
+        lengths = [text.n_scored for text in written]
+        place = first_finished([text.ended == "stop" for text in written], lengths)
+        root = search.begin()
+        live = [root, *(search.fork(root) for _ in range(3))]
+        found = first_finish(search, live, PARAMS, seeds_from(seed, 4))
+        assert found.token_ids == written[place].token_ids
+        assert sum(search.forwards.values()) <= len(found.token_ids) + 1
+
+
+def test_the_combination() -> None:
+    """Chances weigh the votes, likelihood decides within the winning answer; without answers chances decide."""
+    assert combined(["1", "2", "1"], [-3.0, -1.0, -2.0], [0.4, 0.7, 0.4]) == 2
+    assert combined(["1", "2", "1"], [-3.0, -1.0, -2.0], [0.2, 0.7, 0.2]) == 1
+    assert combined([None, None], [-1.0, -2.0], [0.3, 0.9]) == 1
+
+
+@pytest.mark.parametrize("p", [0.0, 0.02, 0.3, 0.5, 0.77, 0.999, 1.0])
+@pytest.mark.parametrize("eps", [0.001, 0.0513, 0.2017])
+@pytest.mark.parametrize("f_max", [0.4, 1.0])
+def test_enough_is_the_first_n_whose_next_adds_too_little(p: float, eps: float, f_max: float) -> None:
+    """Against the accuracies F(n) themselves, one after another."""
+    n = 1
+    while f_max * (1 - (1 - p) ** (n + 1)) - f_max * (1 - (1 - p) ** n) >= eps:
+        n += 1
+    assert enough(p, eps, f_max) == n
+
+
+def test_auto_stops() -> None:
+    """Where texts agree it stops early, where they don't it goes on, but never past the most allowed."""
+    assert not another_is_wanted(3, 3, 0.05, 64)
+    assert another_is_wanted(1, 4, 0.03, 64)
+    assert not another_is_wanted(1, 4, 0.01, 4)
+    assert n_agreeing(["a", "b", "b", None]) == 2
+    for wrong in ({"p": 2.0, "eps": 0.1}, {"p": 0.5, "eps": 0.0}, {"p": 0.5, "eps": 0.1, "f_max": 0.0}):
+        with pytest.raises(OptionError):
+            enough(**wrong)
+
+
+def test_the_turn_after_an_answer() -> None:
+    """What a template puts between an answer and the reply to the next turn, the user's words included."""
+
+    def render(messages: object) -> str:
+        assert isinstance(messages, list)
+        return "".join(f"<{each['role']}>{each['content']}<end>" for each in messages) + "<assistant>"
+
+    assert turn_after_answer(render, "Right?") == "<end><user>Right?<end><assistant>"
+    assert turn_after_answer(lambda messages: "a template that drops answers", "Right?") == "\n\nRight?\n"
+    assert log_odds(0.9) == pytest.approx(np.log(9))
+    assert (log_odds(0.0), log_odds(1.0)) == (-30.0, 30.0)
