@@ -16,6 +16,7 @@ from edgedec.model import LayerSet, Session
 from edgedec.noise import Noise
 from edgedec.sampling import Distribution, SamplingParams
 from edgedec.tokenizer import Tokenizer
+from edgedec.tree_shapes import ONE_CHAIN, TreeShape
 
 
 class DrafterRestsError(PluginError):
@@ -225,6 +226,7 @@ class DraftContext:
         recorder: Notes the forwards that the drafter makes, while drafts are recorded; else None.
         constraint: The grammar that the text keeps to, or None. A drafter may ask it for the tokens that are allowed,
             in draft() and in no other thread; nodes that it rules out are removed from every draft in any case.
+        shape: How a drafter that evaluates a model branches, so that the rule verifies its drafts exactly.
     """
 
     target: Session
@@ -238,6 +240,7 @@ class DraftContext:
     common: Corpus | None = None
     recorder: ForwardLog | None = None
     constraint: Constraint | None = None
+    shape: TreeShape = ONE_CHAIN
 
 
 class Drafter(Protocol):

@@ -51,6 +51,7 @@ def load(
     draft_model: ModelName | None = None,
     draft_head: str | os.PathLike[str] | None = None,
     draft_overlap: bool = False,
+    draft_tree: str | None = None,
     n_draft_max: int = N_DRAFT_MAX,
     draft_numerics: Numerics = "strict",
     draft_store: str | os.PathLike[str] | None = None,

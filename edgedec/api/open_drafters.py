@@ -26,6 +26,7 @@ from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
 from edgedec.scheduler.drafter_factories import COMMON, EXIT, HEAD, SUFFIX, with_draft_model
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
+from edgedec.tree_shapes import parse_shape
 
 Factories = Mapping[str, DrafterFactory]
 
@@ -81,6 +82,7 @@ def open_drafters(
         store_bytes=setting.store_bytes // n_slots,
         tuned=tuned_set(setting.options.cache_dir, model.card),
         strict=options.draft_numerics == "strict",
+        tree=None if options.draft_tree is None else parse_shape(options.draft_tree),
     )
     first.drafting = drafting(factories, reasons=tuple(notes), head=first.session.draft_head)
     shared, missing = _without_models(factories, wishes.draft_store, n_slots)

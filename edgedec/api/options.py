@@ -14,6 +14,7 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.resolver import ResolveOptions
 from edgedec.sessions.model_switching import require_pair
 from edgedec.storage.probe_cache import cache_folder
+from edgedec.tree_shapes import parse_shape
 
 ModelName = str | os.PathLike[str]
 """A path, a name of the catalogue, hf:owner/repo[:quantization or file][@revision], or ollama:name."""
@@ -54,7 +55,11 @@ class EngineOptions:
             "off" for none.
         draft_overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU
             or a GPU (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise" and the other rules
-            than "coupled".
+            than "coupled", and with a `draft_tree` other than "chain".
+        draft_tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
+            "chain" under coupled, tokenwise and block, "siblings:2" under recursive, "paths:2" under kseq and
+            multipath. Also "grow" under coupled and recursive, "beam:2" under recursive; other numbers are branches.
+            Where a shape does not fit the rule, the rule's own is taken, and the statistics say so.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         draft_numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "loose"
             verifies longer ones; the text may then differ where two tokens are nearly as probable.
@@ -101,6 +106,7 @@ class EngineOptions:
     draft_model: ModelName | None = None
     draft_head: str | os.PathLike[str] | None = None
     draft_overlap: bool = False
+    draft_tree: str | None = None
     n_draft_max: int = N_DRAFT_MAX
     draft_numerics: Numerics = "strict"
     draft_store: str | os.PathLike[str] | None = None
@@ -128,6 +134,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.n_draft_max <= _MOST_DRAFTED:
             raise OptionError("n_draft_max", self.n_draft_max, f"it must be from 1 to {_MOST_DRAFTED}")
+        if self.draft_tree is not None:
+            parse_shape(self.draft_tree)
         if self.draft_numerics not in get_args(Numerics):
             raise OptionError("draft_numerics", self.draft_numerics, "it must be strict or loose")
         if self.huge_pages not in get_args(HugePagesMode):

@@ -46,15 +46,16 @@ class DraftBuilder:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.p_accept: list[float] = []
-        self._laws: list[Distribution] = []
+        self._laws: list[Distribution | None] = []
 
     @property
     def n_left(self) -> int:
         """How many more nodes there is room for."""
         return self.n_max - len(self.tokens)
 
-    def add(self, token: int, parent: int, p: float) -> int:
-        """Add a node below `parent` and return its index."""
+    def add(self, token: int, parent: int, p: float, law: Distribution | None = None) -> int:
+        """Add a node below `parent`, which was drawn from `law` (None: looked up), and return its index."""
+        self._laws.append(law)
         self.tokens.append(token)
         self.parents.append(parent)
         self.p_accept.append(p)
@@ -89,18 +90,16 @@ class DraftBuilder:
             above, parent = parent, len(self.tokens)
             for i, (token, p) in enumerate(zip(level.tokens, level.p, strict=True)):
                 if self.n_left and (i == 0 or path * p >= least_leaf):
-                    self.add(token, above, p)
-            if level.q is not None:
-                self._laws.append(level.q)
+                    self.add(token, above, p, level.q)
             path *= corrected(level.p[0])
             if path < least_path or not self.n_left or monotonic() > deadline_s:
                 break
         return n_levels
 
     def build(self) -> Draft:
-        """Return the draft; with the q of each node where the levels came with one."""
+        """Return the draft; with the q of each node where one was drawn."""
         draft = Draft.tree(self.tokens, self.parents, self.p_accept)
-        return replace(draft, q=tuple(self._laws)) if self._laws else draft
+        return draft if all(law is None for law in self._laws) else replace(draft, q=tuple(self._laws))
 
 
 class _Siblings(NamedTuple):

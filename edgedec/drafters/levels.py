@@ -1,12 +1,13 @@
 """From a model's logits to the tokens of the next level of a draft: its most probable ones, or one that is drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from edgedec.draft import DraftContext
 from edgedec.drafters.draft_builder import Level
+from edgedec.drafters.drawn_trees import Place, drawn_without_replacement
 from edgedec.model import Forward
 from edgedec.noise import Noise
 from edgedec.sampling import Distribution, SamplingParams, distribution
@@ -14,6 +15,7 @@ from edgedec.verification.distributions import sample
 from edgedec.verification.uniform import uniform_source
 
 _WIDTH = 3  # most probable tokens taken of each row
+_TREES = 0x547265654B657973  # sets the keys of trees apart from the numbers of chains
 _MOST_DRAWN = 1024  # tokens of a q that is drawn from: it is kept until it was verified
 
 
@@ -39,6 +41,7 @@ class LevelMaker:
         self.draws = not context.coupled and not context.sampling.greedy
         self._params = cut(context.sampling) if self.draws else context.sampling
         self._uniform = uniform_source(context.noise, label) if self.draws else None
+        self._keys = Noise(context.noise.key(label) ^ _TREES)
         self._n_drawn = 0
         self._noise = context.noise
         self._n_vocab = n_vocab
@@ -57,10 +60,19 @@ class LevelMaker:
         if self._uniform is None:
             tokens, p = ranked(forward, row, self._params, text, self._noise, self._n_vocab)
             return Level(tokens[: self._width], p[: self._width])
-        q = distribution(forward.logits[row, : self._n_vocab], self._params, text, forward.ops)
+        q = self.law(forward, row, text)
         token = sample(q, self._uniform(self._n_drawn))
         self._n_drawn += 1  # a position that is drafted again gets another number
         return Level([token], [agreement(q)], q)
+
+    def law(self, forward: Forward, row: int, text: Sequence[int]) -> Distribution:
+        """Return q after a text, of which this row of the forward is the last token (RequestError: as level())."""
+        return distribution(forward.logits[row, : self._n_vocab], self._params, text, forward.ops)
+
+    def drawn(self, law: Distribution, place: Place) -> Iterator[tuple[int, float]]:
+        """Yield tokens drawn from q without replacement, by numbers that nothing else used, and their keys."""
+        self._n_drawn += 1
+        return drawn_without_replacement(law, place, self._keys.key(self._n_drawn))
 
 
 def ranked(

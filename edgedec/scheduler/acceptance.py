@@ -58,7 +58,7 @@ def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> t
     deep the deepest of these is.
     """
     depths = {-1: 0}
-    path: list[int] = []
+    last, seen, is_drawn = -1, set(), draft.q is not None
     n_tried = deepest = 0
     nodes = zip(draft.tokens, draft.parents, draft.p_accept, strict=True)
     for node, (token, parent, p) in enumerate(nodes):
@@ -66,10 +66,16 @@ def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> t
         if depth is None or depth >= len(token_ids):
             continue
         right = token == token_ids[depth]
-        calibration.observe(p, right)
-        n_tried += 1
+        if (depth, token) not in seen:  # paths side by side may hold a token twice, which is one chance
+            seen.add((depth, token))
+            calibration.observe(p, right)
+            n_tried += 1
         deepest = max(deepest, depth + 1)
-        if right and depth == len(path):  # of two siblings with the same token the first
+        if right and (depth == depths[last] or is_drawn):  # of two siblings with the same token the first
             depths[node] = depth + 1
-            path.append(node)
+            last = node if depth == depths[last] else last
+    path: list[int] = []
+    while last >= 0:
+        path.insert(0, last)
+        last = draft.parents[last]
     return path, n_tried, deepest

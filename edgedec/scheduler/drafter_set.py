@@ -28,8 +28,10 @@ from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
+from edgedec.scheduler.rule_notes import rule_notes
 from edgedec.sequence import COUPLED, Sequence
 from edgedec.stats import DecodeStats
+from edgedec.tree_shapes import TreeShape, shape_for
 
 _HEAD_SHARE = 0.07  # of a plain step: what a token of a head is expected to take before one was timed
 
@@ -55,6 +57,7 @@ class Drafting:
         strict: Whether to verify only what has the bits of single steps: no trees where the runtime's are not exact.
         reasons: Sentences for the statistics of every generation: what it drafts without, and why.
         head: The trained head that follows the session, which can be shed; or None.
+        tree: The shape of drafts that the user named, or None for the rule's.
     """
 
     factories: Mapping[str, DrafterFactory]
@@ -73,6 +76,7 @@ class Drafting:
     strict: bool = True
     reasons: tuple[str, ...] = ()
     head: HeadState | None = None
+    tree: TreeShape | None = None
 
     @property
     def share_bytes(self) -> int | None:
@@ -144,6 +148,9 @@ def open_policy(
         stats.add_reason("drafting off: this model's rows are not bit-equal to single steps on this runtime")
         return None
     recorder = None if request.record is None else Recorder(sequence.proposals, request.record)
+    greedy = request.sampling.greedy
+    trees = capabilities.trees and (capabilities.exact_trees or not drafting.strict)
+    shape, notes = shape_for(request.rule, drafting.tree, trees=trees, greedy=greedy)
     context = DraftContext(
         session,
         session.model.tokenizer,
@@ -155,6 +162,7 @@ def open_policy(
         common=drafting.common,
         recorder=recorder,
         constraint=constraint,
+        shape=shape,
     )
     drafters = []
     left = drafting.budget_bytes
@@ -164,15 +172,17 @@ def open_policy(
         elif (opened := _open(name, factory, context, sequence, left)) is not None:
             drafter, held = opened
             left = None if left is None else left - held
-            drafters.append(_active(name, drafter, factory, drafting, curve, greedy=request.sampling.greedy))
+            drafters.append(_active(name, drafter, factory, drafting, curve, greedy=greedy))
     if not drafters:
         return None
+    for note in (*notes, *rule_notes(request.rule, shape, [active.drafter for active in drafters], greedy=greedy)):
+        stats.add_reason(note)
     options = PolicyOptions(
         drafting.n_max,
-        greedy=request.sampling.greedy,
+        greedy=greedy,
         always=drafting.always,
         coupled=context.coupled,
-        trees=capabilities.trees and (capabilities.exact_trees or not drafting.strict),
+        trees=trees,
     )
     policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, recorder)
     drafting.policies.append(policy)

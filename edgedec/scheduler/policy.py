@@ -180,7 +180,7 @@ class Policy:
         """Return what is expected of a step that verifies a drafter's draft whole."""
         tree, draft = DraftTree(), active.draft
         tree.add(draft.tokens, draft.parents, active.corrected_p(self._options.greedy))
-        return self._best(tree.paths(), range(len(draft)), cost)
+        return Best(len(draft), 1 + self._log.others + sum(tree.paths()), cost(len(draft)))  # the tree is merged
 
     def _draft(self, tree: DraftTree, nodes: list[int]) -> Draft:
         """Return the nodes to verify as a draft and note whose they are; a whole draft is returned as it was made."""

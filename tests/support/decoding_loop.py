@@ -18,6 +18,7 @@ from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request
+from edgedec.tree_shapes import TreeShape
 
 Text = tuple[int, ...]
 Propose = Callable[["Plugin", int], Draft]
@@ -67,13 +68,14 @@ def generated(
     n_draft: int = 8,
     curve: CostCurve | None = None,
     records: Mapping[str, DrafterRecord] | None = None,
+    tree: TreeShape | None = None,
 ) -> Sample:
     """Generate once a seed and count the first `n_tokens` tokens.
 
     A text may grow by three tokens more, so that drafts have room: of at most `n_draft` nodes. The drafters are pinned;
     where a curve is given, the policy decides by it.
     """
-    drafting = Drafting(drafters, n_draft, always=curve is None, records=dict(records or {}))
+    drafting = Drafting(drafters, n_draft, always=curve is None, records=dict(records or {}), tree=tree)
     target = SessionSlot(session, curve=curve or CostCurve(), drafting=drafting)
     params = replace(params, max_tokens=n_tokens + 3, ignore_end=True)
     sample = Sample()

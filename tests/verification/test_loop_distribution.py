@@ -25,6 +25,7 @@ from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler import costly_drafters
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.sequence import COUPLED
+from edgedec.tree_shapes import parse_shape
 from edgedec.verification import RULES, Rule, TargetRow, Uniform
 from edgedec.verification.distributions import sample
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -98,6 +99,33 @@ def test_every_rule_keeps_the_distribution(
 ) -> None:
     """Texts of three tokens fit plain sampling's exact law, while drafts are accepted and rejected."""
     found = generated(session, PROMPT, SETTINGS[setting], rule, drafters, n_tokens=N_TOKENS, seeds=SEEDS)
+    assert p_value(found.texts, laws[setting]) > BOUND
+    assert 0.05 < found.n_accepted / found.n_drafted < 0.9
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [
+        ("recursive", "siblings:3-2"),
+        ("recursive", "beam:3"),
+        ("recursive", "grow"),
+        ("kseq", "paths:3"),
+        ("multipath", "paths:3"),
+        ("coupled", "grow"),
+    ],
+)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_trees_of_a_draft_model_keep_the_distribution(
+    session: Session,
+    source: DraftModel,
+    laws: Mapping[str, Mapping[Text, float]],
+    setting: str,
+    rule: str,
+    shape: str,
+) -> None:
+    """Trees that the draft model grows level by level, each verified by a rule that it is made for."""
+    drafters, tree = {"model": Hotter(source)}, parse_shape(shape)
+    found = generated(session, PROMPT, SETTINGS[setting], rule, drafters, n_tokens=N_TOKENS, seeds=SEEDS, tree=tree)
     assert p_value(found.texts, laws[setting]) > BOUND
     assert 0.05 < found.n_accepted / found.n_drafted < 0.9
 

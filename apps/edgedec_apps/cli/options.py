@@ -150,6 +150,15 @@ class LoadFlags:
             help="Let the draft model draft on the CPU while the target verifies on another device (NPU, GPU).",
         ),
     ] = False
+    draft_tree: Annotated[
+        str | None,
+        model_option(
+            "--draft-tree",
+            help="How a draft model or head branches: chain, grow, siblings:K, beam:K, paths:K (default: by --verify).",
+            metavar="SHAPE",
+            complete=completion.one_of("chain", "grow", "siblings:2", "beam:2", "paths:2"),
+        ),
+    ] = None
     draft_max: Annotated[int, model_option("--draft-max", help="Most tokens of a draft.", metavar="N")] = N_DRAFT_MAX
     draft_numerics: Annotated[
         str,

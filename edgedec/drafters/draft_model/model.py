@@ -1,23 +1,27 @@
-"""model: a smaller model with the same tokenizer drafts a chain, with its next best tokens as leaves beside it.
+"""model: a smaller model with the same tokenizer drafts a chain with its next best tokens as leaves, or a tree.
 
 Speculative sampling with a draft model (Leviathan et al. 2023, arXiv:2211.17192), whose tokens are chosen as
 edgedec.drafters.levels says. The chain goes on while its path probability pays for a forward of the draft model. Leaves
-cost no forward (DySpec, Xiong et al. 2024, arXiv:2410.11744, also grows below them; that needs a forward for each,
-which on a CPU rarely pays). Whether the chain goes on is decided by the nodes that are there, before the next one is
-drawn, as the opt-in verification rules need it.
+cost no forward. Whether the chain goes on is decided by the nodes that are there, before the next one is drawn, as the
+opt-in verification rules need it. Other shapes (edgedec.tree_shapes) are grown level by level in
+edgedec.drafters.drawn_trees, with one forward for all nodes of a level.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from functools import partial
+from math import inf
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, ForwardLog, Verification
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.levels import LevelMaker
+from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
+from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Forward, Model
+from edgedec.tree_shapes import CHAIN
 
 WINDOW = 1024  # tokens of the draft model's KV cache
 SMALL_WINDOW = 256  # tokens of that cache where memory is short
@@ -27,6 +31,7 @@ _LEAST_LEAF = 0.02  # a leaf of a smaller path probability is left out
 _DRAWS = 0x4D6F64656C447277  # sets the drawn numbers apart from those of other drafters
 
 Ahead = Callable[[list[int], int], list[int]]
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -113,6 +118,35 @@ class DraftModel:
         self._note(1)
         return forward
 
+    def read_paths(
+        self, window: Sequence[int], paths: Sequence[tuple[int, ...]]
+    ) -> Iterator[tuple[tuple[int, ...], Forward, int]]:
+        """Yield each path with a forward, and its row there that has the logits after the window and the path.
+
+        The paths follow the window, which the session holds; they have one length, and none comes twice. They are rows
+        of one forward, as far as it has room for rows of logits. A forward is valid until the next one is yielded.
+        """
+        trees, most = self.model.capabilities.trees, self.model.capabilities.max_rows
+        if len(paths) == 1 or not trees:
+            for path in paths:
+                yield path, self.read([*window, *path]), 0
+            return
+        for begin in range(0, len(paths), most):
+            wanted = paths[begin : begin + most]
+            rows: dict[tuple[int, ...], int] = {(): -1}
+            for depth in range(1, len(wanted[0]) + 1):
+                for path in wanted:
+                    rows.setdefault(path[:depth], len(rows) - 1)
+            del rows[()]
+            tokens = np.array([path[-1] for path in rows], np.int32)
+            parents = np.array([rows.get(path[:-1], -1) for path in rows], np.int32)
+            last = np.array([rows[path] for path in wanted], np.int32)
+            self.cached = list(window)
+            forward = self.session.forward(tokens, n_past=len(window), parents=parents, rows=last)
+            self._note(len(tokens))
+            for row, path in enumerate(wanted):
+                yield path, forward, row
+
     def _note(self, n_rows: int) -> None:
         if self.recorder is not None:
             self.recorder.evaluated(n_rows, None)
@@ -190,6 +224,7 @@ class ModelDrafter:
         source.recorder = context.recorder
         self._n_vocab = min(context.target.model.card.n_vocab, source.model.card.n_vocab)
         self._levels = LevelMaker(context, self._n_vocab, label)
+        self._shape = context.shape
         self._floor = context.floor
         self._ahead = ahead
         self._ids: list[int] = []
@@ -207,9 +242,34 @@ class ModelDrafter:
         if not self._ids or n_max < 1:
             return EMPTY_DRAFT
         self._begin = self._source.next_begin(self._begin, len(self._ids), n_max)
+        window = window_of(self._ids, self._begin)
+        if self._shape.kind != CHAIN:
+            return self._tree(window, n_max)
         nodes = DraftBuilder(n_max)
-        self._add_levels(nodes, self._levels_behind(window_of(self._ids, self._begin), nodes), deadline_s)
+        # A clock must not decide where a drawn draft ends: another draft leads to another text under its rule.
+        self._add_levels(nodes, self._levels_behind(window, nodes), inf if self._levels.draws else deadline_s)
         return nodes.build()
+
+    def _tree(self, window: Sequence[int], n_max: int) -> Draft:
+        """Return a tree of the context's shape, whose levels are a forward each."""
+        floor = self._floor.path_probability
+        if not self._levels.draws:
+            return grow_ranked(partial(self._evaluated, window, made=self._levels.level), n_max, floor)
+        laws = partial(self._evaluated, window, made=self._levels.law)
+        return draw_tree(self._shape, laws, self._levels.drawn, n_max, floor, agreement)
+
+    def _evaluated(
+        self,
+        window: Sequence[int],
+        paths: Sequence[tuple[int, ...]],
+        made: Callable[[Forward, int, Sequence[int]], T],
+    ) -> list[T]:
+        """Return what `made` makes of the row after each path, one result for equal paths."""
+        found = {
+            path: made(forward, row, [*self._ids, *path])
+            for path, forward, row in self._source.read_paths(window, list(dict.fromkeys(paths)))
+        }
+        return [found[path] for path in paths]
 
     def _add_levels(self, nodes: DraftBuilder, levels: Iterator[Level], deadline_s: float) -> int:
         """Add the levels that pay for their forwards, and return how many those are."""

@@ -24,6 +24,7 @@ from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Verification
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.model import DraftModel, ModelDrafter, window_of
 from edgedec.model import Model
+from edgedec.tree_shapes import CHAIN
 
 THREAD_NAME = "edgedec-draft-ahead"
 
@@ -42,10 +43,11 @@ class OverlappedModel(DraftModel):
     def __call__(self, context: DraftContext) -> ModelDrafter:
         """Make the drafter of one generation.
 
-        Under another rule than the coupled one, and while drafts are recorded, it drafts without overlap.
+        Under another rule than the coupled one, in another shape than a chain, and while drafts are recorded, it drafts
+        without overlap.
         """
         self.settle()
-        overlaps = context.coupled and context.recorder is None
+        overlaps = context.coupled and context.recorder is None and context.shape.kind == CHAIN
         return OverlappedDrafter(self, context) if overlaps else ModelDrafter(self, context)
 
     def start(self, step: Callable[[], bool]) -> None:

@@ -1,0 +1,80 @@
+"""What the statistics say of a rule or a shape of trees that has nothing of its own to do."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.draft_models import loaded, tiny
+
+import edgedec
+from edgedec.draft import Draft
+from edgedec.drafters.draft_model.model import DraftModel
+from edgedec.errors import OptionError
+from edgedec.sampling import Distribution
+from edgedec.scheduler import drafter_factories
+from edgedec.scheduler.acceptance import Calibration, score
+from edgedec.tree_shapes import CHAIN, TreeShape, parse_shape, shape_for
+
+PROMPT = "the cat sat on the mat, the cat sat on the "
+
+
+def reasons(folder: Path, verify: str, temperature: float = 1.0, **options: object) -> list[str]:
+    """Return the reasons of a short text."""
+    with edgedec.load(tiny(folder, 1), runtime="reference", n_ctx=256, **options) as engine:  # type: ignore[arg-type]
+        found = engine.generate(PROMPT, max_tokens=4, temperature=temperature, seed=1, verify=verify)
+        return [reason for reason in found.stats.reasons if not reason.startswith("verified by")]
+
+
+def test_a_rule_without_a_drafter_that_draws_says_so(tmp_path: Path) -> None:
+    """Looked-up tokens gain nothing from another rule, and no rule does anything at temperature 0."""
+    assert "the rule kseq gains nothing" in reasons(tmp_path, "kseq", draft="suffix")[0]
+    assert "changes nothing at temperature 0" in reasons(tmp_path, "block", 0.0, draft="suffix")[0]
+    assert "the shape grow has no effect" in reasons(tmp_path, "coupled", draft="suffix", draft_tree="grow")[0]
+    assert "the rule multipath does what block does" in reasons(tmp_path, "multipath", draft="skip")[1]
+    assert reasons(tmp_path, "coupled", draft="suffix") == []
+
+
+@pytest.mark.parametrize(("rule", "shape"), [("kseq", "beam:2"), ("coupled", "paths:2"), ("block", "grow")])
+def test_a_shape_that_does_not_fit_the_rule_says_so(
+    rule: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule's own shape is drafted instead."""
+    monkeypatch.setattr(drafter_factories, "guarded", lambda factory: factory)
+    found = reasons(tmp_path, rule, draft=DraftModel(loaded(tiny(tmp_path, 2))), draft_tree=shape)
+    assert any(f"the shape {shape} is not used under the rule {rule}" in reason for reason in found)
+    assert reasons(tmp_path, rule, draft=DraftModel(loaded(tiny(tmp_path, 2)))) == []
+
+
+@pytest.mark.parametrize("text", ["", "tree", "paths:0", "paths:65", "paths:2-2", "grow:2", "siblings:", "beam:x", 3])
+def test_other_shapes_are_refused(text: object) -> None:
+    """The message names the option and what it may be."""
+    with pytest.raises(OptionError, match=r"draft_tree.*siblings:K"):
+        parse_shape(text)
+
+
+def test_each_rule_has_a_shape_of_its_own() -> None:
+    """Without a wish a rule gets what it verifies; chains where no trees may be verified, and at temperature 0."""
+    shapes = {
+        "coupled": "chain",
+        "block": "chain",
+        "recursive": "siblings:2",
+        "kseq": "paths:2",
+        "multipath": "paths:2",
+    }
+    for rule, shape in shapes.items():
+        assert shape_for(rule, None, trees=True, greedy=False) == (parse_shape(shape), ())
+        assert shape_for(rule, None, trees=True, greedy=True) == (TreeShape(CHAIN), ())
+        found, why = shape_for(rule, None, trees=False, greedy=False)
+        assert found.kind == CHAIN
+        assert bool(why) == (shape != "chain")
+    assert str(parse_shape("siblings:3-2")) == "siblings:3-2"
+
+
+def test_of_drawn_paths_side_by_side_the_deepest_right_one_counts() -> None:
+    """Two paths begin alike and the second goes on rightly: both its tokens are right, and each is one chance."""
+    law = Distribution(np.arange(10), np.full(10, 0.1))
+    draft = replace(Draft.tree([5, 6, 5, 7], [-1, 0, -1, 2], [0.5] * 4), q=(law,) * 4)
+    assert score(draft, (5, 7, 9), Calibration()) == ([2, 3], 3, 2)
+    assert score(draft, (5, 6, 9), Calibration()) == ([0, 1], 3, 2)
+    assert score(draft, (4,), Calibration()) == ([], 1, 1)
