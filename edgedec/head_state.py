@@ -132,6 +132,13 @@ class HeadState(Protocol):
     def next(self, token: int) -> NDArray[np.float32] | None:
         """Return the scores of what follows one more drafted token, after begin(); None where there is no room."""
 
+    def branches(self, tokens: Sequence[int], parents: Sequence[int], n_new: int) -> NDArray[np.float32] | None:
+        """Return the scores of what follows each of the last `n_new` nodes of a tree, f32[n_new, n]; None without room.
+
+        The tree is drafted behind the token of the last begin(). A parent is -1 for that token, or an earlier node. The
+        nodes before the last `n_new` are those of the last call for this tree.
+        """
+
     @property
     def share(self) -> float:
         """Bytes of weights that a drafted token reads, as a share of those that a token of the target reads."""

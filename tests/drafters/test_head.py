@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.decoding_loop import exact, generated, p_value
 from support.hf_checkpoints import safetensors_bytes
 from support.tiny_heads import TinyHead, head_weights, stored_tensors, write_head
 from support.tiny_models import N_VOCAB
@@ -18,7 +19,7 @@ from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.draft import DraftContext, DrafterRestsError, Verification
 from edgedec.drafters.head.head import HeadDrafter, Tally
-from edgedec.errors import CapabilityError, RequestError
+from edgedec.errors import CapabilityError, EdgedecError, RequestError
 from edgedec.grammar import Grammar, Grammars
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LoadOptions, Model
@@ -28,6 +29,7 @@ from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.recorder import replay
 from edgedec.sequence import Evaluated, Generation, Request
 from edgedec.stats import DecodeStats
+from edgedec.tree_shapes import parse_shape
 from edgedec.verification import RULES
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -267,6 +269,84 @@ def test_other_rules_verify_what_was_drawn(rule: str, files: tuple[Path, Path]) 
         ]
     assert made[0].token_ids == made[1].token_ids
     assert all(map(verified, made))
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "n_max"),
+    [
+        ("recursive", "siblings:3-2", 8),
+        ("recursive", "beam:3", 8),
+        ("recursive", "grow", 8),
+        ("kseq", "paths:3", 6),
+        ("multipath", "paths:2", 6),
+    ],
+)
+def test_drawn_trees_keep_the_distribution(rule: str, shape: str, n_max: int, files: tuple[Path, Path]) -> None:
+    """Texts of two tokens fit plain sampling's exact law, while the head's trees are accepted and rejected."""
+    with load(files) as model:
+        session = model.session(100)
+        head = session.draft_head
+        assert head is not None
+        allowed = head.token_ids[:4].tolist()
+        params = SamplingParams(temperature=1.0, top_p=1.0, logit_bias=dict.fromkeys(allowed, 30.0))
+        law = exact(session, tuple(TEXT), params, 2)
+        found = generated(
+            *(session, tuple(TEXT), params, rule, {"head": HeadDrafter}),
+            n_tokens=2,
+            seeds=range(300),
+            n_draft=n_max,
+            tree=parse_shape(shape),
+        )
+    assert p_value(found.texts, law) > 1e-4
+    assert 0.05 < found.n_accepted / found.n_drafted < 0.9
+
+
+def test_nodes_of_a_tree_have_the_scores_of_chains(files: tuple[Path, Path]) -> None:
+    """Each node's scores are, bit for bit, those of the chain that leads to it; malformed trees are refused."""
+    with load(files) as model:
+        session = model.session(100)
+        session.forward(np.array(TEXT[:-1], np.int32), n_past=0)
+        head, n_past = session.draft_head, len(TEXT) - 1
+        assert head is not None
+        tokens, parents = [5, 9, 5, 7, 9, 11], [-1, -1, 0, 0, 1, 3]
+        root = head.begin(n_past, TEXT[-1])
+        assert root is not None
+        root = root.copy()
+        levels = [head.branches(tokens[:n], parents[:n], n_new) for n, n_new in ((2, 2), (5, 3), (6, 1))]
+        scores = np.concatenate([level for level in levels if level is not None])
+        for node in range(len(tokens)):
+            path = [node]
+            while parents[path[0]] >= 0:
+                path.insert(0, parents[path[0]])
+            found = head.begin(n_past, TEXT[-1])
+            np.testing.assert_array_equal(found, root)
+            for above in path:
+                found = head.next(tokens[above])
+            np.testing.assert_array_equal(found, scores[node])
+        with pytest.raises(ValueError, match="new nodes"):
+            head.branches([1, 2], [-1], 2)
+        head.begin(n_past, TEXT[-1])
+        for tree, above_them, n_new in (
+            ([1], [0], 1),
+            ([1, 2], [-1, 0], 2),
+            ([N_VOCAB], [-1], 1),
+            ([1, 2], [-1, 0], 1),
+        ):
+            with pytest.raises(EdgedecError):
+                head.branches(tree, above_them, n_new)
+
+
+@pytest.mark.parametrize("shape", ["chain", "siblings:2"])
+def test_no_clock_decides_what_is_drawn(shape: str, files: tuple[Path, Path]) -> None:
+    """A drawn draft is the same after its deadline, as another draft would lead to another text."""
+    params = SamplingParams(temperature=1.0, top_p=1.0, seed=1)
+    with load(files) as model:
+        drafts = [
+            drafter(model, params, coupled=False, shape=parse_shape(shape)).draft(6, deadline_s)
+            for deadline_s in (np.inf, 0.0)
+        ]
+    assert len(drafts[0]) == 6
+    assert drafts[0].tokens == drafts[1].tokens
 
 
 def test_texts_of_a_grammar_are_plain_decodings(files: tuple[Path, Path]) -> None:

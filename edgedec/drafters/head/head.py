@@ -1,16 +1,19 @@
-"""head: a trained draft head, which reads the target's own hidden states, drafts a chain with second bests beside it.
+"""head: a trained draft head, which reads the target's own hidden states, drafts a chain with second bests, or a tree.
 
 EAGLE-3 (Li et al. 2025, arXiv:2503.01840). The head is loaded with the target (LoadOptions.draft_head), and what it
 knows of a text belongs to the target's session (edgedec.head_state). Greedily, one call drafts the whole chain, which
 ends where the policy's floor says that one more token no longer pays, by the head's own probabilities as far as they
 proved right (SpecDec++, Huang et al. 2024, arXiv:2405.19715, trains such a stop). Otherwise each token is chosen as
 edgedec.drafters.levels says, from the head's scores with the target's own transforms and noise. A token that a grammar
-rules out is replaced by the best one that the grammar allows.
+rules out is replaced by the best one that the grammar allows. Other shapes than a chain (edgedec.tree_shapes) are grown
+level by level in edgedec.drafters.drawn_trees, with one call of the head for all nodes of a level.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from time import monotonic, perf_counter
 from typing import ParamSpec, TypeVar
 
@@ -20,10 +23,13 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import SharedForward
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, DrafterRestsError, Verification
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.levels import LevelMaker
+from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
+from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.errors import CapabilityError, RequestError, argument
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
 from edgedec.model import Forward
+from edgedec.sampling import Distribution
+from edgedec.tree_shapes import CHAIN
 
 Correction = Callable[[], tuple[tuple[float, ...], tuple[float, ...]]]
 """Returns the edges and the factors of ChainRules."""
@@ -120,22 +126,66 @@ class HeadDrafter:
         n_past, left_s = len(self._ids) - 1, deadline_s - monotonic()
         begun, self.calls, self.own_s = perf_counter(), [], 0.0
         n_max = min(n_max, self._context.target.room(n_past + 1))
-        if n_past < 1 or n_max < 1 or left_s < 0:
+        if n_past < 1 or n_max < 1 or (left_s < 0 and not self._levels.draws):
             return EMPTY_DRAFT
-        nodes, floor = DraftBuilder(n_max), self._context.floor.path_probability
-        edges, factors = self.correction()
-        levels = self._levels_behind(n_past, ChainRules(n_max, floor, edges, factors, left_s))
-        nodes.add_levels(
-            levels,
-            deadline_s=deadline_s,
-            least_path=floor,
-            least_leaf=_LEAST_LEAF if self._context.target.model.capabilities.trees else 1.0,
-            corrected=lambda p: min(0.995, p * factors[bisect_right(edges, p)]),
-        )
-        draft = nodes.build()
+        draft = self._chain(n_past, n_max, left_s) if self._context.shape.kind == CHAIN else self._tree(n_past, n_max)
         self._first = draft.tokens[0] if len(draft) else None
         self.own_s += perf_counter() - begun
         return draft
+
+    def _corrected(self) -> tuple[ChainRules, Callable[[float], float]]:
+        edges, factors = self.correction()
+        rules = ChainRules(1, self._context.floor.path_probability, edges, factors)
+        return rules, lambda p: min(0.995, p * factors[bisect_right(edges, p)])
+
+    def _chain(self, n_past: int, n_max: int, left_s: float) -> Draft:
+        """Return a chain, with leaves where it is not drawn.
+
+        A clock must not decide where a drawn chain ends: another draft leads to another text under its rule.
+        """
+        nodes, (rules, corrected) = DraftBuilder(n_max), self._corrected()
+        nodes.add_levels(
+            self._levels_behind(n_past, replace(rules, n_max=n_max, most_s=left_s)),
+            deadline_s=inf if self._levels.draws else monotonic() + left_s,
+            least_path=rules.least_path,
+            least_leaf=_LEAST_LEAF if self._context.target.model.capabilities.trees else 1.0,
+            corrected=corrected,
+        )
+        return nodes.build()
+
+    def _tree(self, n_past: int, n_max: int) -> Draft:
+        """Return a tree of the context's shape, whose levels are a call of the head each."""
+        rules, corrected = self._corrected()
+        known: list[tuple[int, ...]] = []  # the paths to the nodes that were scored
+        if not self._levels.draws:
+            return grow_ranked(partial(self._scored, n_past, known, self._level), n_max, rules.least_path, corrected)
+        laws = partial(self._scored, n_past, known, self._law)
+        return draw_tree(self._context.shape, laws, self._levels.drawn, n_max, rules.least_path, agreement)
+
+    def _scored(
+        self,
+        n_past: int,
+        known: list[tuple[int, ...]],
+        made: Callable[[NDArray[np.float32], Sequence[int]], T | None],
+        paths: Sequence[tuple[int, ...]],
+    ) -> list[T | None]:
+        """Return what `made` makes of the scores after each path, one for equal paths; None where there are none.
+
+        `known` are the paths that were scored before for the same tree; the new ones are added.
+        """
+        new = list(dict.fromkeys(paths))
+        if new == [()]:
+            scores = self._noted(self.state.begin, n_past, self._ids[-1])
+            rows = None if scores is None else scores[None]
+        else:
+            known.extend(new)
+            places = {path: node for node, path in enumerate(known)}
+            parents = [places.get(path[:-1], -1) for path in known]
+            rows = self._noted(self.state.branches, [path[-1] for path in known], parents, len(new))
+        if rows is None:
+            return [None] * len(paths)
+        found = {path: made(self._spread(row), [*self._ids, *path]) for path, row in zip(new, rows, strict=True)}
+        return [found[path] for path in paths]
 
     def _levels_behind(self, n_past: int, rules: ChainRules) -> Iterator[Level]:
         """Yield the levels behind the text; those of one chain, as far as the grammar allows it, then one by one."""
@@ -171,6 +221,17 @@ class HeadDrafter:
             level = self._levels.level(Forward(row[None], ops=self.state.ops), 0, text)
             if self._is_allowed(path, level):
                 return level
+        masked = self._masked(row, path)
+        return None if masked is None else self._levels.level(masked, 0, text)
+
+    def _law(self, row: NDArray[np.float32], text: Sequence[int]) -> Distribution | None:
+        """Return q behind a text by the head's scores; None where the grammar allows no token of the head."""
+        masked = self._masked(row, text[len(self._ids) :])
+        return None if masked is None else self._levels.law(masked, 0, text)
+
+    def _masked(self, row: NDArray[np.float32], path: Sequence[int]) -> Forward | None:
+        """Return the scores of the tokens that the grammar allows behind a path, as a row of logits; None for none."""
+        constraint = self._context.constraint
         try:
             masked = row if constraint is None else constraint.masked(row, path)
         except RequestError:  # a dead end or a limit, at a place that the text may never reach
@@ -178,7 +239,7 @@ class HeadDrafter:
         if masked.max() <= _IMPOSSIBLE:
             return None
         np.maximum(masked, _IMPOSSIBLE, out=masked)
-        return self._levels.level(Forward(masked[None], ops=self.state.ops), 0, text)
+        return Forward(masked[None], ops=self.state.ops)
 
     def _is_allowed(self, path: Sequence[int], level: Level) -> bool:
         """Tell whether the grammar allows the chain's token of a level behind a path."""
@@ -192,8 +253,11 @@ class HeadDrafter:
         self.own_s -= perf_counter() - begun
         self.calls.append(self.state.shared)
         if self._context.recorder is not None:
-            for _ in range(len(result.tokens) if isinstance(result, DraftedChain) else result is not None):
-                self._context.recorder.evaluated(1, self.state.share)
+            levels = [1] * len(result.tokens) if isinstance(result, DraftedChain) else [1] * (result is not None)
+            if isinstance(result, np.ndarray) and result.ndim == 2:
+                levels = [len(result)]
+            for n_rows in levels:
+                self._context.recorder.evaluated(n_rows, self.state.share)
         return result
 
     def _spread(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -50,13 +50,7 @@ class CpuHeadCall:
                     pass
             items = (DraftItem * len(calls))(*(call.item for call in calls))
             code = getattr(native(), self.kind)(items, len(calls))
-            if code == NOT_FINITE:
-                raise ModelFormatError(
-                    f"a score of the draft head {self._state.head.card.name} is infinite or no number; its file was "
-                    f"changed or damaged, or it was trained for another model: choose another head "
-                    f"({argument('draft_head')}), or 'off' for none"
-                )
-            check(code, "drafting")
+            self._state._check(code)
             for call, item in zip(calls, items, strict=True):
                 call.item.n_found = item.n_found
 
@@ -218,6 +212,29 @@ class CpuHeadState:
     def next(self, token: int) -> F32 | None:
         """Return the scores of what follows one more drafted token."""
         return self._scored(_DRAFTED, token)
+
+    def branches(self, tokens: Sequence[int], parents: Sequence[int], n_new: int) -> F32 | None:
+        """Return the scores of what follows each of the last nodes of a drafted tree; see HeadState."""
+        nodes, above = np.array(tokens, np.int32), np.array(parents, np.int32)
+        if not 0 < n_new <= len(nodes) == len(above):
+            raise ValueError(f"a tree of {len(nodes)} nodes and {len(above)} parents can't have {n_new} new nodes")
+        scores = np.empty((n_new, len(self.head.token_ids)), np.float32)
+        n_found, begun = ctypes.c_int32(), perf_counter()
+        with self.using():
+            arguments = (address(nodes), address(above), len(nodes), n_new, address(scores), ctypes.byref(n_found))
+            self._check(native().ec_draft_branches(self._session, *arguments))
+        self._shared = SharedForward(perf_counter() - begun, 1, 1)
+        return scores if n_found.value else None
+
+    def _check(self, code: int) -> None:
+        """Raise the error of a native call that drafted."""
+        if code == NOT_FINITE:
+            raise ModelFormatError(
+                f"a score of the draft head {self.head.card.name} is infinite or no number; its file was changed or "
+                f"damaged, or it was trained for another model: choose another head ({argument('draft_head')}), or "
+                "'off' for none"
+            )
+        check(code, "drafting")
 
     def _scored(self, n_past: int, token: int) -> F32 | None:
         item = DraftItem(self._session, n_past, token, scores=address(self._scores))

@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.extras import DISTRIBUTION
 
-ABI_VERSION = 14
+ABI_VERSION = 17
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -184,6 +184,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_session_take": (c_int32, (POINTER(Item),)),
     "ec_draft_scores": (c_int32, (c_void_p, c_int32)),
     "ec_draft_chains": (c_int32, (c_void_p, c_int32)),
+    "ec_draft_branches": (c_int32, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p, POINTER(c_int32))),
     "ec_draft_read_seconds": (c_double, (c_void_p,)),
     "ec_draft_state_bytes": (c_uint64, (c_void_p,)),
     "ec_draft_saved_bytes": (c_uint64, (c_void_p, c_int32)),

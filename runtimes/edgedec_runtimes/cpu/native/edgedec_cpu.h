@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 14
+#define EC_ABI_VERSION 17
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -363,6 +363,12 @@ EC_API int32_t ec_draft_scores(ec_draft_item *items, int32_t n);
 /* Draft a chain behind each of n texts, of sessions of one model: n_found nodes by its rules. All texts are drafted together;
  * each gets the chain that it would get alone. A session stands there once. */
 EC_API int32_t ec_draft_chains(ec_draft_item *items, int32_t n);
+/* Write the scores of what follows each of the last n_new of n_nodes nodes of a tree, [n_new][n_vocab of the head], behind the
+ * token of the last ec_draft_scores call for the session, whose n_past was not -1. parents: -1 for that token, or an earlier
+ * node. The nodes before the last n_new are those of the last call for the tree. n_found is 0 where there is no room, else 1.
+ * EC_NOT_FINITE: a score is infinite or NaN. */
+EC_API int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int32_t *parents, int32_t n_nodes,
+                                 int32_t n_new, float *scores, int32_t *n_found);
 /* Return the seconds that a session's head has spent on the text, drafts not included. */
 EC_API double ec_draft_read_seconds(const ec_session *session);
 /* Return the bytes that a session's head holds of its text. */

@@ -224,7 +224,8 @@ uint64_t HeadState::saved_bytes(int32_t n_tokens) const {
 uint64_t HeadState::state_bytes() const {
   const int64_t n_pages = (n_pairs_ + PAGE_TOKENS - 1) / PAGE_TOKENS;
   return (uint64_t)(n_pages * kv_.cache.shape().page_bytes()) +
-         sizeof(float) * (taps_.capacity() + fused_.size() + inputs_.capacity() + outputs_.size());
+         sizeof(float) * (taps_.capacity() + fused_.size() + inputs_.capacity() + outputs_.size() +
+                          branch_inputs_.capacity() + branch_outputs_.capacity());
 }
 
 void HeadState::save(int32_t n_tokens, uint8_t *target) {

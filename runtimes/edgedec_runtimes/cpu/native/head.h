@@ -76,6 +76,10 @@ class HeadState {
   // the scores of what follows each text, [n][n_vocab]; they stay until the next call. A row's result depends on its own
   // text only, so that texts are drafted together to the same bits as alone.
   static const float *read(const std::vector<HeadState *> &states, bool wanted = true);
+  // Write the scores of what follows each of the last n_new of n nodes to `scores`, [n_new][n_vocab]: a tree of drafted tokens
+  // behind what lay_out() laid out and read() read. The nodes before them are those of the last call, in their order. All nodes
+  // go through the layer again, as rows of one forward. Return false where there is no room. Throws as lay_out does, NotFinite.
+  bool read_branches(const int32_t *tokens, const int32_t *parents, int32_t n, int32_t n_new, float *scores);
 
   // --- the text's state as bytes ---
 
@@ -107,6 +111,7 @@ class HeadState {
   std::vector<float> inputs_, outputs_;  // the pairs that are laid out, and what the layer made of the last one
   int32_t slot_ = 0, n_laid_ = 0;        // the first one's slot, and how many there are
   int32_t n_new_ = 0;                    // how many of them are pairs of the text whose features are still to be made
+  std::vector<float> branch_inputs_, branch_outputs_;  // by node of a tree, what the layer reads and what it made of that
   int32_t n_drafted_ = -1;  // drafted tokens that were read since begin(); -1 where there is nothing to go on from
 };
 

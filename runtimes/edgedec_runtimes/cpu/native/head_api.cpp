@@ -150,6 +150,15 @@ int32_t ec_draft_chains(ec_draft_item *items, int32_t n) {
   return drafting(items, n, [&] { draft_chains(items, n); });
 }
 
+int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int32_t *parents, int32_t n_nodes, int32_t n_new,
+                          float *scores, int32_t *n_found) {
+  ec_draft_item item{};
+  item.session = session;
+  return drafting(&item, 1, [&] {
+    *n_found = session->head != nullptr && session->head->read_branches(tokens, parents, n_nodes, n_new, scores);
+  });
+}
+
 double ec_draft_read_seconds(const ec_session *session) { return session->head ? session->head->read_seconds : 0.0; }
 
 uint64_t ec_draft_state_bytes(const ec_session *session) { return session->head ? session->head->state_bytes() : 0; }

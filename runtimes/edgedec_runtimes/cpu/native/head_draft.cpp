@@ -33,6 +33,7 @@ void HeadState::lay_out_rows(int32_t n, int32_t last_token) {
 bool HeadState::lay_out(int32_t n_past, int32_t token) {
   require(n_past >= 0 && token >= 0 && token < head_.target.config.n_vocab, "a token or n_past is out of range");
   n_drafted_ = -1;
+  branch_outputs_.clear();
   if (n_past > end() || n_past <= base_) return false;
   go_back(n_past);
   if (n_pending() > head_.net.max_rows) absorb(n_pending() - 1, tokens_.back());
