@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from edgedec.api import async_api as aio
 from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.embedding import Embedder
+from edgedec.api.extraction import Extraction, Wanted, extract, question_text
 from edgedec.api.request_options import Prompt, RequestOptions
 from edgedec.api.text_engine import TextEngine, finished
 from edgedec.chat import ChatTemplate, Message, thinking_variables
@@ -22,7 +23,7 @@ from edgedec.gguf.pooling import Pooling
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import Model
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Generation
 
 
@@ -74,6 +75,44 @@ class Engine(TextEngine):
         require_dimensions(self.card, dimensions)
         all_ids = [self.prompt_ids(text) for text in texts]
         return self._embedder.vectors(all_ids, chosen, dimensions, CancelToken() if cancel is None else cancel)
+
+    def extract(
+        self,
+        question: str,
+        passage: str,
+        *,
+        n: int = 3,
+        max_tokens: int = 64,
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Extraction:
+        """Return the stretches of a passage that the model most probably answers a question with, found exactly.
+
+        A stretch begins and ends where one of its tokens does. Its probability is that of its tokens followed by the
+        end of the answer, at temperature 1; so those of all stretches sum to at most 1, and a low sum says that the
+        model would answer in other words.
+
+        Args:
+            question: What to look for.
+            passage: The text to quote from.
+            n: How many stretches, 1 to 100.
+            max_tokens: Most tokens of a stretch, 1 to 512.
+            cancel: Stops the work, from any thread.
+            on_progress: Called while the prompt is read.
+
+        Raises:
+            RequestError: The question or the passage is empty, or a number is out of range.
+            PromptTooLongError: Passage and question with `max_tokens` do not fit the context.
+            CapabilityError: The runtime can't go back in a text, or the model has no end token.
+            CancelledError: `cancel` stopped the work.
+        """
+        text = question_text(question, passage)
+        if self.can_chat:
+            prompt_ids, lead = tuple(self.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
+        else:
+            prompt_ids, lead = self.prompt_ids(f"{text}\nAnswer:"), " "
+        wanted = Wanted(passage, prompt_ids, lead, n, max_tokens)
+        return extract(self._pool, wanted, CancelToken() if cancel is None else cancel, on_progress)
 
     def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
         """Return a prompt, as token ids, that makes the model write what belongs between two texts.

@@ -15,6 +15,7 @@ from starlette.staticfiles import StaticFiles
 from edgedec_apps.server import (
     anthropic_api,
     embeddings_api,
+    extract_api,
     infill_api,
     metrics,
     ollama_api,
@@ -47,6 +48,7 @@ def build_app(service: Service) -> Starlette:
         *anthropic_api.routes(),
         *token_api.routes(),
         *embeddings_api.routes(),
+        *extract_api.routes(),
         *infill_api.routes(),
         *ollama_api.routes(),
         *uploads.routes(),

@@ -90,6 +90,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "n_predict": 3,
         "stream": False,
     },
+    "/extract": {"question": "x?", "passage": "y x", "n": 2, "max_tokens": 3},
     "/tokenize": {"content": "x", "add_special": True, "parse_special": True, "with_pieces": True},
     "/detokenize": {"tokens": [5, 6]},
     "/v1/embeddings": {"model": "says#mean", "input": ["x"], "dimensions": 4, "encoding_format": "float"},

@@ -12,6 +12,7 @@ SUMMARIES = {
     "serve": "Serve models over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.",
     "ps": "List the models that a running server has loaded.",
     "stop": "Unload a model from a running server, after its requests have ended.",
+    "extract": "Quote the stretches of a text that most probably answer a question, with their probabilities.",
     "bench": "Measure how fast a model decodes with drafts and without, per task, and whether the texts are equal.",
     "simulate": "Replay recorded drafts with the forward times of another device: would speculation be faster there?",
     "eval": "Measure what a KV type, left-out layers or another file cost in quality and bring in speed.",

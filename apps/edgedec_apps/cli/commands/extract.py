@@ -1,0 +1,76 @@
+"""edgedec extract: quotations of a text that answer a question."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgedec.errors import RequestError
+from edgedec.progress import CancelToken
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, prompt_option
+from edgedec_apps.cli.output_files import require_writable, write_json_file
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.prompt import find_prompt
+from edgedec_apps.cli.terminal import one_line, say, write_json, write_text
+
+if TYPE_CHECKING:
+    from edgedec.api.extraction import Extraction
+
+
+def command(
+    model: ModelName,
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to look for.", show_default=False)],
+    *,
+    file: Annotated[
+        Path | None,
+        prompt_option("--file", "-f", help="The text to quote from; - is standard input, the default.", metavar="FILE"),
+    ] = None,
+    count: Annotated[int, prompt_option("--count", help="How many quotations, 1 to 100.", metavar="N")] = 3,
+    span_tokens: Annotated[
+        int, prompt_option("--span-tokens", help="Most tokens of a quotation, 1 to 512.", metavar="N")
+    ] = 64,
+    load: LoadFlags,
+    output: OutputFlags,
+) -> None:
+    """Quote the stretches of a text that most probably answer a question, with their probabilities.
+
+    Each line is a probability and a quotation, the most probable one first: cat FILE | edgedec extract MODEL "Who?".
+    The search is exact: no other stretch of the text is as probable an answer of the model.
+    """
+    from edgedec_apps.cli.opening import open_model
+
+    passage = find_prompt(None, file, load.memory, quiet=output.quiet)
+    if passage is None or not passage.strip():
+        raise RequestError("there is no text to quote from; name a file by --file, or pipe the text in")
+    require_writable(output.json_out)
+
+    def work(cancel: CancelToken) -> "Extraction":
+        with (
+            open_model(model, load, output, cancel, one_request=True) as engine,
+            ProgressLine(quiet=output.quiet) as on_progress,
+        ):
+            return engine.extract(
+                question, passage, n=count, max_tokens=span_tokens, cancel=cancel, on_progress=on_progress
+            )
+
+    found = interruptible(work)
+    document = _document(found, model)
+    if output.as_json:
+        write_json(document)
+    else:
+        write_text("".join(f"{span.probability:.4f}  {one_line(span.text)}\n" for span in found.spans))
+    if output.json_out is not None:
+        write_json_file(output.json_out, document)
+    if not output.quiet:
+        say(
+            f"{found.n_prompt_tokens} prompt tokens · {found.n_rows} rows in {found.n_forwards} forwards for "
+            f"{found.n_starts} places · {found.total_s:.1f} s"
+        )
+
+
+def _document(found: "Extraction", model: str) -> dict[str, Any]:
+    """Return the JSON object of what was found."""
+    spans = [asdict(span) | {"probability": span.probability} for span in found.spans]
+    return {"model": model} | asdict(found) | {"spans": spans}
