@@ -39,6 +39,8 @@ _WHOLE_HEADS = frozenset(
 _NO_ROTATION = frozenset({"glm5-next"})
 _QKV = {"attn_q": "eq", "attn_k": "ek", "attn_v": "ev", "attn_output": "qe", "attn_norm": "e", "ffn_norm": "e"}
 _DENSE = {"ffn_gate": "ef", "ffn_up": "ef", "ffn_down": "fe"}
+_EXPERTS = {"ffn_gate_inp": "ex", "ffn_gate_exps": "ewx", "ffn_up_exps": "ewx", "ffn_down_exps": "wex"}
+_SHARED_EXPERT = {"ffn_gate_shexp": "es", "ffn_up_shexp": "es", "ffn_down_shexp": "se"}
 _HEAD_NORMS = {"attn_q_norm": "h", "attn_k_norm": "h"}
 _POST_NORMS = {"post_attention_norm": "e", "post_ffw_norm": "e"}
 # The weights of a layer by architecture, with a letter for each dimension of their shape: `_sizes` says what it is.
@@ -50,6 +52,10 @@ _LAYERS = {
     "gemma2": _QKV | _DENSE | _POST_NORMS,
     "gemma3": _QKV | _DENSE | _HEAD_NORMS | _POST_NORMS,
     "phi3": _QKV | {"ffn_up": "eg", "ffn_down": "fe"},
+    "granitemoe": _QKV | _EXPERTS,
+    "olmoe": _QKV | _EXPERTS | {"attn_q_norm": "q", "attn_k_norm": "k"},
+    "qwen2moe": _QKV | _EXPERTS | _SHARED_EXPERT | {"ffn_gate_inp_shexp": "e"},
+    "qwen3moe": _QKV | _EXPERTS | _HEAD_NORMS,
 }
 _TOP = {"token_embd.weight": "en", "output_norm.weight": "e", "output.weight": "en"}
 
@@ -224,9 +230,15 @@ def _sizes(gguf: GGUF, info: ModelInfo) -> Mapping[str, int | None]:
     n_head_kv, n_key = info.n_head_kv[0], info.key_length
     q, k, v = info.n_head[0] * n_key, n_head_kv * n_key, n_head_kv * info.value_length
     sizes: dict[str, int | None] = {"e": info.n_embd, "n": info.n_vocab, "h": n_key, "f": None, "g": None}
+    sizes |= {"x": info.n_expert, "w": _width(gguf, info, "expert"), "s": _width(gguf, info, "expert_shared")}
     if info.n_ff is not None and len(set(info.n_ff)) == 1:
         sizes |= {"f": info.n_ff[0], "g": 2 * info.n_ff[0]}
     return sizes | {"q": q, "k": k, "v": v, "a": q + k + v}
+
+
+def _width(gguf: GGUF, info: ModelInfo, which: str) -> int | None:
+    """Return the width of the experts, or of the one that all tokens go through; None where the file does not say."""
+    return get_int(gguf, f"{info.architecture}.{which}_feed_forward_length", at_most=_MAX_WIDTH) or None
 
 
 def _check_shape(gguf: GGUF, name: str, letters: str, sizes: Mapping[str, int | None]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from support.gguf_writer import tiny_text_model, write_gguf
 from support.real_models import real_model
 from support.tiny_models import tiny_llama
+from support.tiny_quantized import ARCHITECTURES, write_tiny
 
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.consistency import require_consistent
@@ -310,3 +311,20 @@ def test_the_runtime_asks_first(tmp_path: Path) -> None:
 def test_real_models_are_accepted(name: str) -> None:
     """The headers of real models pass."""
     require_consistent(read_gguf(real_model(name)))
+
+
+@pytest.mark.parametrize("name", [name for name, tiny in ARCHITECTURES.items() if tiny.n_expert])
+def test_experts(tmp_path: Path, name: str) -> None:
+    """A sound mixture of experts is taken; another number, width or place of experts than the metadata's is not."""
+    gguf = read_gguf(write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name]))
+    architecture = gguf.metadata["general.architecture"]
+    require_consistent(gguf)
+    tensor = gguf.tensors["blk.1.ffn_down_exps.weight"]
+    n_ff, n_embd, n = tensor.shape
+    for shape in ((n_ff, n_embd, n - 1), (n_ff // 2, n_embd, n), (n_ff, n_embd * n)):
+        with pytest.raises(ModelFormatError, match=r"blk\.1\.ffn_down_exps\.weight has the shape"):
+            require_consistent(changed(gguf, {}, {tensor.name: replace(tensor, shape=shape)}))
+    with pytest.raises(ModelFormatError, match=r"no tensor blk\.1\.ffn_gate_inp\.weight"):
+        require_consistent(changed(gguf, {}, {"blk.1.ffn_gate_inp.weight": None}))
+    with pytest.raises(ModelFormatError, match=f"{n + 1} of {n} experts are used"):
+        require_consistent(changed(gguf, {f"{architecture}.expert_used_count": n + 1}))
