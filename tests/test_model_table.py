@@ -1,4 +1,6 @@
-"""The table of docs/models.md is what the runtimes do with a tiny model of every architecture and tensor type.
+"""The tables of docs/models.md are what the runtimes do with tiny models of every architecture and tensor type.
+
+The models of an architecture mix all types that a column can have, so that a "yes" is one with each of these types.
 
 EDGEDEC_WRITE_TABLE=1 has the test write the table instead of comparing it.
 """
@@ -12,7 +14,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.gguf_writer import RawTensor, write_gguf
-from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.tiny_quantized import (
+    ARCHITECTURES,
+    EXPORTED_TYPES,
+    TILE_TYPES,
+    Tiny,
+    tiny_metadata,
+    tiny_tensors,
+    write_tiny,
+)
 
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
@@ -30,6 +40,7 @@ pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installe
 DOCUMENT = Path(__file__).parents[1] / "docs/models.md"
 BEGIN, END = "<!-- table of tests/test_model_table.py -->\n", "<!-- end of the table -->\n"
 TOKENS = np.random.default_rng(2).integers(0, 260, 24).astype(np.int32)
+COLUMNS = ("cpu", "llamacpp", "export to ONNX", "exact drafts", "trained drafts", "parallel", "streaming")
 NO_WEIGHTS = frozenset({"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"})
 
 Bits = NDArray[np.uint32]
@@ -99,53 +110,80 @@ def exports(path: Path, out: Path) -> bool:
 
 
 def trains(path: Path) -> bool:
-    """Return whether `edgedec train-drafter` takes the model as a target."""
+    """Return whether `edgedec train-drafter` takes the model as a target, and reads its embeddings and its head."""
     from edgedec_export.training.target_parts import TargetParts
 
-    return does(lambda: TargetParts.of(read_gguf(path)).network.n_layer > 0)
+    def read() -> bool:
+        parts = TargetParts.of(read_gguf(path))
+        rows = (parts.embeddings(TOKENS), parts.output_rows(TOKENS))
+        return all(np.isfinite(found).all() for found in rows)
+
+    return does(read)
+
+
+def features(path: Path, exported: Path, folder: Path) -> tuple[bool, ...]:
+    """Return what works with a model, in the order of COLUMNS; `exported` is the same with types that exports take."""
+    on_cpu = runs(Cpu(), path)
+    return (
+        on_cpu,
+        runs(LlamaCpp(), path),
+        exports(exported, folder / "onnx"),
+        on_cpu and drafts(path),
+        trains(exported),
+        on_cpu and parallel(path),
+        on_cpu and streams(path, folder / "cache"),
+    )
+
+
+def write_mixed(path: Path, tiny: Tiny, types: tuple[str, ...]) -> Path:
+    """Write a model of 12 layers in which every one of the types has matrices."""
+    write_tiny(path, replace(tiny, types=types, dealt=True, n_layer=12, n_ctx_train=4096))
+    assert {GGMLType[name] for name in types} <= {tensor.type for tensor in read_gguf(path).tensors.values()}
+    return path
 
 
 def architecture_rows(folder: Path) -> list[list[str]]:
-    """Return the table's rows of architectures; a column holds for all tiny models of the architecture."""
+    """Return the table's rows of architectures, from files that mix all types; a column is of all tiny models."""
     rows = []
     for name in plugins(GROUP):
-        found = []
-        for tiny in (tiny for tiny in ARCHITECTURES.values() if tiny.architecture == name):
-            mixed = replace(tiny, types=TILE_TYPES, n_layer=max(6, tiny.n_layer), n_ctx_train=4096)
-            path = write_tiny(folder / "m.gguf", mixed)
-            floats = write_tiny(folder / "deep.gguf", replace(tiny, n_layer=12))
-            on_cpu = runs(Cpu(), path)
-            found.append(
-                (
-                    on_cpu,
-                    runs(LlamaCpp(), path),
-                    exports(floats, folder / "onnx"),
-                    on_cpu and drafts(path),
-                    trains(floats),
-                    on_cpu and parallel(path),
-                    on_cpu and streams(floats, folder / "cache"),
-                )
+        tinies = [tiny for tiny in ARCHITECTURES.values() if tiny.architecture == name]
+        assert tinies, f"there is no tiny model of {name}"
+        found = [
+            features(
+                write_mixed(folder / "m.gguf", tiny, TILE_TYPES),
+                write_mixed(folder / "e.gguf", tiny, EXPORTED_TYPES),
+                folder,
             )
-        assert found, f"there is no tiny model of {name}"
-        rows.append([name, *("yes" if all(column) else "no" for column in zip(*found, strict=True))])
+            for tiny in tinies
+        ]
+        columns = zip(*found, strict=True)
+        rows.append([name, *("yes" if all(column) else "partly" if any(column) else "no" for column in columns)])
     return rows
 
 
 def type_rows(folder: Path) -> list[list[str]]:
-    """Return the table's rows of tensor types: models whose matrices, but that of the embeddings, have the type."""
-    rows, tiny = [], Tiny(n_layer=1)
+    """Return the table's rows of tensor types, from models whose matrices all have the type."""
+    rows = []
     for kind in GGMLType:
         if kind.name in NO_WEIGHTS:
             continue
-        tensors = dict(tiny_tensors(tiny))
-        for name, tensor in tensors.items():
-            if len(tensor.shape) == 2 and name != "token_embd.weight":
-                n_bytes = tensor.shape[0] * tensor.shape[1] // kind.block_size * kind.block_bytes
-                tensors[name] = RawTensor(kind, tensor.shape, bytes(n_bytes))
-        path = write_gguf(folder / "t.gguf", tiny_metadata(tiny), tensors)
-        found = (runs(Cpu(), path), runs(LlamaCpp(), path), exports(path, folder / "onnx"))
-        rows.append([kind.name, *("yes" if one else "no" for one in found)])
+        path, tiny = folder / "t.gguf", Tiny(types=(kind.name,), n_layer=8)
+        if kind.name in TILE_TYPES:
+            write_tiny(path, tiny)
+        else:
+            write_zeros(path, kind)
+        rows.append([kind.name, *("yes" if one else "no" for one in features(path, path, folder))])
     return rows
+
+
+def write_zeros(path: Path, kind: GGMLType) -> None:
+    """Write a model whose matrices, but that of the embeddings, are zeros of a type."""
+    tensors = dict(tiny_tensors(Tiny(n_layer=8)))
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 2 and name != "token_embd.weight":
+            n_bytes = tensor.shape[0] * tensor.shape[1] // kind.block_size * kind.block_bytes
+            tensors[name] = RawTensor(kind, tensor.shape, bytes(n_bytes))
+    write_gguf(path, tiny_metadata(Tiny(n_layer=8)), tensors)
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -157,9 +195,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 @pytest.mark.skipif(not DOCUMENT.exists(), reason="the documents are not beside the tests")
 def test_the_table_of_models_is_true(tmp_path: Path) -> None:
     """Every cell of the document is what the runtimes do now."""
-    columns = ["cpu", "llamacpp", "export to ONNX", "exact drafts", "trained drafts", "parallel", "streaming"]
-    found = table(["architecture", *columns], architecture_rows(tmp_path)) + "\n"
-    found += table(["tensor type", *columns[:3]], type_rows(tmp_path))
+    found = table(["architecture", *COLUMNS], architecture_rows(tmp_path)) + "\n"
+    found += table(["tensor type", *COLUMNS], type_rows(tmp_path))
     text = DOCUMENT.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     written, _, after = rest.partition(END)

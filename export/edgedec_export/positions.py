@@ -1,34 +1,70 @@
 """What a network does with positions: which layers see a sliding window, and how fast rotary embeddings turn."""
 
+from dataclasses import fields
+
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF
-from edgedec_runtimes.architectures.rope import Rope, turns
-from edgedec_runtimes.cpu.network import Network
+from edgedec_runtimes.architectures.architecture import SINKS, Switches
+from edgedec_runtimes.architectures.rope import LONG_DIVISORS, SHORT_DIVISORS, Rope, turns
+from edgedec_runtimes.cpu.network import MATRICES, VECTORS, Network
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-"""Architectures of which exported graphs have every operation."""
+_HONOURED = frozenset(
+    {
+        *("rope", "rope_interleaved", "rope_sliding", "unrotated", "temperature_scale", "temperature_tokens"),
+        *("attention_scale", "attention_softcap", "wide_norms", "sliding_window", "sliding"),
+        *("gelu", "embedding_scale", "residual_scale", "logit_scale", "logit_softcap"),
+    }
+)
+_OPERATIONS = MATRICES.keys() | (VECTORS.keys() - {SINKS})
+_REMEDY = "run the GGUF itself, with the cpu runtime"
 
 
-def require_known(gguf: GGUF, network: Network, architectures: tuple[str, ...] = ARCHITECTURES) -> None:
-    """Refuse a network that exported graphs would compute otherwise than the cpu runtime.
+def require_architecture(gguf: GGUF, network: Network, architectures: tuple[str, ...]) -> None:
+    """Refuse a network of another architecture than `architectures`, or whose positions are scaled by yarn or longrope.
 
     Raises:
-        UnsupportedModelError: The architecture is none of `architectures`, or positions are scaled by yarn or longrope.
+        UnsupportedModelError: It is one of those.
     """
     if network.architecture not in architectures:
         raise UnsupportedModelError(
             f"{gguf.paths[0]}: the architecture is {network.architecture!r}; this export takes "
-            f"{', '.join(architectures)}: run the GGUF itself, with the cpu runtime"
+            f"{', '.join(architectures)}: {_REMEDY}"
         )
     rope = network.switches.rope
     if rope.yarn or rope.attention_factor != 1:
         raise UnsupportedModelError(
-            f"{gguf.paths[0]}: its rope scaling is yarn or longrope, and exports take only linear scaling and "
-            "divisors: run the GGUF itself, with the cpu runtime"
+            f"{gguf.paths[0]}: its rope scaling is yarn or longrope, and this export takes only linear scaling and "
+            f"divisors: {_REMEDY}"
         )
+
+
+def require_operations(gguf: GGUF, network: Network) -> None:
+    """Refuse a network that a graph for onnxruntime would compute otherwise than the cpu runtime.
+
+    Raises:
+        UnsupportedModelError: It has divisors for short and for long contexts, a tensor or a switch that graphs lack.
+    """
+    for name in (SHORT_DIVISORS, LONG_DIVISORS):
+        if name in gguf.tensors:
+            raise UnsupportedModelError(
+                f"{gguf.paths[0]}: it has {name!r}, by which positions turn otherwise in long contexts, and a graph "
+                f"serves contexts of every length: {_REMEDY}"
+            )
+    for placed in (*network.matrices, *network.vectors):
+        short = placed.tensor.name.split(".", 2)[-1] if placed.tensor.name.startswith("blk.") else placed.tensor.name
+        if short not in _OPERATIONS:
+            raise UnsupportedModelError(
+                f"{gguf.paths[0]}: it has {placed.tensor.name!r}, for which graphs have no operation: {_REMEDY}"
+            )
+    for switch in fields(Switches):
+        if switch.name not in _HONOURED and getattr(network.switches, switch.name) != switch.default:
+            raise UnsupportedModelError(
+                f"{gguf.paths[0]}: the architecture {network.architecture!r} sets {switch.name!r}, which graphs do not "
+                f"have: {_REMEDY}"
+            )
 
 
 def local_layers(network: Network) -> list[int]:

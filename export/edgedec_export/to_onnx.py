@@ -21,9 +21,11 @@ from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.gguf_writer import text
 from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.library import require_onnx
-from edgedec_export.positions import local_layers, require_known
+from edgedec_export.positions import local_layers, require_operations
 from edgedec_export.quantizing import EXACT, Quant
-from edgedec_export.source import rope_factors, source_facts, tensor_steps
+from edgedec_export.source import source_facts, tensor_steps
+from edgedec_runtimes.architectures.reading import usual_tensors
+from edgedec_runtimes.architectures.rope import Turns, turns_in
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.tokenizer import open_tokenizer
 
@@ -69,12 +71,13 @@ def export_onnx(
 
     gguf = read_gguf(path)
     network = read_network(gguf)
-    require_known(gguf, network)
+    require_operations(gguf, network)
+    gguf = usual_tensors(gguf, network)
     step, what = tensor_steps(gguf, on_progress, cancel), f"exporting {gguf.paths[0].name}"
     with new_folder(Path(out), force=force) as folder:
         with DataFile(folder / DATA) as data:
             weights = FileWeights(gguf, data, cast(Quant, quant), step)
-            model = build_graph(network, weights, rope_factors(gguf))
+            model = build_graph(network, weights, _turns(gguf, network))
         (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
         if kv == "int8":
             check_cancelled(cancel, what)
@@ -86,6 +89,12 @@ def export_onnx(
         write_manifest(folder, facts, {DATA: data.sha256})
         check_cancelled(cancel, what)
     return Path(out)
+
+
+def _turns(gguf: GGUF, network: Network) -> dict[bool, Turns]:
+    """Return how a graph's layers rotate: those that see everything, and those with a sliding window."""
+    ropes = {False: network.switches.rope, True: network.switches.rope_sliding or network.switches.rope}
+    return {sliding: turns_in(gguf, rope, network.n_ctx_train) for sliding, rope in ropes.items()}
 
 
 def _facts(gguf: GGUF, network: Network, quant: str, kv: str) -> dict[str, Any]:

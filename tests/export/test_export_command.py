@@ -17,9 +17,9 @@ from support.command_line import PATIENCE_S, run_here
 from support.gguf_writer import RawTensor, write_gguf
 from support.rights import as_anybody
 from support.tiny_models import tiny_llama
-from support.tiny_quantized import ARCHITECTURES, EXPORTED, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
 
-from edgedec import __version__
+from edgedec import __version__, plugins
 from edgedec.errors import (
     CancelledError,
     ModelFormatError,
@@ -33,14 +33,17 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import DATA, MANIFEST
 from edgedec.progress import CancelToken, Progress
 from edgedec.trained_heads.target import exported_hashes, target_of
+from edgedec_export import positions
 from edgedec_export.folder import new_folder, read_manifest
 from edgedec_export.npu.export import export_npu
 from edgedec_export.onnx_graph.external_data import ALIGNMENT, DataFile
 from edgedec_export.to_onnx import export_onnx
 from edgedec_export.training.target_parts import TargetParts
+from edgedec_runtimes.architectures.architecture import SINKS, Architecture
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
 
+SUNKEN = Architecture(vectors=frozenset({SINKS}))
 FILES = ["edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"]
 
 
@@ -228,7 +231,6 @@ def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("the architecture is 'mamba'", {"general.architecture": "mamba"}, {}),
         ("does not know 'llama.expert_count'", {"llama.expert_count": 8}, {}),
-        ("its rope scaling is yarn", {"llama.rope.scaling.type": "yarn"}, {}),
         ("no use for tensor 'blk.9.attn_q.weight'", {}, {"blk.9.attn_q.weight": tensors["blk.0.attn_q.weight"]}),
         ("'blk.0.attn_q.weight' is Q2_K", {}, {"blk.0.attn_q.weight": RawTensor(10, (256, 256), bytes(84 * 256))}),
     ]
@@ -239,22 +241,41 @@ def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
         assert names(tmp_path) == ["m.gguf"]
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in EXPORTED])
-def test_architectures_that_graphs_do_not_have_are_refused(tmp_path: Path, name: str) -> None:
-    """Both exports name the architecture, those that they take and what runs the file; a trainer takes some of them."""
+def test_what_graphs_do_not_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divisors for short and long contexts, sinks, and a switch that a later architecture sets; nothing is written."""
+    monkeypatch.setitem(plugins._BUILT_IN[plugins.ARCHITECTURES], "sunken", f"{__name__}:SUNKEN")
+    monkeypatch.setattr(positions, "_HONOURED", positions._HONOURED - {"residual_scale"})
+    for tiny, words in (
+        (ARCHITECTURES["phi3"], r"it has 'rope_factors_short\.weight', by which positions turn otherwise"),
+        (Tiny("sunken", vectors=(SINKS,)), r"it has 'blk\.0\.attn_sinks\.weight', for which graphs have no operation"),
+        (ARCHITECTURES["granite"], "the architecture 'granite' sets 'residual_scale', which graphs do not have"),
+    ):
+        path = write_tiny(tmp_path / "m.gguf", tiny)
+        with pytest.raises(UnsupportedModelError, match=words):
+            export_onnx(path, tmp_path / "out")
+        assert names(tmp_path) == ["m.gguf"]
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if not name.startswith(("llama", "qwen"))])
+def test_architectures_of_few_users(tmp_path: Path, name: str) -> None:
+    """The export for an NPU names the architecture, those it takes and what runs the file; trainers take more."""
     tiny = replace(ARCHITECTURES[name], n_layer=8)
     path = write_tiny(tmp_path / "m.gguf", tiny)
-    for export in (export_onnx, export_npu):
-        with pytest.raises(
-            UnsupportedModelError, match=f"is '{tiny.architecture}'; this export takes llama, qwen2, qwen3"
-        ):
-            export(path, tmp_path / "out")
+    with pytest.raises(UnsupportedModelError, match=f"is '{tiny.architecture}'; this export takes llama, qwen2, qwen3"):
+        export_npu(path, tmp_path / "out")
     assert names(tmp_path) == ["m.gguf"]
     if tiny.architecture not in ("granite", "gemma2"):
         assert TargetParts.of(read_gguf(path)).network.architecture == tiny.architecture
         return
     with pytest.raises(UnsupportedModelError, match=f"{tiny.architecture} scales or caps its logits"):
         TargetParts.of(read_gguf(path))
+
+
+def test_an_npu_takes_no_yarn(tmp_path: Path) -> None:
+    """As its graphs multiply no rotated element."""
+    path = write_tiny(tmp_path / "m.gguf", Tiny(), metadata={"llama.rope.scaling.type": "yarn"})
+    with pytest.raises(UnsupportedModelError, match="its rope scaling is yarn or longrope"):
+        export_npu(path, tmp_path / "out")
 
 
 def test_a_damaged_source_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Quantized blocks are random bytes whose scales give the values the spread that a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ _VECTORS = {
 }
 # Which matrices its files keep as one, and of what parts.
 _FUSED = {"glm4": _GATE_UP, "phi3": _QKV | _GATE_UP}
+_DIVISORS = {"phi3": {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}}
 _WIDE_NORMS = ("olmo2", "olmoe")
 # Where the float16 numbers of a block are: (offset, factor of the block's scale).
 _HALVES: dict[str, tuple[tuple[int, float], ...]] = {
@@ -97,10 +99,11 @@ class Tiny:
 
     Attributes:
         types: Names of tensor types; every matrix has one of them at random.
+        dealt: The matrices have the types in turn instead, so that none is missing.
         tied: There is no matrix of the head beside that of the embeddings.
         biases: Queries, keys and values have biases (qwen2 always).
         vectors: More vectors of every layer.
-        rope_factors: There is a vector of what frequencies are divided by, as Llama 3 has.
+        rope_factors: There is a vector of what frequencies are divided by, as Llama 3 has; of phi3, two.
         rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
         sliding_window: Tokens that layers with a window see.
         n_rot: Elements of a head that are rotated; None for all.
@@ -111,6 +114,7 @@ class Tiny:
 
     architecture: str = "llama"
     types: tuple[str, ...] = ("F32",)
+    dealt: bool = False
     n_layer: int = 2
     n_embd: int = 256
     n_head: int = 4
@@ -157,8 +161,9 @@ ARCHITECTURES = {
     "smollm3": Tiny("smollm3", n_layer=4, tied=True),
     "olmo2": Tiny("olmo2", n_head_kv=4),
     "olmo3": Tiny("olmo2", n_layer=4, keys=(("attention.sliding_window", 8), *_YARN)),
-    "phi3": Tiny("phi3", n_rot=48, keys=(*_LONGROPE, ("attention.sliding_window", 64))),
-    "phi3-short": Tiny("phi3", n_head_kv=4),
+    "phi3": Tiny("phi3", rope_factors=True, n_rot=48, keys=(*_LONGROPE, ("attention.sliding_window", 64))),
+    "phi3-short": Tiny("phi3", rope_factors=True, n_head_kv=4),
+    "phi3-4k": Tiny("phi3", keys=(("attention.sliding_window", 8),)),
     "ernie4_5": Tiny("ernie4_5", n_head_kv=1, tied=True),
     "exaone4": Tiny("exaone4", rope_factors=True),
     "glm4": Tiny("glm4", n_rot=32, biases=True),
@@ -193,8 +198,8 @@ WINDOWED_EXAONE4 = Tiny(
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
-EXPORTED = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture in ("llama", "qwen2", "qwen3", "gemma3")]
-"""Those that are exported to ONNX."""
+EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in ("phi3", "phi3-short")]
+"""Those that are exported to ONNX: all but those with experts, and whose positions turn otherwise in long contexts."""
 UNIFORM = [
     name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in ("exaone4", "gemma2", "smollm3", "olmo2")
 ]
@@ -262,8 +267,10 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
     rng = np.random.default_rng(tiny.seed)
     n_q, n_kv, n_embd = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim, tiny.n_embd
 
+    in_turn = cycle(tiny.types)
+
     def matrix(n_out: int, n_in: int, gain: float = 1.0) -> RawTensor:
-        name = tiny.types[rng.integers(len(tiny.types))]
+        name = next(in_turn) if tiny.dealt else tiny.types[rng.integers(len(tiny.types))]
         data = random_blocks(name, n_out, n_in, rng, gain / n_in**0.5)
         return RawTensor(GGMLType[name], (n_in, n_out), data)
 
@@ -293,9 +300,7 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
     if not tiny.tied:
         tensors["output.weight"] = matrix(N_VOCAB, n_embd, 2.0 * tiny.gain)
     n_pairs = (tiny.n_rot or tiny.head_dim) // 2
-    divisors = {"rope_freqs.weight": 8} if tiny.rope_factors else {}
-    if tiny.architecture == "phi3":
-        divisors = {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}
+    divisors = _DIVISORS.get(tiny.architecture, {"rope_freqs.weight": 8}) if tiny.rope_factors else {}
     for name, most in divisors.items():
         values = np.linspace(1, most, n_pairs, dtype=np.float32)
         tensors[name] = RawTensor(GGMLType.F32, values.shape, values.tobytes())

@@ -19,7 +19,7 @@ from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.library import require_onnx
-from edgedec_export.positions import frequencies, local_layers, require_known, sliding_frequencies
+from edgedec_export.positions import frequencies, local_layers, require_architecture, sliding_frequencies
 from edgedec_export.source import rope_factors, source_facts
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.npu.facts import KV, ROWS, TARGET, Facts, to_json
@@ -78,7 +78,7 @@ def export_npu(
 
 def _check(gguf: GGUF, network: Network, contexts: Sequence[int]) -> None:
     """Check architecture and contexts."""
-    require_known(gguf, network, ARCHITECTURES)
+    require_architecture(gguf, network, ARCHITECTURES)
     usable = [n for n in contexts if n > 0 and n % ROWS[-1] == 0]
     if not usable or list(contexts) != sorted(set(usable)):
         raise RequestError(

@@ -16,14 +16,16 @@ outputs: logits float32[1, R, n_vocab]; hidden_{i} float32[1, tap_rows[i], n_emb
 which the caller binds to the memory of past_key_{i}, past_value_{i}, so that nothing is copied.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
-from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from edgedec_export.onnx_graph.file_weights import FileWeights
 from edgedec_export.onnx_graph.layers import Builder, Inputs, attention, feed_forward, rms_norm
 from edgedec_export.onnx_graph.parts import CONTRIB, IR_VERSION, OPSET, Scope
-from edgedec_export.positions import frequencies, local_layers, sliding_frequencies
+from edgedec_export.positions import local_layers
+from edgedec_runtimes.architectures.rope import Turns
 from edgedec_runtimes.cpu.network import Network
 
 Shape = list[int | str | None]
@@ -32,18 +34,19 @@ Shape = list[int | str | None]
 def build_graph(
     network: Network,
     weights: FileWeights,
-    rope_factors: NDArray[np.float32] | None,
+    turns: Mapping[bool, Turns],
 ) -> ModelProto:
     """Return the graph of a network; its weights are written on the way.
 
     Args:
-        rope_factors: float32[n_rot/2] that rotary frequencies are divided by (Llama 3), or None.
+        turns: How queries and keys turn, by whether a layer has a sliding window.
     """
     b, scope = Builder(network, weights), Scope("model")
     local = set(local_layers(network))
-    rotations = {False: _rotations(b, scope, "rope", frequencies(network, rope_factors))}
+    rotations = {False: _rotations(b, scope, "rope", turns[False])}
     if local:
-        rotations[True] = _rotations(b, scope, "rope_local", sliding_frequencies(network))
+        rotations[True] = _rotations(b, scope, "rope_local", turns[True])
+    temperature = _temperature(b, scope) if network.switches.temperature_tokens else None
     state = weights.embedding(scope, "input_ids")
     head = Scope(scope.name)  # read after the embedding, which may be the same matrix
     logits = weights.head(head, f"{scope.name}/output_norm")
@@ -56,27 +59,58 @@ def build_graph(
     for i in range(network.n_layer):
         cos, sin = rotations[i in local]
         bias = "attention_bias_local" if i in local else "attention_bias"
-        inputs = Inputs(cos, sin, bias, f"past_key_{i}", f"past_value_{i}", n_rows)
+        inputs = Inputs(cos, sin, bias, f"past_key_{i}", f"past_value_{i}", n_rows, temperature)
         state = _attention_half(b, scope, i, state, inputs, gates[0][i])
         state = _feed_forward_half(b, scope, i, state, gates[1][i])
         _tap(b, scope, i, state, tap_ends[i])
     rows = scope.add("Gather", [state, "logit_rows"], "logit_states", axis=1)
     rms_norm(b, scope, "output_norm.weight", rows, "output_norm")
     scope.nodes += head.nodes
-    scope.output(logits, "logits")
+    scope.output(_finished_logits(b, scope, logits), "logits")
     graph = helper.make_graph(scope.nodes, "edgedec", _graph_inputs(network), _graph_outputs(network))
     graph.initializer.extend(weights.initializers.tensors)
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
     return helper.make_model(graph, producer_name="edgedec", opset_imports=opsets, ir_version=IR_VERSION)
 
 
-def _rotations(b: Builder, scope: Scope, name: str, values: NDArray[np.float64]) -> tuple[str, str]:
+def _finished_logits(b: Builder, scope: Scope, logits: str) -> str:
+    """Add the scale and the soft cap of logits, where the architecture has them; return the logits' name."""
+    switches = b.network.switches
+    if switches.logit_scale != 1.0:
+        factor = b.weights.initializers.add("logit_scale", np.array(switches.logit_scale, np.float32))
+        logits = scope.add("Mul", [logits, factor], "scaled_logits")
+    if switches.logit_softcap:
+        cap = b.weights.initializers.add("logit_softcap", np.array(switches.logit_softcap, np.float32))
+        bent = scope.add("Tanh", [scope.add("Div", [logits, cap], "logits_by_cap")], "bent_logits")
+        logits = scope.add("Mul", [bent, cap], "capped_logits")
+    return logits
+
+
+def _temperature(b: Builder, scope: Scope) -> str:
+    """Add what queries are multiplied by, float32[1, S, 1]: 1 + s * ln(1 + floor(position / t)), in doubles."""
+    s, add = b.network.switches, b.weights.initializers.add
+    tokens = add("temperature_tokens", np.array(s.temperature_tokens, np.int64))
+    one = add("one_double", np.array(1.0))
+    steps = scope.add("Div", ["position_ids", tokens], "temperature_steps")
+    steps = scope.add("Add", [scope.add("Cast", [steps], "steps_double", to=TensorProto.DOUBLE), one], "steps_from_one")
+    logarithm = scope.add("Log", [steps], "steps_log")
+    scaled = scope.add("Mul", [logarithm, add("temperature_scale", np.array(s.temperature_scale))], "steps_scaled")
+    factors = scope.add("Cast", [scope.add("Add", [scaled, one], "rising")], "temperature_row", to=TensorProto.FLOAT)
+    return scope.add("Unsqueeze", [factors, add("last_axis", np.array([2], np.int64))], "temperature")
+
+
+def _rotations(b: Builder, scope: Scope, name: str, turns: Turns) -> tuple[str, str]:
     """Add cosines and sines, float32[S, n_rot/2]; angles are in double precision, as positions may be large."""
-    factors = b.weights.initializers.add(f"{name}_frequencies", values[None])
+    factors = b.weights.initializers.add(f"{name}_frequencies", turns.frequencies[None])
     positions = scope.add("Cast", ["position_ids"], f"{name}_positions", to=TensorProto.DOUBLE)
     column = scope.add("Transpose", [positions], f"{name}_column")
     angles = scope.add("Mul", [column, factors], f"{name}_angles")
     doubles = [scope.add(operator, [angles], f"{name}_{operator.lower()}_double") for operator in ("Cos", "Sin")]
+    if turns.magnitude != 1.0:
+        magnitude = b.weights.initializers.add(f"{name}_magnitude", np.array(turns.magnitude))
+        doubles = [
+            scope.add("Mul", [x, magnitude], x.split("/")[-1].replace("_double", "_grown_double")) for x in doubles
+        ]
     cos, sin = (scope.add("Cast", [x], x.split("/")[-1].removesuffix("_double"), to=TensorProto.FLOAT) for x in doubles)
     return cos, sin
 

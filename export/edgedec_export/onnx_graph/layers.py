@@ -1,7 +1,7 @@
 """The two halves of a layer as ONNX nodes, attention and feed-forward; each maps hidden states to hidden states.
 
-The base is Llama (Touvron et al. 2023, arXiv:2302.13971). qwen2 adds biases; qwen3 norms of the heads
-(arXiv:2505.09388); gemma 3 GELU, norms behind the halves, two rotary bases and sliding windows (arXiv:2503.19786).
+The base is Llama (Touvron et al. 2023, arXiv:2302.13971); what other architectures add are the switches of
+edgedec_runtimes.architectures.architecture, and norms and biases that a file may have.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ class Inputs:
         bias: float32[1, 1, A, T], which is added to the scores.
         past_key, past_value: The KV cache, [1, n_head_kv, C, head_dim] each.
         n_rows: int64[1], S.
+        temperature: float32[1, S, 1] that queries are multiplied by; None where they are not.
     """
 
     cos: str
@@ -30,6 +31,7 @@ class Inputs:
     past_key: str
     past_value: str
     n_rows: str
+    temperature: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,11 @@ def attention(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs) 
     q = _heads(b, scope, f"{p}.attn_q", x, n.n_head)
     k = _heads(b, scope, f"{p}.attn_k", x, n.n_head_kv)
     v = _projection(b, scope, f"{p}.attn_v", x)
-    q = _rotated(b, scope, q, inputs, n.n_head, "attn_q")
-    k = _rotated(b, scope, k, inputs, n.n_head_kv, "attn_k")
+    if n.switches.rotates(layer):
+        q = _rotated(b, scope, q, inputs, n.n_head, "attn_q")
+        k = _rotated(b, scope, k, inputs, n.n_head_kv, "attn_k")
+    if inputs.temperature is not None:
+        q = scope.add("Mul", [q, inputs.temperature], "attn_q_sharpened")
     q, k, v = (scope.add("Gather", [x, "attention_rows"], f"{x.split('/')[-1]}_rows", axis=1) for x in (q, k, v))
     mixed, key, value = scope.add_many(
         "GroupQueryAttention",
@@ -61,10 +66,11 @@ def attention(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs) 
         num_heads=n.n_head,
         kv_num_heads=n.n_head_kv,
         scale=n.switches.attention_scale,
+        softcap=n.switches.attention_softcap,
     )
     first, axis = (b.weights.initializers.add(name, np.array([i], np.int64)) for i, name in enumerate(("zero", "one")))
     mixed = scope.add("Slice", [mixed, first, inputs.n_rows, axis], "attention_own_rows")
-    y = b.weights.linear(scope, f"{p}.attn_output.weight", mixed)
+    y = _projection(b, scope, f"{p}.attn_output", mixed)
     return [_added(b, scope, f"{p}.post_attention_norm.weight", state, y), key, value]
 
 
@@ -89,13 +95,17 @@ def rms_norm(b: Builder, scope: Scope, weight: str, x: str, name: str) -> str:
 
 
 def _norm(b: Builder, scope: Scope, weight: str, x: str) -> str:
+    """Add a norm; return x where the model has no such norm."""
+    if not b.weights.has(weight):
+        return x
     return rms_norm(b, scope, weight, x, weight.split(".")[-2])
 
 
 def _added(b: Builder, scope: Scope, post_norm: str, state: str, y: str) -> str:
-    """Add the result y of a half-layer, normalized where the architecture does that, to the hidden state."""
-    if b.weights.has(post_norm):
-        y = _norm(b, scope, post_norm, y)
+    """Add the result y of a half-layer, normalized and scaled where the architecture does that, to the hidden state."""
+    y, scale = _norm(b, scope, post_norm, y), b.network.switches.residual_scale
+    if scale != 1.0:
+        y = scope.add("Mul", [y, b.weights.initializers.add("residual_scale", np.array(scale, np.float32))], "scaled")
     return scope.add("Add", [state, y], "state")
 
 
@@ -107,11 +117,13 @@ def _projection(b: Builder, scope: Scope, name: str, x: str) -> str:
 
 
 def _heads(b: Builder, scope: Scope, name: str, x: str, n_head: int) -> str:
-    """Add queries or keys, normalized per head where the architecture does that: float32[1, S, n_head * head_dim]."""
+    """Add queries or keys, float32[1, S, n_head * head_dim], where there is a norm: of each head or of all together."""
     y, dim = _projection(b, scope, name, x), b.network.head_dim
     if not b.weights.has(f"{name}_norm.weight"):
         return y
     short = name.split(".")[-1]
+    if b.network.switches.wide_norms:
+        return rms_norm(b, scope, f"{name}_norm.weight", y, f"{short}_norm")
     y = scope.add("Reshape", [y, _shape(b, dim)], f"{short}_heads")
     y = rms_norm(b, scope, f"{name}_norm.weight", y, f"{short}_norm")
     return scope.add("Reshape", [y, _shape(b, n_head * dim)], f"{short}_joined")
