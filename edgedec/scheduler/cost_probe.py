@@ -29,6 +29,9 @@ def cost_curve(
 ) -> CostCurve:
     """Return the cost curve of a session's model, from the options' cache_dir or measured now.
 
+    The tokens are random ones, and others in each forward: the rows of a mixture of experts then go through as many
+    experts as different tokens do. Real steps, whose tokens may share experts, refine the curve.
+
     What the session holds is lost. The limit of `limit_s` seconds begins after the first forward or two, which may have
     to read the weights from a cold disk. The time of each number of rows is the least of up to three forwards, some
     time apart, so that a busy moment does not count; each comes after a forward of another number of rows, as drafts
@@ -95,11 +98,11 @@ def _measure(
 ) -> tuple[dict[int, float], float | None]:
     """Return the seconds by number of rows, and those of one row in a streak; None where there was no time for it."""
     most = min(session.model.capabilities.max_rows, session.n_ctx - 1, most_rows)
-    tokens = np.arange(_N_PAST + max(most, 1), dtype=np.int32) % session.model.card.n_vocab
+    rng, n_vocab = np.random.default_rng(0), session.model.card.n_vocab
     measured: dict[int, float] = {}
     streak_s: float | None = None
     try:
-        n_past = _fill(session, tokens, limit_s, most)
+        n_past = _fill(session, _random_tokens(rng, n_vocab, _N_PAST), limit_s, most)
         until = monotonic() + limit_s
         for n in _order(most):
             expected = measured.get(n, 2 * max(measured.values(), default=0.0))
@@ -110,8 +113,9 @@ def _measure(
             if options.on_progress is not None:
                 spent = 1 - (until - monotonic()) / limit_s
                 options.on_progress(Progress(_PHASE, min(99, max(0, int(100 * spent))), 100, "%", _WHAT))
+            tokens = _random_tokens(rng, n_vocab, n)
             started = perf_counter()
-            session.forward(tokens[n_past : n_past + n], n_past=n_past, rows="all")
+            session.forward(tokens, n_past=n_past, rows="all")
             seconds = perf_counter() - started
             measured[n] = min(measured.get(n, seconds), seconds)
             if n == 1 and most > 1 and streak_s is None and _STREAK * seconds < limit_s / 8:
@@ -130,6 +134,10 @@ def _streak_s(session: Session, token: NDArray[np.int32], n_past: int) -> float:
         session.forward(token, n_past=n_past, rows="all")
         seconds.append(perf_counter() - started)
     return min(seconds[_STREAK // 2 :])
+
+
+def _random_tokens(rng: np.random.Generator, n_vocab: int, n: int) -> NDArray[np.int32]:
+    return rng.integers(0, n_vocab, n, dtype=np.int32)
 
 
 def _fill(session: Session, tokens: NDArray[np.int32], limit_s: float, most: int) -> int:

@@ -14,6 +14,7 @@ from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.cpu.damage import explain
+from edgedec_runtimes.cpu.expert_counts import touched_experts
 from edgedec_runtimes.cpu.head import CpuHead
 from edgedec_runtimes.cpu.library import (
     CANCELLED,
@@ -99,6 +100,14 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         """Return how many bytes of weights were read for forwards so far; 0 where all stay in memory."""
         with self.lock:
             return int(native().ec_model_streamed_bytes(self.handle))
+
+    def experts_touched(self) -> dict[int, float]:
+        """Return how many different experts of a layer the rows of a forward went through so far.
+
+        It is the mean over layers and forwards, by the number of rows that a layer evaluated; {} without experts.
+        """
+        with self.lock:
+            return touched_experts(self.handle)
 
     def session(self, n_ctx: int) -> CpuSession:
         """Open an empty session; the system allocates its pages as they are written."""

@@ -5,12 +5,16 @@ import os
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.errors import EdgedecError
 from edgedec.logit_ops import LogitOps
+from edgedec.stats import DecodeStats
+from edgedec_runtimes.cpu.expert_counts import described, touched_experts
 from edgedec_runtimes.cpu.head import CpuHead
 from edgedec_runtimes.cpu.head_state import CpuHeadState
 from edgedec_runtimes.cpu.library import KERNEL_ROWS, Item, address, check, native
@@ -101,6 +105,11 @@ class CpuSession(OwnSession):
         self.follower = CpuHeadState(head, self._handle, self.using, ops)
         if not is_fork:
             self.follower.reset()
+
+    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+        """Add to the explanation how many experts forwards went through, where the model has experts."""
+        with suppress(EdgedecError), self.using():  # of a closed session nothing is told
+            stats.explanation += described(touched_experts(self._model.handle))
 
     def _move(self, slots: NDArray[np.int32]) -> None:
         if slots[-1] == self.n_cached + len(slots) - 1:  # they ascend, so each is in its place already

@@ -241,6 +241,9 @@ EC_API int32_t ec_model_finish_elsewhere(ec_model *model, ec_look_up look_up);
 EC_API const char *ec_model_instruction_set(const ec_model *model);
 /* Return the seconds that all forwards so far spent in each operation, waiting for other threads included. */
 EC_API void ec_model_seconds(const ec_model *model, double *seconds /* [EC_N_OPERATIONS] */);
+/* Return how many experts the rows of a layer went through, of all forwards so far, by the number n of these rows:
+ * n_layers[n] layers, n_experts[n] different experts. Both have max_rows + 1 elements; all are 0 without experts. */
+EC_API void ec_model_experts(const ec_model *model, uint64_t *n_layers, uint64_t *n_experts);
 EC_API void ec_model_destroy(ec_model *model);
 
 EC_API int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session);

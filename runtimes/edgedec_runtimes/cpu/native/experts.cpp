@@ -93,6 +93,12 @@ void Routing::group(int64_t n_rows, const ec_config &c) {
   }
 }
 
+uint64_t Routing::n_touched() const {
+  uint64_t n = 0;
+  for (size_t i = 0; i < groups.size(); ++i) n += i == 0 || groups[i].expert != groups[i - 1].expert;
+  return n;
+}
+
 void copy_activations(const Activations &from, int64_t row, const Activations &to, int64_t to_row, bool in_pairs) {
   if (to.x != nullptr) memcpy(to.x + to_row * to.n, from.x + row * from.n, (size_t)to.n * sizeof(float));
   if (to.blocks == nullptr) return;

@@ -41,6 +41,13 @@ struct Routing {
   void choose(int64_t row, const float *scores, const float *bias, const ec_config &config);
   // Group n_rows rows, for all of which choose() was called.
   void group(int64_t n_rows, const ec_config &config);
+  // Return the number of different experts that were chosen.
+  uint64_t n_touched() const;
+};
+
+// How many experts the rows of layers went through.
+struct Touched {
+  uint64_t n_layers = 0, n_experts = 0;
 };
 
 // Return the most groups of n_rows rows.

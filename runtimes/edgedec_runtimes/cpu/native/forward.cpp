@@ -376,6 +376,7 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
   model.speeds = learned_speeds(model.speeds, run.efforts());
   if ((model.streamer.started() && !model.streamer.end()) || run.stopped) return Outcome::cancelled;
   if (!run.finite) return Outcome::not_finite;
+  count_experts(model, plan);
   for (int32_t i = 0; i < n_items; ++i)
     if (items[i].session->head) items[i].session->head->after(items[i]);
   return Outcome::done;

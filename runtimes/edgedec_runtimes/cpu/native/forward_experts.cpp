@@ -26,6 +26,16 @@ size_t expert_scratch(const ec_model &model, const Plan &plan) {
   return model.config.n_expert == 0 ? 0 : (size_t)(plan.n_rows + MAX_IN_GROUP) * PANEL_ROWS;
 }
 
+void count_experts(ec_model &model, const Plan &plan) {
+  for (int32_t l = 0; !model.touched.empty() && l < model.config.n_layer; ++l) {
+    const size_t n_rows = plan.mlp(l).size();
+    if (n_rows == 0 || !model.layers[(size_t)l].has_experts()) continue;
+    Touched &touched = model.touched[n_rows];
+    ++touched.n_layers;
+    touched.n_experts += model.routings[(size_t)l].n_touched();
+  }
+}
+
 // Choose the experts of all rows of a layer. Each layer has a routing of its own, as threads that are late read theirs.
 void Run::route(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory) {
   const Layer &layer = m_.layers[(size_t)l];

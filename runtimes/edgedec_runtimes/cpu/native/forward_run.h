@@ -39,6 +39,8 @@ size_t attention_kept(const ec_model &model, const Plan &plan);
 
 // Return the floats of scratch memory that experts need for each thread.
 size_t expert_scratch(const ec_model &model, const Plan &plan);
+// Count the experts that the rows of each layer went through, after a forward.
+void count_experts(ec_model &model, const Plan &plan);
 
 class Run {
  public:

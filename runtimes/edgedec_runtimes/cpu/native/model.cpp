@@ -145,6 +145,7 @@ void ec_model::finish() {
   gated = ActivationBuffer(max_rows, std::max(c.n_ff, c.n_ff_shared), quantized[2], floats[2]);
   if (c.n_expert != 0) {
     routings.resize(layers.size());
+    touched.resize(rows + 1);
     for (size_t i = 0; i < layers.size(); ++i)
       if (layers[i].has_experts()) routings[i].reserve(max_rows, c);
     scores.resize(rows * (size_t)(c.n_expert + 1));

@@ -90,6 +90,7 @@ struct ec_model {
   const ec_mapping *mapping = nullptr;  // of the tiles, where they are mapped from a file
   double seconds[EC_N_OPERATIONS] = {};  // of all forwards so far, by operation
   std::vector<double> speeds;            // of the pool's threads (shares.h)
+  std::vector<edgedec::Touched> touched; // by rows of a layer, of all forwards so far; empty without experts
 
   // --- memory of a forward, for up to max_rows rows ---
   std::vector<float> x;                 // [rows][n_embd], the residual stream
