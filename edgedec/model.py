@@ -61,6 +61,8 @@ class Capabilities:
         layers: `layers` may be a subset of the layers.
         taps: Hidden states after given layers can be returned.
         hidden_input: A forward can start from hidden states instead of tokens.
+        final_states: The model was trained to embed texts and has no logits: its sessions have `final_states` in place
+            of forwards.
         max_rows: Most rows of logits that one forward returns for one session; means the same as in LoadOptions.
         prefill_chunk: A prefill is evaluated in chunks that end at multiples of this many positions, so that a prefix
             reused up to such a multiple has a cold start's bits. 1 where the bits don't depend on the chunks.
@@ -73,6 +75,7 @@ class Capabilities:
     layers: bool = False
     taps: bool = False
     hidden_input: bool = False
+    final_states: bool = False
     max_rows: int = 64
     prefill_chunk: int = 512
 
@@ -94,7 +97,7 @@ class ModelCard:
         architecture: As in the file ("llama", "qwen2", ...).
         runtime: Name of the runtime that loaded it.
         n_vocab: Length of a row of logits.
-        n_embd: Length of a hidden state.
+        n_embd: Length of a hidden state, and of a final state where a model has only those.
         n_layer: Number of layers.
         n_ctx_train: Longest context the model was trained for, in tokens.
         fingerprint: Identifies the weights and everything else that changes a logit (file header, library version,
@@ -251,6 +254,17 @@ class Session(Protocol):
         No session has two items. Raises what forward() raises.
         """
         return self.model.forward(items)
+
+    def final_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return f32[n, n_embd], what an embedding model makes of each token of a text; the cache is empty afterwards.
+
+        Raises:
+            CapabilityError: The runtime does not declare `final_states`.
+            SessionError: The session is closed.
+            CancelledError: cancel() was called.
+        """
+        self.model.capabilities.require("final_states", self.model.card.runtime)
+        raise NotImplementedError("a runtime that declares final_states implements it")
 
     def exact_rows(self, n_past: int) -> int | None:
         """Return how many rows of a forward at `n_past` may have the bits of single steps, as far as is known.

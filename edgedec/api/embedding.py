@@ -41,7 +41,8 @@ class Embedder:
         n_ctx = self._pool.slots[0].session.n_ctx
         for i, ids in enumerate(all_ids):
             require_embeddable(i, ids, self._card.n_vocab, n_ctx)
-        norm = self._final_norm()
+        has_states = self._pool.slots[0].session.model.capabilities.final_states
+        norm = None if has_states else self._final_norm()
         vectors = np.zeros((len(all_ids), self._card.n_embd), np.float32)
         with self._pool.turn(cancel) as slot:
             if slot is not None:

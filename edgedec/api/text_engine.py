@@ -204,9 +204,10 @@ class TextEngine:
 
     def _request(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
-        if self.card.pooling is not None:
+        if self.card.pooling is not None or self.model.capabilities.final_states:
             raise RequestError(
-                f"{self.card.name!r} is an embedding model, which writes no texts; use embed(), or load another model"
+                f"{self.card.name!r} is an embedding model, which writes no texts; use embed() (edgedec embed), "
+                "or load another model"
             )
         token_ids, sampling = self.prompt_ids(prompt), self.sampling(**options)
         return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)

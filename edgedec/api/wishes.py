@@ -8,6 +8,7 @@ from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.suffix.store_file import require_draft_store
 from edgedec.errors import RequestError, argument
+from edgedec.gguf.trained_context import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.layer_skip.choose import require_layer_skip
 from edgedec.layer_skip.layer_sets import LayerBytes
@@ -103,7 +104,8 @@ def engine_wishes(
             f"a context that slides can't be saved or restored; leave {argument('slide')} or "
             f"{argument('prompt_cache')} out"
         )
-    draft, load_options, small_model = options.draft, options.load_options(planning_bytes), None
+    load_options, small_model, embeds = options.load_options(planning_bytes), None, embeds_only(choice.path)
+    draft = None if embeds else options.draft
     if options.small_model is not None:
         _require_alone(options, application)
         draft, load_options = None, pair_options(load_options)
@@ -126,7 +128,7 @@ def engine_wishes(
         draft_model,
         application.store_bytes,
         application.prompt_cache,
-        GRAMMAR_BYTES if options.grammars else 0,
+        GRAMMAR_BYTES if options.grammars and not embeds else 0,
         small_model=small_model,
         draft_overlap=options.draft_overlap,
         max_rows_pinned=options.max_rows is not None,

@@ -1,5 +1,7 @@
 """Embeddings: one vector for a text, of the hidden states that a model has after its last layer."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,8 +54,12 @@ def require_embeddable(index: int, token_ids: tuple[int, ...], n_vocab: int, n_c
         raise too_long(len(token_ids), n_ctx)
 
 
-def embed_on(slot: SessionSlot, token_ids: tuple[int, ...], pooling: Pooling, norm: FinalNorm) -> NDArray[np.float32]:
-    """Return f32[n_embd], the pooled hidden states of a text, not normalized; the slot's KV cache is overwritten.
+def embed_on(
+    slot: SessionSlot, token_ids: tuple[int, ...], pooling: Pooling, norm: FinalNorm | None
+) -> NDArray[np.float32]:
+    """Return f32[n_embd], the pooled final states of a text, not normalized; the slot's KV cache is overwritten.
+
+    `norm` is the one that a decoder's states go through after the last layer; None where the runtime has final states.
 
     Raises:
         SessionError: The model is closed.
@@ -62,26 +68,36 @@ def embed_on(slot: SessionSlot, token_ids: tuple[int, ...], pooling: Pooling, no
     """
     if slot.closing:
         raise SessionError("the model is closed; load it again")
-    slot.session.model.capabilities.require("taps", slot.session.model.card.runtime)
     slot.cached_ids, slot.n_exact = [], 0
+    tokens = np.array(token_ids, np.int32)
     with slot.session.generating(len(token_ids)):
-        return _pooled(slot.session, np.array(token_ids, np.int32), pooling, norm)
+        states = iter([slot.session.final_states(tokens)]) if norm is None else _states(slot.session, tokens, norm)
+        return _pooled(states, len(tokens), pooling)
 
 
-def _pooled(session: Session, tokens: NDArray[np.int32], pooling: Pooling, norm: FinalNorm) -> NDArray[np.float32]:
-    """Return f32[n_embd], the pooled hidden states of a text."""
+def _states(session: Session, tokens: NDArray[np.int32], norm: FinalNorm) -> Iterator[NDArray[np.float32]]:
+    """Yield the states of a text's tokens after the final norm, f32[n, n_embd], some tokens at a time."""
+    session.model.capabilities.require("taps", session.model.card.runtime)
     last = session.model.card.n_layer - 1
-    total = np.zeros(session.model.card.n_embd, np.float64)
     for begin in range(0, len(tokens), _ROWS):
-        part = tokens[begin : begin + _ROWS]
-        result = session.forward(part, n_past=begin, rows=_NO_ROWS, taps=(last,))
-        states = norm.of(result.hidden[last])
-        if pooling == "cls":
-            return np.array(states[0])
-        total = total + states.sum(axis=0, dtype=np.float64) if pooling == "mean" else states[-1].astype(np.float64)
-        if pooling == "mean" and begin + len(part) == len(tokens):
-            total /= len(tokens)
-    return total.astype(np.float32)
+        result = session.forward(tokens[begin : begin + _ROWS], n_past=begin, rows=_NO_ROWS, taps=(last,))
+        yield norm.of(result.hidden[last])
+
+
+def _pooled(states: Iterator[NDArray[np.float32]], n_tokens: int, pooling: Pooling) -> NDArray[np.float32]:
+    """Return f32[n_embd], the pooled states of a text of `n_tokens` tokens."""
+    first = next(states)
+    if pooling == "cls":
+        return np.array(first[0])
+    if pooling == "last":
+        for later in states:
+            first = later
+        return np.array(first[-1])
+    total = first.sum(axis=0, dtype=np.float64)
+    for later in states:
+        total = total + later.sum(axis=0, dtype=np.float64)
+    mean: NDArray[np.float32] = (total / n_tokens).astype(np.float32)
+    return mean
 
 
 def unit_length(vectors: NDArray[np.float32], dimensions: int | None = None) -> NDArray[np.float32]:

@@ -63,7 +63,9 @@ _TOP = {"token_embd.weight": "en", "output_norm.weight": "e", "output.weight": "
 _NO_WEIGHT = frozenset({GGMLType.I8, GGMLType.I16, GGMLType.F64, GGMLType.Q8_1, GGMLType.Q8_K})
 _IDS = frozenset({GGMLType.I32, GGMLType.I64})
 _COMPUTED = ("token_embd", "output", "attn_", "ffn_", "ssm_", "time_mix_", "channel_mix_")
-_ONLY_F32 = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short", "ssm_a", "ssm_d", "ssm_conv1d"})
+_ONLY_F32 = frozenset(
+    {"rope_freqs", "rope_factors_long", "rope_factors_short", "ssm_a", "ssm_d", "ssm_conv1d", "token_types"}
+)
 
 _BPE = frozenset({"gpt2", "gemma4", "hybriddna", "whitespace"})
 # Token ids that llama.cpp takes where the metadata names none, by tokenizer.

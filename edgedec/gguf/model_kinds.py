@@ -7,6 +7,7 @@ models, those that the tools around ComfyUI, stable-diffusion.cpp and whisper.cp
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_array, get_bool, get_int, get_text, refuse_missing
+from edgedec.gguf.pooling import read_pooling
 from edgedec.gguf.values import ValueType
 
 _FILE_TYPES = {
@@ -64,25 +65,40 @@ _TENSOR_SUFFIXES = {
 _NO_TOKENIZER = frozenset({"none", "no_vocab"})
 
 
-def require_text_decoder(gguf: GGUF, *, may_embed: bool = False) -> None:
+def is_embedder(gguf: GGUF) -> bool:
+    """Return whether a file holds a model that was trained to embed texts, not to write them."""
+    architecture = get_text(gguf, "general.architecture")
+    if architecture is None:
+        return False
+    is_causal = get_bool(gguf, f"{architecture}.attention.causal")
+    return _is_encoder(architecture) or is_causal is False or read_pooling(gguf, architecture) is not None
+
+
+def _is_encoder(architecture: str) -> bool:
+    """Return whether the models of an architecture see a whole text at once."""
+    return "bert" in architecture or _ARCHITECTURES.get(architecture) == _ENCODER
+
+
+def require_text_decoder(gguf: GGUF, *, may_embed: bool = False, may_encode: bool = False) -> None:
     """Raise an error unless the file holds a text decoder with its tokenizer.
 
     Args:
         gguf: The file.
         may_embed: Whether it may be one that was trained to embed texts, not to write them.
+        may_encode: Whether it may also be an encoder, which was trained to embed texts and sees each at once.
 
     Raises:
         UnsupportedModelError: The file holds something else, which the message names.
         ModelFormatError: A value that would say it has the wrong type, or nothing says what the file is.
     """
-    kind = _other_kind(gguf, may_embed=may_embed)
+    kind = _other_kind(gguf, may_embed=may_embed or may_encode, may_encode=may_encode)
     if kind is not None:
         raise UnsupportedModelError(
             f"{gguf.paths[0]}: this is {kind}; edgedec runs text decoders: pass the GGUF of a language model"
         )
 
 
-def _other_kind(gguf: GGUF, *, may_embed: bool) -> str | None:
+def _other_kind(gguf: GGUF, *, may_embed: bool, may_encode: bool) -> str | None:
     """Return the name of what the file holds; None for a text decoder."""
     file_type = get_text(gguf, "general.type")
     if file_type in _FILE_TYPES:
@@ -93,26 +109,26 @@ def _other_kind(gguf: GGUF, *, may_embed: bool) -> str | None:
     if architecture is None:
         kind = _kind_by_tensors(gguf)
         return kind if kind is not None else refuse_missing(gguf, "general.architecture")
-    if architecture in _ARCHITECTURES:
-        return f"{_ARCHITECTURES[architecture]} (architecture {architecture})"
-    if "bert" in architecture:
+    if _is_encoder(architecture) and not may_encode:
         return f"{_ENCODER} (architecture {architecture[:60]!r})"
+    if architecture in _ARCHITECTURES and not _is_encoder(architecture):
+        return f"{_ARCHITECTURES[architecture]} (architecture {architecture})"
     if not gguf.tensors:
         return "a vocabulary without a model (it has no tensors)"
     return (
-        _encoder_by_metadata(gguf, architecture, may_embed=may_embed)
+        _encoder_by_metadata(gguf, architecture, may_embed=may_embed, may_encode=may_encode)
         or _kind_by_tensors(gguf)
         or _kind_by_tokenizer(gguf)
     )
 
 
-def _encoder_by_metadata(gguf: GGUF, architecture: str, *, may_embed: bool) -> str | None:
+def _encoder_by_metadata(gguf: GGUF, architecture: str, *, may_embed: bool, may_encode: bool) -> str | None:
     pooling = get_int(gguf, f"{architecture}.pooling_type", at_least=-1, at_most=2**31 - 1)
     if pooling == _POOLING_RANK or f"{architecture}.classifier.output_labels" in gguf.metadata:
         return f"a reranker or classifier (architecture {architecture[:60]!r})"
     if pooling is not None and pooling > 0 and not (may_embed and pooling < _POOLING_RANK):
         return f"an embedding model (architecture {architecture[:60]!r} with pooling type {pooling})"
-    if get_bool(gguf, f"{architecture}.attention.causal") is False:
+    if get_bool(gguf, f"{architecture}.attention.causal") is False and not may_encode:
         return f"an encoder (architecture {architecture[:60]!r} without causal attention)"
     return None
 

@@ -11,8 +11,7 @@ from edgedec.errors import CapabilityError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.levels import floats
-from edgedec.gguf.metadata import get_int
-from edgedec.gguf.model_info import describe
+from edgedec.gguf.metadata import get_float, get_int, get_text
 
 Pooling = Literal["mean", "cls", "last"]
 """What a text's vector is: the mean of its hidden states, or that of its first or of its last token."""
@@ -47,6 +46,11 @@ def read_pooling(gguf: GGUF, architecture: str) -> Pooling | None:
     return None if number is None else _OF_NUMBER.get(number)
 
 
+def number_of(pooling: Pooling) -> int:
+    """Return the number that a GGUF has for a pooling."""
+    return next(number for number, name in _OF_NUMBER.items() if name == pooling)
+
+
 def read_final_norm(path: Path) -> FinalNorm:
     """Return the norm after the last layer of a model's file.
 
@@ -55,8 +59,8 @@ def read_final_norm(path: Path) -> FinalNorm:
         ModelFormatError, StorageError: The file is damaged, or can't be read.
     """
     gguf = read_gguf(header_path(path))
-    info = describe(gguf)
-    if _NORM not in gguf.tensors or info.rms_epsilon is None:
+    epsilon = get_float(gguf, f"{get_text(gguf, 'general.architecture')}.attention.layer_norm_rms_epsilon")
+    if _NORM not in gguf.tensors or epsilon is None:
         raise CapabilityError(f"{path}: it has no RMS norm {_NORM!r}, so edgedec can't embed with it; use a GGUF")
     rows = np.frombuffer(gguf.read_tensor_bytes(_NORM), np.uint8)
-    return FinalNorm(floats(gguf.tensors[_NORM].type, rows[None]).reshape(-1), info.rms_epsilon)
+    return FinalNorm(floats(gguf.tensors[_NORM].type, rows[None]).reshape(-1), epsilon)

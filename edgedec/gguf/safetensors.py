@@ -153,10 +153,20 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelFormatError: The file holds no JSON object, or is larger than any such file of a model.
         StorageError: The file cannot be read.
     """
+    return parse_json(_read_small(path), path)
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """Read a JSON array from a file (raises what read_json raises)."""
+    found = parse_json(b'{"list": ' + _read_small(path) + b"}", path).get("list")
+    return found if isinstance(found, list) else _fail(path, "it holds no JSON array")
+
+
+def _read_small(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             _fail(path, f"it is larger than {_MAX_JSON_BYTES} bytes")
-        return parse_json(path.read_bytes(), path)
+        return path.read_bytes()
     except OSError as error:
         raise _read_error(path, error) from error
 

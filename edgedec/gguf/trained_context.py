@@ -1,4 +1,4 @@
-"""The context that a model was trained for, as its header says, and a note for a longer context."""
+"""What a model was trained for, as its header says: the context, texts or vectors; a note for a longer context."""
 
 from pathlib import Path
 
@@ -6,12 +6,21 @@ from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.gguf.model_kinds import is_embedder
 
 
 def trained_context(path: Path) -> int:
     """Return the longest context that a model was trained for, in tokens; 0 where its header does not say it."""
     info = read_model_info(path)
     return (info.n_ctx_train or 0) if info is not None else 0
+
+
+def embeds_only(path: Path) -> bool:
+    """Return whether a model's file holds a model that was trained to embed texts, not to write them."""
+    try:
+        return is_embedder(read_gguf(header_path(path)))
+    except EdgedecError:  # the runtime says what is wrong, or needs no such header
+        return False
 
 
 def context_note(path: Path, n_ctx: int, what: str = "the model") -> str:

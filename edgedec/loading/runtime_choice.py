@@ -10,6 +10,7 @@ from edgedec import plugins
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
+from edgedec.gguf.model_kinds import is_embedder
 from edgedec.loading.runtime_comparison import compare, is_faster, parse_measured
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import stage
@@ -48,9 +49,10 @@ class Choice:
 def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *, measure: bool = False) -> Choice:
     """Return the runtime of that name, or for "auto" the best one that takes the file and the options.
 
-    Where both preferred runtimes take them, the one that was measured to be faster is chosen, with drafts counted as
-    they are expected on any text: neither the drafters nor the length of drafts can change the choice. The comparison
-    takes at most 8 s, is made only if `measure`, and is remembered by model and machine below the options' cache_dir.
+    Where both preferred runtimes take a model that writes, the one that was measured to be faster is chosen, with
+    drafts counted as they are expected on any text: neither the drafters nor the length of drafts can change the
+    choice. The comparison takes at most 8 s, is made only if `measure`, and is remembered by model and machine below
+    the options' cache_dir.
 
     Raises:
         PluginError: No runtime has that name, or the runtime does not import.
@@ -75,7 +77,8 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
         note = _gpu_note(options, devices)
         order = [candidate for candidate in order if _may_have_gpu(devices[candidate])] or order
     choice = replace(_first_taking(path, found, order, options), header=header)
-    if options is not None and tuple(order[:2]) == _PREFERRED and choice.runtime.name == _PREFERRED[0]:
+    may_differ = tuple(order[:2]) == _PREFERRED and choice.runtime.name == _PREFERRED[0]
+    if options is not None and may_differ and not (header is not None and is_embedder(header)):
         choice = _compare(choice, found[order[1]], options, measure=measure)
     return replace(choice, reason="; ".join(filter(None, (choice.reason, note))))
 

@@ -12,7 +12,7 @@ from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.model_info import describe
-from edgedec.gguf.trained_context import trained_context
+from edgedec.gguf.trained_context import embeds_only, trained_context
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import draft_model_options, second_model_terms, small_model_options
 from edgedec.memory.ladder import WITH_STORE, Rung, Setting, rungs, with_more_rows, with_streamed_weights
@@ -176,9 +176,14 @@ def free_if_short(path: Path) -> int | None:
 
 
 def _definite(wishes: Setting, choice: Choice) -> Setting:
-    """Return the wishes with the default context and type of the KV cache filled in."""
-    options = with_kv_type(wishes.options)
-    n_ctx = default_n_ctx(trained_context(choice.path)) if options.n_ctx is None else options.n_ctx
+    """Return the wishes with the context and the type of the KV cache filled in.
+
+    An embedding model's context is at most as long as what the model was trained for: many have no later positions.
+    """
+    options, n_trained = with_kv_type(wishes.options), trained_context(choice.path)
+    n_ctx = default_n_ctx(n_trained) if options.n_ctx is None else options.n_ctx
+    if n_trained and embeds_only(choice.path):
+        n_ctx = min(n_ctx, n_trained)
     return replace(wishes, options=replace(options, n_ctx=n_ctx))
 
 

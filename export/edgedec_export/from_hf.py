@@ -3,8 +3,8 @@
     convert("checkpoint/", "model.gguf")            # keeps the types of the tensors
     convert("checkpoint/", "model.gguf", "Q8_0")
 
-The architectures are llama, qwen2, qwen3 and gemma3. Tensors are streamed. A checkpoint with a setting that GGUF cannot
-express is refused.
+The architectures are llama, qwen2, qwen3, gemma3 and, for vectors of texts, bert. Tensors are streamed. A checkpoint
+with a setting that GGUF cannot express is refused.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,14 @@ from pathlib import Path
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, RequestError
 from edgedec.gguf.file import read_gguf
-from edgedec.gguf.safetensors import open_checkpoint
+from edgedec.gguf.pooling import number_of
+from edgedec.gguf.safetensors import open_checkpoint, read_json
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.gguf_writer import Entry, OutTensor, new_file, real_number, text, whole_number, write_gguf
+from edgedec_export.hf.bert import bert_parts
 from edgedec_export.hf.config import Config, read_config
+from edgedec_export.hf.pooling_modules import pooling_of_modules
 from edgedec_export.hf.tensors import gguf_tensors
 from edgedec_export.hf.tokenizer import tokenizer_entries
 
@@ -63,9 +66,8 @@ def convert(
         raise RequestError(f"type {type_name!r}: expected one of {', '.join(TYPES)}; export_gguf can make other types")
     if not folder.is_dir():
         raise ModelNotFoundError(f"{folder}: there is no such folder; pass the folder that holds config.json")
-    config = read_config(folder)
-    tensors = gguf_tensors(open_checkpoint(folder), config, TYPES[type_name.upper()], folder)
-    entries = _entries(config, folder, tensors) + tokenizer_entries(folder, config.n_vocab, config.token_ids)
+    architecture, tensors, entries = _parts(folder, TYPES[type_name.upper()])
+    entries = _file_entries(architecture, folder, tensors) + entries
     with new_file(out, force=force) as part:
         write_gguf(part, entries, tensors, on_progress=on_progress, cancel=cancel)
         if len(read_gguf(part).tensors) != len(tensors):
@@ -73,18 +75,36 @@ def convert(
     return out
 
 
-def _entries(config: Config, folder: Path, tensors: list[OutTensor]) -> list[Entry]:
-    """Return all metadata entries except those of the vocabulary."""
-    c, prefix = config, config.architecture
+def _parts(folder: Path, matrix_type: GGMLType | None) -> tuple[str, list[OutTensor], list[Entry]]:
+    """Return the architecture of a checkpoint, the tensors of its GGUF, and the metadata that is not of every GGUF."""
+    if read_json(folder / "config.json").get("model_type") == "bert":
+        return "bert", *bert_parts(folder, open_checkpoint(folder), matrix_type)
+    config = read_config(folder)
+    tensors = gguf_tensors(open_checkpoint(folder), config, matrix_type, folder)
+    entries = _entries(config) + tokenizer_entries(folder, config.n_vocab, config.token_ids)
+    if (pooling := pooling_of_modules(folder)) is not None:
+        entries.append((f"{config.architecture}.pooling_type", whole_number(number_of(pooling))))
+    return config.architecture, tensors, entries
+
+
+def _file_entries(architecture: str, folder: Path, tensors: list[OutTensor]) -> list[Entry]:
+    """Return the metadata entries that every GGUF has."""
     kinds = [tensor.type for tensor in tensors if len(tensor.shape) > 1]
     most = max(set(kinds), key=kinds.count).name
     file_type = next(number for number, name in FILE_TYPE_NAMES.items() if name == most)
-    entries = [
-        ("general.architecture", text(prefix)),
+    return [
+        ("general.architecture", text(architecture)),
         ("general.type", text("model")),
         ("general.name", text(folder.absolute().name)),
         ("general.file_type", whole_number(file_type)),
         ("general.quantization_version", whole_number(_QUANTIZATION_VERSION)),
+    ]
+
+
+def _entries(config: Config) -> list[Entry]:
+    """Return the metadata entries of a decoder's shape."""
+    c, prefix = config, config.architecture
+    entries = [
         (f"{prefix}.block_count", whole_number(c.n_layer)),
         (f"{prefix}.context_length", whole_number(c.n_ctx_train)),
         (f"{prefix}.embedding_length", whole_number(c.n_embd)),

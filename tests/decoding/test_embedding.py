@@ -9,7 +9,7 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.errors import CancelledError, PromptTooLongError, RequestError, UnsupportedModelError
+from edgedec.errors import CancelledError, PromptTooLongError, RequestError
 from edgedec.gguf.pooling import POOLINGS
 from edgedec.progress import CancelToken
 
@@ -27,7 +27,7 @@ def embedder(folder: Path, pooling: str, **more: Any) -> Path:
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_the_vectors_are_llama_cpps(pooling: str, tmp_path: Path) -> None:
-    """On both of our runtimes, for each pooling, of unit length, with the tokens around a text."""
+    """On all of our runtimes, for each pooling, of unit length, with the tokens around a text."""
     path = embedder(tmp_path, pooling)
     oracle = llama_cpp.Llama(str(path), embedding=True, n_ctx=512, n_batch=512, verbose=False)
     expected = np.array([oracle.embed(text, normalize=True) for text in TEXTS], np.float32)
@@ -38,6 +38,9 @@ def test_the_vectors_are_llama_cpps(pooling: str, tmp_path: Path) -> None:
         found = engine.embed(TEXTS)
     with edgedec.load(path, runtime="reference", n_ctx=512, draft="off") as engine:
         np.testing.assert_allclose(engine.embed(ids), found, atol=1e-4)
+    with edgedec.load(path, runtime="llamacpp") as engine:
+        assert (engine.card.pooling, engine.n_ctx, engine.card.n_embd) == (pooling, 512, 64)
+        np.testing.assert_allclose(engine.embed(TEXTS), expected, atol=1e-3)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-3)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
@@ -90,7 +93,7 @@ def test_a_model_that_writes_embeds_only_when_asked_to(tmp_path: Path) -> None:
 
 
 def test_an_embedding_model_writes_nothing(tmp_path: Path) -> None:
-    """It refuses to write, with a reason; runtimes that can't embed refuse it."""
+    """It refuses to write, with a reason."""
     path = embedder(tmp_path, "last")
     with edgedec.load(path, runtime="cpu", n_ctx=512, draft="off") as engine:
         with pytest.raises(RequestError, match="is an embedding model"):
@@ -106,5 +109,3 @@ def test_an_embedding_model_writes_nothing(tmp_path: Path) -> None:
         with pytest.raises(CancelledError):
             engine.embed(["x"], cancel=cancel)
         assert engine.embed([]).shape == (0, 64)
-    with pytest.raises(UnsupportedModelError, match="an embedding model"):
-        edgedec.load(path, runtime="llamacpp", n_ctx=512)

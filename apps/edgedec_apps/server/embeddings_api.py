@@ -214,10 +214,7 @@ async def _ids(lending: Lending, text: Text, engine: Engine, *, truncate: bool) 
         return text
     if not truncate:
         return await encode([text], lending.share, lambda: engine.prompt_ids(text))
-    most, tokenizer = engine.n_prompt_max, engine.tokenizer
-    ends = [token_id for token_id in tokenizer.encode("")[-1:] if tokenizer.is_end(token_id)]
-    ids = await encode([text], lending.share, lambda: tokenizer.encode(text, most=most))
-    return ids if len(ids) <= most else (*ids[: most - len(ends)], *ends)
+    return await encode([text], lending.share, lambda: engine.cut_ids(text))
 
 
 def _encoded(vector: NDArray[np.float32], form: str) -> list[float] | str:

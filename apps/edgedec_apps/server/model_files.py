@@ -9,7 +9,7 @@ from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.metadata import get_text
-from edgedec.gguf.trained_context import read_model_info
+from edgedec.gguf.trained_context import embeds_only, read_model_info
 from edgedec.loading.resolve import resolve
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.server.models import ModelFile, Recipe
@@ -41,4 +41,4 @@ def _read(path: Path, mtime_ns: int, n_bytes: int) -> ModelFile:
         template = get_text(read_gguf(header_path(path)), "tokenizer.chat_template")
     except EdgedecError:
         template = None
-    return ModelFile(path, read_model_info(path), mtime_ns / 1e9, template)
+    return ModelFile(path, read_model_info(path), mtime_ns / 1e9, template, embeds_only(path))

@@ -33,12 +33,14 @@ class ModelFile:
         info: The facts in the header of a GGUF; else None.
         modified_s: Time of the last change, in seconds since 1970.
         template: Source of the chat template in use, or None.
+        embeds: Whether the model was trained to embed texts, not to write them.
     """
 
     path: Path
     info: ModelInfo | None
     modified_s: float
     template: str | None
+    embeds: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ async def show(request: Request, service: Service) -> Response:
             "license": (file.info and file.info.license) or "",
             "details": _details(named, file.info),
             "model_info": _facts(file.info, loaded),
-            "capabilities": _capabilities(template, loaded),
+            "capabilities": ["embedding"] if file.embeds else _capabilities(template, loaded),
             "modified_at": timestamp(file.modified_s),
         }
     )

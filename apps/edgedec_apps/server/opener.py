@@ -14,7 +14,7 @@ from edgedec.api.options import Application, EngineOptions
 from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.api.wishes import engine_wishes, find_model
 from edgedec.errors import EdgedecError, ModelFormatError
-from edgedec.gguf.trained_context import read_model_info, trained_context
+from edgedec.gguf.trained_context import embeds_only, read_model_info, trained_context
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import REQUESTS, RESERVE, Cap, plan_wishes, plan_within, planning_bytes
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
@@ -130,7 +130,7 @@ class Opener:
             self._restore(engine, cache_file)
             template = engine.card.chat_template if options.chat_template is None else options.chat_template
             path = choice.path
-            file = ModelFile(path, read_model_info(path), path.stat().st_mtime, template)
+            file = ModelFile(path, read_model_info(path), path.stat().st_mtime, template, embeds_only(path))
         except BaseException:
             engine.close()
             raise

@@ -87,12 +87,8 @@ def gguf_tensors(
                 continue
             raise ModelFormatError(f"{path}: the tensor for {name!r} is missing; download the whole checkpoint")
         tensor = placed[name]
-        if tensor.shape != shapes[short] or tensor.dtype not in _FLOAT_NAMES:
-            raise ModelFormatError(
-                f"{tensor.path}: tensor {tensor.name!r} is {tensor.dtype}{list(tensor.shape)}, expected floats of "
-                f"{list(shapes[short])}; take the checkpoint that is not quantized, with its own config.json"
-            )
-        kind = _type(tensor, matrix_type)
+        require_floats(tensor, shapes[short])
+        kind = matrix_kind(tensor, matrix_type)
         tensors.append(OutTensor(name, tensor.shape[::-1], kind, partial(_pieces, tensor, short, kind, config)))
     return tensors
 
@@ -143,7 +139,25 @@ def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes | {"attn_output.weight": (c.n_embd, n_q), "ffn_down.weight": (c.n_embd, c.n_ff)}
 
 
-def _type(tensor: Tensor, matrix_type: GGMLType | None) -> GGMLType:
+def require_floats(tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ModelFormatError unless a tensor holds floats and has this shape."""
+    if tensor.shape != shape or tensor.dtype not in _FLOAT_NAMES:
+        raise ModelFormatError(
+            f"{tensor.path}: tensor {tensor.name!r} is {tensor.dtype}{list(tensor.shape)}, expected floats of "
+            f"{list(shape)}; take the checkpoint that is not quantized, with its own config.json"
+        )
+
+
+def float_pieces(tensor: Tensor, kind: GGMLType) -> Iterator[bytes]:
+    """Yield the bytes of a tensor that is converted to another type and not changed otherwise."""
+    if kind is GGMLType[tensor.dtype]:
+        yield from file_pieces(tensor.path, tensor.offset, tensor.n_bytes)
+        return
+    for rows in _rows(tensor, 1):
+        yield ENCODERS[kind](rows)
+
+
+def matrix_kind(tensor: Tensor, matrix_type: GGMLType | None) -> GGMLType:
     """Return the type that a tensor gets; rows that are not whole blocks of the type keep theirs."""
     if len(tensor.shape) == 1:
         return GGMLType.F32
@@ -155,8 +169,8 @@ def _pieces(tensor: Tensor, short: str, kind: GGMLType, config: Config) -> Itera
     """Yield a tensor's bytes in the GGUF."""
     permuted = config.architecture == "llama" and short.startswith(("attn_q.", "attn_k."))
     added_to_1 = config.architecture == "gemma3" and short.endswith("norm.weight")
-    if not permuted and not added_to_1 and kind is GGMLType[tensor.dtype]:
-        yield from file_pieces(tensor.path, tensor.offset, tensor.n_bytes)
+    if not permuted and not added_to_1:
+        yield from float_pieces(tensor, kind)
         return
     is_vector = len(tensor.shape) == 1
     for rows in _rows(tensor, 1 if is_vector or not permuted else config.head_dim):

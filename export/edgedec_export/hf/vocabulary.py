@@ -32,20 +32,24 @@ class Tokens:
 class TokenizerFiles:
     """The content of the two files; its errors name tokenizer.json.
 
+    Args:
+        folder: The checkpoint.
+        kind: The kind of tokenizer that is expected.
+
     Attributes:
         path: tokenizer.json.
         model, vocab: The parts of tokenizer.json with these names; vocab maps a token to its id.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: str = "BPE") -> None:
         self.path = folder / "tokenizer.json"
         self.json = read_json(self.path)
         model = self.json.get("model")
         vocab = model.get("vocab") if isinstance(model, dict) else None
         if not isinstance(model, dict) or not isinstance(vocab, dict) or not vocab:
             self.fail("it has no model with a vocab")
-        if model.get("type", "BPE") != "BPE":
-            self.refuse(f"its model is of the type {str(model.get('type'))[:40]!r}, expected 'BPE'")
+        if model.get("type", kind) != kind:
+            self.refuse(f"its model is of the type {str(model.get('type'))[:40]!r}, expected {kind!r}")
         if any(type(number) is not int or number < 0 for number in vocab.values()):
             self.fail("a token has an id that is not a whole number from 0 on")
         self.model: dict[str, Any] = model

@@ -32,6 +32,7 @@ class ContextOptions:
         n_threads: Threads of a forward.
         type_k, type_v: ggml's types of keys and values.
         flash_attention: True, False, or None for llama.cpp's choice.
+        embeds: Whether it returns the final states of tokens in place of logits; a text is then one micro-batch.
     """
 
     n_cells: int
@@ -41,6 +42,7 @@ class ContextOptions:
     type_k: int
     type_v: int
     flash_attention: bool | None
+    embeds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ def context_params(options: ContextOptions) -> Any:
     params.flash_attn_type = -1 if options.flash_attention is None else int(options.flash_attention)
     params.kv_unified = True  # coupled sequences (trees, forks) need one stream
     params.no_perf = True
+    if options.embeds:
+        params.embeddings = True
+        params.pooling_type = llama().LLAMA_POOLING_TYPE_NONE
+        # Attention that is not causal sees a whole text at once; every token has an output.
+        params.n_batch = params.n_ubatch = params.n_outputs_max = params.n_outputs_max_per_seq = params.n_ctx
     return params
 
 
@@ -111,12 +118,13 @@ class Context:
 
     def _make_batch(self, n_sequences: int) -> None:
         """Allocate the batch once; its arrays stay at their addresses."""
-        self._tokens = np.zeros(N_BATCH, np.int32)
-        self._positions = np.zeros(N_BATCH, np.int32)
-        self._n_ids = np.ones(N_BATCH, np.int32)
-        self._ids = np.zeros((N_BATCH, n_sequences), np.int32)
-        self._id_rows = (self._ids.ctypes.data + self._ids.strides[0] * np.arange(N_BATCH)).astype(np.uintp)
-        self._wanted = np.zeros(N_BATCH, np.int8)
+        n = max(N_BATCH, self.n_batch)
+        self._tokens = np.zeros(n, np.int32)
+        self._positions = np.zeros(n, np.int32)
+        self._n_ids = np.ones(n, np.int32)
+        self._ids = np.zeros((n, n_sequences), np.int32)
+        self._id_rows = (self._ids.ctypes.data + self._ids.strides[0] * np.arange(n)).astype(np.uintp)
+        self._wanted = np.zeros(n, np.int8)
         id_row = ctypes.POINTER(ctypes.c_int32)
         self._batch = self._api.llama_batch(
             n_tokens=0,
@@ -139,6 +147,26 @@ class Context:
             CancelledError: The model's Stop was set; drop the rows, as some may have been evaluated.
             ModelFormatError: A file that the weights are mapped from has changed, so that results are of no use.
         """
+        return [self._logits(start, stop) for start, stop in self._evaluate(parts)]
+
+    def final_states(self, tokens: NDArray[np.int32], n_embd: int) -> NDArray[np.float32]:
+        """Evaluate a text, int32[n], alone in a context that embeds, and return f32[n, n_embd], a state for each token.
+
+        Raises:
+            CancelledError, ContextFullError, ModelFormatError: As decode.
+        """
+        n = len(tokens)
+        if not 0 < n <= self.n_batch:
+            raise ContextFullError(f"a text has {n} tokens; the context has room for 1 to {self.n_batch}")
+        self.remove(0, 0)
+        self._evaluate([Part(tokens, np.arange(n, dtype=np.int32), (0,), np.ones(n, np.bool_))])
+        address = ctypes.cast(self._api.llama_get_embeddings(self._handle), ctypes.c_void_p).value
+        if not address:
+            raise RuntimeUnavailableError(f"llama.cpp returned no states: {last_complaint()}")
+        return _view(address, n, n_embd).copy()
+
+    def _evaluate(self, parts: Sequence[Part]) -> list[tuple[int, int]]:
+        """Evaluate parts together and return each part's first row and the row after its last; raises as decode."""
         n = 0
         spans = []
         for part in parts:
@@ -158,7 +186,7 @@ class Context:
             raise RuntimeUnavailableError(f"llama.cpp failed with code {code}: {last_complaint()}")
         if self._files is not None:
             self._files.check()
-        return [self._logits(start, stop) for start, stop in spans]
+        return spans
 
     def _fill(self, part: Part, start: int) -> None:
         stop = start + len(part.tokens)

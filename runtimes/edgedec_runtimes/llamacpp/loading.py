@@ -76,8 +76,8 @@ def check_options(options: LoadOptions) -> None:
         )
 
 
-def context_options(model: Any, options: LoadOptions, n_cells: int) -> ContextOptions:
-    """Return how to make a model's contexts of `n_cells` tokens.
+def context_options(model: Any, options: LoadOptions, n_cells: int, *, embeds: bool = False) -> ContextOptions:
+    """Return how to make a model's contexts of `n_cells` tokens, for final states in place of logits if it `embeds`.
 
     Trees and forks need sequence ids beside those of the sessions. A recurrent model gets none for them, as it would
     hold a state for each id.
@@ -85,7 +85,7 @@ def context_options(model: Any, options: LoadOptions, n_cells: int) -> ContextOp
     api = llama()
     recurrent = api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model)
     spare = 0 if recurrent or options.max_rows == 1 else _N_FORKS + options.max_rows
-    n_sequences = options.n_parallel + spare
+    n_sequences = 1 if embeds else options.n_parallel + spare
     if options.n_parallel <= (n_most := int(api.llama_max_parallel_sequences())):
         n_sequences = min(n_sequences, n_most)  # fewer leaves and forks; rows of a chain need no id of their own
     return ContextOptions(
@@ -96,6 +96,7 @@ def context_options(model: Any, options: LoadOptions, n_cells: int) -> ContextOp
         type_k=KV_TYPES[options.kv_type],
         type_v=KV_TYPES[options.kv_type],
         flash_attention=options.flash_attention,
+        embeds=embeds,
     )
 
 
@@ -153,8 +154,10 @@ def load(path: Path, options: LoadOptions) -> Any:
     raise UnsupportedModelError(f"llama.cpp does not load {path}: {complaint}; try another file of this model")
 
 
-def dry_run(path: Path, options: LoadOptions, n_ctx: int) -> DryRun:
+def dry_run(path: Path, options: LoadOptions, n_ctx: int, *, embeds: bool = False) -> DryRun:
     """Let llama.cpp load a model and make a context of `n_ctx` tokens without allocating weights or KV.
+
+    The context is for final states in place of logits if the model `embeds`.
 
     llama.cpp says the sizes in its log only; they are read from lines as the tested release writes them.
 
@@ -169,7 +172,7 @@ def dry_run(path: Path, options: LoadOptions, n_ctx: int) -> DryRun:
         if not model:
             raise UnsupportedModelError(f"llama.cpp does not load {path}: {last_complaint()}")
         try:
-            chosen = context_options(model, options, n_ctx * options.n_parallel)
+            chosen = context_options(model, options, n_ctx * (1 if embeds else options.n_parallel), embeds=embeds)
             context = api.llama_init_from_model(model, context_params(chosen))
             if not context:
                 raise UnsupportedModelError(f"llama.cpp makes no context for {path}: {last_complaint()}")

@@ -13,13 +13,16 @@ from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError
 from edgedec.gguf.consistency import require_consistent
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
-from edgedec.gguf.model_info import describe, require_text_decoder
+from edgedec.gguf.model_info import ModelInfo, describe, require_text_decoder
+from edgedec.gguf.model_kinds import is_embedder
+from edgedec.gguf.pooling import read_pooling
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.storage.probe_cache import cpu_name
+from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
@@ -86,8 +89,11 @@ class LlamaCpp:
 
         if options.planning_bytes is not None:
             terms(n_ctx, options.max_rows)  # the plan's dry run is still known; another one later would take memory
-        chosen = context_options(handle, options, n_ctx)
         files = MappedFiles(gguf.paths, mapped) if options.mmap else None
+        if is_embedder(gguf):
+            embedding = context_options(handle, options, _embedding_context(gguf, n_ctx), embeds=True)
+            return LlamaCppEncoder(handle, files, card, embedding, terms)
+        chosen = context_options(handle, options, n_ctx)
         return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, options.cache_dir)
 
     def report(self) -> RuntimeReport:
@@ -97,9 +103,9 @@ class LlamaCpp:
 
 
 def _read_runnable(path: Path) -> GGUF:
-    """Return the header of a text decoder; refuse one that would crash llama.cpp."""
+    """Return the header of a text decoder or of an embedding model; refuse one that would crash llama.cpp."""
     gguf = read_gguf(path)
-    require_text_decoder(gguf)
+    require_text_decoder(gguf, may_encode=True)
     if gguf.header_hash not in _consistent:  # a large vocabulary takes 0.2 s
         require_consistent(gguf)
         _consistent.append(gguf.header_hash)
@@ -119,12 +125,13 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
         architecture=info.architecture,
         runtime="llamacpp",
         n_vocab=api.llama_vocab_n_tokens(api.llama_model_get_vocab(handle)),
-        n_embd=api.llama_model_n_embd(handle),
+        n_embd=api.llama_model_n_embd_out(handle) if is_embedder(gguf) else api.llama_model_n_embd(handle),
         n_layer=api.llama_model_n_layer(handle),
         n_ctx_train=api.llama_model_n_ctx_train(handle),
         fingerprint=_fingerprint(gguf, options),
         chat_template=template.decode("utf-8", errors="replace") if template else None,
         sampling_defaults=info.sampling_defaults,
+        pooling=read_pooling(gguf, info.architecture),
     )
 
 
@@ -143,16 +150,18 @@ def _identity(gguf: GGUF) -> str:
 
 def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tuple[MemoryTerm, ...]:
     """Return the terms of the memory plan; `base_bytes` is what the process held before loading."""
-    sizes = _dry_run(gguf.paths[0], gguf.header_hash, _sizing_options(options), n_ctx)
+    embeds = is_embedder(gguf)
+    n_ctx = _embedding_context(gguf, n_ctx) if embeds else n_ctx
+    sizes = _dry_run(gguf.paths[0], gguf.header_hash, _sizing_options(options), n_ctx, embeds=embeds)
     info = describe(gguf)
-    probes = will_probe(_fingerprint(gguf, options), options.max_rows, options.cache_dir)
+    probes = not embeds and will_probe(_fingerprint(gguf, options), options.max_rows, options.cache_dir)
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
         _weights_term(gguf, options),
         MemoryTerm("weights (repacked)", _repacked_bytes(gguf) if sizes.repacks else 0, "a private copy"),
         MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),
         MemoryTerm("KV cache", sizes.kv_bytes, f"{counted(n_ctx, 'token')} × {options.n_parallel}, {options.kv_type}"),
-        MemoryTerm("logits", sizes.output_bytes, counted(options.max_rows, "row")),
+        _output_term(info, options, sizes, n_ctx if embeds else None),
         MemoryTerm("activations", sizes.compute_bytes + _GRAPH_BYTES, "compute buffer and graph"),
         MemoryTerm("first run", _PROBE_BYTES if probes else 0, "what finding out which rows are bit-equal leaves"),
     ]
@@ -165,9 +174,22 @@ def _sizing_options(options: LoadOptions) -> LoadOptions:
 
 
 @lru_cache(maxsize=16)
-def _dry_run(path: Path, _header_hash: str, options: LoadOptions, n_ctx: int) -> DryRun:
+def _dry_run(path: Path, _header_hash: str, options: LoadOptions, n_ctx: int, *, embeds: bool) -> DryRun:
     """Return the result of a dry run, an earlier one if there is one: a dry run takes memory, which may be short."""
-    return dry_run(path, options, n_ctx)
+    return dry_run(path, options, n_ctx, embeds=embeds)
+
+
+def _output_term(info: ModelInfo, options: LoadOptions, sizes: DryRun, n_embedded: int | None) -> MemoryTerm:
+    """Return the term of what forwards return; `n_embedded` is the longest text of an embedding model, else None."""
+    if n_embedded is None:
+        return MemoryTerm("logits", sizes.output_bytes, counted(options.max_rows, "row"))
+    n_bytes = 4 * n_embedded * (info.n_vocab + info.n_embd)  # measured: the room grows with the longest text so far
+    return MemoryTerm("states", n_bytes, f"{counted(n_embedded, 'token')}, with llama.cpp's room for their logits")
+
+
+def _embedding_context(gguf: GGUF, n_ctx: int) -> int:
+    """Return the tokens of an embedding model's context: at most as many as there are positions."""
+    return min(n_ctx, describe(gguf).n_ctx_train or n_ctx)
 
 
 def _least_terms(gguf: GGUF, options: LoadOptions) -> tuple[MemoryTerm, ...] | None:

@@ -4,12 +4,13 @@ import base64
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 import pytest
-from support.gguf_writer import write_gguf
 from support.running_server import Running, started
+from support.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
 from support.tiny_models import tiny_llama
 
 openai = pytest.importorskip("openai")
@@ -133,16 +134,61 @@ def test_what_is_refused(running: Running, path: str, fields: dict[str, Any], wo
     assert word in reply.text
 
 
-def test_an_encoder_is_refused_by_name(running: Running) -> None:
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of a tiny BERT and of a model that writes texts."""
+    pytest.importorskip("llama_cpp")
+    folder = tmp_path_factory.mktemp("encoder")
+    bert, chat = TinyBert().write_gguf(folder / "bert.gguf"), tiny_llama(folder / "chat.gguf")
+    with started(bert, chat, load_options={"runtime": "llamacpp"}, n_parallel=2) as running:
+        yield running
+
+
+def test_an_encoder(encoder: Running) -> None:
+    """A BERT has the vectors of numpy at all three addresses; long texts are cut or refused, and it writes nothing."""
+    weights, texts = TinyBert().weights(), ["some words", "of a text"]
+    expected = np.array([pooled(bert_states(weights, tiny_ids(text)), "mean") for text in texts])
+    with openai.OpenAI(base_url=f"{encoder.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        reply = client.embeddings.create(model="bert", input=texts)
+        found = np.array([entry.embedding for entry in reply.data], np.float32)
+        assert np.sum(found * expected, axis=1).min() > 0.99999
+        assert reply.usage.prompt_tokens == sum(len(tiny_ids(text)) for text in texts)
+        with pytest.raises(openai.BadRequestError, match="the context of 128"):
+            client.embeddings.create(model="bert", input="a " * 200)
+        with pytest.raises(openai.BadRequestError, match="is an embedding model"):
+            client.completions.create(model="bert", prompt="x")
+        assert client.completions.create(model="chat", prompt="x", max_tokens=1).usage is not None
+    client = ollama.Client(host=encoder.url, timeout=60)
+    assert np.array_equal(np.array(client.embed("bert", texts).embeddings, np.float32), found)
+    assert np.array_equal(np.array(client.embeddings("bert", texts[0]).embedding, np.float32), found[0])
+    assert client.embed("bert", "a " * 200).prompt_eval_count == 127
+    with pytest.raises(ollama.ResponseError, match="the context of 128"):
+        client.embed("bert", "a " * 200, truncate=False)
+    client._client.close()
+
+
+def test_an_encoder_is_unloaded_and_loaded_again(encoder: Running) -> None:
+    """keep_alive unloads it, the next request loads it, and its capability is told."""
+    client = ollama.Client(host=encoder.url, timeout=60)
+    first = client.embed("bert", "a", keep_alive=0).embeddings
+    deadline = monotonic() + 30
+    while "bert" in [entry.model for entry in client.ps().models] and monotonic() < deadline:
+        sleep(0.01)
+    assert "bert" not in [entry.model for entry in client.ps().models]
+    assert client.show("bert").capabilities == ["embedding"]
+    assert client.embed("bert", "a").embeddings == first
+    client._client.close()
+
+
+def test_a_reranker_is_refused_by_name(running: Running) -> None:
     """A model that no runtime runs is a 501 that says what it is, and the other models are as they were."""
     models = Path(os.environ["EDGEDEC_CACHE"]) / "models"
     models.mkdir(parents=True, exist_ok=True)
-    keys = {"general.architecture": "nomic-bert", "nomic-bert.pooling_type": 1}
-    path = write_gguf(models / "encoder.gguf", keys, {"token_embd.weight": np.zeros((4, 4), np.float32)})
+    path = TinyBert().write_gguf(models / "reranker.gguf", pooling_type=4)
     try:
-        reply = running.client.post("/v1/embeddings", json={"model": "encoder", "input": "x"})
+        reply = running.client.post("/v1/embeddings", json={"model": "reranker", "input": "x"})
     finally:
         path.unlink()
     assert (reply.status_code, reply.json()["error"]["code"]) == (501, "not_supported")
-    assert "an embedding or reranker model (an encoder) (architecture 'nomic-bert')" in reply.json()["error"]["message"]
+    assert "an embedding or reranker model (an encoder) (architecture 'bert')" in reply.json()["error"]["message"]
     assert running.client.post("/v1/embeddings", json={"input": "x"}).status_code == 200

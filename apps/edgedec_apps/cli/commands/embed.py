@@ -1,0 +1,131 @@
+"""edgedec embed: texts in, a vector for each out."""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgedec.errors import RequestError
+from edgedec.progress import CancelToken
+from edgedec_apps.cli import completion
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.options import (
+    AsJson,
+    LoadFlags,
+    ModelName,
+    Offline,
+    OutputFlags,
+    Quiet,
+    RuntimeName,
+    Threads,
+    model_option,
+    option,
+)
+from edgedec_apps.cli.prompt import argument_text, piped_lines
+from edgedec_apps.cli.terminal import write_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgedec.gguf.pooling import Pooling
+
+_VECTORS = "Vectors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedJob:
+    """The arguments and options of `edgedec embed`."""
+
+    model: ModelName
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT...",
+            help="The texts. Without any, each line of standard input that is not blank is one.",
+            show_default=False,
+        ),
+    ] = None
+    pooling: Annotated[
+        str | None,
+        option(
+            "--pooling",
+            help="How tokens become one vector: mean, cls or last (default: as the model was trained).",
+            metavar="NAME",
+            complete=completion.one_of("mean", "cls", "last"),
+            panel=_VECTORS,
+        ),
+    ] = None
+    dimensions: Annotated[
+        int | None,
+        option("--dimensions", help="Keep only the first N numbers of each vector.", metavar="N", panel=_VECTORS),
+    ] = None
+    truncate: Annotated[
+        bool, option("--truncate", help="Cut texts that are longer than the context.", panel=_VECTORS)
+    ] = False
+    runtime: RuntimeName = "auto"
+    context: Annotated[
+        int | None,
+        model_option("--context", "-c", help="Tokens of context (default: as trained, at most 4096).", metavar="N"),
+    ] = None
+    memory: Annotated[
+        str | None,
+        model_option("--memory", help="Most memory of the process, such as 900MB or 1.5GiB.", metavar="SIZE"),
+    ] = None
+    threads: Threads = None
+    offline: Offline = False
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+
+def command(job: EmbedJob) -> None:
+    """Make a vector of length 1 of each text; standard output gets a JSON array of numbers a line.
+
+    MODEL is an embedding model. A model that writes texts embeds only with --pooling: its hidden states say something
+    of a text, but less than an embedding model's.
+    """
+    from edgedec.memory_plan import parse_size
+
+    if job.texts:
+        texts = [argument_text(text, "a text") or "" for text in job.texts]
+    else:
+        texts = list(piped_lines(None if job.memory is None else parse_size(job.memory)))
+    if not all(texts) or not texts:
+        raise RequestError("there is no text, or an empty one; give texts as arguments or as lines of standard input")
+    vectors, n_tokens = interruptible(lambda cancel: _embed(job, texts, cancel))
+    if job.as_json:
+        write_json({"model": job.model, "vectors": vectors.tolist(), "n_tokens": n_tokens})
+        return
+    for vector in vectors:
+        typer.echo(json.dumps([float(f"{number:.7g}") for number in vector.tolist()]))
+
+
+def _embed(job: EmbedJob, texts: list[str], cancel: CancelToken) -> "tuple[NDArray[np.float32], int]":
+    """Load the model and return the vectors of the texts, and the number of their tokens."""
+    from edgedec_apps.cli.opening import open_model
+
+    flags = LoadFlags(
+        runtime=job.runtime,
+        context=job.context,
+        memory=job.memory,
+        threads=job.threads,
+        draft="off",
+        offline=job.offline,
+    )
+    with open_model(job.model, flags, OutputFlags(quiet=job.quiet), cancel, one_request=True) as engine:
+        all_ids = [engine.cut_ids(text) if job.truncate else engine.prompt_ids(text) for text in texts]
+        vectors = engine.embed(all_ids, pooling=_pooling(job.pooling), dimensions=job.dimensions, cancel=cancel)
+        return vectors, sum(map(len, all_ids))
+
+
+def _pooling(name: str | None) -> "Pooling | None":
+    """Return the pooling of that name (RequestError where there is none)."""
+    from edgedec.gguf.pooling import POOLINGS
+
+    for known in POOLINGS:
+        if known == name:
+            return known
+    if name is not None:
+        raise RequestError(f"--pooling is {name!r}; it must be {', '.join(POOLINGS)}")
+    return None

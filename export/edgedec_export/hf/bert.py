@@ -1,0 +1,229 @@
+"""Convert a BERT checkpoint to the parts of a GGUF: configuration, tensors and WordPiece vocabulary.
+
+BERT: Devlin et al. 2018, arXiv:1810.04805. A folder of sentence-transformers (Reimers and Gurevych 2019,
+arXiv:1908.10084) also says how the vectors of the tokens become one vector of the text; modules.json names that step.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from edgedec.errors import ModelFormatError, UnsupportedModelError
+from edgedec.gguf.config_values import ConfigValues, shown
+from edgedec.gguf.pooling import Pooling, number_of
+from edgedec.gguf.safetensors import Tensor, read_json
+from edgedec.gguf.tensor_types import GGMLType
+from edgedec_export.gguf_writer import Entry, OutTensor, boolean, int32s, real_number, text, texts, whole_number
+from edgedec_export.hf.pooling_modules import pooling_of_modules
+from edgedec_export.hf.tensors import float_pieces, matrix_kind, require_floats
+from edgedec_export.hf.vocabulary import CONTROL, NORMAL, SPACE, UNUSED, TokenizerFiles, steps
+
+_OUTER = {
+    "embeddings.word_embeddings.weight": "token_embd.weight",
+    "embeddings.position_embeddings.weight": "position_embd.weight",
+    "embeddings.token_type_embeddings.weight": "token_types.weight",
+    "embeddings.LayerNorm.weight": "token_embd_norm.weight",
+    "embeddings.LayerNorm.bias": "token_embd_norm.bias",
+}
+_LAYER = {
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+_LAYER_NAME = re.compile(r"encoder\.layer\.(0|[1-9]\d{0,5})\.(.+)\.(weight|bias)")
+# What a text's vector is not made of: the pooler of the next-sentence task, the head of pre-training, a buffer.
+_UNUSED = re.compile(r"(pooler\.|cls\.|embeddings\.position_ids).*")
+# llama.cpp adds the first row of the token types to floats, and has no addition of another type.
+_ALWAYS_F32 = ("token_types.weight", "position_embd.weight")
+_REMEDY = "llama.cpp computes no such BERT; take a ready-made GGUF of the model, or another model"
+_ROLES = {"[CLS]": ("bos", "cls"), "[SEP]": ("eos", "seperator"), "[UNK]": ("unknown",)}
+_ROLES |= {"[PAD]": ("padding",), "[MASK]": ("mask",)}
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig:
+    """The shape and settings of a BERT.
+
+    Attributes:
+        pooling: How the vectors of tokens become one of the text; None where the folder does not say it.
+    """
+
+    n_ctx_train: int
+    n_vocab: int
+    n_types: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_ff: int
+    norm_epsilon: float
+    pooling: Pooling | None
+
+
+def bert_parts(
+    folder: Path, found: Mapping[str, Tensor], matrix_type: GGMLType | None
+) -> tuple[list[OutTensor], list[Entry]]:
+    """Return the tensors and the metadata of the GGUF of a BERT, except the keys that every GGUF has.
+
+    Args:
+        folder: The checkpoint.
+        found: Its tensors.
+        matrix_type: Type of the matrices; None keeps their types. Vectors and positions become F32.
+
+    Raises:
+        ModelNotFoundError: A file is missing.
+        ModelFormatError: A file is damaged, or two files contradict each other.
+        UnsupportedModelError: A setting, a module or the tokenizer can't be converted.
+        StorageError: A file can't be read.
+    """
+    config = read_bert_config(folder)
+    tensors = _tensors(found, config, matrix_type, folder)
+    return tensors, [*_entries(config), *_vocabulary(folder, config.n_vocab)]
+
+
+def read_bert_config(folder: Path) -> BertConfig:
+    """Return the configuration of a folder's config.json and of its pooling (raises what bert_parts raises)."""
+    path = folder / "config.json"
+    given = {key: value for key, value in read_json(path).items() if value is not None}
+    values = ConfigValues(path, given, _REMEDY)
+    for key, expected in {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}.items():
+        if given.get(key, expected) != expected:
+            values.refuse(key, f"expected {expected}")
+    config = BertConfig(
+        n_ctx_train=values.whole("max_position_embeddings", 512),
+        n_vocab=values.whole("vocab_size", 30522),
+        n_types=values.whole("type_vocab_size", 2),
+        n_embd=values.whole("hidden_size", 768),
+        n_layer=values.whole("num_hidden_layers", 12, most=4096),
+        n_head=values.whole("num_attention_heads", 12),
+        n_ff=values.whole("intermediate_size", 3072),
+        norm_epsilon=values.number("layer_norm_eps", 1e-12),
+        pooling=pooling_of_modules(folder),
+    )
+    if config.n_embd % config.n_head:
+        values.fail(f"{config.n_head} heads can't share {config.n_embd} numbers evenly")
+    return config
+
+
+def _entries(config: BertConfig) -> list[Entry]:
+    entries = [
+        ("bert.block_count", whole_number(config.n_layer)),
+        ("bert.context_length", whole_number(config.n_ctx_train)),
+        ("bert.embedding_length", whole_number(config.n_embd)),
+        ("bert.feed_forward_length", whole_number(config.n_ff)),
+        ("bert.attention.head_count", whole_number(config.n_head)),
+        ("bert.attention.layer_norm_epsilon", real_number(config.norm_epsilon)),
+        ("bert.attention.causal", boolean(False)),
+        ("tokenizer.ggml.token_type_count", whole_number(config.n_types)),
+    ]
+    if config.pooling is not None:
+        entries.append(("bert.pooling_type", whole_number(number_of(config.pooling))))
+    return entries
+
+
+def _tensors(
+    found: Mapping[str, Tensor], config: BertConfig, matrix_type: GGMLType | None, folder: Path
+) -> list[OutTensor]:
+    shapes = _shapes(config)
+    placed: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        plain = name.removeprefix("bert.")
+        if _UNUSED.fullmatch(plain):
+            continue
+        layer = _LAYER_NAME.fullmatch(plain)
+        target = _OUTER.get(plain)
+        if layer and layer[2] in _LAYER:
+            target = f"blk.{layer[1]}.{_LAYER[layer[2]]}.{layer[3]}"
+        if target not in shapes or target in placed:
+            raise UnsupportedModelError(
+                f"{folder}: tensor {name!r} does not belong to a BERT of {config.n_layer} layers, or occurs twice"
+            )
+        placed[target] = tensor
+    tensors = []
+    for name, shape in shapes.items():
+        if name not in placed:
+            raise ModelFormatError(f"{folder}: the tensor for {name!r} is missing; download the whole checkpoint")
+        tensor = placed[name]
+        require_floats(tensor, shape)
+        kind = GGMLType.F32 if name in _ALWAYS_F32 else matrix_kind(tensor, matrix_type)
+        tensors.append(OutTensor(name, tensor.shape[::-1], kind, partial(float_pieces, tensor, kind)))
+    return tensors
+
+
+def _shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    """Return all tensors of the GGUF, in the order of a forward, with their shapes in the checkpoint's order."""
+    e, f = config.n_embd, config.n_ff
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (config.n_vocab, e),
+        "position_embd.weight": (config.n_ctx_train, e),
+        "token_types.weight": (config.n_types, e),
+        "token_embd_norm.weight": (e,),
+        "token_embd_norm.bias": (e,),
+    }
+    sizes = {"ffn_up": (f, e), "ffn_down": (e, f)}
+    for i in range(config.n_layer):
+        for short in _LAYER.values():
+            weight = (e,) if short.endswith("_norm") else sizes.get(short, (e, e))
+            shapes |= {f"blk.{i}.{short}.weight": weight, f"blk.{i}.{short}.bias": weight[:1]}
+    return shapes
+
+
+def _vocabulary(folder: Path, n_vocab: int) -> list[Entry]:
+    """Return the entries of a WordPiece vocabulary.
+
+    llama.cpp writes a space before the tokens that begin a word; tokenizer.json has ## before the others.
+    """
+    files = TokenizerFiles(folder, "WordPiece")
+    _check_rules(files)
+    by_id = {number: token for token, number in files.vocab.items()}
+    if len(by_id) != len(files.vocab) or max(by_id) >= n_vocab:
+        files.fail(f"its tokens don't have the ids below {n_vocab}, each once")
+    special = {entry.get("content") for entry in files.json.get("added_tokens") or [] if isinstance(entry, dict)}
+    unlisted = sorted(str(token)[:40] for token in special if token not in files.vocab)
+    if unlisted:
+        files.refuse(f"its added token {unlisted[0]!r} is not in its vocabulary")
+    missing = [token for token in ("[CLS]", "[SEP]", "[UNK]") if token not in files.vocab]
+    if missing:
+        files.refuse(f"it has no token {missing[0]}")
+    shown_tokens, kinds = [], []
+    for number in range(n_vocab):
+        token = by_id.get(number)
+        is_control = token in special or token in _ROLES
+        kinds.append(UNUSED if token is None else CONTROL if is_control else NORMAL)
+        if token is None:
+            token = f"[PAD{number}]"
+        elif not is_control:
+            token = token[2:] if token.startswith("##") and len(token) > 2 else SPACE + token
+        shown_tokens.append(token.encode(errors="replace"))
+    if len(set(shown_tokens)) < n_vocab:
+        files.refuse("two of its tokens differ in ## alone from the form that llama.cpp keeps them in")
+    entries = [
+        ("tokenizer.ggml.model", text("bert")),
+        ("tokenizer.ggml.tokens", texts(shown_tokens)),
+        ("tokenizer.ggml.token_type", int32s(kinds)),
+    ]
+    for token, roles in _ROLES.items():
+        if token in files.vocab:
+            entries += [(f"tokenizer.ggml.{role}_token_id", whole_number(files.vocab[token])) for role in roles]
+    return entries
+
+
+def _check_rules(files: TokenizerFiles) -> None:
+    """Refuse rules that llama.cpp's WordPiece does not have: it writes letters small and takes accents off."""
+    normalizers = steps(files.json.get("normalizer"), "normalizers")
+    rules = normalizers[0] if normalizers else {}
+    if [step.get("type") for step in normalizers] != ["BertNormalizer"]:
+        files.refuse(f"its normalizer is {shown(files.json.get('normalizer'))}, expected BertNormalizer")
+    if rules.get("lowercase") is not True or rules.get("strip_accents") is False:
+        files.refuse("it keeps capital letters or accents, which llama.cpp's WordPiece does not")
+    pre = [step.get("type") for step in steps(files.json.get("pre_tokenizer"), "pretokenizers")]
+    if pre != ["BertPreTokenizer"]:
+        files.refuse(f"its pre_tokenizer is {shown(pre)}, expected BertPreTokenizer")
+    if files.model.get("continuing_subword_prefix", "##") != "##":
+        files.refuse(f"its model has continuing_subword_prefix {shown(files.model['continuing_subword_prefix'])}")

@@ -1,0 +1,126 @@
+"""A GGUF that was trained to embed texts, loaded by llama.cpp: it returns the final states of a text's tokens.
+
+Each text is evaluated alone, in one micro-batch, so that its states depend on nothing else.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import CapabilityError, OptionError
+from edgedec.memory_plan import MemoryTerm
+from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
+from edgedec.progress import OnProgress
+from edgedec_runtimes.llamacpp.context import Context, ContextOptions
+from edgedec_runtimes.llamacpp.library import llama
+from edgedec_runtimes.llamacpp.tokenizer import LlamaCppTokenizer
+from edgedec_runtimes.shared.library_model import LibraryModel
+from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.shared.own_session import OwnSession
+from edgedec_runtimes.shared.session_state import CheckedItem
+
+_NO_ROWS = np.empty(0, np.int32)
+
+
+class LlamaCppEncoder(LibraryModel[Any, "EncoderSession"]):
+    """Implements edgedec.model.Model; its sessions have `final_states` and no other forwards.
+
+    One context serves all sessions, as no session keeps anything in it.
+    """
+
+    batch_invariant = 1
+
+    def __init__(
+        self,
+        handle: Any,
+        files: MappedFiles | None,
+        card: ModelCard,
+        options: ContextOptions,
+        terms: Callable[[int, int], tuple[MemoryTerm, ...]],
+    ) -> None:
+        """Take over a loaded model, whose weights are mapped from `files` where these are given."""
+        contexts: list[Context] = []
+        super().__init__(
+            handle,
+            card,
+            Capabilities(rollback=False, exact_trees=False, final_states=True, max_rows=1),
+            LlamaCppTokenizer(self._vocabulary),
+            terms,
+            partial(_free, handle, contexts, files),
+        )
+        self._finalizer.atexit = True  # llama.cpp's GPU back ends want their memory back before the process ends
+        self._n_ctx = options.n_cells
+        contexts.append(Context(handle, card.n_vocab, options, self.stop, files))
+        self._context = contexts[0]
+
+    def session(self, n_ctx: int) -> "EncoderSession":
+        """Open a session for texts of at most `n_ctx` tokens (OptionError where the model was loaded for fewer)."""
+        if not 1 <= n_ctx <= self._n_ctx:
+            raise OptionError("n_ctx", n_ctx, f"the model was loaded for texts of 1 to {self._n_ctx} tokens")
+        with self.lock:
+            return self.adopt(EncoderSession(self, n_ctx, n_layer=1))
+
+    def final_states(self, session: "EncoderSession", tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return f32[n, n_embd], the final state of each token of a text; see edgedec.model.Session."""
+        with self.lock:
+            outer = self.stop.running
+            try:
+                item = CheckedItem(session, 0, tokens, None, len(tokens), 0, None, None, _NO_ROWS, (), False)
+                self.stop.running = (*outer, item)
+                return self._context.final_states(tokens, self.card.n_embd)
+            finally:
+                self.stop.leave(outer)
+
+    def _vocabulary(self) -> Any:
+        """Return the native vocabulary; does not wait for a forward (SessionError once the model is closed)."""
+        self.lock.check()
+        return llama().llama_model_get_vocab(self.handle)
+
+
+class EncoderSession(OwnSession):
+    """Implements edgedec.model.Session, of which it has the length of texts, cancelling and `final_states`."""
+
+    _model: LlamaCppEncoder
+
+    def final_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return f32[n, n_embd], the final state of each token of a text; see edgedec.model.Session."""
+        with self.using():
+            return self._model.final_states(self, tokens)
+
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+        """Raise CapabilityError: an embedding model has no logits."""
+        raise CapabilityError(
+            f"{self._model.card.name!r} is an embedding model, which has no logits; use embed(), or load another model"
+        )
+
+    def exact_rows(self, n_past: int) -> None:
+        """Return None: the model has no steps."""
+        return
+
+    def has_exact_rows(self, n_past: int, n_rows: int) -> Literal[False]:
+        """Return False: the model has no steps."""
+        return False
+
+    def _fork(self) -> NoReturn:
+        self._model.capabilities.require("fork", self._model.card.runtime)
+        raise AssertionError("the capability is not declared")
+
+    def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
+        return ()
+
+    def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> Literal[True]:
+        return True
+
+    def _free(self) -> None:
+        return
+
+
+def _free(handle: Any, contexts: list[Context], files: MappedFiles | None) -> None:
+    if files is not None:
+        files.close()
+    for context in contexts:
+        context.close()
+    llama().llama_model_free(handle)

@@ -1,0 +1,47 @@
+"""edgedec embed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.command_line import run_here
+from support.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
+
+pytest.importorskip("llama_cpp")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT that pools by the mean."""
+    return TinyBert().write_gguf(tmp_path_factory.mktemp("embed") / "bert.gguf")
+
+
+def test_a_vector_a_line(bert: Path) -> None:
+    """Texts come from the arguments or from the lines of standard input; the vectors are numpy's."""
+    weights, texts = TinyBert().weights(), ["some words", "of a text"]
+    expected = np.array([pooled(bert_states(weights, tiny_ids(text)), "mean") for text in texts])
+    for words, stdin in (
+        ((*texts, "--runtime", "llamacpp"), b""),
+        (("--runtime", "auto"), b"some words\n\nof a text\n"),
+    ):
+        result = run_here("embed", bert, *words, stdin=stdin)
+        found = np.array([json.loads(line) for line in result.out.splitlines()])
+        assert np.sum(found * expected, axis=1).min() > 0.99999
+    first = run_here("embed", bert, "a", "--json", "--dimensions", "3", "--pooling", "cls", "--runtime", "auto")
+    document = json.loads(first.out)
+    assert (len(document["vectors"][0]), document["n_tokens"]) == (3, 3)
+
+
+def test_what_is_refused(bert: Path, model: Path) -> None:
+    """No text, an empty one, one that is too long unless it may be cut, and a model that writes texts."""
+    auto = ("--runtime", "auto")
+    run_here("embed", bert, *auto).failed(40, "there is no text")
+    run_here("embed", bert, "", *auto).failed(40, "an empty one")
+    run_here("embed", bert, "a " * 200, *auto).failed(41, "the context of 128")
+    assert run_here("embed", bert, "a " * 200, "--truncate", *auto).code == 0
+    run_here("embed", bert, "a", "--pooling", "max", *auto).failed(40, "mean, cls, last")
+    run_here("embed", bert, "a", "--dimensions", "65", *auto).failed(40, "it must be 1 to 64")
+    run_here("embed", model, "a", *auto).failed(40, "was not trained to embed")
+    assert run_here("embed", model, "a", "--pooling", "mean", "--runtime", "cpu").code == 0
+    run_here("run", bert, "a", *auto).failed(40, "is an embedding model")

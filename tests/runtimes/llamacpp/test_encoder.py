@@ -1,0 +1,166 @@
+"""Encoders (BERT) on the llamacpp runtime: their vectors are those of plain numpy."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
+
+import edgedec
+from edgedec.errors import (
+    CancelledError,
+    CapabilityError,
+    EdgedecError,
+    ModelFormatError,
+    OptionError,
+    PromptTooLongError,
+    RequestError,
+    SessionError,
+    UnsupportedModelError,
+)
+from edgedec.model import LoadOptions
+from edgedec.progress import CancelToken
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
+
+pytest.importorskip("llama_cpp")
+
+TEXTS = ["a", "some words of a text", "longer " * 15]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT that pools by the mean."""
+    return TinyBert().write_gguf(tmp_path_factory.mktemp("bert") / "bert.gguf")
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (2, "cls"), (3, "last")])
+def test_the_vectors_are_those_of_numpy(number: int, pooling: str, tmp_path: Path) -> None:
+    """For each pooling that a file names; the tokens are the pieces of the words between [CLS] and [SEP]."""
+    bert = TinyBert(seed=number)
+    weights = bert.weights()
+    with edgedec.load(bert.write_gguf(tmp_path / "bert.gguf", pooling_type=number)) as engine:
+        assert (engine.card.runtime, engine.card.pooling, engine.n_ctx) == ("llamacpp", pooling, 128)
+        assert [list(engine.prompt_ids(text)) for text in TEXTS] == [tiny_ids(text) for text in TEXTS]
+        found = engine.embed(TEXTS)
+        expected = np.array([pooled(bert_states(weights, tiny_ids(text)), pooling) for text in TEXTS])
+        assert np.sum(found * expected, axis=1).min() > 0.99999
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+        other = engine.embed(TEXTS, pooling="cls", dimensions=8)
+        first = np.array([bert_states(weights, tiny_ids(text))[0, :8] for text in TEXTS])
+        first /= np.linalg.norm(first, axis=1, keepdims=True)
+        np.testing.assert_allclose(other, first, atol=2e-3)
+
+
+def test_a_vector_depends_on_its_text_alone(model: Path) -> None:
+    """Alone, among others and beside other threads, a text's vector has the same bits."""
+    with edgedec.load(model, n_parallel=2) as engine:
+        alone = np.concatenate([engine.embed([text]) for text in TEXTS])
+        together: list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = []
+        threads = [threading.Thread(target=lambda: together.append(engine.embed(TEXTS))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert np.array_equal(engine.embed(TEXTS[::-1])[::-1], alone)
+        assert [np.array_equal(each, alone) for each in together] == [True, True]
+
+
+def test_a_file_without_a_pooling(tmp_path: Path) -> None:
+    """One is asked for by name."""
+    bert = TinyBert()
+    for pooling_type in (None, 0):
+        with edgedec.load(bert.write_gguf(tmp_path / "bert.gguf", pooling_type=pooling_type)) as engine:
+            with pytest.raises(RequestError, match="by a pooling"):
+                engine.embed(["a"])
+            assert engine.embed(["a"], pooling="mean").shape == (1, 64)
+            with pytest.raises(RequestError, match="writes no texts"):
+                engine.generate("a")
+
+
+def test_a_text_that_does_not_fit(model: Path) -> None:
+    """It is refused, or cut where that is asked for; no context is longer than the positions that the model has."""
+    with edgedec.load(model, n_ctx=4096) as engine:
+        assert engine.n_ctx == 128
+        with pytest.raises(PromptTooLongError, match="the context of 128"):
+            engine.embed(["a " * 200])
+        cut = engine.cut_ids("a " * 200)
+        assert (len(cut), cut[0], cut[-1], cut[:3]) == (127, 2, 3, engine.cut_ids("a a")[:3])
+        assert engine.embed([cut]).shape == (1, 64)
+        assert engine.cut_ids("a") == engine.prompt_ids("a")
+        for ids, error in (((), RequestError), ((56,) * 129, PromptTooLongError), ((999,), RequestError)):
+            with pytest.raises(error):
+                engine.embed([ids])
+
+
+def test_cancelling_and_closing(model: Path, tmp_path: Path) -> None:
+    """A cancelled work raises; after close() there is no more; an empty prompt cache is saved and loaded."""
+    cancel = CancelToken()
+    cancel.cancel()
+    with edgedec.load(model) as engine:
+        with pytest.raises(CancelledError):
+            engine.embed(["a"], cancel=cancel)
+        engine.save_prompt_cache(tmp_path / "cache")
+        assert engine.load_prompt_cache(tmp_path / "cache") == 0
+        session = engine.session()
+    with pytest.raises(SessionError):
+        engine.embed(["a"])
+    with pytest.raises(SessionError):
+        session.final_states(np.array([2, 3], np.int32))
+
+
+def test_the_runtime_alone(model: Path) -> None:
+    """It refuses contexts beyond the positions, forwards, forks, and states of a model that writes."""
+    with LlamaCpp().load(model, LoadOptions(n_ctx=4096)) as loaded:
+        with pytest.raises(OptionError, match="1 to 128"):
+            loaded.session(129)
+        session = loaded.session(64)
+        with pytest.raises(CapabilityError, match="has no logits"):
+            session.forward(np.array([2], np.int32), n_past=0)
+        with pytest.raises(CapabilityError):
+            session.fork()
+        assert (session.exact_rows(0), session.has_exact_rows(0, 2), session.n_cached) == (None, False, 0)
+
+
+def test_the_plan_holds_what_the_longest_text_takes(model: Path) -> None:
+    """The states, and the logits that llama.cpp has room for; nothing for a KV cache or a probe."""
+    terms = {term.name: term.n_bytes for term in LlamaCpp().plan(model, LoadOptions())}
+    assert terms["states"] == 4 * 128 * (57 + 64)
+    assert not {"KV cache", "logits", "first run"} & terms.keys()
+    with edgedec.load(model, memory="400MB", grammars=True) as engine:
+        assert "vocabulary of grammars" not in {term.name for term in engine.plan.terms}
+        assert engine.plan.fits
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "word"),
+    [
+        ({"bert.pooling_type": 4}, UnsupportedModelError, "reranker"),
+        ({"bert.attention.layer_norm_epsilon": 2.0}, ModelFormatError, "layer_norm_epsilon"),
+        ({"bert.context_length": 512}, UnsupportedModelError, "does not load"),
+        ({"bert.block_count": 3}, UnsupportedModelError, "does not load"),
+        ({"tokenizer.ggml.seperator_token_id": 900}, ModelFormatError, "seperator"),
+    ],
+)
+def test_a_file_that_contradicts_itself(
+    more: dict[str, object], error: type[EdgedecError], word: str, tmp_path: Path
+) -> None:
+    """It is refused before llama.cpp could fail on it."""
+    path = TinyBert().write_gguf(tmp_path / "bert.gguf", more=more)
+    with pytest.raises(error, match=word):
+        edgedec.load(path, runtime="llamacpp")
+
+
+def test_token_types_that_llama_cpp_could_not_add(tmp_path: Path) -> None:
+    """llama.cpp would end the process on them, so they must be F32."""
+
+    class HalfTypes(TinyBert):
+        def weights(self) -> dict[str, Any]:
+            name = "embeddings.token_type_embeddings.weight"
+            found = TinyBert.weights(self)
+            return found | {name: found[name].astype(np.float16)}
+
+    path = HalfTypes().write_gguf(tmp_path / "bert.gguf")
+    with pytest.raises(ModelFormatError, match=r"token_types\.weight is of the type F16"):
+        edgedec.load(path, runtime="llamacpp")
