@@ -227,6 +227,7 @@ class DraftContext:
         constraint: The grammar that the text keeps to, or None. A drafter may ask it for the tokens that are allowed,
             in draft() and in no other thread; nodes that it rules out are removed from every draft in any case.
         shape: How a drafter that evaluates a model branches, so that the rule verifies its drafts exactly.
+        predicted: Tokens that the request expects the text to have; they may be wrong.
     """
 
     target: Session
@@ -241,6 +242,7 @@ class DraftContext:
     recorder: ForwardLog | None = None
     constraint: Constraint | None = None
     shape: TreeShape = ONE_CHAIN
+    predicted: tuple[int, ...] = ()
 
 
 class Drafter(Protocol):

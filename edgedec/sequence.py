@@ -76,6 +76,7 @@ class Request:
         record: `(half-layers)` -> the share of a token's bytes that these half-layers of the target read. With
             this function, the proposals of the drafters at every position are recorded, and no draft is verified. With
             None, nothing is recorded.
+        predicted_ids: Tokens that the text is expected to have. Drafters look them up; the text is the same without.
     """
 
     prompt_ids: tuple[int, ...]
@@ -85,6 +86,7 @@ class Request:
     draft: bool = True
     rule: str = COUPLED
     record: Callable[[LayerSet], float] | None = None
+    predicted_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.reuse not in ("exact", "longest"):

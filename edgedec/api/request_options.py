@@ -48,6 +48,8 @@ class RequestOptions(SamplingOptions, total=False):
         json_schema: The same as grammar=Grammar.json_schema(...): an object, or the text of one.
         json_close: Keep the last of max_tokens, or of the context, to complete the JSON (or the text of any grammar).
             The text is the same as without, as long as the shortest completion found still fits.
+        prediction: What much of the text is expected to be, such as the file that it changes, as text or token ids: the
+            suffix drafter looks drafts up in its first n_ctx tokens. The text is the same with any prediction.
         on_progress: Called while the prompt is read.
     """
 
@@ -57,6 +59,7 @@ class RequestOptions(SamplingOptions, total=False):
     grammar: Grammar | None
     json_schema: JsonSchema | None
     json_close: bool
+    prediction: Prompt | None
     on_progress: OnProgress | None
 
 

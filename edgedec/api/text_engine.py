@@ -30,6 +30,8 @@ from edgedec.sequence import COUPLED, Generation, Request
 from edgedec.sessions.forks import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
 
+_PREDICTED_CHARACTERS = 16  # of a prediction, for each token of the context: more would hardly be looked up
+
 
 class TextEngine:
     """A loaded model that continues texts. Several threads may use it.
@@ -128,7 +130,7 @@ class TextEngine:
             prompt: The text or the token ids to go on from.
             cancel: Stops the generation, from any thread.
             **options: Those of edgedec.api.request_options.RequestOptions: the fields of SamplingParams, and reuse,
-                draft, verify, grammar, json_schema, json_close and on_progress.
+                draft, verify, grammar, json_schema, json_close, prediction and on_progress.
 
         Raises:
             PromptTooLongError: The prompt does not fit the context.
@@ -191,9 +193,10 @@ class TextEngine:
         reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
         close = options.pop("json_close", False)
         grammar = options.pop("grammar", None), options.pop("json_schema", None)
+        predicted_ids = self._predicted_ids(options.pop("prediction", None))
         request = self._request(prompt, cast(SamplingOptions, options))
         require_rule(rule)
-        request = replace(request, reuse=reuse, draft=draft, rule=rule)
+        request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted_ids)
         chosen = chosen_grammar(*grammar, close=close)
         bias = request.sampling.logit_bias
 
@@ -211,6 +214,16 @@ class TextEngine:
             )
         token_ids, sampling = self.prompt_ids(prompt), self.sampling(**options)
         return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)
+
+    def _predicted_ids(self, prediction: Prompt | None) -> tuple[int, ...]:
+        """Return the token ids of what a text is expected to have, at most as many as the context has tokens."""
+        if isinstance(prediction, str):
+            begin = prediction[: _PREDICTED_CHARACTERS * self.n_ctx]
+            prediction = self.tokenizer.encode(begin, add_special=False, most=self.n_ctx)
+        ids = as_token_ids(prediction or ())[: self.n_ctx]
+        if not all(0 <= token_id < self.card.n_vocab for token_id in ids):
+            raise RequestError(f"the prediction holds a token id outside the vocabulary of {self.card.n_vocab}")
+        return ids
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return a prompt's token ids.

@@ -163,6 +163,7 @@ def open_policy(
         recorder=recorder,
         constraint=constraint,
         shape=shape,
+        predicted=request.predicted_ids,
     )
     drafters = []
     left = drafting.budget_bytes

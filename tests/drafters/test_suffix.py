@@ -1,6 +1,7 @@
 """The suffix drafter and its automaton, against counting by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import edgedec
 from edgedec.draft import Draft, Verification
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 from edgedec.drafters.suffix.suffix import SuffixDrafter, SuffixStore
+from edgedec.errors import RequestError
 
 CLIMB = 24  # contexts whose count a token raises
 Text = list[int]
@@ -240,3 +242,35 @@ def test_nothing_behind_an_end_token_is_learned(tmp_path: Path, ignore_end: bool
         store = engine._slot.drafting.store["suffix"]  # type: ignore[union-attr]
         learned = tuple(store.take_outputs()[-1])
     assert learned == (whole if ignore_end else whole[: end + 1])
+
+
+def test_a_prediction_is_looked_up(tmp_path: Path) -> None:
+    """A right prediction makes drafts from the first token on; right, half right or wrong, the text is the same."""
+    path = tiny_llama(tmp_path / "m.gguf", n_embd=32, n_ff=48)
+    with edgedec.load(path, runtime="reference", draft="suffix") as engine:
+        plain = engine.generate("Once", max_tokens=40, seed=1, ignore_end=True, draft=False)
+        right = plain.token_ids
+        n_accepted = []
+        for prediction in (None, right, (*right[:20], 5, 5, *right[20:]), "Something else.", right[::-1], ()):
+            engine.forget()
+            drafted = engine.generate("Once", max_tokens=40, seed=1, ignore_end=True, prediction=prediction)
+            assert drafted.token_ids == right
+            n_accepted.append(drafted.stats.n_accepted_tokens)
+        assert n_accepted[1] > max(n_accepted[0] + 10, n_accepted[2] - 5)
+        assert n_accepted[2] > n_accepted[0] + 10
+        assert (
+            engine.generate("Once", max_tokens=40, seed=1, ignore_end=True, prediction=right, draft=False).token_ids
+            == right
+        )
+        for wrong in ((99999,), 3, b"x"):
+            with pytest.raises(RequestError):
+                engine.generate("Once", prediction=wrong)  # type: ignore[arg-type]
+
+
+def test_a_prediction_keeps_to_the_budget() -> None:
+    """Of a long prediction only the beginning is learned, and the memory that it takes is told."""
+    text = a_text(50_000, seed=3)
+    drafter = SuffixDrafter(replace(context(budget_bytes=1_000_000), predicted=tuple(text)))
+    empty = drafter.memory_bytes()
+    drafter.begin([1, 2, 3])
+    assert empty < drafter.memory_bytes() <= 1_000_000

@@ -50,6 +50,7 @@ async def create(request: Request, service: Service) -> Response:
     name, base = _name(fields, "model", "name"), str(fields.required("from")).removesuffix(":latest")
     texts = {key: fields.text(key) for key in ("system", "template", "draft_head")}
     options, n_ctx = read_options(fields.object("parameters"))
+    options.pop("draft", None)  # a preset doesn't hold whether its requests draft
     stream = fields.take("stream")
     for field in _OF_FILES:
         fields.unsupported(field, "a preset has a model, a system message, a template, options and a draft head")

@@ -101,6 +101,7 @@ def _text_request(
     if stream not in (None, True, False):
         raise fields.refusal("stream", f"is {stream!r:.40}; it must be true or false")
     draft, verify = read_speculative(fields)
+    draft = options.pop("draft", True) and draft
     reuse = read_reuse(fields)
     is_chat = isinstance(prompt, list)
     variables = read_think(fields, engine) if is_chat else {}
@@ -117,7 +118,8 @@ def _text_request(
 def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:
     """Return the sampling options, and the tokens of the context that the request wants, from ollama's options.
 
-    A negative seed or num_predict counts as absent.
+    A negative seed or num_predict counts as absent. A draft_num_predict of 0 becomes the option draft=False; other
+    numbers have no effect, as the engine chooses the length of drafts, which never change the text.
 
     Raises:
         RequestError: An option is unknown, malformed or not supported; the message names it.
@@ -133,6 +135,7 @@ def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:
     n_ctx = fields.whole("num_ctx", low=1)
     for name, values in _NEUTRAL.items():
         fields.only(name, *values)
-    fields.skip("mirostat_tau", "mirostat_eta", "draft_num_predict", *_OF_LOADING)  # drafts never change the text
+    no_drafts = {"draft": False} if fields.whole("draft_num_predict") == 0 else {}
+    fields.skip("mirostat_tau", "mirostat_eta", *_OF_LOADING)
     fields.end()
-    return checked(fields, given, _NAMES), n_ctx
+    return checked(fields, given, _NAMES) | no_drafts, n_ctx

@@ -82,7 +82,8 @@ def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
     fields.only("modalities", ["text"])
     for name in ("audio", "functions", "function_call", "web_search_options"):
         fields.unsupported(name, "leave it out")
-    fields.ignore("verbosity", "prediction")
+    options |= _read_prediction(fields)
+    fields.ignore("verbosity")
     n, (draft, verify), reuse, delivery = _common(fields, logprobs=logprobs)
     thinking = thinks(engine, options)
     return TextRequest((messages,), options, n, reuse, draft, verify, tools, one_call, variables, thinking), delivery
@@ -167,6 +168,23 @@ def read_max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:
     if len(values) > 1:
         raise fields.refusal(names[1], f"and {names[0]} differ; give one of them")
     return {"max_tokens": values.pop()} if values else {}
+
+
+def _read_prediction(fields: Fields) -> dict[str, str]:
+    """Return the option prediction: the text that OpenAI's field of this name holds, as one string or in parts."""
+    if not fields.has("prediction"):
+        fields.skip("prediction")
+        return {}
+    given = fields.object("prediction")
+    given.only("type", "content")
+    content = given.take("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list) or not all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts
+    ):
+        raise given.refusal("content", "must be a text, or a list of parts of the type text")
+    given.end()
+    return {"prediction": "".join(part["text"] for part in parts)}
 
 
 def read_speculative(fields: Fields) -> tuple[bool, str]:

@@ -18,6 +18,7 @@ from edgedec.drafters.suffix.matching import Match, MatchRates
 
 MOST_TOKENS = STORE_BYTES // STATE_BYTES  # the most that a store ever holds
 _MAX_PROMPT = 32_768  # only so many last tokens of a prompt are looked at
+_MAX_ANCHOR = 8  # tokens of the prompt's end, which a predicted text is taken to follow
 
 Text: TypeAlias = "array[int]"  # token ids, four bytes each
 
@@ -75,17 +76,28 @@ class SuffixDrafter:
         self._store = store
         self._limit = store_limit(context.budget_bytes)
         self._text = SuffixAutomaton()
+        self._predicted = SuffixAutomaton()
         self._output: Text = array("i")
         self._earlier: list[Match] = []
+        self._expected = context.predicted
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt; only the tokens that follow it are kept for later requests."""
         self._store.begin(self._limit)
         self._output = array("i")
         self._store.outputs.append(self._output)
-        self._earlier = [Match(a) for a in (self._store.young, self._store.old) if len(a.next) > 1]
+        self._learn_prediction(token_ids)
+        known = (self._store.young, self._store.old, self._predicted)
+        self._earlier = [Match(a) for a in known if len(a.next) > 1]
         for token in token_ids[-_MAX_PROMPT:]:
             self._take(token)
+
+    def _learn_prediction(self, token_ids: Sequence[int]) -> None:
+        """Learn the text that the request expects, as what follows the end of its prompt."""
+        for token in (*token_ids[-_MAX_ANCHOR:], *self._expected) if self._expected else ():
+            if self._predicted.memory_bytes() > self._limit // 2:
+                break
+            self._predicted.add(token)
 
     def _take(self, token: int) -> None:
         """Add a token to the text; a text that fills its half of the budget is forgotten first."""
@@ -102,6 +114,7 @@ class SuffixDrafter:
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Learn the tokens that the text got."""
         if self._store.shut:
+            self._predicted = SuffixAutomaton()
             self._earlier.clear()
         for token in verification.token_ids:
             self._store.rates.observe(self._longest(), token)
@@ -118,4 +131,4 @@ class SuffixDrafter:
 
     def memory_bytes(self) -> int:
         """Return about how much memory the drafter and the store hold."""
-        return self._text.memory_bytes() + self._store.memory_bytes()
+        return self._text.memory_bytes() + self._predicted.memory_bytes() + self._store.memory_bytes()

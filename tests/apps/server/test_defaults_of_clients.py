@@ -22,7 +22,7 @@ CHAT: dict[str, tuple[Any, bool]] = {
     "moderation": ({"model": "x"}, True),
     "n": (1, False),
     "parallel_tool_calls": (True, False),
-    "prediction": ({"type": "content", "content": "x"}, True),
+    "prediction": ({"type": "content", "content": "x"}, False),
     "presence_penalty": (0, False),
     "prompt_cache_key": ("k", False),
     "prompt_cache_options": ({"mode": "implicit"}, False),

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.running_server import Running, messages
+from support.running_server import Running, messages, started
 from support.servers import StubServer, model_bytes, sha256
+from support.tiny_models import tiny_llama
 
 ollama = pytest.importorskip("ollama")
 
@@ -116,6 +117,24 @@ def test_refusals_name_the_option(client: Any, options: dict[str, Any], words: s
         client.chat("tiny", messages("x"), options=options)
     assert caught.value.status_code == 400
     assert words in caught.value.error
+
+
+def test_draft_num_predict(tmp_path: Path) -> None:
+    """0 switches drafts off for the request, on /api/generate and /api/chat; the text is always the same."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    path = tiny_llama(tmp_path / "drafts.gguf", chat_template=template)
+    counts: dict[tuple[str, int | None], int] = {}
+    texts = set()
+    with started(path, load_options={"draft": "suffix"}) as running:
+        for address, said in (("/api/generate", {"prompt": "Hi"}), ("/api/chat", {"messages": messages("Hi")})):
+            for more in ({}, {"draft_num_predict": 4}, {"draft_num_predict": 0}):
+                options = {"num_predict": 60, "temperature": 0, **more}
+                asked: dict[str, Any] = {"model": "drafts", "stream": False, "options": options, **said}
+                reply = running.client.post(address, json=asked).json()
+                texts.add(reply["response"] if "response" in reply else reply["message"]["content"])
+                counts[address, more.get("draft_num_predict")] = reply["edgedec"]["generations"][0]["n_drafts"]
+    assert len(texts) == 1
+    assert [n > 0 for n in counts.values()] == [asked_for != 0 for _, asked_for in counts]
 
 
 def test_the_length_of_drafts_changes_nothing(server: Running) -> None:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import pytest
 from support.command_line import run_here
-from support.running_server import Running, messages, wait_until
+from support.running_server import Running, messages, started, wait_until
+from support.tiny_models import tiny_llama
 
 openai = pytest.importorskip("openai")
 
@@ -243,3 +244,28 @@ def test_a_prompt_longer_than_the_context(client: Any) -> None:
         with pytest.raises(openai.BadRequestError, match="the context of 512") as caught:
             client.chat.completions.create(model="tiny", messages=messages("x" * 600), stream=stream)
         assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_predicted_output(tmp_path: Path) -> None:
+    """The answer is the same with a right, a wrong and no prediction; a right one is drafted, and accepted."""
+    path = tiny_llama(tmp_path / "drafts.gguf", chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    with started(path, load_options={"draft": "suffix"}) as running:
+        asked = {"messages": messages("Hi"), "max_tokens": 40, "seed": 3, "ignore_end": True}
+
+        def answer(content: Any) -> tuple[str, int, str | None]:
+            running.engine.forget()
+            given = {} if content is None else {"prediction": {"type": "content", "content": content}}
+            reply = running.client.post("/v1/chat/completions", json=asked | given)
+            body = reply.json()
+            n_accepted = body["timings"]["draft_n_accepted"]
+            return body["choices"][0]["message"]["content"], n_accepted, reply.headers.get("x-edgedec-ignored")
+
+        text, n_plain, _ = answer(None)
+        parts = [{"type": "text", "text": text[:30]}, {"type": "text", "text": text[30:]}]
+        for content in (text, parts):
+            found, n_accepted, ignored = answer(content)
+            assert (found, ignored) == (text, None)
+            assert n_accepted > n_plain
+        assert answer("Something else, which is not said.")[0] == text
+        for wrong in ({"type": "content", "content": 1}, {"type": "image", "content": "x"}, {"type": "content"}):
+            assert running.client.post("/v1/chat/completions", json=asked | {"prediction": wrong}).status_code == 400
