@@ -6,6 +6,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.sampling import Place
+
 _FORBIDDEN = np.float32(-np.inf)
 
 
@@ -48,9 +50,12 @@ class Constraint:
 
     Attributes:
         note: A note for a person on how the text came about; may be empty.
+        logprob: The sum over the text's tokens of log Z, where Z is the probability that the model gives to all tokens
+            together that were allowed there. NaN where that is not known.
     """
 
     note = ""
+    logprob = 0.0
 
     def __init__(self, state: GrammarState) -> None:
         self._state = state
@@ -98,6 +103,22 @@ class Constraint:
         masked = np.full_like(logits, _FORBIDDEN)  # rows may be longer than the vocabulary
         np.copyto(masked[:n], logits[:n], where=allowed[:n])
         return masked
+
+    def choose(self, place: Place, path: Sequence[int]) -> int:
+        """Return the token that is drawn after the text and `path` (raises RequestError as masked())."""
+        return place.draw(self.masked(place.logits, path))
+
+    def log_mass(self, logits: NDArray[np.float32], path: Sequence[int], temperature: float) -> float:
+        """Return log Z after the text and `path`: the log-probability of all allowed tokens together, at most 0.
+
+        Args:
+            logits: f32[n_vocab], of the row of the path's last token.
+            path: Tokens of a draft.
+            temperature: Divides the logits; not 0.
+        """
+        allowed = self.allowed(path)
+        n = min(len(allowed), len(logits))
+        return min(0.0, _log_sum(logits[:n][allowed[:n]] / np.float32(temperature)) - _log_sum(logits / temperature))
 
     def allowed(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:
         """Return bool[n]: which tokens may follow the text and `path`; those from n on may not. Do not change it.
@@ -153,3 +174,11 @@ class Constraint:
                 return False
             self._ahead.append(token_id)
         return True
+
+
+def _log_sum(row: NDArray[np.float32]) -> float:
+    """Return log(sum(exp(row))); -inf for an empty row."""
+    most = row.max(initial=-np.inf)
+    if not np.isfinite(most):
+        return float(most)
+    return float(most) + float(np.log(np.exp(row - most).sum(dtype=np.float64)))

@@ -18,6 +18,7 @@ from edgedec import plugins
 from edgedec.closing import ClosingConstraint, ClosingTokens
 from edgedec.constraint import Constraint, GrammarState
 from edgedec.errors import OptionError, RequestError, argument
+from edgedec.predicate import AnyText, Predicate, PredicateConstraint
 from edgedec.tokenizer import Tokenizer
 
 JsonSchema = Mapping[str, Any] | str
@@ -172,6 +173,7 @@ class Grammars:
         self._n_bytes = n_bytes
         self._compiler: GrammarCompiler | None = None
         self._closing_tokens: ClosingTokens | None = None
+        self._any_text: AnyText | None = None
         self._lock = Lock()
 
     def open(self, grammar: Grammar, bias: Mapping[int, float] | None = None, *, close: bool = False) -> Constraint:
@@ -194,6 +196,32 @@ class Grammars:
             if self._closing_tokens is None:
                 self._closing_tokens = ClosingTokens(self._tokenizer)
             return ClosingConstraint(state, self._closing_tokens, bias)
+
+    def open_constraint(
+        self,
+        grammar: Grammar | None,
+        predicate: Predicate | None,
+        bias: Mapping[int, float] | None = None,
+        *,
+        close: bool = False,
+    ) -> Constraint | None:
+        """Return the constraint of a grammar, of a predicate, or of both; None for neither (raises what open raises).
+
+        Raises:
+            RequestError: The predicate can't be called, or is combined with `close`.
+        """
+        if predicate is None:
+            return None if grammar is None else self.open(grammar, bias, close=close)
+        if not callable(predicate):
+            raise RequestError(
+                f"{argument('predicate')} is a {type(predicate).__name__}; it must be a function of a text and a bool"
+            )
+        if close:
+            raise RequestError(f"{argument('json_close')} can't close a text that a predicate judges; leave one out")
+        with self._lock:
+            self._any_text = self._any_text or AnyText(self._tokenizer)
+        state = self._any_text if grammar is None else self._compiled(grammar)
+        return PredicateConstraint(state, predicate, self._tokenizer)
 
     def _compiled(self, grammar: Grammar) -> GrammarState:
         """Return a compiled grammar's state before the first token."""

@@ -175,3 +175,8 @@ class Generation:
     is_whole: bool | None = None
     stop_string: str | None = None
     logprob_sum: float | None = None
+
+    @property
+    def constraint_logprob(self) -> float | None:
+        """The sum of log Z of what was allowed, as in DecodeStats; None without a constraint."""
+        return self.stats.constraint_logprob

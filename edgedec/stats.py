@@ -33,6 +33,10 @@ class DecodeStats:
             drafted during that time ("ahead"), and how many of these were of use ("used").
         chance_right: Where the text ended because the model was unsure: the estimated chance that the next token would
             have been right, 0 to 1. Else None.
+        constraint_logprob: Under a grammar or another constraint: the sum over the tokens of the log-probability that
+            the model gave to what was allowed (edgedec.constraint.Constraint.logprob). exp of it is the weight that
+            makes texts of one constraint a sample of the model's own texts that keep to it. Else None, or where it is
+            not known.
         switching: Where two models wrote in turn: tokens by each ("large_tokens", "small_tokens"), writer changes
             ("switches"), mean entropy of the rows that tokens were drawn from ("entropy_bits"). Else empty.
         curve: Seconds of a forward by its number of rows, as known at the end, where drafts were possible.
@@ -60,6 +64,7 @@ class DecodeStats:
     total_s: float = 0.0
     drafters: dict[str, dict[str, float]] = field(default_factory=dict)
     chance_right: float | None = None
+    constraint_logprob: float | None = None
     switching: dict[str, float] = field(default_factory=dict)
     curve: dict[int, float] = field(default_factory=dict)
     explanation: list[str] = field(default_factory=list)

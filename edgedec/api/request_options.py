@@ -6,6 +6,7 @@ from typing import Literal, TypedDict
 
 from edgedec.errors import OptionError, RequestError
 from edgedec.grammar import Grammar, JsonSchema
+from edgedec.predicate import Predicate
 from edgedec.progress import OnProgress
 from edgedec.sequence import COUPLED
 from edgedec.verification import RULES
@@ -50,6 +51,9 @@ class RequestOptions(SamplingOptions, total=False):
             The text is the same as without, as long as the shortest completion found still fits.
         prediction: What much of the text is expected to be, such as the file that it changes, as text or token ids: the
             suffix drafter looks drafts up in its first n_ctx tokens. The text is the same with any prediction.
+        predicate: A function of a text and of whether it ends there, which says whether that is allowed
+            (edgedec.predicate): for what no grammar says. It is asked about tokens in the order of the draw, so a few
+            questions a token are enough where most tokens are allowed.
         on_progress: Called while the prompt is read.
     """
 
@@ -60,6 +64,7 @@ class RequestOptions(SamplingOptions, total=False):
     json_schema: JsonSchema | None
     json_close: bool
     prediction: Prompt | None
+    predicate: Predicate | None
     on_progress: OnProgress | None
 
 

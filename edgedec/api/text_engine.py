@@ -130,7 +130,7 @@ class TextEngine:
             prompt: The text or the token ids to go on from.
             cancel: Stops the generation, from any thread.
             **options: Those of edgedec.api.request_options.RequestOptions: the fields of SamplingParams, and reuse,
-                draft, verify, grammar, json_schema, json_close, prediction and on_progress.
+                draft, verify, grammar, json_schema, json_close, prediction, predicate and on_progress.
 
         Raises:
             PromptTooLongError: The prompt does not fit the context.
@@ -191,7 +191,7 @@ class TextEngine:
     def _wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
         """Return the request that options stand for, and what opens the grammar of a text of it."""
         reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
-        close = options.pop("json_close", False)
+        close, predicate = options.pop("json_close", False), options.pop("predicate", None)
         grammar = options.pop("grammar", None), options.pop("json_schema", None)
         predicted_ids = self._predicted_ids(options.pop("prediction", None))
         request = self._request(prompt, cast(SamplingOptions, options))
@@ -199,9 +199,11 @@ class TextEngine:
         request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted_ids)
         chosen = chosen_grammar(*grammar, close=close)
         bias = request.sampling.logit_bias
+        if predicate is not None and rule != COUPLED:
+            raise RequestError(f"with a predicate, verify must be {COUPLED!r}, found {rule!r}: a predicate has no mask")
 
         def open_constraint() -> Constraint | None:
-            return None if chosen is None else self._grammars.open(chosen, bias, close=close)
+            return self._grammars.open_constraint(chosen, predicate, bias, close=close)
 
         return request, open_constraint
 

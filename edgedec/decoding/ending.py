@@ -43,6 +43,7 @@ class TextEnd:
         n_most: Most tokens of the text, the prompt included, that the session takes.
         constraint: The grammar that the text keeps to, or None.
         unsure: Judges whether a token is likely to be wrong, or None.
+        temperature: At which the constraint's log Z is counted.
     """
 
     is_end: Callable[[int], bool] = _never
@@ -50,13 +51,15 @@ class TextEnd:
     n_most: int = sys.maxsize
     constraint: Constraint | None = None
     unsure: UnsureStop | None = None
+    temperature: float = 1.0
 
     @classmethod
     def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
         """Return what decides about the text of a request on a session."""
         is_end = _never if request.sampling.ignore_end else session.model.tokenizer.is_end
         unsure = unsure_stop(request.sampling.stop_unsure, session.model.card)
-        return cls(is_end, request.sampling.max_tokens, session.n_text_max, constraint, unsure)
+        temperature = request.sampling.temperature or 1.0
+        return cls(is_end, request.sampling.max_tokens, session.n_text_max, constraint, unsure, temperature)
 
     def cut(self, verification: Verification, forward: Forward) -> tuple[Verification, EndBefore | None]:
         """Return what a step adds to the text, up to the token that ends it; the grammar takes these tokens.
@@ -71,12 +74,23 @@ class TextEnd:
                 that of the token behind node i.
         """
         path, token_ids, constraint = verification.path, verification.token_ids, self.constraint
+        rows = [0, *(node + 1 for node in path)]
+        masses = self._log_masses(token_ids, forward, rows)  # before the first token is committed
         for i, token_id in enumerate(token_ids):
             taken = token_id if constraint is None else constraint.commit(token_id)
-            end = self._end_before(taken, forward, path[i - 1] + 1 if i else 0)
+            if constraint is not None:
+                constraint.logprob += masses[i]
+            end = self._end_before(taken, forward, rows[i])
             if end is not None or taken != token_id or (constraint is not None and constraint.is_over):
                 return Verification(path[:i], (*token_ids[:i], taken)), end
         return verification, None
+
+    def _log_masses(self, token_ids: tuple[int, ...], forward: Forward, rows: list[int]) -> list[float]:
+        """Return the log Z of the row of each token, by the masks that the tokens were drawn with."""
+        if self.constraint is None:
+            return []
+        logits, log_mass = forward.logits, self.constraint.log_mass
+        return [log_mass(logits[rows[i]], token_ids[:i], self.temperature) for i in range(len(token_ids))]
 
     def _end_before(self, token_id: int, forward: Forward, row: int) -> EndBefore | None:
         """Return why the text ends before a token that was drawn from a row; None where it does not."""

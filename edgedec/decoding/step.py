@@ -3,6 +3,7 @@
 A plain step is the same code with an empty draft.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +20,7 @@ from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.noise import Noise
 from edgedec.progress import OnProgress
-from edgedec.sampling import Distribution, distribution, draw, log_probs
+from edgedec.sampling import Distribution, Place, distribution, log_probs
 from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import COUPLED, Sequence
@@ -222,6 +223,9 @@ def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
     None for a chain, where n_past of the next forward says how much of it stays.
     """
     verification, decoder.end = decoder.ending.cut(_verify(sequence, decoder, draft, forward), forward)
+    if decoder.constraint is not None:
+        logprob = decoder.constraint.logprob
+        sequence.stats.constraint_logprob = logprob if math.isfinite(logprob) else None
     n_top = sequence.request.sampling.logprobs
     if n_top is not None:
         rows = forward.logits[[0, *(node + 1 for node in verification.path)]]
@@ -252,9 +256,9 @@ def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
 def _choose_token(sequence: Sequence, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> int:
     """Return the token that plain decoding draws after a row, where `accepted` follows the sequence."""
     params, logits, constraint = sequence.request.sampling, forward.logits[row], decoder.constraint
-    scores = logits if constraint is None else constraint.masked(logits, accepted)
     seen = [*sequence.token_ids, *accepted] if params.has_penalties else ()
-    return draw(scores, params, seen, decoder.noise, len(sequence.token_ids) + len(accepted), forward.ops)
+    place = Place(logits, params, seen, decoder.noise, len(sequence.token_ids) + len(accepted), forward.ops)
+    return place.draw(logits) if constraint is None else constraint.choose(place, accepted)
 
 
 def _target(

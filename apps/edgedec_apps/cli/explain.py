@@ -26,6 +26,8 @@ def explanation(stats: DecodeStats) -> list[str]:
             f"{stats.mean_accepted:.2f} accepted of each{_positions(stats)}"
         )
     lines += stats.explanation
+    if (logprob := stats.constraint_logprob) is not None:
+        lines.append(f"constraint: log-probability of what it allowed {logprob:.3f}, summed over the tokens")
     if stats.runtime_reason:
         lines.append(f"runtime {stats.runtime}: {stats.runtime_reason}")
     return lines
