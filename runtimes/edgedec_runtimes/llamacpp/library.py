@@ -16,6 +16,7 @@ from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.extras import install_command
+from edgedec_runtimes.llamacpp import trial
 
 logger = logging.getLogger("edgedec.llamacpp")
 logger.addHandler(logging.NullHandler())  # without one, `logging` would print warnings itself
@@ -30,6 +31,11 @@ _MODEL_DEFAULTS |= {"use_extra_bufts": True, "no_host": False, "no_alloc": False
 _CONTEXT_DEFAULTS = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_outputs_max": 0}
 _CONTEXT_DEFAULTS |= {"pooling_type": -1, "flash_attn_type": -1, "type_k": 1, "type_v": 1, "embeddings": False}
 _CONTEXT_DEFAULTS |= {"offload_kqv": True, "op_offload": True, "swa_full": True, "kv_unified": False, "n_samplers": 0}
+
+HOW_TO_MEND = (
+    "build it here (pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python), look "
+    "after the GPU's driver, or use another runtime (--runtime cpu)"
+)
 
 _log_lines: deque[tuple[int, str]] = deque(maxlen=4000)
 _log_lock = threading.Lock()
@@ -48,12 +54,21 @@ def how_to_install() -> str:
 
 @cache
 def llama() -> ModuleType:
-    """Return llama_cpp's low-level module, checked and initialised.
+    """Return llama_cpp's low-level module, checked and initialised; another process tries it first.
 
     Raises:
-        RuntimeUnavailableError: llama-cpp-python is not installed, does not load, or has other struct layouts than the
-            tested release.
+        RuntimeUnavailableError: llama-cpp-python is not installed, does not load, crashes, or has other struct layouts
+            than the tested release.
     """
+    if (crash := trial.complaint()) is not None:
+        raise RuntimeUnavailableError(
+            f"llama.cpp's library of llama-cpp-python can't be used on this machine: {crash}; {HOW_TO_MEND}"
+        )
+    return load_library()
+
+
+def load_library() -> ModuleType:
+    """Return llama_cpp's low-level module, checked and initialised, without trying it first; raises as llama()."""
     try:
         import llama_cpp
         from llama_cpp import llama_cpp as api

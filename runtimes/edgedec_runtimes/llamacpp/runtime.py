@@ -23,9 +23,10 @@ from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
-from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama, version
+from edgedec_runtimes.llamacpp.library import HOW_TO_MEND, how_to_install, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
+from edgedec_runtimes.llamacpp.trial import complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.invariance import will_probe
@@ -58,7 +59,8 @@ class LlamaCpp:
             _read_runnable(path)
         except EdgedecError as error:
             return str(error)
-        return None
+        crash = complaint()
+        return None if crash is None else f"its library can't be used on this machine: {crash}; {HOW_TO_MEND}"
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the header and a dry run.

@@ -1,0 +1,80 @@
+"""A library that would end this process ends another one first, and a person reads why."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgedec
+from edgedec.errors import RuntimeUnavailableError
+from edgedec.storage import probe_cache
+from edgedec_runtimes.llamacpp import library, trial
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _untried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Forget what was tried, before and after."""
+    monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path / "cache"))
+    trial.complaint.cache_clear()
+    library.llama.cache_clear()
+    yield
+    trial.complaint.cache_clear()
+    library.llama.cache_clear()
+
+
+def test_the_tiny_model_runs(tmp_path: Path) -> None:
+    """llama.cpp takes every step of a forward with it."""
+    api = library.llama()
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(trial.tiny_model())
+    model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
+    assert model, library.last_complaint()
+    api.llama_model_free(model)
+    trial.run_tiny_model(api, tmp_path)
+
+
+def test_a_library_that_runs_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process reads that it ran; another processor tries it again."""
+    assert trial.complaint() is None
+    monkeypatch.setattr(trial, "_tried", lambda: "it was tried again")
+    trial.complaint.cache_clear()
+    assert trial.complaint() is None
+    monkeypatch.setattr(probe_cache, "cpu_name", lambda: "another")
+    trial.complaint.cache_clear()
+    assert trial.complaint() == "it was tried again"
+
+
+@pytest.mark.parametrize("crash", [signal.SIGSEGV, signal.SIGILL, signal.SIGABRT])
+def test_a_crash_is_a_message(crash: signal.Signals, monkeypatch: pytest.MonkeyPatch, tiny_path: Path) -> None:
+    """A process that is really ended by a signal, as an unfit library ends it; `auto` takes another runtime."""
+    code = f"import os, signal; signal.signal({int(crash)}, signal.SIG_DFL); os.kill(os.getpid(), {int(crash)})"
+    real = subprocess.run
+
+    def run(command: list[str], **options: object) -> object:
+        return real([command[0], "-c", code], **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(RuntimeUnavailableError, match=rf"process that tried it \({crash.name}\).*--runtime cpu"):
+        library.llama()
+    with pytest.raises(RuntimeUnavailableError, match=crash.name):
+        edgedec.load(tiny_path, runtime="llamacpp")
+    with edgedec.load(tiny_path) as model:
+        assert len(model.generate("a", max_tokens=3, ignore_end=True).token_ids) == 3
+
+
+def test_a_library_that_hangs_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may wait for ever."""
+    monkeypatch.setattr(trial, "_PATIENCE_S", 0.001)
+    with pytest.raises(RuntimeUnavailableError, match=r"did not run a tiny model within 0.001 s"):
+        library.llama()
+
+
+def test_a_library_that_does_not_import_tells_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception of Python's comes again in this process, with its text; it is no crash."""
+    assert trial._ending(1) is None
+    assert trial._ending(0) is None
+    assert trial._ending(0xC000001D) == "it ended the process that tried it (exit status 0xc000001d)"
