@@ -39,6 +39,7 @@ _BUILT_IN = {
         "gemma3": "edgedec_runtimes.architectures.gemma3:GEMMA3",
         "glm4": "edgedec_runtimes.architectures.glm4:GLM4",
         "granite": "edgedec_runtimes.architectures.granite:GRANITE",
+        "lfm2": "edgedec_runtimes.architectures.lfm2:LFM2",
         "mistral3": "edgedec_runtimes.architectures.mistral3:MISTRAL3",
         "olmo2": "edgedec_runtimes.architectures.olmo2:OLMO2",
         "phi3": "edgedec_runtimes.architectures.phi3:PHI3",

@@ -31,6 +31,7 @@ EXPORTED_TYPES = tuple(name for name in TILE_TYPES if GGMLType[name] in FLOATS o
 """Those that exports to ONNX take."""
 
 U8 = NDArray[np.uint8]
+_L_CACHE = 3  # of short convolutions
 Fused = dict[str, tuple[str, ...]]
 _QKV: Fused = {"attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight")}
 _GATE_UP: Fused = {"ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight")}
@@ -44,6 +45,7 @@ _VECTORS = {
     "gemma2": (*_INPUT_NORMS, *_POST_NORMS),
     "gemma3": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS),
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
+    "lfm2": (*_INPUT_NORMS, *_QK_NORMS),
     "olmo2": (*_QK_NORMS, *_POST_NORMS),
     "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
     "qwen2": (*_INPUT_NORMS, *_BIASES),
@@ -106,6 +108,7 @@ class Tiny:
         rope_factors: There is a vector of what frequencies are divided by, as Llama 3 has; of phi3, two.
         rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
         sliding_window: Tokens that layers with a window see.
+        convolutions: Layers that have a short convolution in place of attention.
         n_rot: Elements of a head that are rotated; None for all.
         n_expert, n_expert_used: Experts of a layer and of a token; 0 for a feed-forward block.
         n_ff_expert, n_ff_shared: The width of an expert, and of the one that all tokens go through.
@@ -128,6 +131,7 @@ class Tiny:
     rope_factors: bool = False
     rope_scale: float = 1.0
     sliding_window: int = 8
+    convolutions: tuple[int, ...] = ()
     n_rot: int | None = None
     n_expert: int = 0
     n_expert_used: int = 0
@@ -169,6 +173,7 @@ ARCHITECTURES = {
     "glm4": Tiny("glm4", n_rot=32, biases=True),
     "seed_oss": Tiny("seed_oss", n_head_kv=1),
     "gemma2": Tiny("gemma2", n_layer=2, n_head=2, n_head_kv=1, head_dim=128, tied=True),
+    "lfm2": Tiny("lfm2", n_layer=4, convolutions=(0, 1, 3), tied=True),
     "mistral3": Tiny(
         "mistral3",
         keys=(*_YARN, ("rope.scaling.yarn_log_multiplier", 1.0), ("attention.temperature_scale", 0.1)),
@@ -248,6 +253,9 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
     }
     if tiny.rope_scale != 1.0:
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": tiny.rope_scale}
+    if tiny.convolutions:
+        n_head_kv = [0 if i in tiny.convolutions else tiny.n_head_kv for i in range(tiny.n_layer)]
+        keys |= {"attention.head_count_kv": np.array(n_head_kv, np.int32), "shortconv.l_cache": _L_CACHE}
     if tiny.architecture in ("gemma2", "gemma3"):
         keys |= {"attention.sliding_window": tiny.sliding_window}
     if tiny.architecture == "gemma2":
@@ -294,9 +302,16 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
             for name in ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"):
                 del layer[name]
             layer |= _experts(tiny, matrix, rng)
-        layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny)}
+        if i in tiny.convolutions:
+            layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
+            layer["shortconv.in_proj.weight"] = matrix(3 * n_embd, n_embd, 1.5)
+            layer["shortconv.out_proj.weight"] = matrix(n_embd, n_embd)
+            kernels = (rng.standard_normal(n_embd * _L_CACHE) / _L_CACHE**0.5).astype(np.float32)
+            layer["shortconv.conv.weight"] = RawTensor(GGMLType.F32, (_L_CACHE, n_embd), kernels.tobytes())
+        layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny, i)}
         tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
-    tensors["output_norm.weight"] = _vector(n_embd, 1.0, rng)
+    norm = "token_embd_norm.weight" if tiny.architecture == "lfm2" else "output_norm.weight"
+    tensors[norm] = _vector(n_embd, 1.0, rng)
     if not tiny.tied:
         tensors["output.weight"] = matrix(N_VOCAB, n_embd, 2.0 * tiny.gain)
     n_pairs = (tiny.n_rot or tiny.head_dim) // 2
@@ -332,7 +347,7 @@ def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Genera
     return found
 
 
-def _vectors(tiny: Tiny) -> list[tuple[str, int, float]]:
+def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
     """Return name, length and mean of a layer's vectors."""
     n_q, n_kv = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
     normed = (n_q, n_kv) if tiny.architecture in _WIDE_NORMS else (tiny.head_dim, tiny.head_dim)
@@ -344,6 +359,7 @@ def _vectors(tiny: Tiny) -> list[tuple[str, int, float]]:
     }
     lengths |= {"attn_output.bias": tiny.n_embd, "attn_sinks.weight": tiny.n_head}
     names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ()), *tiny.vectors}
+    names -= {*_QK_NORMS} if layer in tiny.convolutions else set()
     return [(name, n, 0.0 if name.endswith("bias") else 1.0) for name, n in lengths.items() if name in names]
 
 

@@ -16,6 +16,7 @@ BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})
 POST_NORMS = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
 QK_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
+CONVOLUTION = frozenset({"shortconv.conv.weight"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class Switches:
         sliding: By layer: whether it sees a sliding window instead of all tokens before it; () for no layer.
         rope_sliding: How queries and keys of the layers of `sliding` are rotated; None for `rope`.
         unrotated: By layer: whether queries and keys are not rotated; () for no layer.
+        convolution_length: How many tokens the short convolutions of layers without attention go over (LFM2); 0 where
+            all layers have attention.
         temperature_scale, temperature_tokens: s and t where queries at position p are multiplied by
             1 + s * ln(1 + floor(p / t)); 0 tokens where they are not.
         expert_gating: How a router's scores become the weights of experts: by a softmax over all of them ("softmax"),
@@ -59,6 +62,7 @@ class Switches:
     sliding: tuple[bool, ...] = ()
     rope_sliding: Rope | None = None
     unrotated: tuple[bool, ...] = ()
+    convolution_length: int = 0
     temperature_scale: float = 0.0
     temperature_tokens: int = 0
     expert_gating: str = "softmax"
@@ -92,7 +96,8 @@ class Architecture:
         keys: Metadata keys of its files below the architecture's name, beside those of every llama-like decoder.
         vectors: Vectors that its files may have.
         needed: Vectors that every layer of its files has.
-        renamed: Names of a layer's tensors in its files, with the names that they have in the other attributes.
+        renamed: Names of tensors in its files, of a layer's tensors without its number, with their usual names.
+        is_hybrid: Layers with 0 key-value heads have something else in place of attention.
     """
 
     switches: Callable[[Header], Switches] = plain
@@ -100,3 +105,4 @@ class Architecture:
     vectors: frozenset[str] = frozenset()
     needed: frozenset[str] = INPUT_NORMS
     renamed: Mapping[str, str] = field(default_factory=dict)
+    is_hybrid: bool = False

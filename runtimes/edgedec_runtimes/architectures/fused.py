@@ -1,4 +1,4 @@
-"""Matrices that a file keeps as one: queries, keys and values; gate and up; the experts of a layer.
+"""Matrices that a file keeps as one: queries, keys and values; gate and up; inputs of a convolution; experts.
 
 The rows of a fused matrix lie one after another, so its parts are tensors like all others, at other places in the file.
 The experts of a layer stay together, as a matrix of the rows of all of them.
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
-_FUSED = re.compile(r"(blk\.\d+\.)(attn_qkv|ffn_up)\.(weight|bias)")
+_FUSED = re.compile(r"(blk\.\d+\.)(attn_qkv|ffn_up|shortconv\.in_proj)\.(weight|bias)")
 _EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight")
 _SHARED_ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
 
@@ -20,7 +20,8 @@ def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     """Return a header in which the parts of fused matrices and biases stand in their place; `gguf` where none is fused.
 
     The experts of a layer, of the shape (columns, rows, experts), become a matrix, and so does the vector that scores
-    the shared expert. What has another number of rows than its parts together stays as it is.
+    the shared expert. What has another number of rows than its parts together stays as it is, and so does what is there
+    beside a part.
     """
     heads = [n * hyper.head_dim for n in (hyper.n_head, hyper.n_head_kv, hyper.n_head_kv)]
     found: dict[str, TensorInfo] = {}
@@ -31,9 +32,13 @@ def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
         if match is not None and match[2] == "attn_qkv":
             names = ("attn_q", "attn_k", "attn_v")
             parts = {f"{match[1]}{part}.{match[3]}": n for part, n in zip(names, heads, strict=True)}
+        elif match is not None and match[2] == "shortconv.in_proj":
+            parts = {f"{match[1]}shortconv.{part}.{match[3]}": hyper.n_embd for part in ("b", "c", "x")}
         elif match is not None and f"{match[1]}ffn_gate.{match[3]}" not in gguf.tensors:
             parts = {f"{match[1]}{part}.{match[3]}": hyper.n_ff for part in ("ffn_gate", "ffn_up")}
-        found |= _cut(tensor, parts) if sum(parts.values()) == tensor.shape[-1] else {name: tensor}
+        is_alone = not (parts.keys() - {name}) & gguf.tensors.keys()
+        fits = is_alone and sum(parts.values()) == tensor.shape[-1]
+        found |= _cut(tensor, parts) if fits else {name: tensor}
     return gguf if found == gguf.tensors else replace(gguf, tensors=MappingProxyType(found))
 
 

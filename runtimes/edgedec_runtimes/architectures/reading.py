@@ -56,7 +56,7 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
             f"the plug-in {name!r} is no architecture but of the type {type(architecture).__name__}; remove its package"
         )
     info = describe(gguf)
-    hyper = read_hyperparameters(gguf, info, runtime, architecture.keys)
+    hyper = read_hyperparameters(gguf, info, runtime, architecture.keys, is_hybrid=architecture.is_hybrid)
     switches = architecture.switches(Header(gguf, info, hyper))
     return Described(usual_tensors(gguf, hyper), architecture, hyper, switches)
 
@@ -68,11 +68,11 @@ def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
 
 
 def _renamed(gguf: GGUF, names: Mapping[str, str]) -> GGUF:
-    """Return a header with other names of the layers' tensors; one whose new name is taken keeps its own."""
+    """Return a header with other names of tensors; one whose new name is taken keeps its own."""
     found: dict[str, TensorInfo] = {}
     for name, tensor in gguf.tensors.items():
         *place, short = name.split(".", 2)
-        other = ".".join((*place, names.get(short, short)))
+        other = names.get(name, ".".join((*place, names.get(short, short))))
         is_taken = other in gguf.tensors
         found[name if is_taken else other] = tensor if is_taken else replace(tensor, name=other)
     return replace(gguf, tensors=MappingProxyType(found)) if names else gguf

@@ -8,6 +8,8 @@ al. 2024, arXiv:2403.05527). native/kernels.h defines the layouts.
 from edgedec.errors import argument
 from edgedec_runtimes.cpu.network import Network
 
+PAGE_TOKENS = 64
+WHOLE_PAGES = 6  # those of the longest forward (256 rows) and two before them
 BLOCK = 32
 LONGEST_HEAD = 256
 OUTLIERS_OF = 16  # one of so many elements is kept as float16
@@ -33,7 +35,21 @@ def token_bytes(network: Network, kv_type: str) -> int:
     if kv_type == "gear":
         vector += n.head_dim // OUTLIERS_OF * 3
     rotation = 4 * n.n_rot if kv_type != "f16" and _bias_lies_apart(n) else 0
-    return n.n_layer * n.n_head_kv * 2 * vector + rotation
+    return n.n_attention * n.n_head_kv * 2 * vector + rotation
+
+
+def column_bytes(network: Network, n_ctx: int) -> int:
+    """Return the bytes that a session of n_ctx tokens holds for the short convolutions of a model.
+
+    The newest pages of 64 tokens hold the columns of all their tokens, older ones the last few (native/short_conv.h).
+    """
+    n = network
+    if not n.n_convolutions:
+        return 0
+    n_pages = -(-n_ctx // PAGE_TOKENS)
+    n_whole = min(n_pages, WHOLE_PAGES)
+    n_columns = n_whole * PAGE_TOKENS + (n_pages - n_whole) * (n.switches.convolution_length - 1)
+    return n_columns * n.n_convolutions * n.n_embd * 4 + n_ctx * (4 + 2 * n.n_layer)
 
 
 def _bias_lies_apart(network: Network) -> bool:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, fields
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.architectures.architecture import Switches
+from edgedec_runtimes.architectures.architecture import INPUT_NORMS, Switches
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
 # The numbers of native/edgedec_cpu.h.
-EMBEDDING, OUTPUT = 0, 1
+EMBEDDING, OUTPUT, CONVOLUTION = 0, 1, 14
+CONVOLUTION_KERNELS = "shortconv.conv.weight"
 MATRICES = {
     "token_embd.weight": EMBEDDING,
     "output.weight": OUTPUT,
@@ -25,6 +26,10 @@ MATRICES = {
     "attn_k.weight": 3,
     "attn_v.weight": 4,
     "attn_output.weight": 5,
+    "shortconv.c.weight": 2,
+    "shortconv.b.weight": 3,
+    "shortconv.x.weight": 4,
+    "shortconv.out_proj.weight": 5,
     "ffn_gate.weight": 6,
     "ffn_up.weight": 7,
     "ffn_down.weight": 8,
@@ -51,6 +56,7 @@ VECTORS = {
     "attn_output.bias": 11,
     "attn_sinks.weight": 12,
     "exp_probs_b.bias": 13,
+    CONVOLUTION_KERNELS: CONVOLUTION,
 }
 _GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
 _OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight"})
@@ -94,6 +100,7 @@ TILE_TYPES = frozenset(
 _LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 _LARGEST |= {"n_expert": 1024, "n_ff_expert": 2**20, "n_ff_shared": 2**20}
 _MOST_TOKENS = 2**31 - 1
+_LONGEST_CONVOLUTION = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,17 @@ class Network(Hyperparameters):
     switches: Switches
     matrices: tuple[Placed, ...]
     vectors: tuple[Placed, ...]
+
+    @property
+    def n_convolutions(self) -> int:
+        """How many layers have a short convolution in place of attention."""
+        return self.n_layer - self.n_attention
+
+    def mixed_widths(self, layer: int) -> tuple[int, int]:
+        """Return the elements of a layer's queries, and of its keys; of a convolution those of each of its inputs."""
+        if self.has_attention[layer]:
+            return self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        return self.n_embd, self.n_embd
 
 
 def read_network(gguf: GGUF) -> Network:
@@ -154,8 +172,9 @@ def _check(gguf: GGUF, n: Network) -> None:
         raise _unsupported(gguf, f"heads of {n.head_dim} or states of {n.n_embd} elements are no multiple of 16")
     divisors = [gguf.tensors[name] for name in DIVISORS if name in gguf.tensors]
     for tensor in (*divisors, *(placed.tensor for placed in n.vectors)):
-        if tensor.type is not GGMLType.F32 or len(tensor.shape) != 1:
-            raise _unsupported(gguf, f"tensor {tensor.name!r} is not a vector of F32")
+        n_dims = 2 if tensor.name.endswith(CONVOLUTION_KERNELS) else 1
+        if tensor.type is not GGMLType.F32 or len(tensor.shape) != n_dims:
+            raise _unsupported(gguf, f"tensor {tensor.name!r} is not {'a vector' if n_dims == 1 else 'rows'} of F32")
     for placed in n.matrices:
         if placed.tensor.type not in TILE_TYPES:
             raise _unsupported(gguf, f"tensor {placed.tensor.name!r} is {placed.tensor.type.name}")
@@ -172,11 +191,12 @@ def _check(gguf: GGUF, n: Network) -> None:
 
 def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
     """Return the shape that each tensor must have, by name."""
-    n_q, n_kv, e = n.n_head * n.head_dim, n.n_head_kv * n.head_dim, n.n_embd
+    e = n.n_embd
     rows_of_experts = n.n_expert * n.n_ff_expert
     expected: dict[str, tuple[int, ...]] = {}
     for p in n.matrices:
         n_ff = n.n_ff_shared if n.has_experts(p.layer) else n.n_ff
+        n_q, n_kv = n.mixed_widths(p.layer)
         shapes = (
             *(
                 (e, n.n_vocab),
@@ -192,9 +212,13 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
             *((e, n.n_expert), (e, 1), (e, rows_of_experts), (e, rows_of_experts), (n.n_ff_expert, n.n_expert * e)),
         )
         expected[p.tensor.name] = shapes[p.which]
+    n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
     norms = (n_q, n_kv) if n.switches.wide_norms else (n.head_dim, n.head_dim)
     lengths = (e, e, e, n_q, n_kv, n_kv, *norms, e, e, 0, e, n.n_head, n.n_expert)
-    return expected | {placed.tensor.name: (lengths[placed.which],) for placed in n.vectors}
+    for p in n.vectors:
+        is_kernels = p.which == CONVOLUTION
+        expected[p.tensor.name] = (n.switches.convolution_length, e) if is_kernels else (lengths[p.which],)
+    return expected
 
 
 def _check_numbers(gguf: GGUF, n: Network) -> None:
@@ -217,6 +241,8 @@ def _check_numbers(gguf: GGUF, n: Network) -> None:
     for name, size in (("sliding_window", s.sliding_window), ("temperature_tokens", s.temperature_tokens)):
         if size > _MOST_TOKENS:
             raise _unsupported(gguf, f"{name} is {size}, more than {_MOST_TOKENS}")
+    if n.n_convolutions and not 2 <= s.convolution_length <= _LONGEST_CONVOLUTION:
+        raise _unsupported(gguf, f"convolution_length is {s.convolution_length}, none from 2 to {_LONGEST_CONVOLUTION}")
     yarn = (rope.n_ctx_original, rope.beta_fast, rope.beta_slow, rope.base - 1)
     if rope.yarn and not (min(yarn) > 0 and 0 <= rope.log_multiplier <= 1):
         raise _unsupported(gguf, f"the numbers of yarn are {yarn} and {rope.log_multiplier}, expected positive ones")
@@ -228,12 +254,12 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     matrices, vectors = [], []
     needed = {"output_norm.weight"} | architecture.needed
     used = set(DIVISORS) & architecture.vectors
-    for name, layer, short in _names(found.hyper.n_layer):
+    for name, layer, short in _names(found.hyper):
         tensor = gguf.tensors.get(name)
         if short in MATRICES and short not in _matrices_of(found.hyper, layer):
             continue
         if tensor is None:
-            if short in MATRICES.keys() - _OPTIONAL_MATRICES or short in needed:
+            if short in (MATRICES.keys() | {CONVOLUTION_KERNELS}) - _OPTIONAL_MATRICES or short in needed:
                 raise ModelFormatError(f"{gguf.paths[0]}: it has no tensor {name!r}; download the file again")
             continue
         used.add(name)
@@ -256,12 +282,13 @@ def _matrices_of(n: Hyperparameters, layer: int) -> frozenset[str]:
     return frozenset(MATRICES.keys() - _DENSE - (frozenset() if n.n_ff_shared else _SHARED))
 
 
-def _names(n_layer: int) -> Iterator[tuple[str, int, str]]:
+def _names(n: Hyperparameters) -> Iterator[tuple[str, int, str]]:
     """Yield (name, layer, name within the layer) of every tensor that can be there, in the order of their use."""
     yield "token_embd.weight", 0, "token_embd.weight"
-    for layer in range(n_layer):
+    for layer, has_attention in enumerate(n.has_attention):
+        others = "shortconv." if has_attention else "attn_"  # what the layer has not; both kinds have a norm before
         for short in (*MATRICES, *VECTORS):
-            if short not in _GLOBAL:
+            if short not in _GLOBAL and (short in INPUT_NORMS or not short.startswith(others)):
                 yield f"blk.{layer}.{short}", layer, short
     yield "output_norm.weight", 0, "output_norm.weight"
     yield "output.weight", 0, "output.weight"

@@ -198,9 +198,17 @@ def _terms(
         MemoryTerm(
             "KV cache", kv_bytes * options.n_parallel, f"{counted(n_ctx, 'token')} × {options.n_parallel}", grows=True
         ),
+        *_column_terms(network, n_ctx, options.n_parallel),
         MemoryTerm("logits", n_rows * n.n_vocab * 4, counted(n_rows, "row")),
         MemoryTerm("activations", _scratch_bytes(n), f"{KERNEL_ROWS} rows"),
     )
+
+
+def _column_terms(network: Network, n_ctx: int, n_parallel: int) -> tuple[MemoryTerm, ...]:
+    """Return the line of what short convolutions keep of the text; none where the model has no such layers."""
+    n_bytes = kv_types.column_bytes(network, n_ctx) * n_parallel
+    detail = f"{counted(network.n_convolutions, 'layer')} of {network.n_layer} × {n_parallel}"
+    return (MemoryTerm("columns of convolutions", n_bytes, detail, grows=True),) if n_bytes else ()
 
 
 def _held_weights(job: Job, streamed: StreamPlan | None, tiles: Tiles | StreamedTiles) -> MemoryTerm:
@@ -234,8 +242,9 @@ def _head_terms(gguf: GGUF, options: LoadOptions) -> Callable[[int], tuple[Memor
 def _scratch_bytes(n: Network) -> int:
     """Return the bytes that native/model.cpp allocates for forwards."""
     n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
-    floats = 2 * n.n_embd + 2 * n_q + 2 * n_kv + 2 * n.n_rot
-    quantized = (n.n_embd + n_q) * (1 + 20 / _BLOCK)
+    n_convolved = n.n_embd if n.n_convolutions else 0
+    floats = 2 * n.n_embd + n_q + max(n_q + 2 * n_kv, 3 * n_convolved) + 2 * n.n_rot
+    quantized = (n.n_embd + n_q + n_convolved) * (1 + 20 / _BLOCK)
     widest = max(n.n_ff if n.n_dense or not n.n_expert else 0, n.n_ff_shared)
     slots = KERNEL_ROWS * n.n_expert_used + 7 * (n.n_expert + KERNEL_ROWS * n.n_expert_used // 64)
     experts = slots * n.n_ff_expert * (1 + 20 / _BLOCK)

@@ -117,7 +117,8 @@ def _rows(item: CheckedItem) -> list[Row]:
 def memory_terms(needs: Needs, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
     """Return the terms of the memory plan for sessions of `n_ctx` tokens and `n_rows` rows of logits."""
     hyper, n_vocab = needs.hyper, needs.hyper.n_vocab
-    kv_bytes = n_ctx * hyper.n_layer * (2 * hyper.n_kv * needs.kv_dtype.itemsize + 1)
+    column_bytes = 0 if all(hyper.has_attention) else 4 * hyper.n_embd
+    kv_bytes = n_ctx * hyper.n_layer * (2 * hyper.n_kv * needs.kv_dtype.itemsize + column_bytes + 1)
     return (
         MemoryTerm("interpreter and libraries", needs.base_bytes, "measured", base=True),
         MemoryTerm("weights", needs.weight_bytes, "float32"),

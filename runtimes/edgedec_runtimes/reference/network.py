@@ -32,20 +32,23 @@ class KVCache:
 
     Attributes:
         keys, values: f16 or f32[n_layer, n_ctx, n_kv]; keys are rotated to their position.
+        columns: f32[n_layer, n_ctx, n_embd], what short convolutions go over; f32[0, n_ctx, 0] where there are none.
     """
 
     keys: NDArray[np.floating]
     values: NDArray[np.floating]
+    columns: NDArray[np.float32]
 
     @classmethod
     def empty(cls, hyper: Hyperparameters, n_ctx: int, dtype: np.dtype[np.floating]) -> "KVCache":
         """Return a cache of `n_ctx` slots, all zero."""
         shape = (hyper.n_layer, n_ctx, hyper.n_kv)
-        return cls(np.zeros(shape, dtype), np.zeros(shape, dtype))
+        columns = (0, n_ctx, 0) if all(hyper.has_attention) else (hyper.n_layer, n_ctx, hyper.n_embd)
+        return cls(np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros(columns, np.float32))
 
     def arrays(self) -> tuple[NDArray[np.floating], ...]:
-        """Return the keys and the values."""
-        return self.keys, self.values
+        """Return the keys, the values and the columns."""
+        return self.keys, self.values, self.columns
 
     def move(self, source: NDArray[np.int32], start: int) -> None:
         """Copy the slots `source` to the slots from `start` on."""
@@ -87,7 +90,8 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row) -> RowOu
     tapped, scale = {}, np.float32(weights.switches.residual_scale)
     for i in range(row.first_layer, weights.hyper.n_layer):
         if row.layers is None or row.layers.attn[i]:
-            state = state + _attention(weights, cache, i, state, row.visible) * scale
+            mix = _attention if weights.layers[i].kernels is None else _convolution
+            state = state + mix(weights, cache, i, state, row.visible) * scale
         if row.layers is None or row.layers.mlp[i]:
             state = state + _feed_forward(weights, weights.layers[i], state) * scale
         if i in row.taps:
@@ -131,6 +135,19 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible:
     mixed = _softmax(_capped(scores, switches.attention_softcap), sinks) @ values.transpose(1, 0, 2)
     output = _project(layer.attn_output, layer.attn_output_bias, mixed.reshape(-1))
     return _normed(output, layer.attn_post_norm, hyper.rms_epsilon)
+
+
+def _convolution(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
+    """Return the output of a gated short convolution (LFM2): C * conv(B * x), of three products of the state."""
+    layer = weights.layers[i]
+    assert layer.kernels is not None, "the layer has a convolution"
+    normed = _normed(state, layer.attn_norm, weights.hyper.rms_epsilon)
+    c, b, x = (matrix @ normed for matrix in (layer.q, layer.k, layer.v))
+    cache.columns[i, visible[-1]] = b * x
+    seen = cache.columns[i, visible[-layer.kernels.shape[1] :]]
+    convolved = (seen.T * layer.kernels[:, -len(seen) :]).sum(axis=1)
+    output: Floats = layer.attn_output @ (c * convolved)
+    return _normed(output, layer.attn_post_norm, weights.hyper.rms_epsilon)
 
 
 def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:

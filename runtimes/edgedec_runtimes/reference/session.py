@@ -43,4 +43,4 @@ class ReferenceSession(OwnSession):
         return written
 
     def _free(self) -> None:
-        self.cache = KVCache(self.cache.keys[:, :0].copy(), self.cache.values[:, :0].copy())
+        self.cache = KVCache(*(array[:, :0].copy() for array in self.cache.arrays()))

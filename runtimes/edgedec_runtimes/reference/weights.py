@@ -32,6 +32,7 @@ class Layer:
         expert_gate, expert_up, expert_down: f32[n_expert, n_out, n_in].
         turns: How queries and keys are rotated; None where they are not.
         window: How many tokens the layer sees; 0 for all.
+        kernels: Of a layer with a short convolution, f32[n_embd, length]: q, k and v are then its C, B and x.
     """
 
     attn_norm: NDArray[np.float32] | None
@@ -60,6 +61,7 @@ class Layer:
     expert_down: NDArray[np.float32] | None
     turns: Turns | None
     window: int
+    kernels: NDArray[np.float32] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +164,24 @@ def read_weights(found: Described, n_ctx: int) -> Weights:
 
 def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
     h, switches, take, maybe = found.hyper, found.switches, reader.take, reader.maybe
-    p, n_q = f"blk.{i}", h.n_head * h.head_dim
-    n_normed = (n_q, h.n_kv) if switches.wide_norms else (h.head_dim, h.head_dim)
+    p, n_q, n_kv, kernels = f"blk.{i}", h.n_head * h.head_dim, h.n_kv, None
+    names = ("attn_q", "attn_k", "attn_v", "attn_output")
+    n_normed = (n_q, n_kv) if switches.wide_norms else (h.head_dim, h.head_dim)
+    if not h.has_attention[i]:
+        n_q = n_kv = h.n_embd
+        names = ("shortconv.c", "shortconv.b", "shortconv.x", "shortconv.out_proj")
+        kernels = take(f"{p}.shortconv.conv.weight", h.n_embd, switches.convolution_length)
     return Layer(
         attn_norm=maybe(i, "attn_norm.weight", h.n_embd),
-        q=take(f"{p}.attn_q.weight", n_q, h.n_embd),
-        k=take(f"{p}.attn_k.weight", h.n_kv, h.n_embd),
-        v=take(f"{p}.attn_v.weight", h.n_kv, h.n_embd),
+        q=take(f"{p}.{names[0]}.weight", n_q, h.n_embd),
+        k=take(f"{p}.{names[1]}.weight", n_kv, h.n_embd),
+        v=take(f"{p}.{names[2]}.weight", n_kv, h.n_embd),
         q_bias=maybe(i, "attn_q.bias", n_q),
-        k_bias=maybe(i, "attn_k.bias", h.n_kv),
-        v_bias=maybe(i, "attn_v.bias", h.n_kv),
+        k_bias=maybe(i, "attn_k.bias", n_kv),
+        v_bias=maybe(i, "attn_v.bias", n_kv),
         q_norm=maybe(i, "attn_q_norm.weight", n_normed[0]),
         k_norm=maybe(i, "attn_k_norm.weight", n_normed[1]),
-        attn_output=take(f"{p}.attn_output.weight", h.n_embd, n_q),
+        attn_output=take(f"{p}.{names[3]}.weight", h.n_embd, n_q),
         attn_output_bias=maybe(i, "attn_output.bias", h.n_embd),
         sinks=maybe(i, "attn_sinks.weight", h.n_head),
         attn_post_norm=maybe(i, "post_attention_norm.weight", h.n_embd),
@@ -184,6 +191,7 @@ def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
         ffn_post_norm=maybe(i, "post_ffw_norm.weight", h.n_embd),
         turns=turns_in(found.gguf, switches.rope_of(i), n_ctx) if switches.rotates(i) else None,
         window=switches.sliding_window if switches.slides(i) else 0,
+        kernels=kernels,
     )
 
 

@@ -1,6 +1,7 @@
 """The hyperparameters of a llama-like decoder as single numbers, for the runtimes that run one themselves."""
 
 from dataclasses import dataclass
+from itertools import compress
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF
@@ -30,7 +31,7 @@ _MAX_WIDTH = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """The numbers that give a decoder its shape, the same in every layer.
+    """The numbers that give a decoder its shape; those of heads hold for every layer that has attention.
 
     Attributes:
         n_vocab: Rows of the embedding matrix.
@@ -41,6 +42,7 @@ class Hyperparameters:
         n_ff_expert: Width of an expert.
         n_ff_shared: Width of the expert that all tokens go through; 0 where there is none.
         n_dense: Layers from the first on that have a feed-forward block instead of experts.
+        has_attention: By layer: whether it has attention.
     """
 
     architecture: str
@@ -60,6 +62,12 @@ class Hyperparameters:
     n_ff_expert: int
     n_ff_shared: int
     n_dense: int
+    has_attention: tuple[bool, ...]
+
+    @property
+    def n_attention(self) -> int:
+        """How many layers have attention."""
+        return sum(self.has_attention)
 
     @property
     def n_kv(self) -> int:
@@ -72,7 +80,7 @@ class Hyperparameters:
 
 
 def read_hyperparameters(
-    gguf: GGUF, info: ModelInfo, runtime: str, more_keys: frozenset[str] = frozenset()
+    gguf: GGUF, info: ModelInfo, runtime: str, more_keys: frozenset[str] = frozenset(), *, is_hybrid: bool = False
 ) -> Hyperparameters:
     """Return the hyperparameters of a llama-like decoder.
 
@@ -81,6 +89,7 @@ def read_hyperparameters(
         info: What describe said of it.
         runtime: The runtime's name, for messages.
         more_keys: Metadata keys that the runtime honours, below the architecture's name, beside those of every decoder.
+        is_hybrid: Layers may have no attention, which their 0 key-value heads say.
 
     Raises:
         UnsupportedModelError: The file has a key that the runtime would ignore, or its layers or heads differ in size.
@@ -98,13 +107,14 @@ def read_hyperparameters(
         raise ModelFormatError(f"{path}: it has no matrix 'token_embd.weight'; download the file again")
     if info.rms_epsilon is None:
         refuse_missing(gguf, f"{name}.attention.layer_norm_rms_epsilon")
+    has_attention = tuple(n > 0 or not is_hybrid for n in info.n_head_kv)
     hyper = Hyperparameters(
         architecture=name,
         n_vocab=embedding.shape[1],
         n_embd=positive(gguf, "embedding_length", info.n_embd),
         n_layer=positive(gguf, "block_count", info.n_layer),
         n_head=in_all_layers(gguf, "attention.head_count", info.n_head),
-        n_head_kv=in_all_layers(gguf, "attention.head_count_kv", info.n_head_kv),
+        n_head_kv=in_all_layers(gguf, "attention.head_count_kv", tuple(compress(info.n_head_kv, has_attention))),
         head_dim=positive(gguf, "attention.key_length", info.key_length),
         n_ff=in_all_layers(gguf, "feed_forward_length", info.n_ff),
         n_ctx_train=positive(gguf, "context_length", info.n_ctx_train),
@@ -112,6 +122,7 @@ def read_hyperparameters(
         rope_base=info.rope_base,
         rms_epsilon=info.rms_epsilon,
         **_experts(gguf, info),
+        has_attention=has_attention,
     )
     if hyper.n_head % hyper.n_head_kv or hyper.n_rot % 2 or hyper.n_rot > hyper.head_dim:
         raise ModelFormatError(

@@ -56,7 +56,8 @@ def write_pair(folder: Path, tiny: Tiny) -> tuple[Path, Path]:
     tensors = dict(tiny_tensors(tiny))
     for name in tensors:
         is_post_norm = ".post_" in name and tiny.architecture.startswith("gemma")  # or embeddings outweigh the layers
-        factor = SHARPNESS if name == "output_norm.weight" else 4.0 if is_post_norm else 1.0
+        is_last = name in ("output_norm.weight", "token_embd_norm.weight")
+        factor = SHARPNESS if is_last else 4.0 if is_post_norm else 1.0
         if factor != 1.0:
             norm = np.frombuffer(tensors[name].data, "<f4") * np.float32(factor)
             tensors[name] = RawTensor(GGMLType.F32, norm.shape, norm.tobytes())

@@ -253,12 +253,12 @@ KVShape kv_shape(const ec_model *model, int32_t kv_type) {
     normed = normed || layer.slides || !layer.vectors[EC_K_NORM].empty();
   }
   const bool apart = kv_type != EC_KV_F16 && biased && !normed;
-  return {c.n_layer, c.n_head_kv, c.head_dim, kv_type, apart ? c.n_rot : 0};
+  return {c.n_layer - model->columns().n_conv, c.n_head_kv, c.head_dim, kv_type, apart ? c.n_rot : 0};
 }
 
 void check_tokens(const ec_session *session, int32_t n_tokens) {
   require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
-  if (session->model->elsewhere) return;
+  if (session->cache.shape().page_bytes() == 0) return;
   for (int32_t i = 0; i < (n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; ++i)
     require(session->cache.pages()[i] != nullptr, "the session does not hold so many tokens");
 }
@@ -268,7 +268,7 @@ void check_tokens(const ec_session *session, int32_t n_tokens) {
 int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session) {
   return guarded([&] {
     require(model->finished && n_ctx >= 1 && n_ctx <= 1 << 24, "a session's length is out of range");
-    *session = new ec_session(model, KVCache(kv_shape(model, kv_type), n_ctx));
+    *session = new ec_session(model, KVCache(kv_shape(model, kv_type), n_ctx), ColumnCache(model->columns(), n_ctx));
     return EC_OK;
   });
 }
@@ -276,7 +276,8 @@ int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_sess
 int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork) {
   return guarded([&] {
     check_tokens(session, n_tokens);
-    std::unique_ptr<ec_session> twin(new ec_session(session->model, KVCache(session->cache, n_tokens)));
+    std::unique_ptr<ec_session> twin(new ec_session(session->model, KVCache(session->cache, n_tokens),
+                                                    ColumnCache(session->columns, n_tokens)));
     if (session->head) twin->head = std::make_shared<HeadState>(*session->head, n_tokens);
     *fork = twin.release();
     return EC_OK;
@@ -292,20 +293,26 @@ int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, i
       check_tokens(session, source[i] + 1);
     }
     session->cache.move(source, n, start);
+    session->columns.move(source, n, start);
     if (session->head) session->head->move(source, n, start);
     return EC_OK;
   });
 }
 
 uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens) {
-  return n_tokens < 0 ? 0 : (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
+  if (n_tokens < 0) return 0;
+  return (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens + session->columns.saved_bytes(n_tokens);
 }
 
-int32_t ec_session_save(const ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes) {
+int32_t ec_session_save(ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes) {
   return guarded([&] {
     check_tokens(session, n_tokens);
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the target has another size");
+    require(renew_columns(*session, n_tokens, nullptr) == Outcome::done, "the session's rows could not be evaluated again");
+    if (session->model->mapping != nullptr) session->model->mapping->check();
+    uint8_t *columns = (uint8_t *)target + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
     session->cache.save(n_tokens, (uint8_t *)target);
+    session->columns.save(n_tokens, columns);
     return EC_OK;
   });
 }
@@ -314,6 +321,7 @@ int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *sourc
   return guarded([&] {
     require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the source has another size");
+    session->columns.load(n_tokens, (const uint8_t *)source + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens);
     session->cache.load(n_tokens, (const uint8_t *)source);
     return EC_OK;
   });

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 17
+#define EC_ABI_VERSION 18
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -63,6 +63,8 @@ enum {
   EC_ATTN_OUT_BIAS,  /* [n_embd] */
   EC_SINKS,          /* [n_head], a score of each head that has a part in the softmax and no value */
   EC_EXPERT_BIAS,    /* [n_expert], added to the gates of experts only to choose them */
+  EC_CONVOLUTION,    /* [n_embd][length], the kernels of a layer with a short convolution (gated: LFM2) in place of attention:
+                        EC_Q, EC_K and EC_V are then C, B and x, of n_embd rows each, and C * conv(B * x) goes to EC_ATTN_OUT */
   EC_N_VECTORS
 };
 
@@ -252,7 +254,7 @@ EC_API int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session
 /* Move the slots source[0], ..., source[n - 1] to start, start + 1, ...; they are ascending, and none is before its target. */
 EC_API int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, int32_t start);
 EC_API uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens);
-EC_API int32_t ec_session_save(const ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes);
+EC_API int32_t ec_session_save(ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes);
 EC_API int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
 EC_API void ec_session_close(ec_session *session);
 

@@ -1,4 +1,4 @@
-// The attention block of a layer.
+// The attention block of a layer, or the block of a short convolution, which has the same stages (forward_short_conv.cpp).
 #include <math.h>
 #include <string.h>
 
@@ -22,21 +22,24 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   if (rows.empty()) return true;
   if (!fetch(thread, EC_PART_QKV, l)) return false;
   const Layer &layer = m_.layers[(size_t)l];
-  const int64_t width = m_.n_q() + 2 * m_.n_kv();
+  const int64_t n_q = m_.n_q(layer), n_kv = m_.n_kv(layer), width = n_q + 2 * n_kv;
   float *qkv = m_.qkv.data();
   const Target targets[3] = {{&layer.matrices[EC_Q], qkv, width},
-                             {&layer.matrices[EC_K], qkv + m_.n_q(), width},
-                             {&layer.matrices[EC_V], qkv + m_.n_q() + m_.n_kv(), width}};
+                             {&layer.matrices[EC_K], qkv + n_q, width},
+                             {&layer.matrices[EC_V], qkv + n_q + n_kv, width}};
   if (!goes_on(thread)) return false;
   const Activations &input = attention_input(thread, layer, rows, memory);
   products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, 3, memory);
   release(thread, EC_PART_QKV, l);
-  write_keys_and_values(thread, l, layer, rows, memory);
+  if (layer.convolves()) write_columns(thread, layer, rows);
+  else write_keys_and_values(thread, layer, rows, memory);
   const std::vector<int32_t> &attending = plan_.attending(l);
   if (attending.empty()) return true;
-  attend(thread, l, attending, memory);
+  if (layer.convolves()) convolve(thread, l, attending, memory);
+  else attend(thread, l, attending, memory);
   if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
-  add_product(thread, EC_OP_ATTN_OUT, m_.attended.view(), attending, layer.matrices[EC_ATTN_OUT],
+  const Activations &mixed = layer.convolves() ? m_.convolved.view() : m_.attended.view();
+  add_product(thread, EC_OP_ATTN_OUT, mixed, attending, layer.matrices[EC_ATTN_OUT],
               layer.vectors[EC_POST_ATTN_NORM], memory);
   add_output_bias(thread, layer, attending);
   release(thread, EC_PART_ATTN_OUT, l);
@@ -55,7 +58,7 @@ void Run::add_output_bias(int thread, const Layer &layer, const std::vector<int3
 
 // Add biases, apply the norms of heads, rotate, and write the keys and values to the cache. A piece is one key-value head of
 // some rows: neighbours, as the keys of 16 tokens share cache lines.
-void Run::write_keys_and_values(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
+void Run::write_keys_and_values(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
   const int n = (int)rows.size(), n_together = n > KEY_BLOCK ? KEY_BLOCK : 4;
   if (c_.wide_norms) {
     stages_.each(thread, n, [&](int64_t i) {
@@ -68,7 +71,7 @@ void Run::write_keys_and_values(int thread, int32_t l, const Layer &layer, const
   stages_.each(thread, (n + n_together - 1) / n_together * c_.n_head_kv, [&](int64_t piece) {
     const int first = (int)piece / c_.n_head_kv * n_together;
     for (int i = first; i < std::min(n, first + n_together); ++i)
-      write_head(l, layer, i, plan_.rows[(size_t)rows[(size_t)i]], (int)piece % c_.n_head_kv, memory);
+      write_head(layer, i, plan_.rows[(size_t)rows[(size_t)i]], (int)piece % c_.n_head_kv, memory);
   });
   end_stage(thread, EC_OP_ROPE);
 }
@@ -81,7 +84,7 @@ void Run::norm_wide(float *x, const std::vector<float> &weight, float *memory) {
 }
 
 // Do so for row i of those that run this block.
-void Run::write_head(int32_t l, const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory) {
+void Run::write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory) {
   const int32_t group = c_.n_head / c_.n_head_kv, d = c_.head_dim;
   const int64_t number = &row - plan_.rows.data();
   const float *cos_sin = layer.unrotated ? nullptr : m_.cos_sin[m_.rope_of(layer)].data() + number * c_.n_rot;
@@ -99,7 +102,7 @@ void Run::write_head(int32_t l, const Layer &layer, int64_t i, const RowInfo &ro
   prepare_head(keys, key_bias, head, k_norm, cos_sin, memory);
   const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
   if (!bias.empty()) k_.add(values, bias.data() + head * d, 1.0f, d);
-  cache.write(k_, l, head, row.slot, keys, values);
+  cache.write(k_, layer.number, head, row.slot, keys, values);
 }
 
 void Run::prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
@@ -206,7 +209,7 @@ AttentionWork Run::work_of(int32_t l, int64_t head, const ec_item &item, float *
   w.rope_interleaved = c_.rope_interleaved != 0;
   if (cache.shape().n_rot > 0 && !bias.empty()) w.key_bias = bias.data() + head * d;
   w.pages = cache.pages();
-  w.offset = cache.shape().offset(l, (int32_t)head);
+  w.offset = cache.shape().offset(layer.number, (int32_t)head);
   w.n_prefix = item.n_past;
   w.n_slots = item.n_past + item.n_rows;
   w.scale = c_.attention_scale;

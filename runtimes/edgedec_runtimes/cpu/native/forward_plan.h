@@ -48,6 +48,12 @@ struct Plan {
     if (is_cut(layer)) return last_ranges;
     return attn_ranges.empty() ? all_ranges : attn_ranges[(size_t)layer];
   }
+  // Where the rows attn(layer) have row i of attending(layer).
+  size_t query_of(int32_t layer, size_t i) const {
+    for (const RowRange &range : ranges(layer))
+      if (i < range.end) return range.first_query + i - range.begin;
+    return i;
+  }
   int64_t n_spans() const { return (most_slots + SPAN_TOKENS - 1) / SPAN_TOKENS; }
   const std::vector<int32_t> &mlp(int32_t layer) const {
     if (is_cut(layer)) return last_mlp;

@@ -113,9 +113,9 @@ class Run {
   // --- forward_attention.cpp ---
   bool attention_block(int thread, int32_t l, float *memory);
   void add_output_bias(int thread, const Layer &layer, const std::vector<int32_t> &rows);
-  void write_keys_and_values(int thread, int32_t l, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
+  void write_keys_and_values(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
   void norm_wide(float *x, const std::vector<float> &weight, float *memory);
-  void write_head(int32_t l, const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory);
+  void write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory);
   void prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
                     const float *cos_sin, float *memory);
   float temperature_at(int32_t position) const;
@@ -127,6 +127,11 @@ class Run {
   AttentionPiece find_piece(int32_t l, int64_t number) const;
   AttentionWork work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const;
   void attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory);
+
+  // --- forward_short_conv.cpp ---
+  void write_columns(int thread, const Layer &layer, const std::vector<int32_t> &rows);
+  void convolve(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
+  int32_t slot_of(const RowInfo &row, int32_t position) const;
 
   // Have a part of streamed weights in memory. False where it can't be read or the forward was cancelled: then all threads
   // leave the forward.

@@ -81,6 +81,25 @@ void ec_model::check_experts(const Layer &layer) const {
   require(layer.vectors[EC_POST_FFN_NORM].empty(), "a norm stands behind experts");
 }
 
+// Check the kernels of a layer's convolution, and lay them out as [length][n_embd].
+void ec_model::finish_convolution(Layer &layer) {
+  std::vector<float> &kernels = layer.vectors[EC_CONVOLUTION];
+  const size_t n = (size_t)config.n_embd, length = kernels.size() / n;
+  require(!paired && kernels.size() == length * n && length >= 2 && length <= MAX_CONVOLUTION,
+          "the kernels of a convolution have another length than 2 to " + std::to_string(MAX_CONVOLUTION));
+  require(convolution_length == 0 || convolution_length == (int32_t)length, "the convolutions of the layers differ in length");
+  convolution_length = (int32_t)length;
+  std::vector<float> by_place(kernels.size());
+  for (size_t i = 0; i < n; ++i)
+    for (size_t k = 0; k < length; ++k) by_place[k * n + i] = kernels[i * length + k];
+  kernels.swap(by_place);
+}
+
+ColumnShape ec_model::columns() const {
+  const int32_t n = (int32_t)std::count_if(layers.begin(), layers.end(), [](const Layer &layer) { return layer.convolves(); });
+  return {elsewhere ? 0 : n, config.n_layer, config.n_vocab, config.n_embd, convolution_length - 1};
+}
+
 void ec_model::finish() {
   const ec_config &c = config;
   if (!paired) require_matrix(token_embd, "token_embd", c.n_vocab, c.n_embd);
@@ -93,17 +112,21 @@ void ec_model::finish() {
     require((i == 1 && n == 0) || n == (size_t)c.n_rot / 2, "the frequencies of rotations are missing or of another number");
   }
   const int64_t n_normed_q = c.wide_norms ? n_q() : c.head_dim, n_normed_k = c.wide_norms ? n_kv() : c.head_dim;
-  bool quantized[6] = {}, floats[6] = {};  // normed, attended, gated, pairs, those that experts read, and their gated
+  // normed, attended, gated, pairs, those that experts read, and their gated, convolved
+  bool quantized[7] = {}, floats[7] = {};
+  int32_t n_of_kind[2] = {};  // layers with attention, with a convolution
   const auto note = [&](int which, const Matrix &m) {
     if (m.n_rows != 0) (is_float_type(m.type) ? floats : quantized)[which] = true;
   };
   note(0, output);
   for (Layer &layer : layers) {
     const Matrix *m = layer.matrices;
-    require_matrix(m[EC_Q], "attn_q", n_q(), n_input());
-    require_matrix(m[EC_K], "attn_k", n_kv(), n_input());
-    require_matrix(m[EC_V], "attn_v", n_kv(), n_input());
-    require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, n_q());
+    layer.number = n_of_kind[layer.convolves()]++;
+    if (layer.convolves()) finish_convolution(layer);
+    require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
+    require_matrix(m[EC_K], "attn_k", n_kv(layer), n_input());
+    require_matrix(m[EC_V], "attn_v", n_kv(layer), n_input());
+    require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, n_q(layer));
     if (layer.has_experts()) check_experts(layer);
     if (!layer.has_experts() || c.n_ff_shared != 0) {
       const int64_t n_ff = layer.has_experts() ? c.n_ff_shared : c.n_ff;
@@ -114,7 +137,7 @@ void ec_model::finish() {
     for (int i : {EC_Q, EC_K, EC_V}) note(paired ? 3 : 0, m[i]);
     for (int i : {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(0, m[i]);
     for (int i : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(4, m[i]);
-    note(1, m[EC_ATTN_OUT]);
+    note(layer.convolves() ? 6 : 1, m[EC_ATTN_OUT]);
     note(2, m[EC_DOWN]);
     note(5, m[EC_DOWN_EXPERTS]);
     const std::vector<float> *v = layer.vectors;
@@ -136,12 +159,13 @@ void ec_model::finish() {
   const size_t rows = (size_t)max_rows;
   x.resize(rows * (size_t)c.n_embd);
   branch.resize(rows * (size_t)c.n_embd);
-  qkv.resize(rows * (size_t)(n_q() + 2 * n_kv()));
+  qkv.resize(rows * (size_t)std::max<int64_t>(n_q() + 2 * n_kv(), n_of_kind[1] > 0 ? 3 * c.n_embd : 0));
   attention.resize(rows * (size_t)n_q());
   for (int i = 0; i < 2; ++i) cos_sin[i].resize(2 * rows * rope[i].frequencies.size());
   normed = ActivationBuffer(max_rows, c.n_embd, quantized[0], floats[0]);
   for (int i = 0; i < pool.size(); ++i) own_normed.emplace_back(GROUP_ROWS, c.n_embd, quantized[0], floats[0]);
   attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);
+  if (n_of_kind[1] > 0) convolved = ActivationBuffer(max_rows, c.n_embd, quantized[6], floats[6]);
   gated = ActivationBuffer(max_rows, std::max(c.n_ff, c.n_ff_shared), quantized[2], floats[2]);
   if (c.n_expert != 0) {
     routings.resize(layers.size());

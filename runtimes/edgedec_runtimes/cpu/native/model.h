@@ -11,6 +11,7 @@
 #include "kv_cache.h"
 #include "mapping.h"
 #include "pool.h"
+#include "short_conv.h"
 #include "streaming.h"
 
 struct ec_mapping : edgedec::Mapping {
@@ -22,9 +23,11 @@ class HeadState;
 }
 
 struct ec_session {
-  ec_session(ec_model *owner, edgedec::KVCache &&kv) : model(owner), cache(std::move(kv)) {}
+  ec_session(ec_model *owner, edgedec::KVCache &&kv, edgedec::ColumnCache &&of_convolutions = {{}, 0})
+      : model(owner), cache(std::move(kv)), columns(std::move(of_convolutions)) {}
   ec_model *model;
   edgedec::KVCache cache;
+  edgedec::ColumnCache columns;
   std::shared_ptr<edgedec::HeadState> head;  // of a draft head that follows the text; nullptr for none
 };
 
@@ -59,11 +62,17 @@ struct Rope {
   double magnitude = 1.0;           // of rotated elements
 };
 
+constexpr int MAX_CONVOLUTION = 16;  // the most tokens that a convolution goes over
+
 struct Layer {
   Matrix matrices[EC_N_MATRICES];
   std::vector<float> vectors[EC_N_VECTORS];
   bool slides = false, unrotated = false;
   bool has_experts() const { return matrices[EC_ROUTER].n_rows != 0; }
+  int32_t number = 0;  // among the layers with attention, or among those with a convolution
+  // A layer with a kernel has a short convolution in place of attention. The matrices of queries, keys and values are then its
+  // C, B and x, of n_embd rows each: what enters the convolution is B * x, and what leaves it is multiplied by C.
+  bool convolves() const { return !vectors[EC_CONVOLUTION].empty(); }
 };
 
 }  // namespace edgedec
@@ -99,7 +108,7 @@ struct ec_model {
   std::vector<float> kept;              // attention's results by spans, where several threads compute one result
   std::vector<float> branch;            // [rows][n_embd], a block's output before its norm
   std::vector<float> cos_sin[2];        // [rows][n_rot], of each rope
-  edgedec::ActivationBuffer normed, attended, gated;
+  edgedec::ActivationBuffer normed, attended, convolved, gated;
   std::vector<edgedec::ActivationBuffer> own_normed;  // of each thread, for one group of rows
   std::vector<edgedec::Routing> routings;  // by layer, where there are experts
   std::vector<float> scores;               // [rows][n_expert + 1], of the layer's routers
@@ -110,13 +119,19 @@ struct ec_model {
 
   int64_t n_q() const { return (int64_t)config.n_head * config.head_dim; }
   int64_t n_kv() const { return (int64_t)config.n_head_kv * config.head_dim; }
+  // The elements of a layer's queries, and of its keys; those of a convolution's three inputs.
+  int64_t n_q(const edgedec::Layer &layer) const { return layer.convolves() ? config.n_embd : n_q(); }
+  int64_t n_kv(const edgedec::Layer &layer) const { return layer.convolves() ? config.n_embd : n_kv(); }
+  edgedec::ColumnShape columns() const;
   // Which of the ropes a layer has.
   int rope_of(const edgedec::Layer &layer) const { return layer.slides && !rope[1].frequencies.empty() ? 1 : 0; }
+  int32_t convolution_length = 0;  // of the layers with convolutions, where there are any
   int64_t n_input() const { return (paired ? 2 : 1) * (int64_t)config.n_embd; }
   void finish();
 
  private:
   void check_experts(const edgedec::Layer &layer) const;
+  void finish_convolution(edgedec::Layer &layer);
 };
 
 namespace edgedec {
@@ -124,6 +139,9 @@ namespace edgedec {
 enum class Outcome { done, cancelled, not_finite };
 
 // Throws Invalid, std::bad_alloc, Unreadable.
+// Evaluate rows again until a session holds the columns before its first n_past tokens. Throws as forward() does.
+Outcome renew_columns(ec_session &session, int32_t n_past, const volatile int32_t *cancel);
+
 Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
                 const volatile int32_t *cancel);
 
